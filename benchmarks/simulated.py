@@ -12,6 +12,7 @@ from random import Random
 
 from benchmarks.access import Flow, Host, Line
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.identity import Identity
@@ -101,7 +102,7 @@ class Node:
         self._carry_out(self.core.announce((str(self.index),)))
         self._set_timer()
 
-    def dispatch(self, event: fx.Event) -> None:
+    def dispatch(self, event: ev.Event) -> None:
         """Give the core an event and carry out what it answers."""
         self._carry_out(self.core.handle(event, self.swarm.loop.now))
         self._set_timer()
@@ -115,7 +116,7 @@ class Node:
     def _wake(self, due: float) -> None:
         if due == self._wake_due:  # else an earlier one was set since
             self._wake_due = float("inf")
-            self.dispatch(fx.Wake())
+            self.dispatch(ev.Wake())
 
     def _carry_out(self, effects: Iterable[fx.Effect]) -> None:
         loop = self.swarm.loop
@@ -128,7 +129,7 @@ class Node:
                 case fx.Put():
                     self._put(effect)
                 case fx.Store() if effect.own:
-                    loop.after(SYNC_S, self.dispatch, fx.Stored(effect.delta))
+                    loop.after(SYNC_S, self.dispatch, ev.Stored(effect.delta))
                 case fx.Ready():
                     self.ready_at.setdefault(effect.delta.record_id, loop.now)
                 case fx.Dial():
@@ -136,7 +137,7 @@ class Node:
                 case fx.Hangup():
                     self._hang_up(effect.link)
                 case fx.Adopt():
-                    loop.after(0.0, self.dispatch, fx.Adopted(effect.claim))
+                    loop.after(0.0, self.dispatch, ev.Adopted(effect.claim))
 
     # -- links
 
@@ -165,18 +166,18 @@ class Node:
     def take_message(self, end: End, data: bytes) -> None:
         self.received.control += len(data)
         if end.number in self._ends:
-            self.dispatch(fx.Received(end.number, data))
+            self.dispatch(ev.Received(end.number, data))
 
     def _hang_up(self, link: int) -> None:
         end = self._ends.pop(link, None)
         if end is not None and end.peer is not None:
-            self.swarm.loop.after(0.0, self.dispatch, fx.LinkDown(link))
+            self.swarm.loop.after(0.0, self.dispatch, ev.LinkDown(link))
             peer = end.peer
             self.host.send(end.messages, 0, partial(peer.node.take_end, peer))
 
     def take_end(self, end: End) -> None:
         if self._ends.pop(end.number, None) is not None:
-            self.dispatch(fx.LinkDown(end.number))
+            self.dispatch(ev.LinkDown(end.number))
 
     # -- chunks: each on a connection of its own
 
@@ -187,7 +188,7 @@ class Node:
         self.chunks.update(blobs)
         self.swarm.sizes.update(zip(blobs, map(packed_bytes, sizes), strict=True))
         self.dispatch(
-            fx.Publish(
+            ev.Publish(
                 DeltaBody(
                     round=round_,
                     base=round_ - 1,
@@ -236,7 +237,7 @@ class Node:
         self.received.control += HEAD_BYTES
         if is_here:
             self._arrived(effect.blob)
-        self.dispatch(fx.ChunkFailed(effect.link, effect.blob))  # as the daemon does, always
+        self.dispatch(ev.ChunkFailed(effect.link, effect.blob))  # as the daemon does, always
 
     def _put(self, effect: fx.Put) -> None:
         end = self._ends.get(effect.link)
@@ -260,7 +261,7 @@ class Node:
     def _arrived(self, blob: bytes) -> None:
         self.received.payload += self.swarm.sizes[blob]
         self.chunks.add(blob)
-        self.dispatch(fx.ChunkArrived(blob))
+        self.dispatch(ev.ChunkArrived(blob))
 
 
 def packed_bytes(size: int) -> int:
@@ -293,8 +294,8 @@ class Swarm:
     def _link(self, source: Node, target: Node, address: str) -> None:
         ours, theirs = source.link_to(target), target.link_to(source)
         ours.peer, theirs.peer = theirs, ours
-        target.dispatch(fx.LinkUp(theirs.number, source.identity.node_id, False, None))
-        source.dispatch(fx.LinkUp(ours.number, target.identity.node_id, True, address))
+        target.dispatch(ev.LinkUp(theirs.number, source.identity.node_id, False, None))
+        source.dispatch(ev.LinkUp(ours.number, target.identity.node_id, True, address))
 
     def received(self) -> Counters:
         """By all nodes together."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gossamer.bootstrap import owners
-from gossamer.bootstrap.genesis import check_genesis
+from gossamer.bootstrap.first_model import check_genesis
 from gossamer.node.config.findings import Finding, error, told
 from gossamer.node.storage.home import Home
 from gossamer.protocol.manifest import Manifest

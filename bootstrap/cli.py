@@ -18,7 +18,7 @@ from gossamer.bootstrap.commands.bootstrap import BootstrapCommand, bootstrap
 from gossamer.bootstrap.commands.init import init
 from gossamer.bootstrap.commands.owner import invite, revoke
 from gossamer.bootstrap.commands.swarm import swarm
-from gossamer.node import __version__
+from gossamer.node import __version__, exit_status
 from gossamer.node.commands import config
 from gossamer.node.commands.node import node, show_id
 from gossamer.node.commands.use import export, generate
@@ -26,10 +26,6 @@ from gossamer.node.commands.watch import peers, status, top, verify
 from gossamer.node.config.command import App, Command
 from gossamer.node.dashboard.shown import harmless
 from gossamer.protocol.errors import ConfigError, DiskFullError, LocalError
-
-USER_ERROR = 2
-BUG = 1
-DISK_FULL = 1
 
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Begin": {
@@ -113,9 +109,9 @@ def main() -> None:
     except typer.TyperException as error:
         if error.format_message():  # empty where nothing was asked, and help has been printed
             print(f"gossamer: {harmless(_usage_error(error))}", file=sys.stderr)
-        status = USER_ERROR
+        status = exit_status.USER_ERROR
     except (typer.Abort, KeyboardInterrupt):
-        status = 130
+        status = exit_status.INTERRUPTED
     except Exception as error:
         if "--debug" in sys.argv or logging.getLogger().isEnabledFor(logging.DEBUG):
             traceback.print_exc()
@@ -125,9 +121,9 @@ def main() -> None:
 
 
 def _status_of(error: Exception) -> int:
-    if isinstance(error, DiskFullError):
-        return DISK_FULL
-    return USER_ERROR if isinstance(error, LocalError | OSError | MemoryError) else BUG
+    if isinstance(error, DiskFullError) or not isinstance(error, LocalError | OSError | MemoryError):
+        return exit_status.FAILED
+    return exit_status.USER_ERROR
 
 
 def _print_what_the_terminal_has() -> None:

@@ -16,14 +16,13 @@ from gossamer.bootstrap.result_file import ResultFile
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, find_kind
+from gossamer.node import exit_status
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.training import genesis
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-
-FAILURE = 1
 
 
 def run_swarm(options: SwarmOptions) -> int:
@@ -51,7 +50,7 @@ def run_swarm(options: SwarmOptions) -> int:
             if not is_temporary:
                 where = f"The nodes' folders are in {folder}"
                 console.print(where, highlight=False, markup=False, soft_wrap=True)
-        return 0 if summary.ok else FAILURE
+        return exit_status.DONE if summary.ok else exit_status.FAILED
     finally:
         if is_temporary:
             shutil.rmtree(folder, ignore_errors=True)

@@ -6,7 +6,7 @@ from gossamer.node.ipc import control
 from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.phi.merging import Merging
-from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.core.replica import BEFORE_ALL_ROUNDS, Replica
 
 
@@ -20,7 +20,7 @@ class Briefing:
         merging: Merging,
         publisher: Publisher,
         links: Sized,
-        dispatch: Callable[[fx.Event], object],
+        dispatch: Callable[[ev.Event], object],
     ) -> None:
         self._core = core
         self._port = port
@@ -51,7 +51,7 @@ class Briefing:
         report = self._port.report
         if report is not None:
             self._dispatch(
-                fx.Progress(
+                ev.Progress(
                     report.inner_steps, report.tokens, report.tokens_per_s, report.loss, report.device
                 )
             )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
-from gossamer.node import __version__, lifeline, logs
+from gossamer.node import __version__, exit_status, lifeline, logs
 from gossamer.node.address import WILDCARDS, format_address, parse_address, parse_contact, port_of
 from gossamer.node.briefing import Briefing
 from gossamer.node.dashboard.admin import AdminServer, token_here
@@ -51,6 +51,7 @@ from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.node.timekeeping import Timekeeper, unix_offset_s
 from gossamer.node.wording import for_a_script
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import DiskFullError, FolderGoneError, LocalError, StorageError
 from gossamer.protocol.identity import short
@@ -89,7 +90,7 @@ class Daemon:
         fingerprint = certificate.fingerprint if certificate else b""
         self.chunks = ChunkStore(self.home.chunks_path)
         self.records = RecordStore(self.home.ledger_path, manifest.swarm_id)
-        self.writer = RecordWriter(self.records, self._own_stored, lambda: self.dispatch(fx.Paused()))
+        self.writer = RecordWriter(self.records, self._own_stored, lambda: self.dispatch(ev.Paused()))
 
         # What decides, and its time.
         self.core = Replica(
@@ -147,6 +148,7 @@ class Daemon:
         self.port = TrainerPort(options.socket or self.home.socket_path(), manifest)
         self.merging = Merging(self.core, self.port, self.local_chunks.refetch)
         self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self.dispatch)
+        self.merging.on_merged = self.archive.note_merged
         self.local_chunks.on_snapshot_lost = self.archive.snapshot_lost
         self.publisher = Publisher(self.chunks, self.dispatch, self.port.send)
         self.briefing = Briefing(
@@ -286,7 +288,7 @@ class Daemon:
         except TimeoutError:
             log.warning("stopping before our last delta was handed on")
         self.acquaintances.remember()
-        self.dispatch(fx.Leave())
+        self.dispatch(ev.Leave())
         for link in self.links.values():
             link.close_soon()
         if self._link_tasks:
@@ -294,7 +296,7 @@ class Daemon:
 
     # -- the core
 
-    def dispatch(self, event: fx.Event) -> list[fx.Effect]:
+    def dispatch(self, event: ev.Event) -> list[fx.Effect]:
         """Give the core an event and carry out what it answers.
 
         What comes after we have left is nothing to it: nobody is here to write it down, or to answer.
@@ -367,7 +369,7 @@ class Daemon:
 
     def _own_stored(self, delta: Delta) -> None:
         """Our delta is durable: now the core may speak of it, and the trainer go on."""
-        self.dispatch(fx.Stored(delta))
+        self.dispatch(ev.Stored(delta))
         self.watching.heard(delta)
         self.publisher.acknowledge(delta.round)
 
@@ -433,13 +435,13 @@ def main() -> int:
     except LocalError as error:
         log.error("%s", error, exc_info=error if options.debug else None)
         waits = isinstance(error, DiskFullError | FolderGoneError)  # as while a node runs
-        return 1 if waits else 2
+        return exit_status.FAILED if waits else exit_status.USER_ERROR
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise
         log.error("the system starts no more threads: free some, or raise the limit (ulimit -u)")
-        return 1
-    return 0
+        return exit_status.FAILED
+    return exit_status.DONE
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`Peer`: a training loop's membership in the swarm.
 
 Whatever trains, calls `step` after each inner step; it applies what the swarm has merged and publishes
-when the pace says so. Its `Role` does that: of several ranks the first leads, and the others follow.
+when the pace says so. Its `RankRole` does that: of several ranks the first leads, and the others follow.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from gossamer.node.storage.home import Home
 from gossamer.node.training import attaching
 from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.leader import Leader
+from gossamer.node.training.rank_role import RankRole
 from gossamer.node.training.ranks import DONE, GAVE_UP, Alone
 from gossamer.node.training.reporting import Reporter
-from gossamer.node.training.role import Role
 from gossamer.node.training.standing import Standing
 from gossamer.node.training.steps import mean_loss, token_count
 from gossamer.node.wording import for_a_script
@@ -57,7 +57,7 @@ class Peer(Standing):
     A script makes one with `attach`; the built-in trainer, whose daemon somebody else runs, with `connect`.
     """
 
-    def __init__(self, model: nn.Module, role: Role) -> None:
+    def __init__(self, model: nn.Module, role: RankRole) -> None:
         super().__init__(model, role)
         self.contact = ""
         """Where others join an attached peer's node, from this machine; its first rank knows."""
@@ -65,7 +65,7 @@ class Peer(Standing):
         """An attached peer's node's folder; its first rank knows."""
         self._callbacks: list[Callable[[Peer], object]] = []
         self._told_taken = 0
-        """What they know of, as `Role.taken` counts."""
+        """What they know of, as `RankRole.taken` counts."""
         _, first = named_tensors(model, frozen=True)[0]
         self._reporter = Reporter(str(first.device))
         self._stepping: int | None = None
@@ -119,8 +119,9 @@ class Peer(Standing):
             link.close()
             raise
 
-    @staticmethod
+    @classmethod
     def attach(
+        cls,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
@@ -189,7 +190,7 @@ class Peer(Standing):
                 plaintext=plaintext,
                 debug=debug,
             )
-            peer = Peer(model, place.role)
+            peer = cls(model, place.role)
             peer.folder, peer.contact = place.folder, place.contact
             peer._begin_attached(place.tell_waiting)
             return peer

@@ -8,14 +8,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from gossamer.node import exit_status
 from gossamer.node.lifeline import Child
 from gossamer.node.options import DaemonOptions, TrainerOptions
 
 BACKOFF_MAX_S = 30.0
 STEADY_AFTER_S = 60.0
 """A child that ran this long starts with a fresh backoff."""
-
-USER_ERROR = 2
 
 log = logging.getLogger("gossamer.supervisor")
 
@@ -42,7 +41,7 @@ class Service:
             return None
         self.child.close()
         self.child = None
-        if status in (0, USER_ERROR):
+        if status in (exit_status.DONE, exit_status.USER_ERROR):
             return status
         self.failures = 0 if now - self.started > STEADY_AFTER_S else self.failures
         self._try_later(now, f"{_ended(self.name)}{status}); starting it again")

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.core.replica import Replica
 
 CLOCK_MOVED_S = 2.0
@@ -22,7 +22,7 @@ def unix_offset_s() -> float:
 class Timekeeper:
     """The core's timer."""
 
-    def __init__(self, core: Replica, dispatch: Callable[[fx.Event], object]) -> None:
+    def __init__(self, core: Replica, dispatch: Callable[[ev.Event], object]) -> None:
         self._core = core
         self._dispatch = dispatch
         self._unix_offset_s = unix_offset_s()
@@ -37,7 +37,7 @@ class Timekeeper:
         while True:
             delay = self._core.next_wake() - time.monotonic()
             if delay <= 0:
-                self._dispatch(fx.Wake())
+                self._dispatch(ev.Wake())
                 continue
             self._moved.clear()
             try:
@@ -54,5 +54,5 @@ class Timekeeper:
             return False
         log.info("this machine's clock has moved by %.0f s", offset_s - self._unix_offset_s)
         self._unix_offset_s = offset_s
-        self._dispatch(fx.TimeSet(offset_s))
+        self._dispatch(ev.TimeSet(offset_s))
         return True

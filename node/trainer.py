@@ -31,7 +31,7 @@ from gossamer.models.errors import TaskError
 from gossamer.models.guarded import explaining
 from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import DataStream, Task
-from gossamer.node import lifeline, logs, own_task
+from gossamer.node import exit_status, lifeline, logs, own_task
 from gossamer.node.options import TrainerOptions
 from gossamer.node.peer import Peer
 from gossamer.node.storage.home import Home
@@ -49,9 +49,6 @@ LEAVE_S = 2.0
 STAY_POLL_S = 0.05
 END_S = 10.0
 """How long what a task has left running, such as a thread of its own, may keep the process after its end."""
-
-FAILURE = 1
-USER_ERROR = 2
 
 log = logging.getLogger("gossamer.trainer")
 
@@ -257,8 +254,10 @@ def main() -> int:
             raise
         log.error("%s", error, exc_info=error if options.debug else None)
         has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
-        return FAILURE if _may_pass(error, has_worked) else USER_ERROR
-    return FAILURE if trainer.peer.is_outdated else 0  # the next process is of the daemon's release
+        return exit_status.FAILED if _may_pass(error, has_worked) else exit_status.USER_ERROR
+    if trainer.peer.is_outdated:
+        return exit_status.FAILED  # the next process is of the daemon's release
+    return exit_status.DONE
 
 
 def _diverged(error: DivergedError, trainer: Trainer, options: TrainerOptions) -> int:
@@ -271,7 +270,7 @@ def _diverged(error: DivergedError, trainer: Trainer, options: TrainerOptions) -
         log.error("%s", error, exc_info=error if options.debug else None)
     with suppress(LocalError):  # what would keep it from that, the next process will meet and say
         trainer.give_up_window()
-    return FAILURE if went_well else USER_ERROR
+    return exit_status.FAILED if went_well else exit_status.USER_ERROR
 
 
 def _may_pass(error: Exception, has_worked: bool) -> bool:
@@ -282,7 +281,7 @@ def _may_pass(error: Exception, has_worked: bool) -> bool:
 
 
 def _run() -> NoReturn:
-    status = FAILURE
+    status = exit_status.FAILED
     try:
         status = main()
     finally:

@@ -24,7 +24,7 @@ class Kind(IntEnum):
     """What a record is about; part of what is signed."""
 
     DELTA = 1
-    PEER = 2
+    ROW = 2
     GRANT = 3
     REVOCATION = 4
 

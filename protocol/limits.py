@@ -27,6 +27,11 @@ PAYLOAD_CHUNKS_MAX = 1024
 INDEX_CHUNKS_MAX = CHUNK_BYTES_MAX // 32
 """Chunks of a snapshot: its list of hashes is itself one chunk. 32 GiB, 8 G parameters."""
 
+COUNTER_MAX = 2**53
+"""Of whatever only counts: heartbeats, steps, pings. A double still holds it exactly."""
+
+UNIX_S_MAX = 2**40
+
 ROUND_MAX = 2**31 - 1
 TOKENS_MAX = 2**40
 """Tokens of one window. A thousand GPUs at a million tokens a second for 10 minutes is 2**39."""

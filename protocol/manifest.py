@@ -39,6 +39,7 @@ from gossamer.protocol.limits import (
     STEPS_MAX,
     TENSOR_DIMS_MAX,
     TENSORS_MAX,
+    UNIX_S_MAX,
 )
 from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
 from gossamer.protocol.rules import RULES
@@ -99,7 +100,7 @@ class Swarm(_Section):
     """What this swarm is called and when it began."""
 
     name: Text
-    created: Annotated[int, Field(ge=0, le=2**40)]
+    created: Annotated[int, Field(ge=0, le=UNIX_S_MAX)]
     """Unix seconds; with `pace.min_round_seconds` it bounds which rounds are plausible."""
 
 

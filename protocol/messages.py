@@ -147,13 +147,13 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class RosterSummary:
     """Which peer rows the sender has, and how new: (node id, incarnation, heartbeat)."""
 
     code: ClassVar[int] = 6
     rows: tuple[tuple[bytes, int, int], ...]
     answer: bool
-    """Whether this answers a Roster, and so wants none back."""
+    """Whether this answers one, and so wants none back."""
 
     def fields(self) -> list[Any]:
         return [self.rows, self.answer]
@@ -163,7 +163,9 @@ class Roster:
         rows = []
         for item in _pairs(fields, "rows", limits.MEMBERS_MAX):
             node_id = item.blob("node_id", NODE_ID_BYTES)
-            rows.append((node_id, item.integer("incarnation", 0, 2**53), item.integer("heartbeat", 0, 2**53)))
+            incarnation = item.integer("incarnation", 0, limits.COUNTER_MAX)
+            heartbeat = item.integer("heartbeat", 0, limits.COUNTER_MAX)
+            rows.append((node_id, incarnation, heartbeat))
             item.end()
         return cls(tuple(rows), fields.boolean("answer"))
 
@@ -180,7 +182,7 @@ class Ping:
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
-        return cls(fields.integer("number", 0, 2**53))
+        return cls(fields.integer("number", 0, limits.COUNTER_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ class Ack:
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
-        return cls(fields.integer("number", 0, 2**53))
+        return cls(fields.integer("number", 0, limits.COUNTER_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,7 @@ class PingFor:
 
     @classmethod
     def parse(cls, fields: Fields) -> Self:
-        return cls(fields.integer("number", 0, 2**53), fields.blob("node_id", NODE_ID_BYTES))
+        return cls(fields.integer("number", 0, limits.COUNTER_MAX), fields.blob("node_id", NODE_ID_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +232,8 @@ class Suspect:
     def parse(cls, fields: Fields) -> Self:
         return cls(
             fields.blob("node_id", NODE_ID_BYTES),
-            fields.integer("incarnation", 0, 2**53),
-            fields.integer("heartbeat", 0, 2**53),
+            fields.integer("incarnation", 0, limits.COUNTER_MAX),
+            fields.integer("heartbeat", 0, limits.COUNTER_MAX),
         )
 
 
@@ -266,7 +268,7 @@ class Decline:
 
 
 @dataclass(frozen=True, slots=True)
-class Charter:
+class CharterSummary:
     """Digest of the sender's charter (see `charter`), and where it differed, the ids of all in it."""
 
     code: ClassVar[int] = 13
@@ -315,14 +317,14 @@ _TYPES: dict[int, type[Message]] = {
         Compare,
         Inventory,
         Request,
-        Roster,
+        RosterSummary,
         Ping,
         Ack,
         PingFor,
         Suspect,
         Ask,
         Decline,
-        Charter,
+        CharterSummary,
         Parts,
     )
 }

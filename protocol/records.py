@@ -1,4 +1,4 @@
-"""The bodies of records: what a delta and a peer say about themselves.
+"""The bodies of records: what a delta says of itself, and what a node says of itself in its row.
 
 Bodies are positional msgpack. `parse_*` checks every field; what it returns can be used without further
 thought, except for what only a set can show (equivocation) or only time (plausibility of a round).
@@ -109,7 +109,7 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerBody:
+class RowBody:
     """A node's own row in the roster; only its author writes it, the newest wins."""
 
     incarnation: int
@@ -165,22 +165,22 @@ class PeerBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """A verified peer record."""
+class Row:
+    """A verified row of the roster."""
 
     node_id: bytes
-    body: PeerBody
+    body: RowBody
     data: bytes
 
 
-def parse_peer(envelope: Envelope) -> Peer:
-    """Check a peer record's body. Raises MalformedError."""
-    if envelope.kind is not Kind.PEER:
-        raise MalformedError("not a peer record")
-    fields = Fields(unpack(envelope.body, limits.RECORD_BYTES_MAX), "peer")
-    body = PeerBody(
-        incarnation=fields.integer("incarnation", 0, 2**53),
-        heartbeat=fields.integer("heartbeat", 0, 2**53),
+def parse_row(envelope: Envelope) -> Row:
+    """Check a row's body. Raises MalformedError."""
+    if envelope.kind is not Kind.ROW:
+        raise MalformedError("not a row of the roster")
+    fields = Fields(unpack(envelope.body, limits.RECORD_BYTES_MAX), "row")
+    body = RowBody(
+        incarnation=fields.integer("incarnation", 0, limits.COUNTER_MAX),
+        heartbeat=fields.integer("heartbeat", 0, limits.COUNTER_MAX),
         leaving=fields.boolean("leaving"),
         trains=fields.boolean("trains"),
         addresses=fields.texts("addresses", limits.ADDRESSES_PER_PEER_MAX),
@@ -189,7 +189,7 @@ def parse_peer(envelope: Envelope) -> Peer:
         device=fields.text("device"),
         version=fields.text("version"),
         round=fields.integer("round", 0, limits.ROUND_MAX),
-        inner_steps=fields.integer("inner_steps", 0, 2**53),
+        inner_steps=fields.integer("inner_steps", 0, limits.COUNTER_MAX),
         tokens=fields.integer("tokens", 0, 2**60),
         tokens_per_s=fields.number("tokens_per_s", 0.0, limits.TOKENS_PER_S_MAX),
         loss=fields.number("loss", -limits.LOSS_MAX, limits.LOSS_MAX),
@@ -197,26 +197,26 @@ def parse_peer(envelope: Envelope) -> Peer:
         dialled=_parse_dialled(fields.blob("dialled", 0, limits.LINKS_TOLD_MAX * limits.LINK_PREFIX_BYTES)),
     )
     fields.end()
-    return Peer(node_id=envelope.author, body=body, data=envelope.data)
+    return Row(node_id=envelope.author, body=body, data=envelope.data)
 
 
 def _parse_fingerprint(value: bytes) -> bytes:
     if len(value) not in (0, HASH_BYTES):
-        raise MalformedError("peer: field fingerprint is not 0 or 32 bytes")
+        raise MalformedError("row: field fingerprint is not 0 or 32 bytes")
     return value
 
 
 def _parse_dialled(value: bytes) -> tuple[bytes, ...]:
     size = limits.LINK_PREFIX_BYTES
     if len(value) % size:
-        raise MalformedError(f"peer: field dialled is not a multiple of {size} bytes")
+        raise MalformedError(f"row: field dialled is not a multiple of {size} bytes")
     return tuple(value[at : at + size] for at in range(0, len(value), size))
 
 
 def _parse_claims(items: list[Any]) -> tuple[Claim, ...]:
     claims = tuple(_parse_claim(item) for item in items)
     if len(set(claims)) != len(claims):  # each is a vote, and nobody has two
-        raise MalformedError("peer: field claims has one twice")
+        raise MalformedError("row: field claims has one twice")
     return claims
 
 

@@ -1,9 +1,15 @@
 """Random choices by the random source that is handed in: the same source chooses the same."""
 
 from collections.abc import Iterable, MutableSequence
-from typing import Any
+from typing import Any, Protocol
 
-from gossamer.protocol.effects import RandomSource
+
+class RandomSource(Protocol):
+    """The part of `random.Random` that the core uses; handed in, so that a seed replays everything."""
+
+    def random(self) -> float: ...
+
+    def randrange(self, stop: int, /) -> int: ...
 
 
 def sample(items: Iterable[int], count: int, rng: RandomSource) -> list[int]:

@@ -30,7 +30,7 @@ class UnixTime:
     def __init__(self, offset_s: float) -> None:
         self.offset_s = self._greatest_s = offset_s
 
-    def is_now(self, offset_s: float) -> float:
+    def set_offset(self, offset_s: float) -> float:
         """The machine's clock was set, or it slept. Returns by how much it went forward."""
         forward_s = offset_s - self.offset_s
         self.offset_s = offset_s

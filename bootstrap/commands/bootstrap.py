@@ -73,7 +73,7 @@ def bootstrap(
         gossamer bootstrap my.toml --join my.host:7700
     """
     from gossamer.bootstrap import manifests
-    from gossamer.bootstrap.genesis import ensure_genesis
+    from gossamer.bootstrap.first_model import ensure_genesis
     from gossamer.node.folders import default_folder
     from gossamer.node.given import checked_advertise, checked_join, given_invitation
     from gossamer.node.options import DaemonOptions

@@ -15,14 +15,14 @@ from gossamer.node.monitoring.watching import Watching
 from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.membership.roster import Health, Member
 from gossamer.protocol.merging.conduct import Summary
-from gossamer.protocol.records import PeerBody
+from gossamer.protocol.records import RowBody
 
 
 def admin_state(view: NodeView, watching: Watching) -> dict[str, Any]:
     """What is shown of a node, its swarm and its members."""
     others = view.core.roster.members()
     claims = view.core.sealing.claims
-    found = [compare(claims, m.peer.body.claims) if m.health in LIVE else None for m in others]
+    found = [compare(claims, m.row.body.claims) if m.health in LIVE else None for m in others]
     members = [_itself(view), *(_member(view, m, f) for m, f in zip(others, found, strict=True))]
     return {
         "time": round(time.time(), 3),
@@ -112,7 +112,7 @@ def _itself(view: NodeView) -> dict[str, Any]:
 
 def _member(view: NodeView, member: Member, found: Comparison | None) -> dict[str, Any]:
     return {
-        **_row(view, member.peer.node_id, member.peer.body),
+        **_row(view, member.row.node_id, member.row.body),
         "health": member.health.value,
         "tokens_per_s": member.tokens_per_s,
         "self": False,
@@ -122,7 +122,7 @@ def _member(view: NodeView, member: Member, found: Comparison | None) -> dict[st
     }
 
 
-def _row(view: NodeView, node_id: bytes, row: PeerBody) -> dict[str, Any]:
+def _row(view: NodeView, node_id: bytes, row: RowBody) -> dict[str, Any]:
     """What is the same for ourselves and for others."""
     may_train = view.core.charter.role_of(node_id) is Role.TRAIN
     return {

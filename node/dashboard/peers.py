@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.node.dashboard.shown import UNBOUNDED, harmless_line
-from gossamer.protocol.admission.charter import UNIX_S_MAX
+from gossamer.protocol import limits
 from gossamer.protocol.unix_time import span
 
 FIGURES = ("health", "round", "tokens", "tokens/s", "judged", "agrees")
@@ -79,7 +79,7 @@ def _table(members: list[dict[str, Any]], figures: list[dict[str, str]], shown: 
 
 def _invited(until: Any) -> str:
     """For how long the asked node is invited still, where that has an end."""
-    if not isinstance(until, int) or not 0 < until <= UNIX_S_MAX:
+    if not isinstance(until, int) or not 0 < until <= limits.UNIX_S_MAX:
         return ""
     left_s = until - time.time()
     return f", invited for another {span(left_s)}" if left_s > 0 else ", its invitation has run out"

@@ -10,6 +10,7 @@ from gossamer.node.seldom import Trouble
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.wholefile import writable_once
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 
@@ -27,7 +28,7 @@ class Publisher:
     def __init__(
         self,
         chunks: ChunkStore,
-        dispatch: Callable[[fx.Event], list[fx.Effect]],
+        dispatch: Callable[[ev.Event], list[fx.Effect]],
         tell: Callable[[control.ControlMessage], None],
     ) -> None:
         """`tell` sends to the trainer, if there is one."""
@@ -87,7 +88,7 @@ class Publisher:
             previous=NO_RECORD,
         )
         payload.release()
-        effects = self._dispatch(fx.Publish(body))
+        effects = self._dispatch(ev.Publish(body))
         if not any(isinstance(effect, fx.Store) for effect in effects):
             self._chunks.release(reserved)
             self.acknowledge(message.round)
@@ -98,7 +99,7 @@ class Publisher:
             try:
                 hashes = await asyncio.to_thread(self._store, payload, reserved)
             except OSError as error:
-                self._dispatch(fx.Paused())
+                self._dispatch(ev.Paused())
                 until = writable_once(error)
                 self._trouble.met(
                     f"cannot store our own delta: {error.strerror}; publishing pauses until {until}"

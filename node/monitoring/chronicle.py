@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gossamer.protocol.claims import total
 from gossamer.protocol.limits import MEMBERS_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merging.conduct import CLIPPED_MIN, Figures
+from gossamer.protocol.merging.conduct import Figures
 from gossamer.protocol.merging.token_count import TokenCount
 from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.records import Delta
@@ -281,9 +281,7 @@ def _flagged(row: Round, found: Mapping[bytes, int], clear: int = 0) -> Round:
 
 
 def _flags_of(figures: Figures) -> int:
-    """As `protocol.conduct` counts them."""
-    is_clipped = min(figures.clipped, figures.pace) >= CLIPPED_MIN
-    return (VOID if figures.void else 0) | (CLIPPED if is_clipped else 0)
+    return (VOID if figures.void else 0) | (CLIPPED if figures.is_clipped else 0)
 
 
 def as_json(rounds: Iterable[Round], layout: Layout) -> dict[str, Any]:

@@ -33,20 +33,20 @@ class Happenings:
 
     def _say_who_came_and_went(self, members: Sequence[Member]) -> None:
         before = self._seen
-        self._seen = {member.peer.node_id: (member.health, member.downs) for member in members}
-        known = [member for member in members if member.peer.node_id in before]
-        _say("heard of %s", [m for m in members if m.peer.node_id not in before and m.health in LIVE])
-        _say("back again: %s", [m for m in known if _is_back(m, *before[m.peer.node_id])])
-        _say("left: %s", [m for m in known if m.health is Health.LEFT is not before[m.peer.node_id][0]])
+        self._seen = {member.row.node_id: (member.health, member.downs) for member in members}
+        known = [member for member in members if member.row.node_id in before]
+        _say("heard of %s", [m for m in members if m.row.node_id not in before and m.health in LIVE])
+        _say("back again: %s", [m for m in known if _is_back(m, *before[m.row.node_id])])
+        _say("left: %s", [m for m in known if m.health is Health.LEFT is not before[m.row.node_id][0]])
 
     def _say_who_differs(self, members: Sequence[Member], claims: tuple[Claim, ...]) -> None:
         """Whether the others hold our model, once for each snapshot of ours that all who live have, too."""
         live = [member for member in members if member.health in LIVE]
-        found = {member.peer.node_id: compare(claims, member.peer.body.claims) for member in live}
+        found = {member.row.node_id: compare(claims, member.row.body.claims) for member in live}
         differing = {id_ for id_, pair in found.items() if pair and pair.likeness is Likeness.OTHER}
         for member in live:
-            pair = found[member.peer.node_id]
-            if pair is not None and member.peer.node_id in differing - self._differing:
+            pair = found[member.row.node_id]
+            if pair is not None and member.row.node_id in differing - self._differing:
                 log.error("the model of %s differs from ours at round %d", member.label, pair.round)
         self._differing = differing
         newest = claims[0].round if claims else 0

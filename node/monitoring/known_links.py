@@ -16,18 +16,18 @@ def known_links(own: Iterable[bytes], others: Sequence[Member]) -> list[tuple[in
     author lives, and so do those it names. It names them by the beginning of their ids: one that two members
     share names nobody.
     """
-    place_of = {member.peer.node_id: place for place, member in enumerate(others, 1)}
+    place_of = {member.row.node_id: place for place, member in enumerate(others, 1)}
     live = [member for member in others if member.health in LIVE]
     beginnings = Counter(_beginning(member) for member in live)
     alone = [member for member in live if beginnings[_beginning(member)] == 1]
-    by_beginning = {_beginning(member): place_of[member.peer.node_id] for member in alone}
+    by_beginning = {_beginning(member): place_of[member.row.node_id] for member in alone}
     found = {(0, place_of[node_id]) for node_id in own if node_id in place_of}
     for member in live:
-        here = place_of[member.peer.node_id]
-        there = {by_beginning[start] for start in member.peer.body.dialled if start in by_beginning}
+        here = place_of[member.row.node_id]
+        there = {by_beginning[start] for start in member.row.body.dialled if start in by_beginning}
         found |= {(min(here, place), max(here, place)) for place in there - {here}}
     return sorted(found)
 
 
 def _beginning(member: Member) -> bytes:
-    return member.peer.node_id[:LINK_PREFIX_BYTES]
+    return member.row.node_id[:LINK_PREFIX_BYTES]

@@ -65,7 +65,7 @@ def describe(view: "NodeView") -> dict[str, Any]:
             for link in view.links.values()
         ],
         "members": [
-            _member(member, core.ledger, merging.conduct.of(member.peer.node_id))
+            _member(member, core.ledger, merging.conduct.of(member.row.node_id))
             for member in sorted(core.roster.members(), key=_place)
         ],
         "conduct": merging.conduct.of(core.identity.node_id)._asdict(),
@@ -89,17 +89,17 @@ def describe(view: "NodeView") -> dict[str, Any]:
 
 def _place(member: "Member") -> tuple[bool, str, bytes]:
     """Members are listed by name, those that are gone last: there may be hundreds, of a day."""
-    return member.is_gone, member.peer.body.name, member.peer.node_id
+    return member.is_gone, member.row.body.name, member.row.node_id
 
 
 def _member(member: "Member", ledger: "Ledger", conduct: "Summary") -> dict[str, Any]:
-    row = member.peer.body
+    row = member.row.body
     return {
-        "node_id": member.peer.node_id.hex(),
+        "node_id": member.row.node_id.hex(),
         "name": row.name,
         "health": member.health.value,
         "trains": row.trains,
-        "round": max(row.round, ledger.last_round(member.peer.node_id)),
+        "round": max(row.round, ledger.last_round(member.row.node_id)),
         "tokens": row.tokens,
         "tokens_per_s": member.tokens_per_s,
         "loss": row.loss,

@@ -165,7 +165,7 @@ class Watching:
         live = core.roster.live()
         # By the time that we are alone the others are down for us: we dial those, but nobody who has left.
         dialled = (member for member in core.roster.members() if member.health is not Health.LEFT)
-        addresses = {address for member in dialled for address in member.peer.body.addresses}
+        addresses = {address for member in dialled for address in member.row.body.addresses}
         return Look(
             now=time.monotonic(),
             late_s=late_s,

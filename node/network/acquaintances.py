@@ -68,9 +68,9 @@ class Acquaintances:
         more: list[tuple[str, bytes]] = []
         for members in (roster.live(), roster.doubted()):
             for member in random.sample(members, len(members)):
-                addresses = member.peer.body.addresses
+                addresses = member.row.body.addresses
                 contacts = [
-                    (address, member.peer.node_id) for address in random.sample(addresses, len(addresses))
+                    (address, member.row.node_id) for address in random.sample(addresses, len(addresses))
                 ]
                 firsts += contacts[:1]
                 more += contacts[1:]

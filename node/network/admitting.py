@@ -13,6 +13,7 @@ from gossamer.node.renewal import keep_grant
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.admission.charter import Role, parse_grant
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.envelope import open_envelope
@@ -36,7 +37,7 @@ class Admitting:
         core: Replica,
         home: Home,
         records: RecordStore,
-        dispatch: Callable[[fx.Event], object],
+        dispatch: Callable[[ev.Event], object],
         spawn: Spawn,
         stopping: asyncio.Event,
     ) -> None:
@@ -74,7 +75,7 @@ class Admitting:
 
     def deliver(self, credential: bytes) -> None:
         self._core.charter.check_of_use(credential)
-        self._dispatch(fx.Deliver(credential))
+        self._dispatch(ev.Deliver(credential))
 
     # -- what owners have signed
 

@@ -9,6 +9,7 @@ from gossamer.node.address import parse_address
 from gossamer.node.network.policing import Policing
 from gossamer.node.network.transport import Transport
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import ConfigError, PeerError
 
@@ -23,7 +24,7 @@ class Dialler:
         transport: Transport,
         policing: Policing,
         core: Replica,
-        dispatch: Callable[[fx.Event], object],
+        dispatch: Callable[[ev.Event], object],
     ) -> None:
         self._transport = transport
         self._policing = policing
@@ -49,7 +50,7 @@ class Dialler:
                 self._policing.complain(f"{effect.address}:", what)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("cannot reach %s: %s", effect.address, error)
-        self._dispatch(fx.DialFailed(effect.address))
+        self._dispatch(ev.DialFailed(effect.address))
 
     def _is_namesake(self, address: str, fingerprint: bytes) -> bool:
         """Whether a member that tells that address has that certificate, or we ourselves have.
@@ -57,6 +58,6 @@ class Dialler:
         In two homes two members may have the same private address: each is reached by those in its own home.
         And a member that listens on its loopback address tells one that leads each of the others to itself.
         """
-        rows = [member.peer.body for member in self._core.roster.members()]
+        rows = [member.row.body for member in self._core.roster.members()]
         theirs = any(address in row.addresses and row.fingerprint == fingerprint for row in rows)
         return theirs or fingerprint == self._core.own_row.fingerprint

@@ -10,7 +10,7 @@ from gossamer.node.network.link import PeerLink
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.seldom import Seldom
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
-from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.identity import short
@@ -31,7 +31,7 @@ class LocalChunks:
         chunks: ChunkStore,
         shelf: SnapshotShelf,
         core: Replica,
-        dispatch: Callable[[fx.Event], object],
+        dispatch: Callable[[ev.Event], object],
     ) -> None:
         self._chunks = chunks
         self._shelf = shelf
@@ -52,7 +52,7 @@ class LocalChunks:
                     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
                     log.info("chunk %s%s can be read again", short(found[0]), others)
                 for blob in found:
-                    self._dispatch(fx.ChunkArrived(blob))
+                    self._dispatch(ev.ChunkArrived(blob))
 
     def holds(self, blob: bytes) -> bool:
         """Whether a chunk is here; the snapshot that it is of counts as used."""
@@ -89,10 +89,10 @@ class LocalChunks:
         return is_kept
 
     def _arrived(self, blob: bytes) -> None:
-        self._dispatch(fx.ChunkArrived(blob))
+        self._dispatch(ev.ChunkArrived(blob))
 
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
-        self._dispatch(fx.ChunkFailed(link.number, blob))
+        self._dispatch(ev.ChunkFailed(link.number, blob))
 
     def refetch(self, blob: bytes) -> None:
         """A chunk on disk turned out damaged: fetch it again if it is of a delta. Those of our snapshots are
@@ -105,6 +105,6 @@ class LocalChunks:
             log.log(level, "chunk %s was damaged on disk; fetching it again", short(blob))
         for delta in deltas:
             sizes = payload_chunk_sizes(delta.body.payload_bytes)
-            self._dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
+            self._dispatch(ev.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
         if self._shelf.claim_with(blob) is not None:
             self.on_snapshot_lost(blob)

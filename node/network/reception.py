@@ -11,6 +11,7 @@ from gossamer.node.network.policing import Policing
 from gossamer.node.network.transfers import Transfers
 from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.envelope import Kind
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.limits import PAUSE_MAX_S
@@ -27,7 +28,7 @@ class Reception:
         own_addresses: OwnAddresses,
         policing: Policing,
         writer: RecordWriter,
-        dispatch: Callable[[fx.Event], list[fx.Effect]],
+        dispatch: Callable[[ev.Event], list[fx.Effect]],
         stopping: asyncio.Event,
     ) -> None:
         """Once `stopping` is set, the core hears no more of links that end: it would dial others."""
@@ -47,14 +48,14 @@ class Reception:
             self._transfers.begin(link)
         self._own_addresses.learn(link)
         self._dispatch(
-            fx.LinkUp(link.number, link.node_id, link.outbound, link.address, link.credential, link.group)
+            ev.LinkUp(link.number, link.node_id, link.outbound, link.address, link.credential, link.group)
         )
 
     def link_down(self, link: PeerLink) -> None:
         self._links.remove(link)
         self._transfers.gone(link.number)
         if not self._stopping.is_set():
-            self._dispatch(fx.LinkDown(link.number))
+            self._dispatch(ev.LinkDown(link.number))
 
     async def message(self, link: PeerLink, data: bytes) -> None:
         """Give it to the core. Returns, so that the next may be read, once its sender may go on."""
@@ -66,7 +67,7 @@ class Reception:
             parsing_s = time.thread_time() - begun
             data = data if await self._finds_room(link) else rest
             begun = time.thread_time() - parsing_s
-        effects = self._dispatch(fx.Received(link.number, data))
+        effects = self._dispatch(ev.Received(link.number, data))
         fresh = sum(isinstance(effect, fx.Store) for effect in effects)
         pause = self._policing.heard(link, size, time.thread_time() - begun, fresh)
         if pause > 0.0:

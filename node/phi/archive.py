@@ -20,6 +20,7 @@ from gossamer.node.storage.base import Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import StorageError
@@ -48,7 +49,7 @@ class Archive:
         chunks: ChunkStore,
         records: RecordStore,
         shelf: snapshots.SnapshotShelf,
-        dispatch: Callable[[fx.Event], object],
+        dispatch: Callable[[ev.Event], object],
     ) -> None:
         self._core = core
         self._merging = merging
@@ -70,7 +71,6 @@ class Archive:
         self._trouble = Trouble(log, "snapshots can be written again")
         self._fetch = SnapshotFetch(core, chunks, dispatch, self._news.set)
         self._reach = self._reach_noted = 0
-        merging.on_merged = self._note_merged
 
     # -- the start
 
@@ -199,7 +199,8 @@ class Archive:
             pass
         self._news.clear()
 
-    def _note_merged(self, round_: int) -> None:
+    def note_merged(self, round_: int) -> None:
+        """A round has been merged: a late one belongs into the newest snapshot."""
         if self._merging.reach > max(self._reach, self._core.ledger.horizon):
             # Others are gone, or were away: the records do not tell the next start, nor who reads the folder.
             self._reach = self._merging.reach
@@ -227,7 +228,7 @@ class Archive:
         if claim.round:
             tokens = self._core.layout.trained_tokens(claim.tokens)
             log.info("starting from the swarm's model of round %d (%d tokens)", claim.round, tokens)
-        self._dispatch(fx.Adopted(claim))
+        self._dispatch(ev.Adopted(claim))
         self._merging.look()  # it may have found before that we have not joined
 
     async def _seal_anew(self) -> None:
@@ -254,7 +255,7 @@ class Archive:
             log.warning("the snapshot of round %d was damaged on disk: it is given up", claim.round)
             await asyncio.to_thread(self._records.drop_snapshot, claim.root)
             self._shelf.give_up(claim)
-            self._dispatch(fx.Sealed(self._shelf.claims))
+            self._dispatch(ev.Sealed(self._shelf.claims))
             await self._drop_others()
         self._lost.discard(blob)
 
@@ -286,7 +287,7 @@ class Archive:
             raise
         finally:
             self._sealing = 0
-        self._dispatch(fx.Sealed(self._shelf.claims))
+        self._dispatch(ev.Sealed(self._shelf.claims))
         await self._drop_others()
         return True
 

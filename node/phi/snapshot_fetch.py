@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
-from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import PayloadError
@@ -29,7 +29,7 @@ class SnapshotFetch:
         self,
         core: Replica,
         chunks: ChunkStore,
-        dispatch: Callable[[fx.Event], object],
+        dispatch: Callable[[ev.Event], object],
         on_change: Callable[[], None],
     ) -> None:
         """`on_change` hears that others are wanted than before: what had to wait may be done now."""
@@ -138,7 +138,7 @@ class SnapshotFetch:
         size = self._core.layout.snapshot_bytes
         lacking = await asyncio.to_thread(snapshots.missing, claim.root, size, self._chunks)
         if lacking and self._is_wanted(claim):  # else the core has thought better of it
-            self._dispatch(fx.Need(claim.key, lacking))
+            self._dispatch(ev.Need(claim.key, lacking))
             self._tell_progress(claim, len(lacking))
         if self._reader is None or self._reader.root != claim.root:
             self._reader = None  # before there is memory for another
@@ -161,7 +161,7 @@ class SnapshotFetch:
         self._reader = None
         wanted = (self.adopting, self.prefetching)
         self.seek(*(None if other is None or other.root == claim.root else other for other in wanted))
-        self._dispatch(fx.Unusable(claim))
+        self._dispatch(ev.Unusable(claim))
 
     def _tell_progress(self, claim: Claim, lacking: int) -> None:
         now, total, state = time.monotonic(), self._total, (claim.root, lacking)

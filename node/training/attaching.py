@@ -21,8 +21,8 @@ from gossamer.node.training.beside import Beside
 from gossamer.node.training.follower import Follower
 from gossamer.node.training.leader import Leader
 from gossamer.node.training.parameters import check_fits, checked_optimizers, parameters_of
+from gossamer.node.training.rank_role import RankRole
 from gossamer.node.training.ranks import Team, reshard, team_of
-from gossamer.node.training.role import Role
 from gossamer.node.training.starting import AttachOptions, StartedNode, started
 from gossamer.node.wording import for_a_script
 from gossamer.protocol.errors import ConfigError, LocalError
@@ -61,7 +61,7 @@ def claim(peer: Attached) -> None:
 class Place:
     """What a script has become. `folder` and `contact` are the first rank's to know."""
 
-    role: Role
+    role: RankRole
     folder: Path | None = None
     contact: str = ""
     tell_waiting: Callable[[], None] = lambda: None

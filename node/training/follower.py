@@ -13,8 +13,8 @@ from torch import Tensor
 from gossamer.node.ipc.control import Report
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.checkpoint import Progress
+from gossamer.node.training.rank_role import RankRole
 from gossamer.node.training.ranks import Team, Word
-from gossamer.node.training.role import Role
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Hearsay:
         pass
 
 
-class Follower(Role):
+class Follower(RankRole):
     """On another rank than the first; `team` knows the fragments."""
 
     def __init__(self, team: Team, *, node_id: bytes, stop_round: int, beside: Beside) -> None:

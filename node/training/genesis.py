@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gossamer.node import lifeline
+from gossamer.node import exit_status, lifeline
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.home import Home
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor, nn
-
-DISK_FULL = 3
-"""Exit status where there is no room for them."""
 
 
 def parameters(model: "nn.Module", layout: Layout) -> Ints:
@@ -127,8 +124,8 @@ def main() -> int:
             store(rebuilt(manifest), chunks, home.chunks_path)
     except LocalError as error:
         print(f"gossamer: {error}", file=sys.stderr)
-        return DISK_FULL if isinstance(error, DiskFullError) else 2
-    return 0
+        return exit_status.DISK_FULL if isinstance(error, DiskFullError) else exit_status.USER_ERROR
+    return exit_status.DONE
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from gossamer.node.training.innerstate import inner_state, is_sound, state_keepe
 from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.parameters import Binding
+from gossamer.node.training.rank_role import RankRole
 from gossamer.node.training.ranks import DONE, Team, Word
-from gossamer.node.training.role import Role
 from gossamer.node.training.staging import Staging
 from gossamer.node.training.stepwatch import StepWatch
 from gossamer.protocol.errors import DivergedError
@@ -39,7 +39,7 @@ POLL_S = 0.01
 log = logging.getLogger("gossamer.peer")
 
 
-class Leader(Role):
+class Leader(RankRole):
     """The outer loop of one node, step by step."""
 
     def __init__(

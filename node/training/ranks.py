@@ -67,10 +67,11 @@ class Word(NamedTuple):
 
 
 NUMBERS = len(Word._fields) - 1
-"""A word is sent as its fields, all of them numbers but the last, and a number for each fragment."""
+"""A word is sent as its fields but the last, whole numbers and at their end the loss, and a number for each
+fragment."""
 
 SUMMED = 3
-"""So many of them count on all ranks."""
+"""How many of them, the first, are summed over the ranks; the others are the first rank's."""
 
 
 class Team(Protocol):

@@ -9,7 +9,7 @@ from torch import nn
 
 from gossamer.node.schedules import Schedule
 from gossamer.node.training.checkpoint import Progress
-from gossamer.node.training.role import Role
+from gossamer.node.training.rank_role import RankRole
 from gossamer.node.training.shard import Shard
 from gossamer.protocol.errors import ConfigError
 
@@ -18,9 +18,9 @@ WARM_UP_STEPS = 20
 
 
 class Standing:
-    """Where one model stands in its swarm. Nothing here changes anything."""
+    """The half of `Peer` that only reads."""
 
-    def __init__(self, model: nn.Module, role: Role) -> None:
+    def __init__(self, model: nn.Module, role: RankRole) -> None:
         self.model = model
         self._role = role
         self._steps_run = 0

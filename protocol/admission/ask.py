@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from gossamer.protocol.errors import RefusedError, SignatureError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
-from gossamer.protocol.limits import ASK_FRESH_S, CREDENTIAL_BYTES_MAX
+from gossamer.protocol.limits import ASK_FRESH_S, CREDENTIAL_BYTES_MAX, UNIX_S_MAX
 from gossamer.protocol.unix_time import span
 from gossamer.protocol.wire import Fields, pack, unpack
 
 ASK_BYTES_MAX = 2048
-_UNIX_S_MAX = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def ask(
 def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, path: str) -> Question:
     """Who asks. Raises MalformedError, SignatureError, or RefusedError if it was signed at another time."""
     fields = Fields(unpack(data, ASK_BYTES_MAX), "question")
-    asked = fields.integer("unix_s", 0, _UNIX_S_MAX)
+    asked = fields.integer("unix_s", 0, UNIX_S_MAX)
     public_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
     signature = fields.blob("signature", SIGNATURE_BYTES)
     credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)

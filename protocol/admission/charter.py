@@ -25,7 +25,6 @@ from gossamer.protocol.wire import Fields, pack, unpack
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import AdmissionSection
 
-UNIX_S_MAX = 2**40
 NEVER = 0
 """Stands for no end in `Grant.expires`."""
 
@@ -96,8 +95,8 @@ def parse_grant(envelope: Envelope) -> Grant:
     fields = Fields(unpack(envelope.body, limits.CREDENTIAL_BYTES_MAX), "grant")
     node_id = fields.blob("node_id", NODE_ID_BYTES)
     role = Role(fields.integer("role", Role.OBSERVE, Role.TRAIN))
-    fields.integer("issued", 0, UNIX_S_MAX)
-    expires = fields.integer("expires", 0, UNIX_S_MAX)
+    fields.integer("issued", 0, limits.UNIX_S_MAX)
+    expires = fields.integer("expires", 0, limits.UNIX_S_MAX)
     fields.end()
     return Grant(
         record_id=envelope.record_id, node_id=node_id, role=role, expires=expires, data=envelope.data
@@ -109,7 +108,7 @@ def parse_revocation(envelope: Envelope) -> Revocation:
     fields = Fields(unpack(envelope.body, limits.CREDENTIAL_BYTES_MAX), "revocation")
     node_id = fields.blob("node_id", NODE_ID_BYTES)
     last_round = fields.integer("last_round", 0, limits.ROUND_MAX)
-    fields.integer("issued", 0, UNIX_S_MAX)
+    fields.integer("issued", 0, limits.UNIX_S_MAX)
     reason = fields.text("reason", limits.REASON_BYTES_MAX)
     fields.end()
     return Revocation(

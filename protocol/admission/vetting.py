@@ -8,12 +8,11 @@ are cut.
 
 from gossamer.protocol import limits
 from gossamer.protocol.admission.charter import Charter, Grant, Revocation
-from gossamer.protocol.effects import Effect, Hangup, RandomSource, Send
+from gossamer.protocol.effects import Effect, Hangup, Send
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.messages import Charter as CharterMessage
-from gossamer.protocol.messages import Records
-from gossamer.protocol.sampling import sample
+from gossamer.protocol.messages import CharterSummary, Records
+from gossamer.protocol.sampling import RandomSource, sample
 from gossamer.protocol.unix_time import UnixTime
 
 STRANGER_INTERVAL_S = 1.0
@@ -88,7 +87,7 @@ class Vetting:
         links, self._strangers = list(self._strangers), {}
         return links
 
-    def exchange(self, link: int, message: CharterMessage) -> list[Effect]:
+    def exchange(self, link: int, message: CharterSummary) -> list[Effect]:
         """Send what the other's charter lacks, and let it do the same."""
         if message.digest == self._charter.digest:
             return []
@@ -103,10 +102,10 @@ class Vetting:
         return result
 
     def _summary(self, link: int) -> list[Effect]:
-        return [Send(link, CharterMessage(self._charter.digest))]
+        return [Send(link, CharterSummary(self._charter.digest))]
 
     def _listing(self, link: int, *, answer: bool) -> list[Effect]:
-        return [Send(link, CharterMessage(self._charter.digest, self._charter.ids(), answer))]
+        return [Send(link, CharterSummary(self._charter.digest, self._charter.ids(), answer))]
 
     def _cut_expired(self, now: float) -> list[Effect]:
         result: list[Effect] = []

@@ -25,9 +25,9 @@ from gossamer.protocol.membership.presence import Presence
 from gossamer.protocol.messages import Records
 from gossamer.protocol.offence import offence_in_record
 from gossamer.protocol.payloads.layout import Layout
-from gossamer.protocol.records import Delta, parse_delta, parse_peer
+from gossamer.protocol.records import Delta, parse_delta, parse_row
 
-_PEER = int(Kind.PEER)
+_ROW = int(Kind.ROW)
 _CREDENTIALS = frozenset(map(int, (Kind.GRANT, Kind.REVOCATION)))
 
 
@@ -87,7 +87,7 @@ class Intake:
         entries = [
             (data, held)
             for data, held in message.entries
-            if _kind(data) != _PEER or not is_known_row(data, link)  # most are known
+            if _kind(data) != _ROW or not is_known_row(data, link)  # most are known
         ]
         if not entries:
             return []
@@ -96,7 +96,7 @@ class Intake:
         for data, held in entries:
             if result and self._links.get(link) is None:  # the record before this was its peer's revocation
                 break
-            if _kind(data) == _PEER or not self._is_known(data, held, delivery):
+            if _kind(data) == _ROW or not self._is_known(data, held, delivery):
                 result += self._judge(data, held, delivery)
         result += self._pass_on(delivery, is_push=len(message.entries) == 1)
         return result + self._anti_entropy.received(link, delivery.record_ids)
@@ -139,8 +139,8 @@ class Intake:
             if _kind(data) in _CREDENTIALS:
                 return self._credentials.received(data, delivery.link, delivery.now)
             envelope = open_envelope(data, self._swarm_id)
-            if envelope.kind is Kind.PEER:
-                return self._peer_row(envelope, delivery)
+            if envelope.kind is Kind.ROW:
+                return self._membership_row(envelope, delivery)
             return self._delta(envelope, held, delivery)
         except NoRoomError:
             return []
@@ -153,10 +153,10 @@ class Intake:
         link = self._links.get(number)
         return link is not None and link.node_id == envelope.author
 
-    def _peer_row(self, envelope: Envelope, delivery: _Delivery) -> list[Effect]:
+    def _membership_row(self, envelope: Envelope, delivery: _Delivery) -> list[Effect]:
         if self._charter.role_of(envelope.author) is None:
             return self._vetting.stranger(delivery.link, delivery.now)
-        return self._presence.received(parse_peer(envelope), delivery.link, delivery.now)
+        return self._presence.received(parse_row(envelope), delivery.link, delivery.now)
 
     def _delta(self, envelope: Envelope, held: bool, delivery: _Delivery) -> list[Effect]:
         delivery.record_ids.append(envelope.record_id)

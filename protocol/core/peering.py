@@ -1,8 +1,9 @@
 """What the coming and going of a link means to every machine that keeps something by link."""
 
 from gossamer.protocol.admission.vetting import Vetting
-from gossamer.protocol.effects import Effect, Hangup, LinkUp, Send
+from gossamer.protocol.effects import Effect, Hangup, Send
 from gossamer.protocol.errors import RefusedError
+from gossamer.protocol.events import LinkUp
 from gossamer.protocol.fetching.fetch import Fetcher
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.gossip.dealing import Dealing
@@ -95,7 +96,7 @@ class Peering:
         a member that others vouch for: TCP doubles its time-out while a path is broken, and would sleep for
         as long again once the path works.
         """
-        down = {m.peer.node_id for m in self._roster.doubted() if m.health is Health.DOWN}
+        down = {m.row.node_id for m in self._roster.doubted() if m.health is Health.DOWN}
         silent = self._membership.silent_links(now)
         if not down and not silent:
             return []

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.admission.charter import Charter
@@ -18,8 +19,9 @@ from gossamer.protocol.claims import Claims
 from gossamer.protocol.core.credentials import Credentials
 from gossamer.protocol.core.intake import Intake
 from gossamer.protocol.core.peering import Peering
-from gossamer.protocol.effects import Effect, Event, RandomSource
+from gossamer.protocol.effects import Effect
 from gossamer.protocol.errors import PeerError, UnsupportedError
+from gossamer.protocol.events import Event
 from gossamer.protocol.fetching.fetch import Fetcher
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.gossip.author import Author
@@ -40,7 +42,8 @@ from gossamer.protocol.membership.presence import NodeInfo, Presence
 from gossamer.protocol.membership.roster import Roster
 from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.offence import Offence
-from gossamer.protocol.records import Delta, PeerBody
+from gossamer.protocol.records import Delta, RowBody
+from gossamer.protocol.sampling import RandomSource
 from gossamer.protocol.unix_time import UnixTime
 
 BEFORE_ALL_ROUNDS = -1
@@ -220,7 +223,7 @@ class Replica:
         return self._catch_up.is_done(has_signed=self._author.has_signed)
 
     @property
-    def own_row(self) -> PeerBody:
+    def own_row(self) -> RowBody:
         """Our row as the others see it."""
         return self.presence.row
 
@@ -292,57 +295,57 @@ class Replica:
 
     def _dispatch(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case fx.Received():
+            case ev.Received():
                 return self._received(event, now)
-            case fx.Wake():
+            case ev.Wake():
                 return self._wake(now)
-            case fx.Publish():
+            case ev.Publish():
                 if self._author.is_copy and not self.caught_up:  # a trainer that handed it in before we knew
                     text = f"not signing round {event.body.round}: we may have, and nobody has told yet"
                     return [fx.Notice(text)]
                 return self._author.publish(event.body)
-            case fx.Stored():
+            case ev.Stored():
                 return self._stored(event.delta, now)
-            case fx.Paused():
+            case ev.Paused():
                 self._clock.paused()
                 self.presence.changed()
                 return []
-            case fx.ChunkArrived():
+            case ev.ChunkArrived():
                 return self._arrived(event.blob, now)
-            case fx.ChunkFailed():
+            case ev.ChunkFailed():
                 self.fetcher.failed(event.link, event.blob, now)
                 return []
-            case fx.Need():
+            case ev.Need():
                 return self._snapshots.need(event, now)
-            case fx.LinkUp():
+            case ev.LinkUp():
                 return self._link_up(event, now)
-            case fx.LinkDown():
+            case ev.LinkDown():
                 return self._peering.down(event.link, now)
-            case fx.DialFailed():
+            case ev.DialFailed():
                 self.links.dial_failed(event.address, now)
                 return []
-            case fx.Progress():
+            case ev.Progress():
                 self.presence.progress(event)
                 self._clock.progress(event.inner_steps, now)
                 return []
-            case fx.Sealed():
+            case ev.Sealed():
                 self.sealing.sealed(event.claims)
                 self.presence.changed()
                 return []
-            case fx.Adopted():
+            case ev.Adopted():
                 self.sealing.adopted(event.claim)
                 self.ledger.reopen(event.claim.round)
                 self.presence.changed()
                 return [self.holdings.close(event.claim.round)]
-            case fx.Unusable():
+            case ev.Unusable():
                 self._snapshots.unusable(event.claim)
                 return []
-            case fx.Deliver():
+            case ev.Deliver():
                 return self._credentials.received(event.data, None, now)
-            case fx.TimeSet():
-                forward_s = self._unix_time.is_now(event.unix_offset_s)
+            case ev.TimeSet():
+                forward_s = self._unix_time.set_offset(event.unix_offset_s)
                 return self._woke(now) if forward_s > limits.SLEEP_MIN_S else []
-            case fx.Leave():
+            case ev.Leave():
                 return self.presence.leave()
 
     def _woke(self, now: float) -> list[Effect]:
@@ -354,7 +357,7 @@ class Replica:
             return []
         self._clock.woke(now)
         extent = max(self.ledger.rounds(), default=0) - ROUNDS_UNDER_WAY
-        company = frozenset(member.peer.node_id for member in self.roster.live())
+        company = frozenset(member.row.node_id for member in self.roster.live())
         self.sealing.came_back(extent, company)
         text = "this machine slept, or its clock was set: hearing where the others are before it publishes"
         return [fx.Notice(text), *self._peering.cut_all("this machine slept", now)]
@@ -393,7 +396,7 @@ class Replica:
             self._next_turn = min(self._next_turn, self.sealing.deadline())
         return result
 
-    def _link_up(self, event: fx.LinkUp, now: float) -> list[Effect]:
+    def _link_up(self, event: ev.LinkUp, now: float) -> list[Effect]:
         self._clock.linked(now)
         result = self._peering.up(event, now)
         if event.credential and self.links.get(event.link):
@@ -413,7 +416,7 @@ class Replica:
 
     # -- messages
 
-    def _received(self, event: fx.Received, now: float) -> list[Effect]:
+    def _received(self, event: ev.Received, now: float) -> list[Effect]:
         if self.links.get(event.link) is None:
             return []
         self.membership.heard_on(event.link, now)
@@ -441,7 +444,7 @@ class Replica:
                 return self.anti_entropy.inventory(link, message)
             case msg.Request():
                 return self.push.give(link, message.record_ids)
-            case msg.Roster():
+            case msg.RosterSummary():
                 return self.presence.exchange(link, message)
             case msg.Ping():
                 return self.membership.ping(link, message)
@@ -458,7 +461,7 @@ class Replica:
             case msg.Decline():
                 self.fetcher.failed(link, message.blob, now)
                 return []
-            case msg.Charter():
+            case msg.CharterSummary():
                 return self.vetting.exchange(link, message)
         return [fx.Blame(link, "message without a handler", Offence.NONSENSE)]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, Fetched, Get, RandomSource, Send
+from gossamer.protocol.effects import Effect, Fetched, Get, Send
 from gossamer.protocol.fetching.endgame import EndGame
 from gossamer.protocol.fetching.failures import Failures
 from gossamer.protocol.fetching.flights import Flight, Flights
@@ -26,6 +26,7 @@ from gossamer.protocol.fetching.sources import Sources
 from gossamer.protocol.fetching.wants import Wants
 from gossamer.protocol.fetching.window import FetchWindow
 from gossamer.protocol.messages import Ask
+from gossamer.protocol.sampling import RandomSource
 
 
 class Fetcher:

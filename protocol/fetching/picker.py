@@ -13,11 +13,10 @@ from itertools import islice
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import RandomSource
 from gossamer.protocol.fetching.flights import Flights
 from gossamer.protocol.fetching.sources import Room, Sources
 from gossamer.protocol.fetching.wants import Want, Wants
-from gossamer.protocol.sampling import shuffle
+from gossamer.protocol.sampling import RandomSource, shuffle
 
 
 class Picker:

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import RandomSource
 from gossamer.protocol.fetching.failures import Failures
 from gossamer.protocol.fetching.flights import Flights
 from gossamer.protocol.fetching.guesses import Guesses
 from gossamer.protocol.fetching.wants import Want, Wants
+from gossamer.protocol.sampling import RandomSource
 
 
 class Room(NamedTuple):

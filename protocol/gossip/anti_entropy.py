@@ -9,12 +9,12 @@ import math
 from dataclasses import dataclass, field
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, RandomSource, Send
+from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.gossip.push import Push
 from gossamer.protocol.messages import Compare, Inventory, Request
 from gossamer.protocol.ranges import can_be
-from gossamer.protocol.sampling import sample
+from gossamer.protocol.sampling import RandomSource, sample
 
 
 @dataclass(slots=True)

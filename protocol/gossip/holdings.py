@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Close, Effect, Fetched, Notice, RandomSource, Ready, Store
+from gossamer.protocol.effects import Close, Effect, Fetched, Notice, Ready, Store
 from gossamer.protocol.fetching.fetch import Fetcher
 from gossamer.protocol.gossip.ledger import Added, Ledger
 from gossamer.protocol.gossip.offers import Offers
@@ -17,7 +17,7 @@ from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.roster import Roster
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from gossamer.protocol.records import Delta
-from gossamer.protocol.sampling import sample
+from gossamer.protocol.sampling import RandomSource, sample
 
 
 class Holdings:

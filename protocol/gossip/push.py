@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, RandomSource, Send
+from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.messages import Records
 from gossamer.protocol.records import Delta
-from gossamer.protocol.sampling import sample
+from gossamer.protocol.sampling import RandomSource, sample
 
 
 @dataclass(slots=True)

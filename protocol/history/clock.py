@@ -178,7 +178,7 @@ class SwarmClock:
         last_rounds, role_of, train = self._ledger.last_rounds, self._charter.role_of, Role.TRAIN
         known, said = [], []
         for member in self._roster.live():
-            row, node_id = member.peer.body, member.peer.node_id
+            row, node_id = member.row.body, member.row.node_id
             if not row.trains or role_of(node_id) is not train:
                 continue
             told, signed = row.round, last_rounds.get(node_id, 0)

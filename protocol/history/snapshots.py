@@ -7,7 +7,8 @@ claim it.
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, Claims
-from gossamer.protocol.effects import Adopt, Close, Effect, Need, Prefetch
+from gossamer.protocol.effects import Adopt, Close, Effect, Prefetch
+from gossamer.protocol.events import Need
 from gossamer.protocol.fetching.fetch import Fetcher
 from gossamer.protocol.gossip.holdings import Holdings
 from gossamer.protocol.gossip.ledger import Ledger
@@ -15,7 +16,7 @@ from gossamer.protocol.history.joining import Witness
 from gossamer.protocol.history.sealing import Sealing
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.roster import Health, Roster
-from gossamer.protocol.records import Peer
+from gossamer.protocol.records import Row
 
 
 class Snapshots:
@@ -93,27 +94,27 @@ class Snapshots:
             return
         link = self._links.get(number)
         member = self._roster.get(link.node_id) if link is not None else None
-        if member is not None and self._sought.root in (c.root for c in member.peer.body.claims):
+        if member is not None and self._sought.root in (c.root for c in member.row.body.claims):
             self._fetcher.hint(number, self._sought.key)
 
     def _witnesses(self) -> list[Witness]:
         told_of, authors = self._links.told_of(), self._ledger.last_rounds
         return [
             Witness(
-                self._claims_of(peer),
-                peer.node_id,
-                peer.node_id in told_of,
+                self._claims_of(row),
+                row.node_id,
+                row.node_id in told_of,
                 member.told,
-                peer.body.round if peer.node_id in authors else 0,
+                row.body.round if row.node_id in authors else 0,
             )
             for member in self._roster.live()
-            for peer in (member.peer,)
+            for row in (member.row,)
         ]
 
     def _authors(self) -> int:
         """How many members that have not left are known to have published, in rounds long closed too."""
         members = (member for member in self._roster.members() if member.health is not Health.LEFT)
-        return sum(self._ledger.last_round(member.peer.node_id) > 0 for member in members)
+        return sum(self._ledger.last_round(member.row.node_id) > 0 for member in members)
 
     def _claims_of_contributors(self) -> list[Claims]:
         """What the authors of deltas that are here claim.
@@ -121,16 +122,16 @@ class Snapshots:
         Also those that are not there just now: they have not spoken against us, and may have for us.
         """
         authors = {delta.author for delta in self._ledger if self._holdings.holds(delta.record_id)}
-        peers = [member.peer for member in self._roster.members()]
-        return [self._claims_of(peer) for peer in peers if peer.node_id in authors]
+        rows = [member.row for member in self._roster.members()]
+        return [self._claims_of(row) for row in rows if row.node_id in authors]
 
-    def _claims_of(self, peer: Peer) -> Claims:
+    def _claims_of(self, row: Row) -> Claims:
         """What a member claims, as far as that can be; of round 0 the manifest tells, and nobody else."""
         genesis, unusable = self._sealing.genesis, self._unusable
         return tuple(
             [
                 claim
-                for claim in peer.body.claims
+                for claim in row.body.claims
                 if claim.root not in unusable and (claim.round > 0 or claim == genesis)
             ]
         )

@@ -1,4 +1,4 @@
-"""Our own peer row, and the exchange of everybody's.
+"""Our own row, and the exchange of everybody's.
 
 A row is signed anew every few seconds. New rows, ours and others', are gathered for a moment and told to a
 few links in turn, each of which does the same; nobody is told what it is known to have. Rows that cannot
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.effects import Effect, Progress, RandomSource, Send
+from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import ConfigError, MalformedError
+from gossamer.protocol.events import Progress
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.roster import Health, Member, Roster
-from gossamer.protocol.messages import Records, Suspect
-from gossamer.protocol.messages import Roster as RosterMessage
-from gossamer.protocol.records import Peer, PeerBody, parse_peer
-from gossamer.protocol.sampling import sample
+from gossamer.protocol.messages import Records, RosterSummary, Suspect
+from gossamer.protocol.records import Row, RowBody, parse_row
+from gossamer.protocol.sampling import RandomSource, sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,20 +168,20 @@ class Presence:
 
     # -- messages
 
-    def received(self, peer: Peer, link: int, now: float) -> list[Effect]:
+    def received(self, row: Row, link: int, now: float) -> list[Effect]:
         """Take over a row and have it relayed, if it is news."""
-        if peer.node_id == self._identity.node_id:
-            self._outdo(peer)
+        if row.node_id == self._identity.node_id:
+            self._outdo(row)
             return []
-        known = self._roster.get(peer.node_id)
+        known = self._roster.get(row.node_id)
         was_missing = known is not None and known.is_missing
         had_left = known is not None and known.health is Health.LEFT
-        if not self._roster.update(peer, now):
+        if not self._roster.update(row, now):
             return []
-        news = self._news[peer.node_id] = _News((peer.data, False), {link})
-        comes_or_goes = had_left or peer.body.leaving
-        is_urgent = was_missing or (comes_or_goes and self._roster.may_come_or_go(peer.node_id, now))
-        return self._push(peer.data, news.known_to) if is_urgent else []
+        news = self._news[row.node_id] = _News((row.data, False), {link})
+        comes_or_goes = had_left or row.body.leaving
+        is_urgent = was_missing or (comes_or_goes and self._roster.may_come_or_go(row.node_id, now))
+        return self._push(row.data, news.known_to) if is_urgent else []
 
     def is_known(self, row: bytes, link: int) -> bool:
         """Whether a row from a link is one that we have, byte for byte; then it need not be told there."""
@@ -207,13 +207,13 @@ class Presence:
         self._next_refutation = now + limits.ROWS_INTERVAL_S
         return self.beat()
 
-    def summary(self, *, answer: bool) -> RosterMessage:
+    def summary(self, *, answer: bool) -> RosterSummary:
         """Which rows we have, ours among them."""
-        ages = [(m.peer.node_id, *m.peer.body.age) for m in self._roster.members()]
+        ages = [(m.row.node_id, *m.row.body.age) for m in self._roster.members()]
         own = (self._identity.node_id, *self.row.age)
-        return RosterMessage((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
+        return RosterSummary((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
 
-    def exchange(self, link: int, message: RosterMessage) -> list[Effect]:
+    def exchange(self, link: int, message: RosterSummary) -> list[Effect]:
         """Send the rows that the other lacks or has older, our doubt with them, and let it do the same.
 
         Who lacks all again and again is not answered for a while: a few bytes would draw megabytes.
@@ -225,22 +225,22 @@ class Presence:
         told = [
             member
             for member in self._roster.members()
-            if theirs.get(member.peer.node_id, (-1, -1)) < member.peer.body.age
-            and _is_worth_telling(member, is_known=member.peer.node_id in theirs)
+            if theirs.get(member.row.node_id, (-1, -1)) < member.row.body.age
+            and _is_worth_telling(member, is_known=member.row.node_id in theirs)
         ]
-        rows = [(member.peer.data, False) for member in told]
+        rows = [(member.row.data, False) for member in told]
         if theirs.get(self._identity.node_id, (-1, -1)) < self.row.age:
             rows.append((self.data, False))
         result: list[Effect] = [Send(link, records) for records in Records.batches(rows)]
-        missing = [member.peer for member in told if member.is_missing]
-        result += [Send(link, Suspect(peer.node_id, *peer.body.age)) for peer in missing]
+        missing = [member.row for member in told if member.is_missing]
+        result += [Send(link, Suspect(row.node_id, *row.body.age)) for row in missing]
         if not message.answer:
             result.append(Send(link, self.summary(answer=True)))
         return result
 
     def all_rows(self, link: int) -> list[Effect]:
         """Tell a link of everybody who is there."""
-        known = [m.peer.data for m in self._roster.members() if m.health is Health.ALIVE]
+        known = [m.row.data for m in self._roster.members() if m.health is Health.ALIVE]
         rows = [(row, False) for row in (self.data, *known)]
         return [Send(link, records) for records in Records.batches(rows)]
 
@@ -250,7 +250,7 @@ class Presence:
         """Tell the links whose turn it is what is news to them: rows of who is missing by now are none."""
         for member in self._roster.doubted():
             if member.is_missing:
-                self.forget(member.peer.node_id)
+                self.forget(member.row.node_id)
         if not self._news:
             return []
         result: list[Effect] = []
@@ -281,14 +281,14 @@ class Presence:
         known_to.update(targets)
         return [Send(link, Records(((row, False),))) for link in targets]
 
-    def _outdo(self, peer: Peer) -> None:
+    def _outdo(self, row: Row) -> None:
         """A row of an earlier life of ours is newer, as after a clock was set back: go beyond it.
 
         The next heartbeat tells. Said at once, a copy of our folder that runs elsewhere would answer at once,
         and the two of us would flood the swarm.
         """
-        if peer.body.age > self.row.age and peer.body.incarnation >= self._incarnation:
-            self._incarnation = peer.body.incarnation + 1
+        if row.body.age > self.row.age and row.body.incarnation >= self._incarnation:
+            self._incarnation = row.body.incarnation + 1
             self.outdone += 1
 
     def _renew(self) -> None:
@@ -296,10 +296,10 @@ class Presence:
         self._heartbeat += 1
         self.row, self.data = self._sign()
 
-    def _sign(self) -> tuple[PeerBody, bytes]:
+    def _sign(self) -> tuple[RowBody, bytes]:
         own_last, claims = self._standing()
         dialled = [link.node_id[: limits.LINK_PREFIX_BYTES] for link in self._links.outbound()]
-        body = PeerBody(
+        body = RowBody(
             incarnation=self._incarnation,
             heartbeat=self._heartbeat,
             leaving=self._leaving,
@@ -318,9 +318,9 @@ class Presence:
             dialled=tuple(dialled[: limits.LINKS_TOLD_MAX]),
         )
         try:
-            envelope = seal(self._identity, Kind.PEER, self._swarm_id, body.pack())
+            envelope = seal(self._identity, Kind.ROW, self._swarm_id, body.pack())
             if self._is_doubtful:
-                parse_peer(envelope)
+                parse_row(envelope)
                 self._is_doubtful = False
         except (MalformedError, UnicodeEncodeError) as error:  # the latter of a name in no encoding
             raise ConfigError(f"this node cannot present itself to others: {error}") from None

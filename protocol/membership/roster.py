@@ -1,4 +1,4 @@
-"""The roster: everybody's newest peer row, and what we believe of their health.
+"""The roster: everybody's newest row, and what we believe of their health.
 
 A row is written by its author only and the newest (incarnation, heartbeat) wins, so the roster is a set
 that gossip can union like the ledger. Health is each node's own judgement (see `swim`).
@@ -12,7 +12,7 @@ from enum import StrEnum
 from gossamer.protocol import limits
 from gossamer.protocol.identity import short
 from gossamer.protocol.membership.activity import Activity
-from gossamer.protocol.records import Peer
+from gossamer.protocol.records import Row
 
 
 class Health(StrEnum):
@@ -34,7 +34,7 @@ _MISSING = frozenset({Health.SUSPECT, Health.DOWN})
 class Member:
     """A row and our judgement of it; times are the local clock's, seconds."""
 
-    peer: Peer
+    row: Row
     health: Health
     since: float
     """When its health last changed."""
@@ -55,13 +55,13 @@ class Member:
     @property
     def label(self) -> str:
         """What people are told of it by: its name, if it has one, and the beginning of its id."""
-        name, node_id = self.peer.body.name, short(self.peer.node_id)
+        name, node_id = self.row.body.name, short(self.row.node_id)
         return f"{name} ({node_id})" if name else node_id
 
     @property
     def tokens_per_s(self) -> float:
         """How fast it trains, as it says; 0 if it is gone."""
-        return self.peer.body.tokens_per_s if self.health in _LIVE else 0.0
+        return self.row.body.tokens_per_s if self.health in _LIVE else 0.0
 
     @property
     def is_gone(self) -> bool:
@@ -74,13 +74,13 @@ class Member:
         return self.health in _MISSING
 
 
-def _may_be_late(known: Member, peer: Peer, now: float) -> bool:
+def _may_be_late(known: Member, row: Row, now: float) -> bool:
     """Whether a row may be from before its author went down: whoever lives has signed more of them since.
 
     Somebody has held it back, as a node does that was stopped. Of a node that was stopped itself, the row
     after this one tells.
     """
-    before, body = known.peer.body, peer.body
+    before, body = known.row.body, row.body
     beats = body.heartbeat - before.heartbeat
     usual = beats * limits.HEARTBEAT_INTERVAL_S + limits.ROWS_INTERVAL_S + limits.ROW_LAG_S
     return body.incarnation == before.incarnation and not body.leaving and now - known.heard > usual
@@ -98,33 +98,33 @@ class Roster:
         self._rows: dict[bytes, bytes] = {}
         """Whose row the bytes of an envelope are, for those that are the newest of their author."""
 
-    def update(self, peer: Peer, now: float) -> bool:
+    def update(self, row: Row, now: float) -> bool:
         """Take over a row if it is newer than ours. Returns whether it was."""
-        if peer.node_id == self._own_id:
+        if row.node_id == self._own_id:
             return False
-        known = self._members.get(peer.node_id)
-        if known is not None and peer.body.age <= known.peer.body.age:
+        known = self._members.get(row.node_id)
+        if known is not None and row.body.age <= known.row.body.age:
             return False
         if known is None:
             if len(self._members) >= limits.MEMBERS_MAX and not self._make_room():
                 return False
-            self._members[peer.node_id] = known = Member(peer, Health.ALIVE, now, now, activity=Activity(now))
-            insort(self._order, peer.node_id)
+            self._members[row.node_id] = known = Member(row, Health.ALIVE, now, now, activity=Activity(now))
+            insort(self._order, row.node_id)
             self._views.clear()
         else:
             known.is_hearsay = False
-        self._rows.pop(known.peer.data, None)
-        self._rows[peer.data] = peer.node_id
-        may_be_late = known.health is Health.DOWN and _may_be_late(known, peer, now)
+        self._rows.pop(known.row.data, None)
+        self._rows[row.data] = row.node_id
+        may_be_late = known.health is Health.DOWN and _may_be_late(known, row, now)
         was_away = now - known.told > limits.IDLE_MIN_S
-        known.peer = peer
+        known.row = row
         known.heard = known.told = now
-        known.activity.note(peer.body.inner_steps, peer.body.round, now, was_away=was_away)
+        known.activity.note(row.body.inner_steps, row.body.round, now, was_away=was_away)
         if may_be_late:
             return True
-        health = Health.LEFT if peer.body.leaving else Health.ALIVE
+        health = Health.LEFT if row.body.leaving else Health.ALIVE
         if known.health is not health:
-            self.judge(peer.node_id, health, now)
+            self.judge(row.node_id, health, now)
         return True
 
     def may_come_or_go(self, node_id: bytes, now: float) -> bool:
@@ -159,7 +159,7 @@ class Roster:
         """Drop members that have been gone for a day."""
         for member in self.doubted():
             if member.is_gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
-                self._forget(member.peer.node_id)
+                self._forget(member.row.node_id)
 
     def remove(self, node_id: bytes) -> None:
         """Drop a member at once, whatever its health: it is one no longer."""
@@ -170,12 +170,12 @@ class Roster:
         gone = [member for member in self._members.values() if member.is_gone]
         if not gone:
             return False
-        oldest = min(gone, key=lambda m: (m.since, m.peer.node_id))
-        self._forget(oldest.peer.node_id)
+        oldest = min(gone, key=lambda m: (m.since, m.row.node_id))
+        self._forget(oldest.row.node_id)
         return True
 
     def _forget(self, node_id: bytes) -> None:
-        self._rows.pop(self._members.pop(node_id).peer.data, None)
+        self._rows.pop(self._members.pop(node_id).row.data, None)
         self._order.remove(node_id)
         self._views.clear()
 

@@ -14,10 +14,10 @@ import math
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, Notice, RandomSource, Send
+from gossamer.protocol.effects import Effect, Notice, Send
 from gossamer.protocol.membership.roster import Health, Member, Roster
 from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect
-from gossamer.protocol.sampling import sample
+from gossamer.protocol.sampling import RandomSource, sample
 
 LATE_WAKE_S = 0.5
 """A wake-up this late means that our own event loop is slow."""
@@ -175,10 +175,10 @@ class Swim:
         if member is None or member.health is not Health.ALIVE:
             return []
         seen = (message.incarnation, message.heartbeat)
-        if seen < member.peer.body.age and now - member.told < limits.HEARTBEAT_INTERVAL_S:
-            return [Send(link, Records(((member.peer.data, False),)))]
+        if seen < member.row.body.age and now - member.told < limits.HEARTBEAT_INTERVAL_S:
+            return [Send(link, Records(((member.row.data, False),)))]
         is_cleared = not member.is_hearsay and now - member.since < limits.RUMOUR_PAUSE_S
-        if seen < member.peer.body.age or is_cleared:
+        if seen < member.row.body.age or is_cleared:
             return []
         if now - self._answered(member) < limits.PROBE_TIMEOUT_S:
             return [Send(to, message) for to, peer in self._links.items() if peer == message.node_id]
@@ -227,7 +227,7 @@ class Swim:
 
     def _answered(self, member: Member) -> float:
         """When a member last spoke to us: the roster is told of it only when that matters."""
-        node_id = member.peer.node_id
+        node_id = member.row.node_id
         heard = [self._link_heard[link] for link, peer in self._links.items() if peer == node_id]
         return max(heard, default=member.answered)
 
@@ -264,7 +264,7 @@ class Swim:
             return []
         self._roster.judge(node_id, Health.SUSPECT, now)
         self._suspected[node_id] = now
-        rumour = Suspect(node_id, *member.peer.body.age)
+        rumour = Suspect(node_id, *member.row.body.age)
         targets = sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng)
         return [Send(link, rumour) for link in targets]
 
@@ -297,7 +297,7 @@ class Swim:
         for member in self._roster.doubted():
             answered = self._answered(member)
             if answered >= member.since:
-                self._roster.heard_from(member.peer.node_id, answered)
+                self._roster.heard_from(member.row.node_id, answered)
 
     def _judge_silence(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -308,10 +308,10 @@ class Swim:
         for member in self._roster.live():
             if member.health is Health.ALIVE:
                 if member.heard < silent_since and self._answered(member) < silent_since:
-                    effects += self._suspect(member.peer.node_id, now)
+                    effects += self._suspect(member.row.node_id, now)
             elif member.since < suspected_since:
-                self._roster.judge(member.peer.node_id, Health.DOWN, now)
-                self._suspected[member.peer.node_id] = now
+                self._roster.judge(member.row.node_id, Health.DOWN, now)
+                self._suspected[member.row.node_id] = now
                 effects += self._said("is down", member)
             elif told_before <= member.since < tell_before:  # the first answers have not cleared it up
                 effects += self._said("does not answer", member)
@@ -331,6 +331,6 @@ def _are_linked(one: Member | None, other: Member | None) -> bool:
     if one is None or other is None:
         return False
     return any(
-        here.peer.node_id[: limits.LINK_PREFIX_BYTES] in there.peer.body.dialled
+        here.row.node_id[: limits.LINK_PREFIX_BYTES] in there.row.body.dialled
         for here, there in ((one, other), (other, one))
     )

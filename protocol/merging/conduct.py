@@ -68,6 +68,21 @@ class Figures(NamedTuple):
     agreement: float | None = None
     """Cosine with the sum of the others' directions; None where fewer than 3 deltas could be compared."""
 
+    @property
+    def is_overweight(self) -> bool:
+        """Whether its weight was cut a good deal."""
+        return self.capped >= CAPPED_MIN
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether it was shortened a good deal, and is long for its steps, too."""
+        return min(self.clipped, self.pace) >= CLIPPED_MIN
+
+    @property
+    def is_opposed(self) -> bool:
+        """Whether it points away from where the others go."""
+        return self.agreement is not None and self.agreement < OPPOSED_BELOW
+
 
 class RoundFigures(NamedTuple):
     """A merged round: its members' figures, and how far its deltas agree."""
@@ -200,7 +215,7 @@ class Conduct:
         rounds = list(self._rounds[author].values())
         agreements = [f.agreement for f in rounds if f.agreement is not None]
         capped = [f.capped for f in rounds if f.capped > 1.0]
-        clipped = [f.clipped for f in rounds if _is_clipped(f)]
+        clipped = [f.clipped for f in rounds if f.is_clipped]
         return Summary(
             judged=len(rounds),
             void=sum(f.void for f in rounds),
@@ -209,30 +224,18 @@ class Conduct:
             cap_factor=_mean(capped) or 1.0,
             clipped=len(clipped),
             clip_factor=_mean(clipped) or 1.0,
-            opposed=sum(_is_opposed(f) for f in rounds),
+            opposed=sum(f.is_opposed for f in rounds),
             agreement=_mean(agreements),
             verdict=_verdict(rounds, self._charges.get(author, frozenset())),
         )
 
 
-def _is_clipped(figures: Figures) -> bool:
-    return min(figures.clipped, figures.pace) >= CLIPPED_MIN
-
-
-def _is_opposed(figures: Figures) -> bool:
-    return figures.agreement is not None and figures.agreement < OPPOSED_BELOW
-
-
-def _is_overweight(figures: Figures) -> bool:
-    return figures.capped >= CAPPED_MIN
-
-
 _CHARGES: dict[str, Callable[[Figures], bool]] = {
     "void": lambda figures: figures.void,
     "stale": lambda figures: figures.stale,
-    "clipped": _is_clipped,
-    "opposed": _is_opposed,
-    "overweight": _is_overweight,
+    "clipped": lambda figures: figures.is_clipped,
+    "opposed": lambda figures: figures.is_opposed,
+    "overweight": lambda figures: figures.is_overweight,
 }
 """What a round of a member can be bad in, in the order in which a verdict names it."""
 

@@ -2,8 +2,8 @@
 
 ``result = round_half_even(scale * sum_i a_i * v_i)`` with integers ``a_i``, the sum in int64, and a single
 IEEE double multiplication per element: the same bits on every machine. A rule chooses ``a_i`` such that
-``a_i * |v_i|`` stays below 2**48, which leaves room for 2**14 authors of one round. No rule counts them: the sum
-of more wraps, alike on every node, since whoever can bring so many keys has the majority anyway.
+``a_i * |v_i|`` stays below 2**48, which leaves room for 2**14 authors of one round. No rule counts them: the
+sum of more wraps, alike on every node. A liar with so many keys has the majority anyway.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

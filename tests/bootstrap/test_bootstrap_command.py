@@ -85,7 +85,7 @@ def test_a_bootstrap_peer_that_did_not_get_to_its_model_may_have_another_manifes
         raise problem
 
     assert run("init", "my.toml", "--preset", "tiny").status == 0
-    monkeypatch.setattr("gossamer.bootstrap.genesis.ensure_genesis", ensure_genesis)
+    monkeypatch.setattr("gossamer.bootstrap.first_model.ensure_genesis", ensure_genesis)
     assert run("bootstrap", "my.toml", "--dir", "d").status in (2, 130)
     assert Home(tmp_path / "d").manifest() is None
 
@@ -99,7 +99,7 @@ def test_a_bootstrap_peer_that_finds_the_disk_full_may_be_started_again(
         raise DiskFullError("cannot write d/ledger.sqlite: the disk is full; free some space")
 
     assert run("init", "my.toml", "--preset", "tiny").status == 0
-    monkeypatch.setattr("gossamer.bootstrap.genesis.ensure_genesis", full)
+    monkeypatch.setattr("gossamer.bootstrap.first_model.ensure_genesis", full)
     outcome = run("bootstrap", "my.toml", "--dir", "d")
     assert outcome.status == 1
     assert outcome.err == "gossamer: cannot write d/ledger.sqlite: the disk is full; free some space\n"
@@ -127,7 +127,7 @@ def test_so_may_one_whose_disk_has_no_room_for_a_manifest_or_a_model(
     if place == "folder":
         monkeypatch.setattr(wholefile, "open_aside", full)
     else:
-        monkeypatch.setattr("gossamer.bootstrap.genesis.Child", Child)
+        monkeypatch.setattr("gossamer.bootstrap.first_model.Child", Child)
     outcome = run("bootstrap", "my.toml", "--dir", "d")
     assert outcome.status == 1
     where = tmp_path / "d" / ("manifest" if place == "folder" else "chunks")

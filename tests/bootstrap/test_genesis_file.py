@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from gossamer.bootstrap import genesis_file
-from gossamer.bootstrap.genesis import ensure_genesis
+from gossamer.bootstrap.first_model import ensure_genesis
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home

@@ -144,7 +144,7 @@ def _message_giants() -> list[bytes]:
     record = (b"x" * limits.RECORD_BYTES_MAX, True)
     found = [
         msg.Records((record,) * limits.RECORDS_PER_MESSAGE_MAX),
-        msg.Roster(tuple((bytes(32), n, n) for n in range(limits.MEMBERS_MAX)), False),
+        msg.RosterSummary(tuple((bytes(32), n, n) for n in range(limits.MEMBERS_MAX)), False),
         msg.Inventory(tuple((n, ids) for n in range(msg._COMPARED_MAX))),
         msg.Inventory(((1, (bytes(32),) * limits.IDS_PER_ROUND_MAX),)),
     ]
@@ -174,8 +174,8 @@ def record_seeds() -> list[bytes]:
     row = builders.row(KEYS[0], claims=claims, name="name", **web)
     bodies = [
         (Kind.DELTA, body.pack()),
-        (Kind.PEER, row.body.pack()),
-        (Kind.PEER, builders.row(KEYS[1]).body.pack()),
+        (Kind.ROW, row.body.pack()),
+        (Kind.ROW, builders.row(KEYS[1]).body.pack()),
     ]
     for codec in CODECS:
         other, _ = builders.random_delta(rng, KEYS[0], 3, codec=codec)

@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim, genesis_claim
@@ -25,7 +26,7 @@ from gossamer.protocol.envelope import Envelope, Kind, open_envelope, seal
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.ranges import LEVEL_MAX
-from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody
+from gossamer.protocol.records import NO_RECORD, DeltaBody, RowBody
 from gossamer.protocol.wire import is_printable, pack, unpack
 from tests.fuzz.decoders import mutate_record, record_seeds
 from tests.fuzz.forge import blobs_from, forge
@@ -111,7 +112,7 @@ class Siege:
         self.inbound: set[int] = set()
         self.numbers = 0
         self.dials: deque[fx.Dial] = deque(maxlen=16)
-        self.duties: deque[fx.Event] = deque()
+        self.duties: deque[ev.Event] = deque()
         """What the adapter owes the core."""
         self.fetched: deque[Claim] = deque(maxlen=4)
         """Snapshots that the core asked for."""
@@ -126,12 +127,12 @@ class Siege:
 
     # -- events in, effects out
 
-    def handle(self, event: fx.Event) -> None:
+    def handle(self, event: ev.Event) -> None:
         self.counts["events"] += 1
         effects = self.core.handle(event, self.now)
         for effect in effects:
             self._check_effect(effect)
-        if isinstance(event, fx.LinkDown):
+        if isinstance(event, ev.LinkDown):
             self.links.pop(event.link, None)
         self._carry_out(effects)
         self._check_tables()
@@ -150,15 +151,15 @@ class Siege:
                     self.known.append(effect.delta.record_id)
                     self.known.extend(effect.delta.body.chunks[:2])
                     if effect.own:
-                        self.duties.append(fx.Stored(effect.delta))
+                        self.duties.append(ev.Stored(effect.delta))
                 case fx.Seal():
                     claim = Claim(effect.round, 1, bytes(32), bytes([effect.round % 256]) * 32)
-                    self.duties.append(fx.Sealed((claim, *self.core.sealing.claims)[: limits.CLAIMS_MAX]))
+                    self.duties.append(ev.Sealed((claim, *self.core.sealing.claims)[: limits.CLAIMS_MAX]))
                 case fx.Prefetch():
                     self.fetched.append(effect.claim)
                 case fx.Adopt():
                     self.fetched.append(effect.claim)
-                    self.duties.append(fx.Adopted(effect.claim))
+                    self.duties.append(ev.Adopted(effect.claim))
             if isinstance(effect, fx.Send) and isinstance(effect.message, msg.Ask):
                 self.wanted.append((effect.link, effect.message.blob))
 
@@ -227,7 +228,7 @@ class Siege:
             body = mutate_record(dice.choice(record_seeds_once()), dice)
             return self._sealed(author, Kind(body[0]), body[1:], dice)
         if choice < 4:
-            return self._sealed(author, Kind.PEER, self._row(dice).pack(), dice)
+            return self._sealed(author, Kind.ROW, self._row(dice).pack(), dice)
         return self._sealed(author, Kind.DELTA, self._delta(dice).pack(), dice)
 
     def _sealed(self, author: Any, kind: Kind, body: bytes, dice: Random) -> bytes:
@@ -237,7 +238,7 @@ class Siege:
         self.records.append(data)
         return mutate_bytes(data, dice) if dice.randrange(20) == 0 else data
 
-    def _row(self, dice: Random) -> PeerBody:
+    def _row(self, dice: Random) -> RowBody:
         root = bytes([dice.randrange(4)]) * 32
         claim = Claim(
             dice.choice((0, 16, 32, limits.ROUND_MAX)), dice.choice((0, 1, 2**63 - 1)), bytes(32), root
@@ -281,7 +282,7 @@ class Siege:
             self.counts["messages decoded"] += 1
             if isinstance(message, msg.Records):
                 self._count_records(message)
-        self.handle(fx.Received(link, data))
+        self.handle(ev.Received(link, data))
 
     def _count_records(self, message: msg.Records) -> None:
         for data, _ in message.entries:
@@ -300,24 +301,24 @@ class Siege:
         node_id = dice.choice(HOSTILE).node_id if dice.randrange(30) else OURS.node_id
         self.links[self.numbers] = node_id
         outbound = dice.random() < 0.5
-        self.handle(fx.LinkUp(self.numbers, node_id, outbound, dice.choice(ADDRESSES) if outbound else None))
+        self.handle(ev.LinkUp(self.numbers, node_id, outbound, dice.choice(ADDRESSES) if outbound else None))
 
     def down(self, dice: Random) -> None:
         link = self._link(dice)
         if link is not None:
-            self.handle(fx.LinkDown(link))
+            self.handle(ev.LinkDown(link))
 
     def dialled(self, dice: Random) -> None:
         if not self.dials:
             return
         dial = self.dials.popleft()
         if dice.randrange(2):
-            self.handle(fx.DialFailed(dial.address))
+            self.handle(ev.DialFailed(dial.address))
             return
         self.numbers += 1
         node_id = dial.node_id or dice.choice(HOSTILE).node_id
         self.links[self.numbers] = node_id
-        self.handle(fx.LinkUp(self.numbers, node_id, True, dial.address))
+        self.handle(ev.LinkUp(self.numbers, node_id, True, dial.address))
 
     def garbage(self, dice: Random) -> None:
         self._say(dice, dice.randbytes(dice.choice((0, 1, 5, 40, 3000))))
@@ -379,7 +380,7 @@ class Siege:
             due = self.core.next_wake()
             assert due < math.inf
             self.now = max(self.now, due)
-            self.handle(fx.Wake())
+            self.handle(ev.Wake())
             assert self.core.next_wake() > self.now
 
     def duty(self, dice: Random) -> None:
@@ -392,39 +393,39 @@ class Siege:
         link, blob = self.wanted.popleft()
         if dice.randrange(2):
             self.chunks[blob] = self.core.fetcher.expected_size(blob) or 1
-            self.handle(fx.ChunkArrived(blob))
+            self.handle(ev.ChunkArrived(blob))
         else:
-            self.handle(fx.ChunkFailed(link, blob))
+            self.handle(ev.ChunkFailed(link, blob))
 
     def snapshot(self, dice: Random) -> None:
         """One that the core asked for turns out to be none."""
         if self.fetched:
             lie = self.fetched.popleft()
-            self.duties = deque(duty for duty in self.duties if duty != fx.Adopted(lie))
-            self.handle(fx.Unusable(lie))
+            self.duties = deque(duty for duty in self.duties if duty != ev.Adopted(lie))
+            self.handle(ev.Unusable(lie))
 
     def publish(self, dice: Random) -> None:
-        if any(isinstance(duty, fx.Stored) for duty in self.duties):
+        if any(isinstance(duty, ev.Stored) for duty in self.duties):
             return  # nothing is due without an acknowledgement
         round_ = self.core.own_last + dice.choice((0, 1, 1, 3))
         if round_ >= 1:
             loss = dice.choice((2.5, math.nan, math.inf))
-            self.handle(fx.Publish(builders.body_of(dice.randbytes(9), "int8", round_, 2, loss=loss)))
+            self.handle(ev.Publish(builders.body_of(dice.randbytes(9), "int8", round_, 2, loss=loss)))
 
     def pause(self, dice: Random) -> None:
-        self.handle(fx.Paused())
+        self.handle(ev.Paused())
 
     def need(self, dice: Random) -> None:
         self.handle(
-            fx.Need(dice.choice(list(self.known))[:32], ((dice.randbytes(32), 100), (self.known[-1][:32], 7)))
+            ev.Need(dice.choice(list(self.known))[:32], ((dice.randbytes(32), 100), (self.known[-1][:32], 7)))
         )
 
     def progress(self, dice: Random) -> None:
-        self.handle(fx.Progress(3, abs(dice.choice(INTS[:20])), math.nan, math.inf, "cpu"))
+        self.handle(ev.Progress(3, abs(dice.choice(INTS[:20])), math.nan, math.inf, "cpu"))
 
     def leave(self, dice: Random) -> None:
         if dice.randrange(10) == 0:
-            self.handle(fx.Leave())
+            self.handle(ev.Leave())
 
 
 MOVES = (

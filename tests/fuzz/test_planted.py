@@ -135,7 +135,7 @@ PLANTED = {
         lambda _, links, most: sorted(links),
     ),
     "a parser that fails": Planted(
-        "replica", "ValueError: planted", intake, "parse_peer", mock.Mock(side_effect=ValueError("planted"))
+        "replica", "ValueError: planted", intake, "parse_row", mock.Mock(side_effect=ValueError("planted"))
     ),
     "a handler that fails": Planted(
         "replica", "KeyError: 'planted'", Presence, "refute", mock.Mock(side_effect=KeyError("planted"))

@@ -197,7 +197,7 @@ async def test_a_record_of_somebody_else_cannot_be_changed_or_claimed(swarm: Loc
             head + louder,
             head[:1] + mallory.identity.public_key + head[signature] + body,
             head[:1] + head[key] + os.urandom(64) + body,
-            bytes([Kind.PEER]) + head[1:] + body,
+            bytes([Kind.ROW]) + head[1:] + body,
             seal(mallory.identity, Kind.DELTA, bytes(32), theirs.body.pack()).data,  # of another swarm
         ]
         for data in forged:

@@ -248,7 +248,7 @@ async def test_a_member_that_reads_nothing_is_cut_off_and_costs_bounded_memory(l
         before = daemon.memory_info().rss
         peer.socket._response.connection.protocol.pause_reading()  # type: ignore[union-attr]
         rows = tuple((os.urandom(32), 0, 0) for _ in range(500))
-        question = msg.encode(msg.Roster(rows, False))
+        question = msg.encode(msg.RosterSummary(rows, False))
         try:
             async with asyncio.timeout(5):
                 for _ in range(3000):

@@ -103,7 +103,7 @@ async def test_a_stranger_hears_why_and_learns_nothing(swarm: LocalNodes) -> Non
     assert "lets in invited nodes only" in reason and stranger.node_id.hex() in reason
     # What a member would send first, without a hello.
     heard += await knock(address, lambda *_: msg.encode(msg.Compare(0, (), whole=True)))
-    heard += await knock(address, lambda *_: msg.encode(msg.Roster((), False)))
+    heard += await knock(address, lambda *_: msg.encode(msg.RosterSummary((), False)))
     assert sum(map(len, heard)) < BYTES_FOR_A_STRANGER
 
     binding = await fingerprint_at(address)

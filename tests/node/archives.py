@@ -16,7 +16,7 @@ from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.effects import Event
+from gossamer.protocol.events import Event
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
@@ -61,7 +61,6 @@ class Sealing:
         self.reach = 0
         self.is_reached = True
         """Whether the swarm has come as far as all that waits to be merged."""
-        self.on_merged: Callable[[int], None] = lambda round_: None
         self.between: Callable[[Fragment], None] = lambda fragment: None
         """Called after each fragment that was asked for."""
         self.told: list[Event] = []

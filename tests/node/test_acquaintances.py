@@ -12,7 +12,7 @@ import pytest
 from gossamer.node.address import Contact
 from gossamer.node.network.acquaintances import REMEMBERED_MAX, Acquaintances, whom_to_join
 from gossamer.node.storage.home import Home
-from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.membership.roster import Health
 from tests.node.cores import new_core
 from tests.protocol import builders
@@ -24,8 +24,8 @@ def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> N
     for number in (3, 1, 2):
         author = builders.identity(number)
         core.roster.update(builders.row(author, addresses=(f"10.0.0.{number}:7700",)), 0.0)
-    core.handle(fx.LinkUp(1, builders.identity(2).node_id, True, "10.0.0.2:7700"), 0.0)
-    core.handle(fx.LinkUp(2, builders.identity(3).node_id, False, None), 0.0)
+    core.handle(ev.LinkUp(1, builders.identity(2).node_id, True, "10.0.0.2:7700"), 0.0)
+    core.handle(ev.LinkUp(2, builders.identity(3).node_id, False, None), 0.0)
     Acquaintances(home, core).remember()
     joined = whom_to_join(("boot:1",), home)
     ids = {number: builders.identity(number).node_id for number in (1, 2, 3)}

@@ -27,8 +27,9 @@ from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.effects import Adopted, Close, Event, Sealed
+from gossamer.protocol.effects import Close
 from gossamer.protocol.errors import StorageError
+from gossamer.protocol.events import Adopted, Event, Sealed
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec
 from gossamer.protocol.records import Delta
@@ -57,7 +58,7 @@ async def test_a_model_of_which_no_snapshot_is_whole_is_fetched_again(tmp_path: 
     )
     chunks = ChunkStore(tmp_path / "chunks")
     shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
-    archive = Archive(core, SimpleNamespace(on_merged=None), chunks, records, shelf, lambda event: None)  # type: ignore[arg-type]
+    archive = Archive(core, SimpleNamespace(), chunks, records, shelf, lambda event: None)  # type: ignore[arg-type]
     if contacts:
         await archive.restore()
         assert restored == [()]
@@ -80,7 +81,7 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
 
     archive = Archive(
         SimpleNamespace(ledger=[still_open], own_last=7, **NOTHING_ELSE),  # type: ignore[arg-type]
-        SimpleNamespace(close_up_to=close_up_to, on_merged=None),  # type: ignore[arg-type]
+        SimpleNamespace(close_up_to=close_up_to),  # type: ignore[arg-type]
         chunks,
         SimpleNamespace(close_up_to=lambda base, own_last: noted.append((base, own_last))),  # type: ignore[arg-type]
         SnapshotShelf(chunks, 0),
@@ -107,7 +108,7 @@ async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_
     def late(fragment: Fragment) -> None:
         if fragment.index == LAYOUT.of_round(first.round).index:
             sealing.merger.merge(1, tuple(d for d in world.deltas if d.round == 1))
-            sealing.archive._note_merged(1)
+            sealing.archive.note_merged(1)
 
     sealing.between = late
     claim = await sealing.seal(4)
@@ -143,7 +144,7 @@ async def test_late_records_that_go_on_coming_do_not_put_the_snapshot_off_for_ev
     for tick in range(10):
         at = now + 1.5 * tick
         monkeypatch.setattr("gossamer.node.phi.archive.time.monotonic", lambda at=at: at)
-        sealing.archive._note_merged(1)
+        sealing.archive.note_merged(1)
         due.append(sealing.archive._is_due_anew(at))
     assert due == [False] * 5 + [True] * 5
     monkeypatch.undo()
@@ -179,7 +180,7 @@ async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
     merge_all(sealing.merger, [delta for delta in world.deltas if delta.round > 1])
     await sealing.seal(4)
     sealing.merger.merge(1, tuple(delta for delta in world.deltas if delta.round == 1))
-    sealing.archive._note_merged(1)
+    sealing.archive.note_merged(1)
     errors = [error]
 
     def fail(fragment: Fragment) -> None:
@@ -424,7 +425,7 @@ async def test_what_came_late_is_sealed_before_it_is_closed(
 
     def comes() -> None:
         arrive(merger, ledger, [late])
-        archive._note_merged(late.round)
+        archive.note_merged(late.round)
 
     busy = merging._busy
     if arrives == "before":
@@ -532,7 +533,7 @@ async def test_how_far_rounds_were_merged_is_noted_also_by_who_has_gone_back(tmp
     async def merged(round_: int) -> int:
         """As `Merging` tells of it; returns what the next start is told."""
         node.merging.schedule.merged(round_)
-        node.archive._note_merged(round_)
+        node.archive.note_merged(round_)
         await node.archive._one_thing()
         return node.records.load_history().reach
 
@@ -554,10 +555,10 @@ async def test_a_round_that_is_merged_as_the_one_before_is_noted_is_noted_too(wo
         noted.append(round_)
         if round_ == 5:
             sealing.reach = 6
-            sealing.on_merged(6)
+            sealing.archive.note_merged(6)
 
     sealing.archive._records.note_reach = note  # type: ignore[method-assign]
-    sealing.on_merged(5)
+    sealing.archive.note_merged(5)
     for _ in range(2):
         sealing.archive._news.set()  # so that it does not wait for any
         await sealing.archive._one_thing()

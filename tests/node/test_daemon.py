@@ -40,6 +40,7 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home, manifest_of
 from gossamer.node.storage.wholefile import UNFINISHED_S
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import ConfigError, DiskFullError, NobodyThereError, RefusedError, StorageError
@@ -117,11 +118,11 @@ async def test_peers_clocks_are_compared_anew_once_ours_was_set(
     async with running(home) as daemon:
         link = SimpleNamespace(number=7, outbound=False, clock_offset_s=-3600.0, traffic=Traffic())
         daemon.links.add(link)  # type: ignore[arg-type]
-        daemon.dispatch(fx.Wake())
+        daemon.dispatch(ev.Wake())
         assert link.clock_offset_s == -3600.0
         before_s = timekeeping.unix_offset_s()
         monkeypatch.setattr(timekeeping, "unix_offset_s", lambda: before_s - 3600.0)
-        daemon.dispatch(fx.Wake())
+        daemon.dispatch(ev.Wake())
         assert link.clock_offset_s is None
         daemon.links.remove(link)  # type: ignore[arg-type]
 
@@ -326,15 +327,15 @@ async def test_a_daemon_that_an_error_ends_begins_nothing_more(
             await until(lambda: daemon.merging.ready)
             handle = daemon.core.handle
 
-            def dials(event: fx.Event, now: float) -> list[fx.Effect]:
-                return [fx.Dial("127.0.0.1:1", None)] if isinstance(event, fx.Paused) else handle(event, now)
+            def dials(event: ev.Event, now: float) -> list[fx.Effect]:
+                return [fx.Dial("127.0.0.1:1", None)] if isinstance(event, ev.Paused) else handle(event, now)
 
             async def link() -> None:
                 try:
                     await asyncio.Event().wait()
                 finally:
                     await asyncio.sleep(0.01)
-                    answers.append(daemon.dispatch(fx.Paused()))
+                    answers.append(daemon.dispatch(ev.Paused()))
 
             async def fails() -> None:
                 raise StorageError("failed")
@@ -372,7 +373,7 @@ async def test_a_node_that_still_writes_its_chronicle_takes_nobody_in(
             with pytest.raises(aiohttp.ClientError):
                 async with linked(facts["address"], daemon.core.swarm_id):
                     pass
-            assert daemon.dispatch(fx.LinkUp(9, identity(1).node_id, False, None)) == []
+            assert daemon.dispatch(ev.LinkUp(9, identity(1).node_id, False, None)) == []
         finally:
             written.set()
 

@@ -14,10 +14,11 @@ from gossamer.node.network.dialling import Dialler
 from gossamer.node.network.policing import Policing
 from gossamer.node.storage.home import Home
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.offence import Offence
-from gossamer.protocol.records import Peer
+from gossamer.protocol.records import Row
 from tests.node.cores import new_core
 from tests.protocol import builders
 
@@ -40,7 +41,7 @@ class Street:
 def member(core: Replica, number: int, address: str, fingerprint: bytes) -> bytes:
     """A row that tells an address and a certificate; returns its node id."""
     row = builders.row(builders.identity(number), addresses=(address,))
-    peer = Peer(node_id=row.node_id, body=replace(row.body, fingerprint=fingerprint), data=row.data)
+    peer = Row(node_id=row.node_id, body=replace(row.body, fingerprint=fingerprint), data=row.data)
     core.roster.update(peer, 0.0)
     return row.node_id
 
@@ -66,10 +67,10 @@ async def test_a_private_address_that_two_members_have_is_no_matter(
     member(core, 1, HOME, b"n" * 32)
     member(core, 2, "10.9.9.9:7700", b"f" * 32)
     wanted = member(core, 3, HOME, b"w" * 32)
-    events: list[fx.Event] = []
+    events: list[ev.Event] = []
     street: Any = Street(shown)
     await Dialler(street, Policing(), core, events.append).dial(fx.Dial(HOME, wanted, b"w" * 32))
-    assert events == [fx.DialFailed(HOME)]
+    assert events == [ev.DialFailed(HOME)]
     assert ("shows another certificate" in caplog.text) is is_said
 
 
@@ -77,8 +78,8 @@ async def test_who_is_turned_away_is_not_dialled(tmp_path: Path) -> None:
     wanted, policing = builders.identity(1).node_id, Policing()
     while not policing.is_greylisted(wanted):
         policing.blame(wanted, "garbage", Offence.MALFORMED)
-    events: list[fx.Event] = []
+    events: list[ev.Event] = []
     street = Street(b"w" * 32)
     transport: Any = street
     await Dialler(transport, policing, new_core(Home(tmp_path)), events.append).dial(fx.Dial(HOME, wanted))
-    assert street.dialled == [] and events == [fx.DialFailed(HOME)]
+    assert street.dialled == [] and events == [ev.DialFailed(HOME)]

@@ -20,8 +20,8 @@ from torch.utils.data import IterableDataset
 from gossamer.node.peer import Peer
 from gossamer.node.training.arguments import check_arguments
 from gossamer.node.training.beside import Beside
+from gossamer.node.training.rank_role import RankRole
 from gossamer.node.training.ranks import Alone
-from gossamer.node.training.role import Role
 from gossamer.node.training.steps import mean_loss, token_count
 from gossamer.protocol.errors import ConfigError
 
@@ -67,7 +67,7 @@ def deeds(path: Path) -> list[str]:
 
 
 def peer_of(path: Path) -> Peer:
-    return Peer(nn.Linear(2, 2), cast(Role, Deeds(path)))
+    return Peer(nn.Linear(2, 2), cast(RankRole, Deeds(path)))
 
 
 def children() -> multiprocessing.context.ForkServerContext:

@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.node.network import keeping
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import messages as msg
 from gossamer.protocol.limits import FETCHES_MAX
 from tests.node.full_disk import FullDisk
@@ -51,17 +51,17 @@ async def test_a_disk_that_takes_nothing_pauses_fetching_and_what_came_is_kept_l
         await setup.get(b"%d" % n)
         await setup.ask(b"%d" % n)
     assert setup.line.got == FETCHES_MAX and not setup.link.sent, "or it would be thrown away"
-    assert {type(event) for event in setup.events} == {fx.ChunkFailed} and len(setup.events) == 216
+    assert {type(event) for event in setup.events} == {ev.ChunkFailed} and len(setup.events) == 216
     await until(lambda: disk.left < 10**6 - FETCHES_MAX - 3)
     assert [record.getMessage() for record in caplog.records] == [f"cannot store a payload: {said}"]
     setup.events.clear()
     disk.left = 0
     blob = sha256(b"data").digest()
-    await until(lambda: setup.events == [fx.ChunkArrived(blob)])
+    await until(lambda: setup.events == [ev.ChunkArrived(blob)])
     assert setup.line.got == FETCHES_MAX and setup.chunks.get(blob) == b"data"
     setup.line.answer = b"more"
     await setup.get(b"more")
-    assert fx.ChunkArrived(sha256(b"more").digest()) in setup.events
+    assert ev.ChunkArrived(sha256(b"more").digest()) in setup.events
     await setup.ask(b"more")
     assert setup.link.sent == [msg.encode(msg.Ask(sha256(b"more").digest()))]
     trying.cancel()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gossamer.node.monitoring.known_links import known_links
 from gossamer.protocol.membership.roster import Health, Member
-from gossamer.protocol.records import Peer
+from gossamer.protocol.records import Row
 from tests.protocol import builders
 
 
 def member(number: int, *dialled: int, health: Health = Health.ALIVE, node_id: bytes | None = None) -> Member:
     row = builders.row(builders.identity(number), dialled=tuple(start(n) for n in dialled))
-    return Member(Peer(node_id=node_id or row.node_id, body=row.body, data=row.data), health, 0.0, 0.0)
+    return Member(Row(node_id=node_id or row.node_id, body=row.body, data=row.data), health, 0.0, 0.0)
 
 
 def start(number: int) -> bytes:

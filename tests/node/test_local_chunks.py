@@ -16,7 +16,7 @@ import pytest
 from gossamer.node.network import local_chunks
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.payloads.packing import Chunk
@@ -47,7 +47,7 @@ async def test_reading_finds_damage(setup: Setup) -> None:
     file_of(setup.chunks, blob).write_bytes(b"damaged")
     assert await setup.local.read_chunk(blob) is None
     (event,) = setup.events
-    assert isinstance(event, fx.Need) and event.key == b"r" and dict(event.chunks).keys() == {blob, other}
+    assert isinstance(event, ev.Need) and event.key == b"r" and dict(event.chunks).keys() == {blob, other}
 
 
 async def test_damage_of_a_snapshot_is_the_archives_to_mend(
@@ -85,7 +85,7 @@ async def test_what_can_be_read_again_has_arrived(
     assert await setup.local.read_chunk(blob) is None
     looking = asyncio.create_task(setup.local.run())
     (tmp_path / "away").rename(file)
-    await until(lambda: setup.events == [fx.ChunkArrived(blob)])
+    await until(lambda: setup.events == [ev.ChunkArrived(blob)])
     assert await setup.local.read_chunk(blob) == Chunk(b"data", None)
     looking.cancel()
     await asyncio.wait([looking])
@@ -109,10 +109,10 @@ async def test_a_disk_that_fails_is_said_once_and_not_for_each_chunk(
 
         failing.setattr(Path, "read_bytes", fail)
         assert [await setup.local.read_chunk(blob) for blob in blobs] == [None] * 20
-    assert sum(isinstance(event, fx.Need) for event in setup.events) == 20
+    assert sum(isinstance(event, ev.Need) for event in setup.events) == 20
     assert caplog.text.count("was damaged on disk; fetching it again") == 1
     looking = asyncio.create_task(setup.local.run())
-    await until(lambda: sum(isinstance(event, fx.ChunkArrived) for event in setup.events) == 20)
+    await until(lambda: sum(isinstance(event, ev.ChunkArrived) for event in setup.events) == 20)
     looking.cancel()
     await asyncio.wait([looking])
     assert caplog.text.count("and 19 more can be read again") == 1

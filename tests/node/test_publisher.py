@@ -15,6 +15,7 @@ from gossamer.node.ipc import control, publisher
 from gossamer.node.ipc.publisher import Publisher
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.payloads.chunks import split_payload
 from tests.node.full_disk import FullDisk
@@ -30,17 +31,17 @@ class Core:
     """Signs what it is asked to, unless told not."""
 
     def __init__(self) -> None:
-        self.events: list[fx.Event] = []
+        self.events: list[ev.Event] = []
         self.told: list[control.ControlMessage] = []
         self.signs = True
 
-    def dispatch(self, event: fx.Event) -> list[fx.Effect]:
+    def dispatch(self, event: ev.Event) -> list[fx.Effect]:
         self.events.append(event)
         return [fx.Store(None, own=True)] if self.signs else []  # type: ignore[arg-type]
 
     @property
     def signed(self) -> list[int]:
-        return [event.body.round for event in self.events if isinstance(event, fx.Publish)]
+        return [event.body.round for event in self.events if isinstance(event, ev.Publish)]
 
 
 @contextlib.asynccontextmanager
@@ -75,7 +76,7 @@ async def test_publishing_stores_before_it_signs(chunks: ChunkStore) -> None:
     async with publishing(chunks, core) as publisher:
         area = await publish(publisher, payload)
     (event,) = core.events
-    assert isinstance(event, fx.Publish)
+    assert isinstance(event, ev.Publish)
     assert event.body.chunks == tuple(sha256(chunk).digest() for chunk in split_payload(payload))
     assert event.body.payload_bytes == len(payload)
     assert b"".join(chunks.get(blob) for blob in event.body.chunks) == payload
@@ -138,7 +139,7 @@ async def test_what_cannot_be_stored_pauses_publishing(
     core = Core()
     async with publishing(chunks, core) as publisher_:
         await publish(publisher_, b"x")
-    assert [type(event) for event in core.events] == [fx.Paused] * 3 + [fx.Publish]
+    assert [type(event) for event in core.events] == [ev.Paused] * 3 + [ev.Publish]
     assert caplog.text.count(told) == 1
     assert chunks.get(sha256(b"x").digest()) == b"x"
 

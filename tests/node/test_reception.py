@@ -16,6 +16,7 @@ from gossamer.node.network.reception import Reception
 from gossamer.node.storage import recordwriter
 from gossamer.node.storage.recordwriter import RecordWriter
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.envelope import HEADER_BYTES, Kind
 from gossamer.protocol.messages import Message, Ping, Records, decode, encode
 from tests.node.trainer_side import until
@@ -23,7 +24,7 @@ from tests.node.wires import End, linked, listening
 from tests.protocol.builders import unsigned
 
 DELTA = (bytes([Kind.DELTA]) + bytes(HEADER_BYTES), True)
-ROW = (bytes([Kind.PEER]) + bytes(HEADER_BYTES), False)
+ROW = (bytes([Kind.ROW]) + bytes(HEADER_BYTES), False)
 
 
 class Full:
@@ -45,8 +46,8 @@ class Full:
             asyncio.Event(),
         )
 
-    def _dispatch(self, event: fx.Event) -> list[fx.Effect]:
-        assert isinstance(event, fx.Received)
+    def _dispatch(self, event: ev.Event) -> list[fx.Effect]:
+        assert isinstance(event, ev.Received)
         self.told.append(decode(event.data))
         return []
 
@@ -69,10 +70,10 @@ async def test_once_a_node_is_stopping_its_core_hears_no_more_of_links_that_end(
     dialler, listener = End(1), End(2)
     nothing: Any = None
     transfers: Any = SimpleNamespace(gone=lambda number: None)
-    told: list[fx.Event] = []
+    told: list[ev.Event] = []
     stopping = asyncio.Event()
 
-    def dispatch(event: fx.Event) -> list[fx.Effect]:
+    def dispatch(event: ev.Event) -> list[fx.Effect]:
         told.append(event)
         return []
 
@@ -82,7 +83,7 @@ async def test_once_a_node_is_stopping_its_core_hears_no_more_of_links_that_end(
         reception.link_down(out)
         stopping.set()
         reception.link_down(inward)
-    assert told == [fx.LinkDown(out.number)]
+    assert told == [ev.LinkDown(out.number)]
 
 
 async def test_where_the_disk_takes_no_records_all_else_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.timekeeping import unix_offset_s
-from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.admission.charter import NEVER, Role, parse_grant
 from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.claims import Claim
@@ -141,10 +141,10 @@ async def test_a_revoked_delta_whose_payload_was_damaged_on_disk_is_fetched_agai
         path, sound = file_of(daemon.chunks, blob), daemon.chunks.get(blob)
         path.write_bytes(bytes(path.stat().st_size))
         daemon.merging._merger._payloads._in_memory.clear()  # type: ignore[union-attr]
-        daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
+        daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         await until(lambda: void.record_id in daemon.core.fetcher.wants)
         daemon.chunks.put(blob, sound)
-        daemon.dispatch(fx.ChunkArrived(blob))
+        daemon.dispatch(ev.ChunkArrived(blob))
         assert await digests(daemon) == expected
 
 
@@ -165,7 +165,7 @@ async def test_phi_is_rid_of_what_is_void_now_and_after_a_restart(folder: Folder
     async with folder.running() as daemon:
         before = await digests(daemon)
         assert len(daemon.core.ledger) == 6
-        daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
+        daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         after = await digests(daemon)
         assert len(daemon.core.ledger) == 3
         await daemon.admitting.kept_all(5)
@@ -196,7 +196,7 @@ async def test_a_snapshot_that_holds_what_is_void_is_corrected_by_a_restart(
 async def test_payloads_of_what_is_void_go_with_their_round(folder: Folder) -> None:
     kept, void = folder.add(FRIEND, 3), folder.add(OUTCAST, 1)
     async with folder.running() as daemon:
-        daemon.dispatch(fx.Deliver(revocation(OUTCAST, folder.manifest)))
+        daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         await digests(daemon)
         assert all(blob in folder.chunks for blob in void.body.chunks), "another merge may need it"
         daemon.carry_out([daemon.core.holdings.close(2)])
@@ -231,7 +231,7 @@ async def test_a_grant_to_a_revoked_node_is_refused_where_an_owner_hands_it_over
             await deliver(facts["address"], late, plaintext=True)
         assert late not in [record.data for record in daemon.core.charter.records()]
         await deliver(facts["address"], grant(FRIEND, folder.manifest), plaintext=True)
-        daemon.dispatch(fx.Deliver(late))
+        daemon.dispatch(ev.Deliver(late))
         assert late in [record.data for record in daemon.core.charter.records()], "it is a set, as ever"
 
 
@@ -301,7 +301,7 @@ async def test_what_an_owner_gives_a_running_node_is_what_its_next_start_goes_by
     )
     async with folder.running() as daemon:
         for credential in (promoted, grant(FRIEND, folder.manifest), renewed, older):
-            daemon.dispatch(fx.Deliver(credential))
+            daemon.dispatch(ev.Deliver(credential))
             if credential is promoted:
                 await until(lambda: kept().grant.data == promoted)
         await daemon.admitting.kept_all(5)
@@ -326,7 +326,7 @@ async def test_a_node_knows_until_when_it_is_let_in_and_why_it_is_not(tmp_path: 
         look = daemon.watching._look(0.0)
         assert re.fullmatch(r"the invitation runs out in \d.\d hours; have it renewed", look.runs_out)
         assert look.refused == "" and look.has_model
-        daemon.core._unix_time.is_now(unix_offset_s() + 3 * 7200)
+        daemon.core._unix_time.set_offset(unix_offset_s() + 3 * 7200)
         assert "ran out 4.0 hours ago; ask an owner for one" in daemon.watching._look(0.0).refused
 
 
@@ -343,7 +343,7 @@ async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_nod
     async with folder.running() as daemon:
         monkeypatch.setattr(Home, "keep_invitation", fail)
         promoted = grant(folder.identity, folder.manifest)
-        daemon.dispatch(fx.Deliver(promoted))
+        daemon.dispatch(ev.Deliver(promoted))
         await daemon.admitting.kept_all(5)
         assert daemon.admitting.own_credential() == promoted
         assert folder.home.invitation() == first
@@ -384,7 +384,7 @@ async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_
     async with host.running() as daemon:
         facts = host.home.read_daemon()
         assert facts is not None
-        daemon.dispatch(fx.Deliver(renewed))
+        daemon.dispatch(ev.Deliver(renewed))
         async with guest.running(join=(facts["address"],)) as returned:
             await until(lambda: returned.admitting.own_credential() == renewed, 15)
             await returned.admitting.kept_all(5)

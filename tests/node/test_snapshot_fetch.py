@@ -14,8 +14,8 @@ from gossamer.node.phi import snapshot_fetch, snapshots
 from gossamer.node.phi.snapshot_fetch import SnapshotFetch
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.effects import Event, Need, Unusable
 from gossamer.protocol.errors import StorageError
+from gossamer.protocol.events import Event, Need, Unusable
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.payloads.chunks import HASH_BYTES, chunk_hashes, root_of
 from tests.node.archives import Fetching, Sealing, delta, merge_all

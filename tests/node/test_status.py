@@ -58,7 +58,7 @@ async def test_the_documented_fields_are_the_actual_ones(tmp_path: Path) -> None
         training(first) as link,
     ):
         members = daemon.core.roster.members
-        await until(lambda: daemon.merging.ready and any(m.peer.body.dialled for m in members()), 20)
+        await until(lambda: daemon.merging.ready and any(m.row.body.dialled for m in members()), 20)
         link.send(report())
         await publish(first, link, 1)
         _, _, status = await get(first, "/status?digest=1&up_to=1")

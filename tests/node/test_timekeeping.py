@@ -9,14 +9,14 @@ import pytest
 
 from gossamer.node import timekeeping
 from gossamer.node.timekeeping import CLOCK_MOVED_S, Timekeeper
-from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.core.replica import Replica
 
 
 def test_a_clock_that_moved_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     offset_s = 1000.0
     monkeypatch.setattr(timekeeping, "unix_offset_s", lambda: offset_s)
-    told: list[fx.Event] = []
+    told: list[ev.Event] = []
     keeper = Timekeeper(cast(Replica, SimpleNamespace()), told.append)
     assert not keeper.check_clock()
     offset_s += CLOCK_MOVED_S / 2
@@ -25,4 +25,4 @@ def test_a_clock_that_moved_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> 
     offset_s += 3600.0
     assert keeper.check_clock()
     assert not keeper.check_clock()
-    assert told == [fx.TimeSet(offset_s)]
+    assert told == [ev.TimeSet(offset_s)]

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from gossamer.models.errors import TaskError
-from gossamer.node import trainer
+from gossamer.node import exit_status, trainer
 from gossamer.node.options import TrainerOptions
 from gossamer.node.trainer import _Ending, choose_device
 from gossamer.node.training.checkpoint import Progress
@@ -67,7 +67,7 @@ def test_a_daemon_that_does_not_answer_yet_does_not_stop_the_node(
             raise UnreachableError("no daemon has answered")
 
     monkeypatch.setattr(trainer, "Trainer", Waiting)
-    assert status_of(monkeypatch, tmp_path) == trainer.FAILURE
+    assert status_of(monkeypatch, tmp_path) == exit_status.FAILED
 
 
 def status_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
@@ -97,7 +97,7 @@ def test_divergence_before_the_first_delta_leaves_no_inner_state(
             left.append(self)
 
     monkeypatch.setattr(trainer, "Trainer", Diverging)
-    assert status_of(monkeypatch, tmp_path) == (trainer.FAILURE if resumed else trainer.USER_ERROR)
+    assert status_of(monkeypatch, tmp_path) == (exit_status.FAILED if resumed else exit_status.USER_ERROR)
     assert len(left) == 1
 
 
@@ -116,7 +116,7 @@ def test_what_a_task_that_fails_has_left_whole_is_saved(
 
     monkeypatch.setattr(trainer, "Trainer", Failing)
     if isinstance(error, TaskError):
-        assert status_of(monkeypatch, tmp_path) == trainer.FAILURE
+        assert status_of(monkeypatch, tmp_path) == exit_status.FAILED
     else:
         with pytest.raises(RuntimeError, match="a fault"):
             status_of(monkeypatch, tmp_path)
@@ -135,7 +135,7 @@ def test_a_trainer_of_an_earlier_release_than_its_daemon_is_started_again(
             pass
 
     monkeypatch.setattr(trainer, "Trainer", Stopped)
-    assert status_of(monkeypatch, tmp_path) == (trainer.FAILURE if is_outdated else 0)
+    assert status_of(monkeypatch, tmp_path) == (exit_status.FAILED if is_outdated else 0)
 
 
 class Training(trainer.Trainer):

@@ -15,6 +15,7 @@ import pytest
 from gossamer.node.network import transfers, uplink
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import PayloadError, RefusedError
 from gossamer.protocol.limits import ASKS_PER_LINK_MAX, SMALL_CHUNK_BYTES, UPLOADS_PER_MEMBER_MAX
@@ -37,7 +38,7 @@ async def test_getting_stores_and_tells(setup: Setup) -> None:
     setup.line.answer = b"data"
     await setup.get(b"data")
     blob = sha256(b"data").digest()
-    assert setup.events[0] == fx.ChunkArrived(blob)
+    assert setup.events[0] == ev.ChunkArrived(blob)
     assert setup.chunks.get(blob) == b"data"
 
 
@@ -47,7 +48,7 @@ async def test_a_chunk_of_what_was_given_up_meanwhile_is_not_kept(setup: Setup) 
     setup.line.answer = b"data"
     await setup.get(b"data")
     blob = sha256(b"data").digest()
-    assert setup.events[0] == fx.ChunkArrived(blob), "it is under way no more"
+    assert setup.events[0] == ev.ChunkArrived(blob), "it is under way no more"
     assert blob not in setup.chunks
 
 
@@ -62,7 +63,7 @@ async def test_a_get_ends_with_its_link(setup: Setup, monkeypatch: pytest.Monkey
     monkeypatch.setattr(transfers, "get_chunk", get_chunk)
     effect = fx.Get(7, bytes(32), 4, 3600.0)
     await setup.transfers.get(setup.link, effect)  # type: ignore[arg-type]
-    assert setup.events == [fx.ChunkFailed(7, bytes(32))], "the link was gone when its turn came"
+    assert setup.events == [ev.ChunkFailed(7, bytes(32))], "the link was gone when its turn came"
     setup.transfers.begin(setup.link)  # type: ignore[arg-type]
     getting = [
         asyncio.create_task(setup.transfers.get(setup.link, effect))  # type: ignore[arg-type]
@@ -96,7 +97,7 @@ async def test_what_has_come_is_kept_though_its_link_ends_as_it_is_stored(
     setup.transfers.gone(setup.link.number)
     go_on.set()
     await getting
-    assert setup.events[0] == fx.ChunkArrived(blob) and setup.chunks.get(blob) == b"data"
+    assert setup.events[0] == ev.ChunkArrived(blob) and setup.chunks.get(blob) == b"data"
 
 
 @pytest.mark.parametrize(
@@ -113,14 +114,14 @@ async def test_what_has_come_is_kept_though_its_link_ends_as_it_is_stored(
 async def test_a_failed_get_is_reported_for_another_try(setup: Setup, error: Exception) -> None:
     setup.line.answer = error
     await setup.get(b"data")
-    assert setup.events == [fx.ChunkFailed(7, sha256(b"data").digest())]
+    assert setup.events == [ev.ChunkFailed(7, sha256(b"data").digest())]
     assert setup.blamed == [], "it may be the network, or the peer may not have it"
 
 
 async def test_a_chunk_that_is_not_what_its_hash_says_is_an_offence(setup: Setup) -> None:
     setup.line.answer = PayloadError("sent a chunk that is not")
     await setup.get(b"data")
-    assert setup.events == [fx.ChunkFailed(7, sha256(b"data").digest())]
+    assert setup.events == [ev.ChunkFailed(7, sha256(b"data").digest())]
     assert setup.blamed == [(setup.link.node_id, Offence.CHUNK)]
 
 

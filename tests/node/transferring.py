@@ -17,6 +17,7 @@ from gossamer.node.network.uploads import Uploads
 from gossamer.node.phi.snapshots import SnapshotShelf
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import messages as msg
 from gossamer.protocol.offence import Offence
 from gossamer.protocol.payloads.packing import Chunk
@@ -81,7 +82,7 @@ class Setup:
         self.core: Any = SimpleNamespace(
             ledger=[], holdings=SimpleNamespace(revoked=()), fetcher=SimpleNamespace(wants=wants)
         )
-        self.events: list[fx.Event] = []
+        self.events: list[ev.Event] = []
         self.blamed: list[tuple[bytes, Offence]] = []
         self.charged: list[bytes] = []
         self.link = FakeLink()

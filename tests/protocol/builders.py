@@ -23,7 +23,7 @@ from gossamer.protocol.merging.merge import Contribution, measure
 from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_bytes
 from gossamer.protocol.payloads.layout import Fragment, Layout, TensorSpec, plan
 from gossamer.protocol.payloads.payload import Payload, encode_payload
-from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody, Peer, PeerBody, parse_delta, parse_peer
+from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody, Row, RowBody, parse_delta, parse_row
 from gossamer.protocol.wire import is_printable
 
 CREATED = 1_700_000_000
@@ -211,9 +211,9 @@ def revocation(
     return seal(by, Kind.REVOCATION, of.swarm_id, body).data
 
 
-def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> Peer:
+def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> Row:
     """A signed peer row as it comes off the wire."""
-    body = PeerBody(
+    body = RowBody(
         incarnation=1,
         heartbeat=1,
         leaving=False,
@@ -229,8 +229,8 @@ def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> Peer:
         tokens_per_s=0.0,
         loss=0.0,
     )
-    envelope = seal(author, Kind.PEER, of.swarm_id, replace(body, **changes).pack())
-    return parse_peer(open_envelope(envelope.data, of.swarm_id))
+    envelope = seal(author, Kind.ROW, of.swarm_id, replace(body, **changes).pack())
+    return parse_row(open_envelope(envelope.data, of.swarm_id))
 
 
 def random_section(rng: np.random.Generator, codec: str, numel: int, magnitude: int) -> tuple[Ints, bytes]:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.identity import Identity
 from tests.protocol import builders
 from tests.protocol.wiring import Node, Weather, World
@@ -54,4 +55,4 @@ def conflicting(world: World, author: Identity, round_: int) -> list:
 def publish_effects(world: World, node: Node, round_: int, **changes: object) -> list[fx.Effect]:
     payload = b"x" * 100
     body = builders.body_of(payload, "int8", round_, len(node.core.layout.fragments), **changes)
-    return node.core.handle(fx.Publish(body), world.now)
+    return node.core.handle(ev.Publish(body), world.now)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import LinkUp
+from gossamer.protocol.events import LinkUp
 from gossamer.protocol.fetching.fetch import Fetcher
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.gossip.ledger import Ledger

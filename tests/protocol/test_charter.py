@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.admission import charter as charter_module
-from gossamer.protocol.admission.charter import NEVER, UNIX_S_MAX, Charter, Grant, Revocation, Role
+from gossamer.protocol.admission.charter import NEVER, Charter, Grant, Revocation, Role
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.errors import NoRoomError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import Identity
@@ -304,7 +304,7 @@ def _sealed(kind: Kind, body: bytes, by: Identity = OWNER) -> bytes:
         _sealed(Kind.REVOCATION, pack([ALICE.node_id, 2**31, 0, ""])),
         _sealed(Kind.REVOCATION, pack([ALICE.node_id, 1, 0, "two\nlines"])),
         _sealed(Kind.REVOCATION, pack([ALICE.node_id, 1, 0, "r" * (limits.REASON_BYTES_MAX + 1)])),
-        _sealed(Kind.PEER, pack([ALICE.node_id, 2, 0, 0])),
+        _sealed(Kind.ROW, pack([ALICE.node_id, 2, 0, 0])),
         _sealed(Kind.GRANT, bytes(limits.CREDENTIAL_BYTES_MAX)),
         b"",
     ],
@@ -376,7 +376,7 @@ def test_how_long_ago_is_said_in_a_fitting_unit(seconds, said):
 
 
 @pytest.mark.parametrize(
-    ("end", "said"), [(1_000_000, "1970-01-12 13:46 UTC"), (UNIX_S_MAX, "36812-02-20 00:36 UTC")]
+    ("end", "said"), [(1_000_000, "1970-01-12 13:46 UTC"), (limits.UNIX_S_MAX, "36812-02-20 00:36 UTC")]
 )
 def test_until_when_it_held_shows_whose_clock_is_wrong(end, said):
     """Both sides read it, and only one of them can be right."""

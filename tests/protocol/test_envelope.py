@@ -33,7 +33,7 @@ def test_any_flipped_bit_is_caught(body, data):
 
 @given(st.binary(min_size=2, max_size=60), st.data())
 def test_any_truncation_or_extension_is_caught(body, data):
-    sealed = seal(ME, Kind.PEER, SWARM, body).data
+    sealed = seal(ME, Kind.ROW, SWARM, body).data
     cut = data.draw(st.integers(0, len(sealed) - 1))
     for wrong in (sealed[:cut], sealed + b"\x00"):
         with pytest.raises(PeerError):
@@ -55,7 +55,7 @@ def test_signature_holds_for_no_other_swarm():
 def test_signature_holds_for_no_other_kind():
     sealed = seal(ME, Kind.DELTA, SWARM, b"body").data
     with pytest.raises(SignatureError):
-        open_envelope(bytes([Kind.PEER]) + sealed[1:], SWARM)
+        open_envelope(bytes([Kind.ROW]) + sealed[1:], SWARM)
 
 
 @pytest.mark.parametrize("kind", [0, 5, 255])

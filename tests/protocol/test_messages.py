@@ -31,8 +31,8 @@ MESSAGES = {
     ),
     "Inventory": st.builds(msg.Inventory, st.lists(st.tuples(ROUND, HASHES), max_size=4).map(tuple)),
     "Request": st.builds(msg.Request, HASHES),
-    "Roster": st.builds(
-        msg.Roster, st.lists(st.tuples(HASH, NUMBER, NUMBER), max_size=5).map(tuple), st.booleans()
+    "RosterSummary": st.builds(
+        msg.RosterSummary, st.lists(st.tuples(HASH, NUMBER, NUMBER), max_size=5).map(tuple), st.booleans()
     ),
     "Ping": st.builds(msg.Ping, NUMBER),
     "Ack": st.builds(msg.Ack, NUMBER),
@@ -40,7 +40,7 @@ MESSAGES = {
     "Suspect": st.builds(msg.Suspect, HASH, NUMBER, NUMBER),
     "Ask": st.builds(msg.Ask, HASH),
     "Decline": st.builds(msg.Decline, HASH),
-    "Charter": st.builds(msg.Charter, HASH, HASHES, st.booleans()),
+    "CharterSummary": st.builds(msg.CharterSummary, HASH, HASHES, st.booleans()),
     "Parts": st.builds(
         msg.Parts, HASH, st.lists(st.integers(0, limits.PAYLOAD_CHUNKS_MAX - 1), max_size=9).map(tuple)
     ),
@@ -147,7 +147,7 @@ LARGEST = [
     ),
     msg.Request((b"\xff" * 32,) * limits.IDS_PER_MESSAGE_MAX),
     msg.Parts(b"\xff" * 32, (limits.PAYLOAD_CHUNKS_MAX - 1,) * limits.PAYLOAD_CHUNKS_MAX),
-    msg.Roster(((b"\xff" * 32, *NUMBERS),) * limits.MEMBERS_MAX, answer=True),
+    msg.RosterSummary(((b"\xff" * 32, *NUMBERS),) * limits.MEMBERS_MAX, answer=True),
     # What anti-entropy puts into an Inventory at most: it stops at the round that fills it.
     msg.Inventory(
         (

@@ -9,13 +9,13 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, Claims
-from gossamer.protocol.effects import Effect, LinkUp, Send
+from gossamer.protocol.effects import Effect, Send
+from gossamer.protocol.events import LinkUp
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.presence import NodeInfo, Presence
 from gossamer.protocol.membership.roster import Health, Roster
-from gossamer.protocol.messages import Records, Suspect
-from gossamer.protocol.messages import Roster as RosterMessage
-from gossamer.protocol.records import Peer
+from gossamer.protocol.messages import Records, RosterSummary, Suspect
+from gossamer.protocol.records import Row
 from tests.protocol import builders
 
 OWN = builders.identity(0)
@@ -42,10 +42,10 @@ class Bench:
             standing=lambda: (0, self.claims),
         )
 
-    def receive(self, peer: Peer, link: int) -> list[Effect]:
-        if self.machine.is_known(peer.data, link):
+    def receive(self, row: Row, link: int) -> list[Effect]:
+        if self.machine.is_known(row.data, link):
             return []
-        return self.machine.received(peer, link, self.now)
+        return self.machine.received(row, link, self.now)
 
     def tick(self) -> list[tuple[int, list[bytes]]]:
         """The rows told at the next wake, by link."""
@@ -63,7 +63,7 @@ def _rows(effects: list[Effect]) -> list[tuple[int, list[bytes]]]:
     ]
 
 
-def _row(number: int, heartbeat: int = 1, **changes: object) -> Peer:
+def _row(number: int, heartbeat: int = 1, **changes: object) -> Row:
     return builders.row(builders.identity(number), heartbeat=heartbeat, **changes)
 
 
@@ -231,7 +231,7 @@ def test_a_roster_does_not_bring_the_missing_back(health):
     is_missing = health in (Health.SUSPECT, Health.DOWN)
 
     def told(known: tuple[tuple[bytes, int, int], ...]) -> list[list[bytes]]:
-        effects = bench.machine.exchange(1, RosterMessage(known, answer=True))
+        effects = bench.machine.exchange(1, RosterSummary(known, answer=True))
         rumours = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Suspect)]
         assert rumours == ([Suspect(row.node_id, 1, 2)] if is_missing and not known else [])
         return [[data for data in sent if data == row.data] for _, sent in _rows(effects)]
@@ -248,7 +248,7 @@ def test_of_the_missing_only_those_tell_who_knew_them():
     row = _row(20)
     bench.receive(row, 1)
     bench.roster.judge(row.node_id, Health.DOWN, bench.now)
-    newcomer = RosterMessage((), answer=True)
+    newcomer = RosterSummary((), answer=True)
     assert not any(row.data in sent for _, sent in _rows(bench.machine.exchange(2, newcomer)))
     bench.roster.heard_from(row.node_id, bench.now)
     bench.roster.judge(row.node_id, Health.DOWN, bench.now + 1)
@@ -258,7 +258,7 @@ def test_of_the_missing_only_those_tell_who_knew_them():
 def test_who_asks_for_all_rows_again_and_again_gets_them_a_few_times_in_a_while():
     """Each empty roster drew the rows of all members, megabytes in a large swarm."""
     bench = Bench(2)
-    empty = RosterMessage((), answer=False)
+    empty = RosterSummary((), answer=False)
     answered = [bool(bench.machine.exchange(1, empty)) for _ in range(100)]
     assert sum(answered) == limits.ROSTERS_PER_LINK_MAX
     assert bench.machine.exchange(2, empty), "others are answered"

@@ -16,7 +16,7 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.payloads.chunks import chunk_sizes
 from gossamer.protocol.payloads.layout import TensorSpec, plan
 from gossamer.protocol.payloads.payload import payload_length
-from gossamer.protocol.records import NO_RECORD, DeltaBody, PeerBody, parse_delta, parse_peer
+from gossamer.protocol.records import NO_RECORD, DeltaBody, RowBody, parse_delta, parse_row
 from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders
 from tests.protocol.cost import calls
@@ -45,9 +45,9 @@ def _delta(body: DeltaBody | bytes, layout=LAYOUT):
     return parse_delta(seal(ME, Kind.DELTA, SWARM, data), layout)
 
 
-def _peer(body: PeerBody | bytes):
+def _peer(body: RowBody | bytes):
     data = body if isinstance(body, bytes) else body.pack()
-    return parse_peer(seal(ME, Kind.PEER, SWARM, data))
+    return parse_row(seal(ME, Kind.ROW, SWARM, data))
 
 
 @given(st.data())
@@ -154,9 +154,9 @@ def test_truncated_and_extended_bodies(parse, body):
 
 def test_kinds_are_not_confused():
     with pytest.raises(MalformedError, match="not a delta"):
-        parse_delta(seal(ME, Kind.PEER, SWARM, ROW.pack()), LAYOUT)
+        parse_delta(seal(ME, Kind.ROW, SWARM, ROW.pack()), LAYOUT)
     with pytest.raises(MalformedError, match="not a peer"):
-        parse_peer(seal(ME, Kind.DELTA, SWARM, GOOD.pack()))
+        parse_row(seal(ME, Kind.DELTA, SWARM, GOOD.pack()))
 
 
 def test_the_largest_delta_fits_in_an_envelope():
@@ -218,7 +218,7 @@ CLAIM = Claim(16, 100, bytes(32), bytes(32))
 )
 def test_peer_rows_out_of_bounds(changes):
     _peer(ROW)
-    with pytest.raises(MalformedError, match="peer: "):
+    with pytest.raises(MalformedError, match="row: "):
         _peer(replace(ROW, **changes))
 
 

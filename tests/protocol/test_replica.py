@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
@@ -174,10 +175,10 @@ def test_a_diverged_loss_is_not_published_and_does_not_make_our_row_invalid(seed
     effects = publish_effects(world, node, 1, loss=math.nan)
     assert [type(e) for e in effects] == [fx.Notice]
     assert node.core.own_last == 0, "the round is not lost"
-    world.handle(node, fx.Progress(5, 100, math.inf, math.nan, "cpu"))
+    world.handle(node, ev.Progress(5, 100, math.inf, math.nan, "cpu"))
     world.run(10.0)
     check(world)
-    row = world.nodes[1].core.roster.get(node.identity.node_id).peer.body
+    row = world.nodes[1].core.roster.get(node.identity.node_id).row.body
     assert (row.inner_steps, row.loss) == (5, limits.LOSS_MAX)
 
 
@@ -203,7 +204,7 @@ def test_need_fetches_chunks_under_any_key(seed):
     data = os.urandom(100)
     (blob,) = builders.chunk_hashes(data)
     world.nodes[0].blobs[blob] = data
-    world.handle(world.nodes[1], fx.Need(b"genesis", ((blob, 100),)))
+    world.handle(world.nodes[1], ev.Need(b"genesis", ((blob, 100),)))
     world.run(5.0)
     assert world.nodes[1].fetched == [b"genesis"]
     assert world.nodes[1].blobs[blob] == data
@@ -214,13 +215,13 @@ def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
     world = swarm(seed, limits.LINKS_MIN)
     claim = Claim(8, 1000, bytes(32), b"root" * 8)
     for node in world.running():
-        world.handle(node, fx.Sealed((claim,)))
+        world.handle(node, ev.Sealed((claim,)))
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
     joiner = world.add(9, [0])
     world.run(0.5, lambda: len(joiner.core.links) == 1)
     joiner.core._snapshots.seek(claim)
     chunk = b"chunk" * 6 + b"--"
-    world.handle(joiner, fx.Need(claim.key, ((chunk, 100),)))
+    world.handle(joiner, ev.Need(claim.key, ((chunk, 100),)))
     world.run(0.5)
     assert len(joiner.core.links) == limits.LINKS_MIN
     assert joiner.core.fetcher.wants.holders_of(claim.key, chunk) == set(joiner.links)
@@ -236,9 +237,9 @@ def test_of_deltas_those_come_before_a_snapshot_that_it_has_not_in_it(seed):
     known = {delta.round: delta.record_id for delta in joiner.core.ledger}
     claim = Claim(8, 1000, bytes(32), b"root" * 8)
     joiner.core._snapshots.seek(claim)
-    world.handle(joiner, fx.Need(claim.key, ((b"s" * 32, 100),)))
+    world.handle(joiner, ev.Need(claim.key, ((b"s" * 32, 100),)))
     for key in known.values():  # as if their payloads had still to come
-        world.handle(joiner, fx.Need(key, ((key, 100),)))
+        world.handle(joiner, ev.Need(key, ((key, 100),)))
     for key in (claim.key, *known.values()):
         joiner.core.fetcher.wants.held_by(1, key)
     held = list(joiner.core.fetcher.wants.held.items())
@@ -251,10 +252,10 @@ def test_nobody_is_believed_about_round_0_which_the_manifest_tells():
     world = swarm(6, 3)
     here, liar, other = world.running()
     world.publish(liar)
-    world.handle(other, fx.Sealed((other.core.sealing.genesis,)))
-    world.handle(liar, fx.Sealed((Claim(0, 2**59, b"d" * 32, b"r" * 32),)))
+    world.handle(other, ev.Sealed((other.core.sealing.genesis,)))
+    world.handle(liar, ev.Sealed((Claim(0, 2**59, b"d" * 32, b"r" * 32),)))
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
-    assert here.core.roster.get(liar.core.identity.node_id).peer.body.claims == liar.core.sealing.claims
+    assert here.core.roster.get(liar.core.identity.node_id).row.body.claims == liar.core.sealing.claims
     assert here.core._snapshots._claims_of_contributors() == [()]
     assert sorted(len(witness.claims) for witness in here.core._snapshots._witnesses()) == [0, 1]
 
@@ -263,13 +264,13 @@ def test_a_snapshot_that_cannot_be_is_not_chosen_again_whoever_claims_it(seed):
     world = swarm(seed, 3)
     claim, lie = (Claim(round_, 1000, bytes(32), bytes([round_]) * 32) for round_ in (8, 16))
     for node in world.running():
-        world.handle(node, fx.Sealed((lie, claim)))
+        world.handle(node, ev.Sealed((lie, claim)))
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
     joiner = world.add(9, [0])
     world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
     assert joiner.core.sealing.adopting == lie
-    world.handle(joiner, fx.Need(lie.key, ((bytes(32), 100),)))
-    world.handle(joiner, fx.Unusable(lie._replace(round=24)))
+    world.handle(joiner, ev.Need(lie.key, ((bytes(32), 100),)))
+    world.handle(joiner, ev.Unusable(lie._replace(round=24)))
     assert joiner.core.sealing.adopting is None and lie.key not in joiner.core.fetcher.wants
     world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
     assert joiner.core.sealing.adopting == claim
@@ -279,11 +280,11 @@ def test_a_snapshot_that_is_given_up_is_not_fetched_on(seed):
     world = swarm(seed, 3)
     claim = Claim(8, 1000, bytes(32), b"root" * 8)
     for node in world.running():
-        world.handle(node, fx.Sealed((claim,)))
+        world.handle(node, ev.Sealed((claim,)))
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
     joiner = world.add(9, [0])
     world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
-    world.handle(joiner, fx.Need(claim.key, ((bytes(32), 100),)))
+    world.handle(joiner, ev.Need(claim.key, ((bytes(32), 100),)))
     assert claim.key in joiner.core.fetcher.wants
     for number in range(3):
         world.crash(world.nodes[number])
@@ -301,7 +302,7 @@ def test_a_snapshot_called_like_a_delta_does_not_keep_that_from_being_fetched(se
     record_id = author.core.ledger.last_record(author.identity.node_id)
     lie, other = Claim(8, 1000, bytes(32), record_id), Claim(8, 1000, bytes(32), b"root" * 8)
     here.core._snapshots.seek(lie)
-    world.handle(here, fx.Need(lie.key, ((record_id, 32),)))
+    world.handle(here, ev.Need(lie.key, ((record_id, 32),)))
     world.heal()
     world.run(60.0, lambda: record_id in here.core.ledger)
     here.core._snapshots.seek(other)
@@ -313,7 +314,7 @@ def test_so_many_lies_about_the_past_are_remembered_and_no_more():
     (node,) = swarm(5, 1).running()
     lies = [Claim(8, 1, bytes(32), sha256(bytes([n % 256, n // 256])).digest()) for n in range(1500)]
     for lie in lies:
-        node.core.handle(fx.Unusable(lie), 20.0)
+        node.core.handle(ev.Unusable(lie), 20.0)
     assert list(node.core._snapshots._unusable) == [lie.root for lie in lies[-limits.UNUSABLE_MAX :]]
 
 
@@ -331,7 +332,7 @@ def test_who_publishes_only_rounds_that_we_have_closed_takes_part_all_the_same()
     """Its word counts when it is asked how many of those who publish are at rounds that we refuse."""
     world = swarm(5, 2)
     here, author = world.running()
-    world.handle(here, fx.Adopted(Claim(16, 1000, bytes(32), b"root" * 8)))
+    world.handle(here, ev.Adopted(Claim(16, 1000, bytes(32), b"root" * 8)))
     world.publish(author, 9)
     world.run(5.0)
     assert len(here.core.ledger) == 0
@@ -343,7 +344,7 @@ def test_who_gives_closed_rounds_up_for_an_older_snapshot_takes_what_others_publ
     world = swarm(seed, 2)
     here, other = world.running()
     for round_ in (16, 8):
-        world.handle(here, fx.Adopted(Claim(round_, 1000, bytes(32), bytes([round_]) * 32)))
+        world.handle(here, ev.Adopted(Claim(round_, 1000, bytes(32), bytes([round_]) * 32)))
     world.publish(other, 9)
     world.run(5.0)
     assert here.core.ledger.rounds() == [9]
@@ -370,10 +371,10 @@ def test_a_node_whose_clock_was_set_back_is_heard_again(seed):
     world.restart(node)
     assert (
         node.core.own_row.incarnation
-        < world.nodes[0].core.roster.get(node.identity.node_id).peer.body.incarnation
+        < world.nodes[0].core.roster.get(node.identity.node_id).row.body.incarnation
     )
     world.run(2 * limits.HEARTBEAT_INTERVAL_S + 2.0)
-    row = world.nodes[0].core.roster.get(node.identity.node_id).peer.body
+    row = world.nodes[0].core.roster.get(node.identity.node_id).row.body
     assert row.age == node.core.own_row.age
     world.run(50.0)
     assert node.core.presence.outdone in (1, 2)
@@ -459,7 +460,7 @@ def test_what_a_delta_is_worth_does_not_depend_on_what_else_a_node_has(seed):
     later = real.round + len(honest.core.layout.fragments)
     payload_bytes = real.body.payload_bytes - 1
     world.handle(
-        liar, fx.Publish(replace(real.body, round=later, base=real.round, payload_bytes=payload_bytes))
+        liar, ev.Publish(replace(real.body, round=later, base=real.round, payload_bytes=payload_bytes))
     )
     world.run(5.0)
     lie = liar.core.ledger.last_record(liar.identity.node_id)

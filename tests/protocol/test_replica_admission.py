@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.admission.charter import Role
-from gossamer.protocol.effects import LinkUp
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import PeerError, SignatureError
+from gossamer.protocol.events import LinkUp
 from gossamer.protocol.identity import short
 from gossamer.protocol.offence import Offence
 from gossamer.protocol.wire import pack
@@ -119,7 +120,7 @@ def test_an_invitation_that_comes_later_lets_in(seed):
     late = world.add(9, [2])
     world.run(10.0)
     assert not late.links
-    world.handle(world.nodes[0], fx.Deliver(_invited(9)))
+    world.handle(world.nodes[0], ev.Deliver(_invited(9)))
     world.run(12.0, lambda: bool(late.links))
     world.run(20.0, world.agree)
     assert world.agree() and late.core.charter.role_of(late.identity.node_id) is Role.TRAIN
@@ -132,7 +133,7 @@ def test_a_guest_whose_time_ran_out_while_its_host_slept_is_cut(seed):
     world.run(10.0)
     host, guest = world.nodes[0], world.nodes[1]
     assert host.links and guest.links
-    world.handle(host, fx.TimeSet(host.core._unix_time.offset_s + 8 * 3600.0))
+    world.handle(host, ev.TimeSet(host.core._unix_time.offset_s + 8 * 3600.0))
     world.run(limits.EXPIRY_LOOK_S + 2.0)
     assert not host.links
 
@@ -153,7 +154,7 @@ def test_an_invitation_that_ran_out_cuts_and_a_renewed_one_restores(seed):
     assert "ran out" in (world.run(10.0), guest.refused[-1])[1]
     for number in (0, 1):
         assert _authors(world.nodes[number]) == {2}, "what it did in its time stays"
-    world.handle(world.nodes[1], fx.Deliver(_invited(2, expires=until + 10**6)))
+    world.handle(world.nodes[1], ev.Deliver(_invited(2, expires=until + 10**6)))
     world.run(20.0, world.agree)
     assert guest.links and world.agree()
 
@@ -188,7 +189,7 @@ def test_records_before_their_authors_grant_are_caught_up_on(seed):
     effects = _give(world, deaf, delta.data, row.data)
     assert not [e for e in effects if isinstance(e, fx.Store)]
     asked = [e.message for e in effects if isinstance(e, fx.Send)]
-    assert asked == [msg.Charter(deaf.core.charter.digest)], "once, for both"
+    assert asked == [msg.CharterSummary(deaf.core.charter.digest)], "once, for both"
     assert delta.record_id not in deaf.core.ledger
     # The other end has the grant and the records; what it said of the grant was lost.
     teller.core.charter.learn(grant(newcomer, INVITED))
@@ -219,7 +220,7 @@ def test_a_revocation_in_a_storm_leaves_all_replicas_equal(seed):
     last_round = dice.randint(0, 8)
     for issued in range(dice.randint(1, 2)):
         record = revocation(identity(3), INVITED, last_round=last_round + issued, issued=issued)
-        world.handle(world.nodes[dice.randrange(3)], fx.Deliver(record))
+        world.handle(world.nodes[dice.randrange(3)], ev.Deliver(record))
         world.run(dice.uniform(0.0, 3.0))
     world.run(12.0)
     members = [world.nodes[n] for n in range(3)]
@@ -243,7 +244,7 @@ def test_a_revocation_reaches_all_at_once_and_cuts_links(seed):
     for number in range(5):
         world.publish(world.nodes[number], 1)
     world.run(3.0)
-    world.handle(world.nodes[1], fx.Deliver(revocation(outcast.identity, INVITED, reason="key stolen")))
+    world.handle(world.nodes[1], ev.Deliver(revocation(outcast.identity, INVITED, reason="key stolen")))
     world.run(1.0)
     assert outcast.expelled == "key stolen"
     for number in range(4):
@@ -265,9 +266,9 @@ def test_nobody_is_told_the_last_row_of_the_revoked(seed):
     link = member.core.links.to(outcast.node_id).number
     row = builders.row(outcast, of=INVITED, heartbeat=10**6).data
     world.inject(member, link, msg.encode(msg.Records(((row, False),))))
-    world.handle(member, fx.Deliver(revocation(outcast, INVITED)))
+    world.handle(member, ev.Deliver(revocation(outcast, INVITED)))
     world.now = member.core.presence.deadline()
-    sent = [e.message for e in world.handle(member, fx.Wake()) if isinstance(e, fx.Send)]
+    sent = [e.message for e in world.handle(member, ev.Wake()) if isinstance(e, fx.Send)]
     told = [data for message in sent if isinstance(message, msg.Records) for data, _ in message.entries]
     assert row not in told
 
@@ -276,13 +277,13 @@ def test_what_the_revoked_still_send_is_dropped(seed):
     """Whoever relays it has not heard of the revocation: it is asked to compare charters, and not blamed."""
     world = _swarm(seed, 3)
     outcast, member = world.nodes[2].identity, world.nodes[0]
-    world.handle(member, fx.Deliver(revocation(outcast, INVITED, last_round=5)))
+    world.handle(member, ev.Deliver(revocation(outcast, INVITED, last_round=5)))
     world.run(2.0)
     rng = np.random.default_rng(seed)
     early, late = (builders.random_delta(rng, outcast, round_, of=INVITED)[0] for round_ in (5, 6))
     row = builders.row(outcast, of=INVITED, heartbeat=10**6)
     effects = _give(world, member, late.data, row.data)
-    assert [type(effect.message) for effect in effects] == [msg.Charter]
+    assert [type(effect.message) for effect in effects] == [msg.CharterSummary]
     assert late.record_id not in member.core.ledger
     assert [e.delta for e in _give(world, member, early.data) if isinstance(e, fx.Store)] == [early]
 
@@ -294,7 +295,7 @@ def test_two_revocations_void_more(seed):
     world.run(3.0)
     for last_round, rounds in ((2, [1, 2]), (0, []), (1, [])):
         record = revocation(identity(2), INVITED, last_round=last_round)
-        world.handle(world.nodes[0], fx.Deliver(record))
+        world.handle(world.nodes[0], ev.Deliver(record))
         world.run(1.0)
         for number in (0, 1):
             assert [d.round for d in world.nodes[number].core.ledger] == rounds
@@ -307,7 +308,7 @@ def test_nothing_is_resurrected_by_a_restart(seed):
         world.publish(world.nodes[number], 1)
     world.run(3.0)
     node = world.nodes[0]
-    world.handle(node, fx.Deliver(revocation(identity(2), INVITED)))
+    world.handle(node, ev.Deliver(revocation(identity(2), INVITED)))
     (voided,) = (d for d in node.disk if d.author == identity(2).node_id)
     world.crash(node)
     world.restart(node)
@@ -333,7 +334,7 @@ def test_a_node_never_signs_a_round_again_that_does_not_count(seed):
     node.credentials.clear()
     world.restart(node)
     assert len(node.core.ledger) == 0 and node.core.own_last == 3
-    world.handle(node, fx.Deliver(_invited(0)))
+    world.handle(node, ev.Deliver(_invited(0)))
     world.publish(node, 3)
     assert any("not signing round 3 again" in notice for notice in node.notices)
 
@@ -346,7 +347,7 @@ def test_in_an_open_swarm_an_owner_can_revoke(seed):
     for number in range(3):
         world.publish(world.nodes[number], 1)
     world.run(3.0)
-    world.handle(world.nodes[0], fx.Deliver(revocation(identity(1), OPEN)))
+    world.handle(world.nodes[0], ev.Deliver(revocation(identity(1), OPEN)))
     world.run(3.0)
     assert _authors(world.nodes[2]) == {0, 2}
     world.run(10.0)
@@ -366,9 +367,9 @@ def test_a_credential_from_nobody_is_an_error_for_who_delivers_and_a_blame_for_a
     world, node = member
     for data in (grant(identity(5), INVITED, by=identity(5)), b"", b"\3", bytes(200)):
         with pytest.raises(PeerError):
-            node.core.handle(fx.Deliver(data), world.now)
+            node.core.handle(ev.Deliver(data), world.now)
     with pytest.raises(SignatureError):
-        node.core.handle(fx.Deliver(grant(identity(5), INVITED, by=identity(5))), world.now)
+        node.core.handle(ev.Deliver(grant(identity(5), INVITED, by=identity(5))), world.now)
     effects = _give(world, node, grant(identity(5), INVITED, by=identity(5)))
     assert [type(e) for e in effects] == [fx.Blame]
     assert len(node.core.charter.ids()) == 2
@@ -387,7 +388,7 @@ def test_what_an_owner_signed_is_no_offence_of_those_who_hand_it_on(member):
 def test_a_link_is_vetted_again_as_it_comes_up(member):
     """A revocation may come while a handshake is under way."""
     world, node = member
-    world.handle(node, fx.Deliver(revocation(identity(5), INVITED)))
+    world.handle(node, ev.Deliver(revocation(identity(5), INVITED)))
     late = LinkUp(900, identity(5).node_id, False, None, _invited(5))
     assert [type(e) for e in node.core.handle(late, world.now)] == [fx.Hangup]
     assert node.core.links.get(900) is None

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.envelope import Kind, seal
@@ -87,7 +88,7 @@ def test_malformed_bytes_cost_a_blame_and_nothing_else(data):
     before = _state(node)
     wrong = data.draw(st.binary(max_size=100))
     if data.draw(st.booleans()):
-        good = bytearray(msg.encode(msg.Roster(((bytes(32), 1, 1),) * 3, answer=True)))
+        good = bytearray(msg.encode(msg.RosterSummary(((bytes(32), 1, 1),) * 3, answer=True)))
         good[data.draw(st.integers(0, len(good) - 1))] ^= data.draw(st.integers(1, 255))
         wrong = bytes(good)
     try:
@@ -114,7 +115,7 @@ def _bad_envelopes(world: World) -> dict[str, bytes]:
         "unknown kind": b"\x09" + delta.data[1:],
         "implausible round": far.data,
         "body of garbage": seal(stranger, Kind.DELTA, world.manifest.swarm_id, b"garbage").data,
-        "row of garbage": seal(stranger, Kind.PEER, world.manifest.swarm_id, b"garbage").data,
+        "row of garbage": seal(stranger, Kind.ROW, world.manifest.swarm_id, b"garbage").data,
         "small-order key": b"\x01" + (1).to_bytes(32, "little") * 2 + bytes(32) + b"body",
     }
 
@@ -150,7 +151,7 @@ def test_a_record_that_does_not_hold_costs_a_blame_and_is_not_relayed(seed, what
         "what else is in the message counts"
     )
     world.now = node.core.presence.deadline()
-    effects += world.handle(node, fx.Wake())
+    effects += world.handle(node, ev.Wake())
     messages = [e.message for e in effects if isinstance(e, fx.Send)]
     relayed = [entry for message in messages if isinstance(message, msg.Records) for entry in message.entries]
     assert (good, False) in relayed
@@ -166,7 +167,7 @@ def test_a_node_that_slept_takes_what_the_swarm_did_meanwhile_once_it_knows_the_
     world.publish(awake)
     world.run(30.0)
     assert (len(awake.core.ledger), len(slept.core.ledger)) == (1, 0)
-    world.handle(slept, fx.TimeSet(right))
+    world.handle(slept, ev.TimeSet(right))
     world.run(30.0, world.agree)
     assert len(slept.core.ledger) == 1
 
@@ -194,9 +195,9 @@ def test_a_clock_is_followed_forward_and_set_back_makes_nothing_impossible(seed)
     right = core._unix_time.offset_s
     core._unix_time = core._clock._unix_time = UnixTime(-1e9)
     assert not core._clock.allows(100, now=0.0)
-    core.handle(fx.TimeSet(right), 0.0)
+    core.handle(ev.TimeSet(right), 0.0)
     assert core._clock.allows(100, now=0.0)
-    core.handle(fx.TimeSet(-1e9), 0.0)
+    core.handle(ev.TimeSet(-1e9), 0.0)
     assert core._clock.allows(100, now=0.0)
 
 
@@ -216,12 +217,12 @@ def test_events_of_links_that_are_gone_or_unknown_are_ignored(seed):
     before = _state(node)
     ping = msg.encode(msg.Ping(1))
     for event in (
-        fx.Received(999, ping),
-        fx.Received(999, b"garbage"),
-        fx.LinkDown(999),
-        fx.ChunkFailed(999, bytes(32)),
-        fx.ChunkArrived(bytes(32)),
-        fx.DialFailed("nowhere:1"),
+        ev.Received(999, ping),
+        ev.Received(999, b"garbage"),
+        ev.LinkDown(999),
+        ev.ChunkFailed(999, bytes(32)),
+        ev.ChunkArrived(bytes(32)),
+        ev.DialFailed("nowhere:1"),
     ):
         assert world.handle(node, event) == []
     assert _state(node) == before
@@ -231,7 +232,7 @@ def test_a_turned_away_peer_is_told_whom_else_to_ask(seed):
     world = swarm(seed, 3)
     node = world.nodes[0]
     for number in range(limits.LINKS_MAX + 5):
-        effects = node.core.handle(fx.LinkUp(5000 + number, bytes([number]) * 32, False, None), world.now)
+        effects = node.core.handle(ev.LinkUp(5000 + number, bytes([number]) * 32, False, None), world.now)
     (hangup,) = [e for e in effects if isinstance(e, fx.Hangup)]
     assert hangup.link == 5000 + number
     rows = [data for e in effects if isinstance(e, fx.Send) for data, _ in e.message.entries]
@@ -267,7 +268,7 @@ def test_a_peer_that_says_anything_cannot_break_a_core(seed):
                 ),
                 msg.Inventory(tuple((dice.randrange(9), some(5)) for _ in range(5))),
                 msg.Request(some(9)),
-                msg.Roster(
+                msg.RosterSummary(
                     tuple((h, dice.randrange(9), dice.randrange(9)) for h in some(9)), dice.random() < 0.5
                 ),
                 msg.Ping(dice.randrange(100)),
@@ -292,7 +293,7 @@ def test_what_a_peer_signed_itself_is_a_graver_offence_than_what_it_relays(seed)
     world = swarm(seed, 2)
     node, author = world.nodes[0], world.nodes[1]
     link = next(iter(node.links))
-    row_of_garbage = seal(author.core.identity, Kind.PEER, world.manifest.swarm_id, b"garbage").data
+    row_of_garbage = seal(author.core.identity, Kind.ROW, world.manifest.swarm_id, b"garbage").data
     effects = world.inject(node, link, msg.encode(msg.Records(((row_of_garbage, False),))))
     assert [effect.offence for effect in effects] == [Offence.RECORD]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
@@ -119,7 +120,7 @@ def test_nothing_is_said_of_our_record_before_it_is_stored(seed):
     assert isinstance(store, fx.Store)
     assert store.own
     assert len(node.core.ledger) == 0
-    said = node.core.handle(fx.Stored(store.delta), world.now)
+    said = node.core.handle(ev.Stored(store.delta), world.now)
     assert any(isinstance(e, fx.Send) and isinstance(e.message, msg.Records) for e in said)
     assert fx.Ready(store.delta) in said
 
@@ -130,8 +131,8 @@ def test_nobody_hears_of_our_record_if_its_round_was_closed_while_it_was_being_s
     node = world.nodes[1]
     (store,) = publish_effects(world, node, 5)
     assert isinstance(store, fx.Store)
-    world.handle(node, fx.Adopted(Claim(16, 1000, bytes(32), b"r" * 32)))
-    (notice,) = node.core.handle(fx.Stored(store.delta), world.now)
+    world.handle(node, ev.Adopted(Claim(16, 1000, bytes(32), b"r" * 32)))
+    (notice,) = node.core.handle(ev.Stored(store.delta), world.now)
     assert isinstance(notice, fx.Notice) and "not publishing round 5" in notice.text
     assert not node.core.holds(store.delta.record_id)
     assert node.core.own_last_spread, "there is nothing to wait for"
@@ -148,7 +149,7 @@ def test_a_copy_of_us_that_was_faster_is_told_of_and_its_payload_looked_for_no_m
     theirs = conflicting(world, node.identity, 3)[0][0]
     world.inject(node, next(iter(node.links)), msg.encode(msg.Records(((theirs.data, False),))))
     assert theirs.record_id in node.core.fetcher.wants
-    said = world.handle(node, fx.Stored(store.delta))
+    said = world.handle(node, ev.Stored(store.delta))
     assert fx.Ready(store.delta) in said
     assert any("signed two deltas for round 3" in e.text for e in said if isinstance(e, fx.Notice))
     assert theirs.record_id not in node.core.fetcher.wants
@@ -328,7 +329,7 @@ def test_a_joiner_whose_clock_is_not_set_yet_waits_until_it_is(seed):
     assert joiner.core.is_contradicted
     assert not joiner.core.caught_up
     assert not any(node.core.is_contradicted for node in world.running() if node is not joiner)
-    world.handle(joiner, fx.TimeSet(UNIX_OFFSET_S))
+    world.handle(joiner, ev.TimeSet(UNIX_OFFSET_S))
     world.run(60.0, lambda: joiner.core.caught_up)
     assert joiner.core.caught_up
     assert not joiner.core.is_contradicted
@@ -359,15 +360,15 @@ def test_most_others_have_to_be_where_the_swarm_cannot_be_and_keep_joiners_waiti
 
 
 def test_what_is_asked_of_a_core_before_its_first_event_lengthens_no_patience(seed):
-    """An adapter may have a status to give before it wakes the core; a clock that began at 0 would be hours on."""
+    """An adapter may be asked for a status before it wakes the core."""
     begun = 10_000.0
     world = World(seed)
     node = world.add(0)
     core = world._core(node.identity, node.info, node.blobs)
     core.restore((), (), begun)
     assert not core.rests
-    core.handle(fx.Wake(), begun)
-    core.handle(fx.Progress(1, 1, 1.0, 2.0, "cpu"), begun + 1.0)
+    core.handle(ev.Wake(), begun)
+    core.handle(ev.Progress(1, 1, 1.0, 2.0, "cpu"), begun + 1.0)
     assert not core.rests
-    core.handle(fx.Wake(), begun + 2.0 + limits.IDLE_MIN_S)
+    core.handle(ev.Wake(), begun + 2.0 + limits.IDLE_MIN_S)
     assert core.rests

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from tests.protocol import builders
 from tests.protocol.cores import BRISK, swarm
@@ -164,7 +164,7 @@ def test_who_was_cut_off_has_not_slept(seed):
 def test_a_clock_that_was_set_forward_costs_a_moment_of_silence(seed, forward_s, silent):
     world = _training(seed)
     node = world.nodes[1]
-    world.handle(node, fx.TimeSet(builders.CREATED + 3600.0 + forward_s))
+    world.handle(node, ev.TimeSet(builders.CREATED + 3600.0 + forward_s))
     reached = node.core.own_last
     world.run(limits.RESUME_PATIENCE_S - 1.0)
     assert (len(_published(node, reached)) <= 1) == silent
@@ -182,7 +182,7 @@ def test_two_whose_trainers_hung_go_on_where_the_third_is(seed):
     def report(node: Node, until: float) -> None:
         if world.now < until:
             steps[node.number] += 1
-            world.handle(node, fx.Progress(steps[node.number], 0, 0.0, 0.0, ""))
+            world.handle(node, ev.Progress(steps[node.number], 0, 0.0, 0.0, ""))
             world.after(0.5, lambda: report(node, until))
 
     def train(node: Node, until: float) -> None:
@@ -214,7 +214,7 @@ def test_two_that_cannot_publish_do_not_hold_up_the_third(seed, monkeypatch):
 
     def report(node: Node) -> None:
         steps[node.number] += 1
-        world.handle(node, fx.Progress(steps[node.number], 0, 0.0, 0.0, ""))
+        world.handle(node, ev.Progress(steps[node.number], 0, 0.0, 0.0, ""))
         world.after(0.5, lambda: report(node))
 
     publish = world.publish
@@ -222,7 +222,7 @@ def test_two_that_cannot_publish_do_not_hold_up_the_third(seed, monkeypatch):
         world,
         "publish",
         lambda node, round_: (
-            world.handle(node, fx.Paused()) if node.number in full else publish(node, round_)
+            world.handle(node, ev.Paused()) if node.number in full else publish(node, round_)
         ),
     )
     for node in world.running():

@@ -10,7 +10,8 @@ import random
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, Leave, Notice, Send
+from gossamer.protocol.effects import Effect, Notice, Send
+from gossamer.protocol.events import Leave
 from gossamer.protocol.membership.roster import Health, Roster
 from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect, encode

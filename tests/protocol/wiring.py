@@ -18,6 +18,7 @@ from hashlib import sha256
 import numpy as np
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol import messages as msg
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import RefusedError
@@ -213,7 +214,7 @@ class World:
     def _wake_up(self, node: Node, seconds: float) -> None:
         node.slept += seconds
         node.wake_at = float("inf")
-        self.handle(node, fx.TimeSet(UNIX_OFFSET_S + node.slept))
+        self.handle(node, ev.TimeSet(UNIX_OFFSET_S + node.slept))
 
     def running(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.running]
@@ -236,7 +237,7 @@ class World:
 
     def inject(self, node: Node, link: int, data: bytes) -> list[fx.Effect]:
         """Give a node bytes as if they had come over one of its links."""
-        return self.handle(node, fx.Received(link, data))
+        return self.handle(node, ev.Received(link, data))
 
     # -- training
 
@@ -249,7 +250,7 @@ class World:
         for chunk in split_payload(payload):
             node.blobs[sha256(chunk).digest()] = bytes(chunk)
         body = builders.body_of(payload, "int8", round_, len(core.layout.fragments), **changes)
-        self.handle(node, fx.Publish(body))
+        self.handle(node, ev.Publish(body))
 
     def train(self, node: Node, step_s: float, until: float) -> None:
         """Have a node do an inner step every `step_s` seconds and publish as the pace says."""
@@ -314,19 +315,19 @@ class World:
             self.after(node.frozen_until - self.now, lambda: self._wake(node, timer, life))
             return
         node.wake_at = float("inf")
-        self.handle(node, fx.Wake())
+        self.handle(node, ev.Wake())
         awake = self.now - node.slept
         assert node.core.next_wake() > awake, "the core asks for a wake that is due already, for ever"
 
     # -- events and effects
 
-    def handle(self, node: Node, event: fx.Event) -> list[fx.Effect]:
+    def handle(self, node: Node, event: ev.Event) -> list[fx.Effect]:
         """Give a core an event now, and carry out what it answers."""
-        before = {m.peer.node_id: m.health for m in node.core.roster.members()}
+        before = {m.row.node_id: m.health for m in node.core.roster.members()}
         effects = node.core.handle(event, self.now - node.slept)
         for member in node.core.roster.members():
-            if before.get(member.peer.node_id) is not member.health:
-                node.judged.append((self.now, self.number_of(member.peer.node_id), member.health))
+            if before.get(member.row.node_id) is not member.health:
+                node.judged.append((self.now, self.number_of(member.row.node_id), member.health))
         self.transcript.update(f"{self.now} {node.number} {effects!r}".encode())
         self._carry_out(node, effects)
         self._set_timer(node)
@@ -336,7 +337,7 @@ class World:
         """The number of a node, -1 for one that is not of this world."""
         return next((n.number for n in self.nodes.values() if n.identity.node_id == node_id), -1)
 
-    def _later(self, node: Node, event: fx.Event, seconds: float) -> None:
+    def _later(self, node: Node, event: ev.Event, seconds: float) -> None:
         life = node.life
 
         def deliver() -> None:
@@ -366,7 +367,7 @@ class World:
                 case fx.Store():
                     node.disk.append(effect.delta)
                     if effect.own:
-                        self._later(node, fx.Stored(effect.delta), 0.001)
+                        self._later(node, ev.Stored(effect.delta), 0.001)
                 case fx.StoreCredential():
                     node.credentials.append(effect.data)
                 case fx.Expelled():
@@ -406,13 +407,13 @@ class World:
             if not self.weather.reorders:
                 at = max(at, self._last_delivery.get(link, 0.0))
                 self._last_delivery[link] = at
-            self._later(other, fx.Received(their_link, data), at - self.now)
+            self._later(other, ev.Received(their_link, data), at - self.now)
 
     def _dial(self, node: Node, effect: fx.Dial) -> None:
         other = next((n for n in self.running() if n.address == effect.address), None)
         meant = other is not None and effect.node_id in (None, other.identity.node_id)
         if other is None or not meant or other.frozen_until > self.now or not self.reachable(node, other):
-            self._later(node, fx.DialFailed(effect.address), 1.0)
+            self._later(node, ev.DialFailed(effect.address), 1.0)
             return
         self._link_numbers += 2
         ours, theirs = self._link_numbers, self._link_numbers + 1
@@ -421,17 +422,17 @@ class World:
         def connected() -> None:
             if node.life == life and other.life == their_life and self.reachable(node, other):
                 if not self._both_vet(node, other):
-                    self._later(node, fx.DialFailed(effect.address), 0.0)
+                    self._later(node, ev.DialFailed(effect.address), 0.0)
                     return
                 shown = {n.number: self._credential(n) for n in (node, other)}
                 node.links[ours] = (other.number, theirs)
                 other.links[theirs] = (node.number, ours)
                 # The accepting end comes first, and no message overtakes the handshake.
-                up = fx.LinkUp(theirs, node.identity.node_id, False, None, shown[node.number])
+                up = ev.LinkUp(theirs, node.identity.node_id, False, None, shown[node.number])
                 self._later(other, up, 0.0)
                 wait = self._delay()
                 self._up_at[theirs] = self.now + wait
-                up = fx.LinkUp(ours, other.identity.node_id, True, effect.address, shown[other.number])
+                up = ev.LinkUp(ours, other.identity.node_id, True, effect.address, shown[other.number])
                 self._later(node, up, wait)
 
         self.after(self._delay(), connected)
@@ -460,9 +461,9 @@ class World:
 
         def closed() -> None:
             node.links.pop(link, None)
-            self._later(node, fx.LinkDown(link), 0.0)
+            self._later(node, ev.LinkDown(link), 0.0)
             if self.reachable(node, other) and other.links.pop(their_link, None):
-                self._later(other, fx.LinkDown(their_link), 0.0)
+                self._later(other, ev.LinkDown(their_link), 0.0)
 
         self.after(wait, closed)
 
@@ -473,7 +474,7 @@ class World:
         )
 
     def _failed(self, node: Node, link: int, blob: bytes) -> None:
-        self._later(node, fx.ChunkFailed(link, blob), 0.0)
+        self._later(node, ev.ChunkFailed(link, blob), 0.0)
 
     def _put(self, node: Node, effect: fx.Put) -> None:
         if effect.link not in node.links:
@@ -500,7 +501,7 @@ class World:
         def arrived() -> None:
             if target.running and target.life == life:
                 target.blobs[blob] = data
-                self._later(target, fx.ChunkArrived(blob), 0.0)
+                self._later(target, ev.ChunkArrived(blob), 0.0)
 
         self.after(self._delay(), arrived)
 

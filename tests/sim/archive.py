@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.limits import CLAIMS_MAX
 from gossamer.protocol.payloads.chunks import chunk_hashes, parse_index, root_of
@@ -121,7 +122,7 @@ class Archive:
         except DamagedChunkError:
             pass
         node.soon(RETRY_S, self._retry, claim)
-        node.dispatch(fx.Need(claim.key, wanted))
+        node.dispatch(ev.Need(claim.key, wanted))
         return False
 
     def _retry(self, claim: Claim) -> None:
@@ -138,7 +139,7 @@ class Archive:
         below = node.stage.audit.adopted(node, claim, node.stage.manifest.genesis.root)
         node.begin(self._fold(phi, base, {}, below), claim.round)
         node.adopted_at = node.stage.loop.now
-        node.dispatch(fx.Adopted(claim))
+        node.dispatch(ev.Adopted(claim))
 
     # -- sealing
 
@@ -190,7 +191,7 @@ class Archive:
         node.disk.add_snapshot(
             self.claims, (d.record_id for deltas in prefix.rounds.values() for d in deltas)
         )
-        node.dispatch(fx.Sealed(self.claims))
+        node.dispatch(ev.Sealed(self.claims))
 
     def _kept(self, claim: Claim, now: float) -> list[Claim]:
         older = [known for known in self.claims if known.root != claim.root]

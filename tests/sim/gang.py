@@ -167,8 +167,8 @@ class Accomplice(Liar):
     def _link_to_all_and_send_nothing(self) -> None:
         node = self._node
         for member in node.core.roster.members():
-            for address in member.peer.body.addresses:
-                if node.core.links.to(member.peer.node_id) is None:
+            for address in member.row.body.addresses:
+                if node.core.links.to(member.row.node_id) is None:
                     node.stage.net.dial(node, address)
         self._claim_all(self._send_nothing())
 
@@ -191,7 +191,7 @@ class Accomplice(Liar):
 
     def _tell_each_of_others(self) -> None:
         """Of one half of the members only, for a while."""
-        known = [member.peer.node_id for member in self._node.core.roster.members()]
+        known = [member.row.node_id for member in self._node.core.roster.members()]
         until = self._node.stage.loop.now + 20.0 + 60.0 * self._rng.random()
         self.tell_of({node_id for node_id in known if self._rng.random() < 0.5}, until)
 
@@ -204,18 +204,18 @@ class Accomplice(Liar):
                 del presence._news[node_id]
             return type(presence)._tell(presence)
 
-        def exchange(link: int, message: msg.Roster) -> list[Effect]:
+        def exchange(link: int, message: msg.RosterSummary) -> list[Effect]:
             rows = [
                 (row, False)
                 for row in (
                     presence.data,
-                    *(m.peer.data for m in node.core.roster.members() if m.peer.node_id in known),
+                    *(m.row.data for m in node.core.roster.members() if m.row.node_id in known),
                 )
             ]
             return [Send(link, records) for records in msg.Records.batches(rows)]
 
         presence._tell, presence.exchange = tell, exchange  # type: ignore[method-assign]
-        presence.all_rows = lambda link: exchange(link, msg.Roster((), True))  # type: ignore[method-assign]
+        presence.all_rows = lambda link: exchange(link, msg.RosterSummary((), True))  # type: ignore[method-assign]
         node.stage.loop.at(until, self._tell_of_all, presence)
 
     @staticmethod

@@ -277,7 +277,7 @@ class Liar:
         row = self._node.core.own_row
         claim = replace(row, heartbeat=row.heartbeat + 1, round=row.round + 1 + self._rng.randrange(10**6))
         identity, swarm_id = self._node.traits.identity, self._node.stage.manifest.swarm_id
-        self._to_some(msg.Records(((seal(identity, Kind.PEER, swarm_id, claim.pack()).data, False),)))
+        self._to_some(msg.Records(((seal(identity, Kind.ROW, swarm_id, claim.pack()).data, False),)))
 
     def _lag_behind(self) -> None:
         """Train on, and stay at the first round."""
@@ -289,7 +289,7 @@ class Liar:
         """That the living do not answer."""
         for member in self._node.core.roster.members():
             if self._rng.random() < 0.3:
-                self._to_some(msg.Suspect(member.peer.node_id, *member.peer.body.age))
+                self._to_some(msg.Suspect(member.row.node_id, *member.row.body.age))
 
     def _claim_to_hold(self) -> None:
         """Payloads that we do not have, some of records that do not exist."""
@@ -313,7 +313,7 @@ class Liar:
     def _claim_what_few_do(self) -> None:
         """The same for those rounds only that hardly anybody else claims just now."""
         members = self._node.core.roster.live()
-        newest = Counter(claim.round for member in members for claim in member.peer.body.claims[:1])
+        newest = Counter(claim.round for member in members for claim in member.row.body.claims[:1])
         rounds = sorted((round_ for round_ in newest if round_), key=lambda round_: (newest[round_], round_))
         self._claim(sorted(rounds[:3], reverse=True))
 

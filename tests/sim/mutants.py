@@ -17,7 +17,8 @@ from typing import Any
 from gossamer.protocol import envelope
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.core import replica
-from gossamer.protocol.effects import Effect, Event, Publish, Send, Store
+from gossamer.protocol.effects import Effect, Send, Store
+from gossamer.protocol.events import Event, Publish
 from gossamer.protocol.fetching import flights
 from gossamer.protocol.fetching.fetch import Fetcher
 from gossamer.protocol.fetching.wants import Wants
@@ -294,7 +295,7 @@ def _the_dead_stay_dead() -> list[Patch]:
             address
             for member in self._roster.members()
             if member.health is not Health.ALIVE
-            for address in member.peer.body.addresses
+            for address in member.row.body.addresses
         }
         return [(address, node_id) for address, node_id in alive if address not in down], []
 

@@ -9,6 +9,7 @@ from hashlib import sha256
 from math import inf
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.core.merge_schedule import MergeSchedule
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
@@ -168,12 +169,12 @@ class Node(Process):
 
     def _clock_moved(self) -> None:
         """What the daemon does first of all."""
-        self.dispatch(fx.TimeSet(self._unix() - self.clock()))
+        self.dispatch(ev.TimeSet(self._unix() - self.clock()))
 
     def leave(self) -> None:
         """Stop in good order."""
         self.trainer.die()
-        self.dispatch(fx.Leave())
+        self.dispatch(ev.Leave())
         self.gone = True
         self.crash()
 
@@ -188,13 +189,13 @@ class Node(Process):
     def _unix(self) -> float:
         return self.stage.unix_start + self._loop.now + self._unix_error_s
 
-    def dispatch(self, event: fx.Event) -> list[fx.Effect]:
+    def dispatch(self, event: ev.Event) -> list[fx.Effect]:
         """Give the core an event and carry out what it answers."""
         effects = self.core.handle(event, self.clock())
         if effects:
             self._carry_out(effects)
             self._set_timer()
-        elif type(event) is not fx.Received or self.core.fetcher.deadline() < self._wake_due:
+        elif type(event) is not ev.Received or self.core.fetcher.deadline() < self._wake_due:
             self._set_timer()  # a message that nothing follows from hurries nothing but a fetch
         return effects
 
@@ -218,7 +219,7 @@ class Node(Process):
         self._latest = max(self._latest, wake)
         self.wakes += 1
         self.stage.trace.note(self.stage.loop.now, self.index, 1)
-        self.dispatch(fx.Wake())
+        self.dispatch(ev.Wake())
         self.stage.audit.woken(self, self._wake_due - self._latest)
 
     def _carry_out(self, effects: Iterable[fx.Effect]) -> None:
@@ -282,13 +283,13 @@ class Node(Process):
         peer = end.peer.party
         assert isinstance(peer, Node)
         self.stage.trace.note(self.stage.loop.now, self.index, 2, peer.traits.identity.node_id)
-        self.dispatch(fx.LinkUp(end.number, peer.traits.identity.node_id, outbound, address))
+        self.dispatch(ev.LinkUp(end.number, peer.traits.identity.node_id, outbound, address))
 
     def link_closed(self, end: End) -> None:
         if self.links.pop(end.number, None) is not None:
             self.transfers.link_down(end.number)
             self.stage.trace.note(self.stage.loop.now, self.index, 3)
-            self.dispatch(fx.LinkDown(end.number))
+            self.dispatch(ev.LinkDown(end.number))
 
     def _hang_up(self, effect: fx.Hangup) -> None:
         end = self.links.get(effect.link)
@@ -298,14 +299,14 @@ class Node(Process):
             self.soon(0.0, self.link_closed, end)
 
     def dial_failed(self, address: str) -> None:
-        self.dispatch(fx.DialFailed(address))
+        self.dispatch(ev.DialFailed(address))
 
     def message(self, end: End, data: bytes, damaged: bool) -> None:
         if not damaged:
-            self.dispatch(fx.Received(end.number, data))
+            self.dispatch(ev.Received(end.number, data))
             return
         with self.stage.audit.damage(self, data):
-            self.dispatch(fx.Received(end.number, data))
+            self.dispatch(ev.Received(end.number, data))
         if end.number in self.links:  # TLS would not have let it through and would have ended the connection
             end.close()
             self.link_closed(end)
@@ -327,7 +328,7 @@ class Node(Process):
         self.stage.audit.spoken(self, delta)
         if not self.traits.is_liar:  # which may keep it to itself
             self.stage.audit.spread.published(delta)
-        self.dispatch(fx.Stored(delta))
+        self.dispatch(ev.Stored(delta))
         self.trainer.acknowledged(delta.round)
 
     def publish(self, window: Window, payload: bytes) -> None:
@@ -346,7 +347,7 @@ class Node(Process):
             self.disk.put(blob, chunk, self.stage.loop.now, durable=durable)
 
     def _sign(self, body: DeltaBody) -> None:
-        effects = self.dispatch(fx.Publish(body))
+        effects = self.dispatch(ev.Publish(body))
         if not any(isinstance(effect, fx.Store) for effect in effects):
             self.trainer.acknowledged(body.round)
 
@@ -355,7 +356,7 @@ class Node(Process):
         for delta in self.core.ledger:
             if blob in delta.body.chunks:
                 sizes = payload_chunk_sizes(delta.body.payload_bytes)
-                self.dispatch(fx.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
+                self.dispatch(ev.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
         self.soon(self.traits.gather_s, self.archive.look)
 
     # -- merging

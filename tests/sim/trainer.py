@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gossamer.protocol.effects import Progress
+from gossamer.protocol.events import Progress
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace

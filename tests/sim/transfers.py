@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.limits import ASKS_PER_LINK_MAX, PUTS_PER_LINK_MAX
 from gossamer.protocol.messages import Decline, encode
 from gossamer.protocol.records import Delta
@@ -68,7 +69,7 @@ class Transfers:
         def done(data: bytes | None) -> None:
             if data is not None and len(data) <= effect.size and sha256(data).digest() == effect.blob:
                 self._arrived(effect.blob, data)
-            self._node.dispatch(fx.ChunkFailed(effect.link, effect.blob))  # as the daemon does, always
+            self._node.dispatch(ev.ChunkFailed(effect.link, effect.blob))  # as the daemon does, always
 
         self._exchange(end, 0, serve, done)
 
@@ -78,7 +79,7 @@ class Transfers:
         node.stage.audit.spread.chunk_came(twice=node.disk.has(blob))
         node.disk.put(blob, data, node.stage.loop.now)
         node.stage.trace.note(node.stage.loop.now, node.index, 5, blob)
-        node.dispatch(fx.ChunkArrived(blob))
+        node.dispatch(ev.ChunkArrived(blob))
 
     def take(self, blob: bytes, data: bytes) -> bytes | None:
         """A peer puts a chunk to us: take it if we asked for it."""

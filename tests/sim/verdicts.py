@@ -277,7 +277,7 @@ class Verdicts:
         present = [node for node in self._live() if node.present_since <= since]
         for node in present:
             down = {
-                member.peer.node_id for member in node.core.roster.doubted() if member.health is Health.DOWN
+                member.row.node_id for member in node.core.roster.doubted() if member.health is Health.DOWN
             }
             for other in present:
                 if other.traits.identity.node_id in down:

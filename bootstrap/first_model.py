@@ -6,6 +6,7 @@ from pathlib import Path
 from gossamer.bootstrap import genesis_file
 from gossamer.models.registry import task_names
 from gossamer.models.task_file import is_own_name
+from gossamer.node import exit_status
 from gossamer.node.lifeline import Child
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
@@ -92,5 +93,5 @@ def _rebuild(home: Home) -> None:
         status = child.end(END_S)
     if status:
         lines = said.strip().splitlines() or ["the first parameters could not be built"]
-        kind = DiskFullError if status == genesis.DISK_FULL else ConfigError
+        kind = DiskFullError if status == exit_status.DISK_FULL else ConfigError
         raise kind(lines[-1].removeprefix("gossamer: "))

@@ -20,8 +20,8 @@ from gossamer.node.training.ranks import Team, Word
 from gossamer.protocol.errors import ConfigError
 
 
-class Link(Protocol):
-    """What is known of the daemon and the swarm."""
+class SwarmView(Protocol):
+    """What a rank knows of the daemon and the swarm."""
 
     node_id: bytes
     own_last: int
@@ -34,12 +34,12 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-class Role(abc.ABC):
+class RankRole(abc.ABC):
     """Leading or following. Every method is called alike on all ranks."""
 
-    def __init__(self, link: Link, team: Team, *, stop_round: int, beside: Beside | None = None) -> None:
+    def __init__(self, link: SwarmView, team: Team, *, stop_round: int, beside: Beside | None = None) -> None:
         """`beside` is what an attached script has beside it."""
-        self._link: Link = link
+        self._link: SwarmView = link
         self._stop_round = stop_round
         self._word = Word()
         self.team = team
@@ -64,7 +64,7 @@ class Role(abc.ABC):
         return self._link.node_id
 
     @property
-    def seen(self) -> Link | Word:
+    def seen(self) -> SwarmView | Word:
         """What the swarm looks like; on several ranks, as all of them saw it at the last step."""
         return self._link if self.team.size == 1 else self._word
 

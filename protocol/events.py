@@ -1,0 +1,172 @@
+"""Events: what goes into the protocol core.
+
+An adapter (the daemon, or a simulator) feeds in what happened, and carries out the effects that come back
+(`effects.py`). A *link* is one authenticated connection to a peer, known by a number that its adapter never
+uses twice.
+"""
+
+from dataclasses import dataclass
+
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.records import Delta, DeltaBody
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """A handshake succeeded. `outbound` says that we dialled, and at which `address`.
+
+    `group` names the part of the internet that the peer is in (see `Links`); None on loopback and in a LAN.
+    """
+
+    link: int
+    node_id: bytes
+    outbound: bool
+    address: str | None
+    credential: bytes = b""
+    """The grant that the peer showed, if any; the handshake has judged it."""
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """A link ended, for whatever reason."""
+
+    link: int
+
+
+@dataclass(frozen=True, slots=True)
+class DialFailed:
+    """A Dial did not lead to a link."""
+
+    address: str
+
+
+@dataclass(slots=True)  # one for every message: frozen ones take three times as long to make
+class Received:
+    """Bytes of one message from a link."""
+
+    link: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Our trainer closed a window; its payload's chunks are stored. `previous` is filled in by the core."""
+
+    body: DeltaBody
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Our own record is on disk: it may be spoken of now."""
+
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Nothing can be stored, as on a full disk: until the next `Stored` we have no say in the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Fetch these chunks (hash, size) under one key; `Fetched` tells when all are here."""
+
+    key: bytes
+    chunks: tuple[tuple[bytes, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkArrived:
+    """A chunk we lacked is stored, its hash checked."""
+
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFailed:
+    """A Get or Ask did not bring its chunk."""
+
+    link: int
+    blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What our trainer reports of itself; it goes into our peer row."""
+
+    inner_steps: int
+    tokens: int
+    tokens_per_s: float
+    loss: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The snapshots that we hold now, newest first; what the newest covers is the sealed prefix."""
+
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Phi has been set to the snapshot that `Adopt` named (or to genesis, for round 0)."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """The snapshot that `Adopt` or `Prefetch` named cannot be: its index does not describe this model.
+
+    A root names its bytes, so whoever else claims it, it never can be.
+    """
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Somebody handed us a grant or a revocation, which needs no trust but its owner's signature."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSet:
+    """The machine's clock was set, or it slept: Unix time less `now` is something else from here on."""
+
+    unix_offset_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """We are about to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The time that `next_wake` named has come."""
+
+
+Event = (
+    LinkUp
+    | LinkDown
+    | DialFailed
+    | Received
+    | Publish
+    | Stored
+    | Paused
+    | Need
+    | ChunkArrived
+    | ChunkFailed
+    | Progress
+    | Sealed
+    | Adopted
+    | Unusable
+    | Deliver
+    | TimeSet
+    | Leave
+    | Wake
+)
