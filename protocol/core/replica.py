@@ -34,7 +34,8 @@ from gossamer.protocol.history.absence import ROUNDS_UNDER_WAY, known_up_to
 from gossamer.protocol.history.catchup import CatchUp
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.sealing import Sealing
-from gossamer.protocol.history.snapshots import Snapshots
+from gossamer.protocol.history.snapshot_pull import SnapshotPull
+from gossamer.protocol.history.witnesses import Witnesses
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
@@ -92,8 +93,15 @@ class Replica:
             tells_of=lambda round_, but: self.ledger.tells_of(round_, {identity.node_id, *but}),
             own_last=lambda: self.own_last,
         )
-        self._snapshots = Snapshots(
-            self.sealing, self.ledger, self.roster, self.links, self.fetcher, self.holdings
+        self._witnesses = Witnesses(self.sealing.genesis, self.ledger, self.roster, self.links, self.holdings)
+        self._snapshot_pull = SnapshotPull(
+            self.sealing,
+            self._witnesses,
+            self.ledger,
+            self.roster,
+            self.links,
+            self.fetcher,
+            self.holdings,
         )
         self._author = Author(identity, self.swarm_id, self.layout, self.charter, self.ledger, self.holdings)
         self._clock = SwarmClock(
@@ -316,7 +324,7 @@ class Replica:
                 self.fetcher.failed(event.link, event.blob, now)
                 return []
             case ev.Need():
-                return self._snapshots.need(event, now)
+                return self._snapshot_pull.need(event, now)
             case ev.LinkUp():
                 return self._link_up(event, now)
             case ev.LinkDown():
@@ -338,7 +346,7 @@ class Replica:
                 self.presence.changed()
                 return [self.holdings.close(event.claim.round)]
             case ev.Unusable():
-                self._snapshots.unusable(event.claim)
+                self._snapshot_pull.unusable(event.claim)
                 return []
             case ev.Deliver():
                 return self._credentials.received(event.data, None, now)
@@ -391,7 +399,7 @@ class Replica:
         if self._clock.listens(now):  # others may still take what we had not handed on
             return result
         if now >= self.sealing.deadline():
-            result += self._snapshots.wake(now, self.clock)
+            result += self._snapshot_pull.wake(now, self.clock)
         if self.sealing.is_in_a_hurry:
             self._next_turn = min(self._next_turn, self.sealing.deadline())
         return result
@@ -432,7 +440,7 @@ class Replica:
         match message:
             case msg.Records():
                 result = self._intake.received(link, message, now)
-                self._snapshots.hint(link)
+                self._snapshot_pull.hint(link)
                 return result
             case msg.Holding():
                 return self._holding(link, message)

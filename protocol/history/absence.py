@@ -10,7 +10,7 @@ from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, closable_round
-from gossamer.protocol.history.joining import Witness
+from gossamer.protocol.history.testimony import Witness
 from gossamer.protocol.manifest import HistorySection
 
 RETURN_S = 30.0

@@ -8,12 +8,11 @@ with what they say; and what others say against them is believed only if the use
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from math import inf
-from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import WITNESSES, Claim, most_of
 from gossamer.protocol.effects import Effect, Notice, Prefetch
+from gossamer.protocol.history.testimony import Witness
 from gossamer.protocol.identity import short
 
 REMIND_S = 15.0
@@ -23,19 +22,6 @@ time cannot make it fetch for ever."""
 
 NAMED_TOLD_MAX = 4
 """So many members are named behind each of two claims that contradict each other."""
-
-
-class Witness(NamedTuple):
-    """A live member's word about the past."""
-
-    claims: tuple[Claim, ...]
-    node_id: bytes = b""
-    is_named: bool = False
-    """Whether we were told of it: it answers at one of our join addresses."""
-    told: float = inf
-    """When its word came, by the local clock, seconds."""
-    round: int = 0
-    """The last round that it has published; 0 if none since it came (back), or if we know no delta of its."""
 
 
 class Joining:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, Claims, contest
-from gossamer.protocol.history.joining import Witness, believable
+from gossamer.protocol.history.joining import believable
+from gossamer.protocol.history.testimony import Testimony, Witness
 
 SILENCE_S = 300.0
 """So long members that claim other rounds than ours are waited for before a claim wins without them: they may
@@ -86,8 +87,7 @@ class Lineages:
         own: Claim,
         claimed: Mapping[int, Claim],
         members: Sequence[Witness],
-        contributors: Callable[[], Sequence[Claims]],
-        share_lacking: Callable[[int], float],
+        testimony: Testimony,
         now: float,
     ) -> Defeat | None:
         """Whether another claim for the round that we claim outweighs ours, `own`, and stays.
@@ -103,7 +103,9 @@ class Lineages:
             if self._unanswered.since is not None and any(own in claims for claims in others):
                 self._unanswered.ends()
             return None
-        claims = [of_one for of_one in contributors() if not _contradicts(of_one, own.round, claimed)]
+        claims = [
+            of_one for of_one in testimony.contributors() if not _contradicts(of_one, own.round, claimed)
+        ]
         fresh = {member.claims for member in members if now - member.told <= WORD_S}
         winner = contest(own, claims) or self._wins_unanswered(own, claims, fresh, now)
         if winner is None or not any(winner in of_one for of_one in fresh):
@@ -112,7 +114,7 @@ class Lineages:
                 self._difference.ends()
             return None
         since = self._difference.shows(now)
-        if self._may_be_explained(share_lacking(own.round), since, now):
+        if self._may_be_explained(testimony.share_lacking(own.round, now), since, now):
             return None
         self._yields.append(now)
         return Defeat(winner, _outweighed(own, winner))
