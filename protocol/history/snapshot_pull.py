@@ -41,6 +41,7 @@ class SnapshotPull:
     def wake(self, now: float, clock: int) -> list[Effect]:
         """A look at what members claim is due. `clock`: the swarm's round."""
         adopting, wants = self._sealing.adopting, self._fetcher.wants
+        self._witnesses.look(now)
         is_stalled = adopting is not None and wants.is_stalled(adopting.key, now)
         result = self._sealing.wake(now, clock, self._witnesses, is_stalled=is_stalled)
         if adopting is not None and self._sealing.adopting is None:

@@ -30,7 +30,7 @@ class Testimony(Protocol):
         """What the authors of deltas that are here claim, live or not."""
 
     def authors(self) -> int:
-        """How many members, live or not, we know deltas of."""
+        """How many members take part, whether they are there or not: see `company`."""
 
     def share_lacking(self, round_: int, now: float) -> float:
         """The share, 0 to 1, of authors with payloads up to a round that somebody holds and we lack."""

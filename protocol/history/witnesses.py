@@ -4,9 +4,10 @@ from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, Claims
 from gossamer.protocol.gossip.holdings import Holdings
 from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.history.company import Company
 from gossamer.protocol.history.testimony import Witness
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.roster import Health, Roster
+from gossamer.protocol.membership.roster import Roster
 from gossamer.protocol.records import Row
 
 
@@ -22,6 +23,7 @@ class Witnesses:
         self._roster = roster
         self._links = links
         self._holdings = holdings
+        self._company = Company(roster, ledger)
         self._unusable: dict[bytes, None] = {}
         """Roots of snapshots that cannot be, the oldest first: they do not count as claimed."""
 
@@ -55,10 +57,12 @@ class Witnesses:
         rows = [member.row for member in self._roster.members()]
         return [self._claims_of(row) for row in rows if row.node_id in authors]
 
+    def look(self, now: float) -> None:
+        """Note who is there; to be called every few seconds."""
+        self._company.look(now)
+
     def authors(self) -> int:
-        """How many members that have not left are known to have published, in rounds long closed too."""
-        members = (member for member in self._roster.members() if member.health is not Health.LEFT)
-        return sum(self._ledger.last_round(member.row.node_id) > 0 for member in members)
+        return len(self._company)
 
     def share_lacking(self, round_: int, now: float) -> float:
         return self._holdings.share_lacking(round_, now)
