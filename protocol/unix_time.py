@@ -42,6 +42,5 @@ class UnixTime:
         return now + self.offset_s
 
     def latest(self, now: float) -> float:
-        """Unix time by the most advanced setting so far: setting a clock back makes no round impossible
-        again."""
+        """Unix time by the most advanced setting so far: a clock set back makes no round impossible again."""
         return now + self._greatest_s

@@ -41,8 +41,7 @@ class Absence:
         self._section = section
         self._tells_of = tells_of
         self.extent = 0
-        """The newest round that we knew of when we went away; later, the last of those known without a
-        gap."""
+        """The newest round that we knew of when we went away, moved on past those that we know since."""
         self._company: frozenset[bytes] | None = None
         """The members that were there then; None if that is not known."""
         self.looks_until = 0.0

@@ -65,8 +65,7 @@ class SwarmClock:
         """Whether a round is no further ahead of the swarm than one side of a partition can have got.
 
         Otherwise a key could sign for every round that the swarm is old enough for, and have us keep them
-        all. A record refused for this is offered again by its holders, and taken when the swarm has come
-        near.
+        all. A record refused for this is offered again by its holders, and taken once the swarm is near.
         """
         if round_ > self._near:
             self._near = self._ahead + self.read(now)
@@ -142,8 +141,7 @@ class SwarmClock:
         self._own.note(inner_steps, self._author.last_round, now)
 
     def published(self, round_: int, now: float) -> None:
-        """A delta of ours is out. One that was on its way when we fell asleep is of the round of that
-        time."""
+        """A delta of ours is out. One that was on its way when we fell asleep has the round of that time."""
         if not self.listens(now):
             self.published_round = round_
         self._own.note(self._inner_steps, round_, now)

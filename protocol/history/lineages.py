@@ -128,7 +128,7 @@ class Lineages:
         A fast node that was cut off goes by its own clock alone, and may be hours ahead of the others when it
         hears of them again. Each side then refuses the other's records, and claims never name the same round.
         A member that has published nothing since it came back does not count as behind: it may still find out
-        that we went on. Absent members count against it: a few liars might be most of those present, for a
+        that we went on. Absent members count against it: those who are there may be mostly liars, for a
         moment.
         """
         said = [member for member in members if member.claims and now - member.told <= WORD_S]
