@@ -1,9 +1,9 @@
 """Signed envelopes: the only form in which a record travels.
 
-Bytes on the wire: ``kind (1) | public key (32) | signature (64) | body``. The signature covers ``"gossamer/1"
-| kind | swarm id | public key | length of body (4, big endian) | body``, so that no bytes signed for one
-purpose, swarm or author are valid for another. The record id is the SHA-256 of the signed bytes. It leaves
-out the signature, since one message can have several valid ones.
+Bytes on the wire: ``kind (1) | public key (32) | signature (64) | body``. The signature covers
+``"gossamer/1" | kind | swarm id | public key | length of body (4, big endian) | body``, so that no bytes
+signed for one purpose, swarm or author are valid for another. The record id is the SHA-256 of the signed
+bytes. It leaves out the signature, since one message can have several valid ones.
 
 A relayed envelope is never re-encoded: it is stored and passed on as it was received.
 """

@@ -460,7 +460,7 @@ PEERS_WATCHED_MAX = 4_096
 # --- greylisting ---------------------------------------------------------------------------------------
 GREYLIST_HALF_LIFE_S = 300.0
 GREYLIST_POINTS = 100.0
-"""Three malformed messages or five bad signatures within minutes; see `greylist.Offence`."""
+"""Three malformed messages or five bad signatures within minutes; see `offence.Offence`."""
 
 GREYLIST_POINTS_RELEASED = 50.0
 GREYLIST_POINTS_MAX = 400.0

@@ -10,8 +10,7 @@ bits as chunks travel (`packing`), not three: an entropy-coded uniform quantizer
 "Asymptotically Efficient Quantizing", 1968). Before rounding, a value is brought nearer to 0 by an eighth of
 a step, as in video coding (Sullivan, "Efficient Scalar Quantization of Exponential and Laplacian Random
 Variables", 1996): zeros cost least, and rounding does not lengthen a delta. Error feedback sends the rest
-later. Where a block whose values are all about as large would round to 0 as a whole, its step is half as
-long.
+later. Where a block of values that are all about as large would round to 0, its step is half as long.
 
 Error: at most half a step of ``2**exponent``, in `int4` five eighths of one; a whole step for a block's
 largest positive values, which saturate so as not to double the whole block's step.

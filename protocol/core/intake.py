@@ -108,7 +108,7 @@ class Intake:
             return []
         if is_push and delivery.is_held:
             return self._push.relay(fresh[0], delivery.link, delivery.now)
-        # What a node learns just after its start, all others know already.
+        # All others know already what a node learns just after its start.
         if is_push or self._anti_entropy.synced_once:
             return self._push.tell(fresh, {delivery.link})
         return []

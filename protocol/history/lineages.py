@@ -95,8 +95,8 @@ class Lineages:
 
         `claimed`: what we have claimed lately, by round. A member that claims other rounds only may yet claim
         what we do, unless it contradicts us about one of these. Node ids are free in an open swarm, so
-        members that never contributed have no voice against our history. A claim against it does not count
-        either once all members that made it are out of sight: what we published since, and they do not have,
+        members that never contributed have no voice against our history. Nor does a claim against our history
+        count once all members that made it are out of sight: what we published since, and they do not have,
         may be the difference.
         """
         others = [member.claims for member in members]
@@ -128,8 +128,7 @@ class Lineages:
         A fast node that was cut off goes by its own clock alone, and may be hours ahead of the others when it
         hears of them again. Each side then refuses the other's records, and claims never name the same round.
         A member that has published nothing since it came back does not count as behind: it may still find out
-        that we went on. Absent members count against it: those who are there may be mostly liars, for a
-        moment.
+        that we went on. Absent members count against it: those present may be mostly liars for a moment.
         """
         said = [member for member in members if member.claims and now - member.told <= WORD_S]
         behind = [

@@ -46,8 +46,7 @@ def pack_chunk(chunk: bytes) -> bytes | None:
 
 
 def packed_size(frame: bytes) -> int:
-    """The size in bytes that a frame states for its chunk. Raises PayloadError for none, or too large a
-    one."""
+    """The size in bytes that a frame states for its chunk. Raises PayloadError if none, or too large."""
     try:
         size: int = zstandard.get_frame_parameters(frame).content_size
     except zstandard.ZstdError:

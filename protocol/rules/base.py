@@ -1,9 +1,9 @@
 """The one arithmetic through which every rule reaches Phi.
 
 ``result = round_half_even(scale * sum_i a_i * v_i)`` with integers ``a_i``, the sum in int64, and a single
-IEEE double multiplication per element: the same bits on every machine. A rule chooses ``a_i`` such that ``a_i
-* |v_i|`` stays below 2**48, which leaves room for 2**14 authors in one round. No rule checks their number:
-with more, the sum wraps, alike on every node. A liar with that many keys has the majority anyway.
+IEEE double multiplication per element: the same bits on every machine. A rule chooses ``a_i`` such that
+``a_i * |v_i|`` stays below 2**48, which leaves room for 2**14 authors in one round. No rule checks their
+number: with more, the sum wraps, alike on every node. A liar with that many keys has the majority anyway.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -87,8 +87,8 @@ Rule = Callable[[Deltas], Iterator[Step]]
 
 UNIT = 1 << 48
 """The length that the longest of the stretched directions gets. So each coefficient has 14 bits or more of
-its own for every norm below 2**34 (1024 in float): a delta of next to nothing must not, by its huge ``length
-/ |v|``, round the coefficients of the others to 0 and set the direction alone."""
+its own for every norm below 2**34 (1024 in float): a delta of next to nothing must not, by its huge
+``length / |v|``, round the coefficients of the others to 0 and set the direction alone."""
 
 
 class PartialSum(NamedTuple):
