@@ -1,9 +1,9 @@
-"""The end game: whom else to ask for a chunk that lasts too long, when nothing else is left of its payload.
+"""The end game: whom else to ask for a chunk that takes too long, when nothing else of its payload is left.
 
-Whoever says that it holds a chunk and is silent when asked must not keep us from it. When all that is missing
-of a payload is under way, and a chunk of it for far longer than is usual, somebody else is asked for that one
-too: the first to bring it ends both. Few chunks are asked for twice at a time, and one while nothing has come
-from anybody: it may be our own line that is slow.
+A peer that says it holds a chunk, and is silent when asked, must not keep us from that chunk. When everything
+missing of a payload is under way, and one of its chunks for far longer than is usual, a second link is asked
+for that chunk (a hedged request). The first to bring it ends both transfers. Only a few chunks are asked for
+twice at a time, and only one while nothing has come from anybody: our own line may be what is slow.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class EndGame:
         self._sources = sources
 
     def second_sources(self, now: float) -> Iterator[tuple[Flight, int, bytes]]:
-        """Of each transfer that is not to be waited for alone: the link to ask too, and the key."""
+        """Each transfer that should not be waited for alone, with the second link to ask, and the key."""
         for flight in list(self._flights.newest.values()):
             if self._may_be_asked_for_too(flight, now):
                 found = self._choose(flight, now)
@@ -35,7 +35,7 @@ class EndGame:
                     yield flight, *found
 
     def next_look(self, now: float) -> float:
-        """When to look for somebody else to ask too: again and again, once something is overdue."""
+        """When to look for second sources next: every `FETCH_RETRY_S` once something is overdue."""
         at = min(map(self._promptness.overdue_at, self._flights.newest.values()), default=inf)
         return at if at > now else now + limits.FETCH_RETRY_S
 
@@ -43,23 +43,24 @@ class EndGame:
         return self._promptness.overdue_at(flight) <= now
 
     def _may_be_asked_for_too(self, flight: Flight, now: float) -> bool:
-        """Whether it is overdue, or under way from one that has kept us waiting before, and few are."""
+        """Whether a second link may be asked: the transfer is overdue, or its link has kept us waiting
+        before, and few other chunks are under way twice."""
         if flight.blob in self._flights.late:
             return self._is_overdue(flight, now)
         is_late = flight.link in self._sources.tardy or self._is_overdue(flight, now)
         return is_late and len(self._flights.late) < self._most(flight)
 
     def _most(self, flight: Flight) -> int:
-        """How many chunks may be under way from two holders, this one included: a few where somebody has
-        outrun it, else one, to find out whether anybody does."""
+        """How many chunks may be under way from two links, this one included: a few if another transfer has
+        outrun this one, else one, to find out whether any does."""
         return limits.FETCHES_TWICE_MAX if flight.began < self._promptness.brought_at else 1
 
     def _choose(self, flight: Flight, now: float) -> tuple[int, bytes] | None:
-        """The link to ask for the same chunk, and the key, where nothing else is left to ask for of that.
+        """The second link to ask for the chunk, and a key of the chunk that has nothing else left to ask for.
 
-        If it is not overdue, only a better holder than the one that it is under way from: that one was the
-        first to say that it holds it. What most are known to hold comes first: a liar may list somebody
-        else's chunk in payloads of its own.
+        While the transfer is not overdue, only a better holder than its link will do: that link was merely
+        the first to say that it holds the chunk. Keys with the most holders come first, since a liar may list
+        somebody else's chunk in payloads of its own.
         """
         blob = flight.blob
         asked = {flight.link for flight in self._flights.of(blob)}

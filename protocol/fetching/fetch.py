@@ -1,14 +1,14 @@
 """Pulling payloads: which chunk to fetch from which link, and when to try another.
 
-Bodies always travel in the direction in which a link was dialled, since that one is known to work: from a
-peer we dialled we `Get` a chunk; a peer that dialled us is `Ask`ed and puts it to us. Peers say what they
-hold, a payload or chunks of it; a hint may be missing or wrong, so after a moment any link is tried. Guesses
-give way to hints, all but a few: a payload that nobody has must not delay those that somebody has, nor may
-these, where there is never an end of them, keep us from one that nobody speaks of.
+Bodies always travel over connections opened in the direction in which a link was dialled, since that
+direction is known to work: we `Get` a chunk from a peer that we dialled, and `Ask` a peer that dialled us to
+put it to us. Peers say what they hold, a whole payload or chunks of it. Such a hint may be missing or wrong,
+so after a moment any link is tried. All guesses but a few give way to hints: a payload that nobody has must
+not delay those that somebody has. Nor may an endless stream of those keep us from one that nobody offers.
 
-What is wanted is in `wants`, what is under way in `flights`, what was asked for in vain in `failures`. Which
-chunk is next is decided by `picker`, `guesses` and, of those that last too long, `endgame`; who is asked for
-it by `sources`.
+`wants` holds what is wanted, `flights` what is under way, `failures` what was asked for in vain. `picker`,
+`guesses` and, for chunks that take too long, `endgame` decide which chunk is next; `sources` decides which
+link is asked for it.
 """
 
 from collections.abc import Callable
@@ -33,10 +33,10 @@ class Fetcher:
     """Schedules chunk transfers over the links. Chunks are verified and stored by the adapter."""
 
     def __init__(self, fits: Callable[[bytes, int], bool | None], rng: RandomSource) -> None:
-        """`fits` tells whether a chunk that is here has a size; None if it is not here."""
+        """`fits(blob, size)` tells whether a stored chunk has that size; None if it is not stored."""
         self.wants = Wants(fits)
         self._links: dict[int, bool] = {}
-        """Whether we dialled each."""
+        """Links that are up, and whether we dialled each."""
         self._flights = Flights()
         self._failures = Failures(self.wants)
         self._promptness = Promptness()
@@ -94,14 +94,14 @@ class Fetcher:
     # -- chunks
 
     def fetch_between(self, bulk: bytes, is_needless: Callable[[bytes], bool]) -> None:
-        """What is large and may take long: see `Picker.fetch_between`."""
+        """Fetch something large between all else: see `Picker.fetch_between`."""
         self._picker.fetch_between(bulk, is_needless)
         self._changed = True
 
     def want(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
         """Ask for chunks (hash, size) under a key; `Fetched(key)` comes at once if none is missing.
 
-        Nothing comes of what nobody can have, see `Wants.add`.
+        A list of chunks that nobody can have is ignored, see `Wants.add`.
         """
         is_lacking = self.wants.add(key, chunks, now)
         self._changed = self._changed or bool(is_lacking)
@@ -113,28 +113,28 @@ class Fetcher:
         return self._flights.came
 
     def expected_size(self, blob: bytes) -> int | None:
-        """The most bytes of a chunk that is on its way, None for any other: nothing else may be put to us."""
+        """The largest size of a chunk that is on its way. None for any other: no peer may put that to us."""
         return self.wants.size_of(blob) or None if blob in self._flights else None
 
     def arrived(self, blob: bytes, now: float) -> list[Effect]:
-        """Note a stored chunk; tell which keys are complete with it."""
+        """Note that a chunk is stored; tells which keys it completes."""
         flights = self._flights.landed(blob)
         self._guesses.ended(blob)
         self._changed = True
         if flights:
             self._window.brought(flights[0], self._promptness.brought(flights[0], now))
-        is_guessed = len(flights) == 1 and flights[0].is_guess  # of two nobody knows which one brought it
+        is_guessed = len(flights) == 1 and flights[0].is_guess  # of two, it is unknown which one brought it
         guessed = flights[0].link if is_guessed else None
         return [Fetched(key) for key in self.wants.arrived(blob, guessed, now)]
 
     def failed(self, link: int, blob: bytes, now: float) -> None:
-        """Note that a link did not bring a chunk: others are tried first."""
+        """Note that a link did not bring a chunk: other links are tried first."""
         for flight in self._flights.of(blob):
             if flight.link == link:
                 self._fail(flight, now, limits.FETCH_SOON_S)
 
     def _fail(self, flight: Flight, now: float, wait: float) -> None:
-        """A transfer is over, in vain: that link is not asked for the chunk again for `wait` s or more."""
+        """End a transfer that was in vain: its link is not asked for the chunk again for `wait` s or more."""
         self._flights.end(flight)
         until = self._failures.note(flight, now, wait)
         self._guesses.failed(flight.link, flight.blob, until, now)
@@ -143,7 +143,7 @@ class Fetcher:
     # -- scheduling
 
     def deadline(self) -> float:
-        """As of the last `plan`."""
+        """When `plan` is due next, as of the last call."""
         return self._due
 
     def plan(self, now: float) -> list[Effect]:
@@ -164,7 +164,7 @@ class Fetcher:
         return effects
 
     def _give_up(self, now: float) -> None:
-        """End what has lasted for too long. A busy peer says so soon: silence is no sign of that."""
+        """End transfers that have taken too long. A busy peer says so soon, so silence does not mean busy."""
         for flight in [flight for flight in self._flights.late.values() if now >= flight.deadline]:
             self._fail(flight, now, limits.FETCH_RETRY_S)
         over = [flight for flight in self._flights.newest.values() if now >= flight.deadline]
@@ -175,7 +175,7 @@ class Fetcher:
             self._promptness.kept_waiting(flight.link, now)
 
     def _ask_others_too(self, now: float) -> list[Effect]:
-        """Ask somebody else for what lasts too long. Of a chunk's two transfers the oldest gives way."""
+        """Ask second links for chunks that take too long. Of a chunk's two transfers, the older one ends."""
         effects: list[Effect] = []
         for flight, link, key in self._end_game.second_sources(now):
             late = self._flights.late.get(flight.blob)
@@ -187,7 +187,7 @@ class Fetcher:
         return effects
 
     def _fill(self, now: float, most: int) -> list[Effect]:
-        """Start transfers until `most` are under way, or nobody is free for any other."""
+        """Start transfers until `most` are under way, or no link is free for another."""
         if not self._is_any_waiting and not self._guesses.are_any(now):
             return []
         effects = self._guess(now, min(most, self._flights.without_guesses + limits.GUESSES_KEPT))
@@ -201,7 +201,7 @@ class Fetcher:
         return len(self._flights) >= most or self._window.is_full(of_searches=of_searches)
 
     def _guess(self, now: float, most: int) -> list[Effect]:
-        """Ask the least busy links for what nobody is known to hold, until `most` transfers are under way."""
+        """Ask the least busy links for chunks that nobody is known to hold, until `most` are under way."""
         effects: list[Effect] = []
         if not self._guesses.are_any(now):
             return effects
@@ -226,13 +226,13 @@ class Fetcher:
 
     @property
     def _is_any_waiting(self) -> bool:
-        """Whether a chunk is missing that is not under way: found soon, since few are."""
+        """Whether a missing chunk is not under way. Quick to find out, since few are under way."""
         return any(blob not in self._flights for blob in self.wants.blobs)
 
     def _next_turn(self, now: float, most: int) -> float:
-        """When to try again: as soon as another link may be asked for what it failed, or on a guess.
+        """When to try again: as soon as a link may be asked again for what it failed, or asked on a guess.
 
-        Where as much is under way as may be, whatever ends a transfer brings us back here.
+        `inf` if as much is under way as is allowed: the end of any transfer causes another `plan`.
         """
         searches_are_full = self._is_full(most, of_searches=True)
         if searches_are_full and self._is_full(most, of_searches=False):

@@ -1,8 +1,9 @@
-"""Whom to ask for what nobody is known to hold: each link in its turn, for one such chunk after another.
+"""Whom to ask for chunks that nobody is known to hold: each link in turn, for one such chunk after another.
 
-Such chunks stand in a line that every link goes down by itself; what a link failed comes again when it has
-rested. So each is asked of everybody, however many payloads nobody has, and the next one is found without a
-look at all the others. A link that failed a chunk is spared guesses for a while.
+These chunks stand in a line. Every link has a place of its own in it and moves down the line by itself; a
+chunk that a link failed comes up for that link again after its rest. So every link is asked for every chunk,
+however many payloads nobody has, and the next chunk is found without a look at all the others. A link that
+failed a chunk is spared guesses for a while.
 """
 
 from bisect import bisect_left
@@ -16,40 +17,40 @@ from gossamer.protocol.fetching.flights import Flights
 from gossamer.protocol.fetching.wants import Wants
 
 LINE_MIN = 1_024
-"""So long a line is never tidied."""
+"""A line up to this length is never tidied."""
 
 Turn = tuple[float, bytes]
-"""From when on a chunk may be asked for, and the chunk."""
+"""The time from which a chunk may be asked for, and the chunk."""
 
 
 class Guesses:
-    """What each link may be asked for without having said that it holds it."""
+    """What each link may be asked for on a guess, that is, without having said that it holds it."""
 
     def __init__(self, wants: Wants, flights: Flights, failures: Failures) -> None:
-        """When a transfer is over this is told: by `failed` if it was in vain, else by `ended`."""
+        """The end of every transfer must be reported here: to `failed` if it was in vain, else to `ended`."""
         self._wants = wants
         self._flights = flights
         self._failures = failures
         self._young: list[Turn] = []
-        """A heap of what others may still say that they hold."""
+        """A heap of chunks that are not in the line yet, since a peer may still say that it holds them."""
         self._enters: dict[bytes, float] = {}
-        """When each of these leaves it; what stands there for later as well is passed over then."""
+        """When each of these chunks enters the line. An entry of the heap with another time is ignored."""
         self._line: list[Turn] = []
-        """Some stand in it again, are held or have come by now."""
+        """The line. A chunk may stand in it twice, or have come, or be known to be held by now."""
         self._longest = LINE_MIN
         self._places: dict[int, int] = {}
         """How far down the line each link is."""
         self._again: dict[int, list[Turn]] = {}
-        """Of each link a heap of what it was asked for before, or passed by."""
+        """Per link, a heap of chunks that it was asked for before, or passed by."""
         self._passed_by: dict[bytes, set[int]] = {}
-        """Links that came by chunks that were under way."""
+        """Links that passed a chunk by because it was under way."""
         self._spared: dict[int, float] = {}
-        """Until when links that failed a chunk are."""
+        """Until when each link that failed a chunk is spared guesses."""
 
     # -- what happens
 
     def link_up(self, link: int) -> None:
-        """A link goes down the line from its beginning."""
+        """A new link starts at the beginning of the line."""
         self._places[link] = 0
         self._again[link] = []
 
@@ -59,13 +60,13 @@ class Guesses:
         self._spared.pop(link, None)
 
     def failed(self, link: int, blob: bytes, until: float, now: float) -> None:
-        """A link did not bring a chunk and rests from it until then."""
+        """A link did not bring a chunk and is not asked for it again before `until`."""
         self._spared[link] = now + limits.FETCH_RETRY_S
         heappush(self._again[link], (until, blob))
         self.ended(blob)
 
     def ended(self, blob: bytes) -> None:
-        """A chunk is not under way any more: who passed it by meanwhile comes back to it."""
+        """A chunk is no longer under way: links that passed it by meanwhile come back to it."""
         for link in sorted(self._passed_by.pop(blob, ())):
             if link in self._again:
                 heappush(self._again[link], (-inf, blob))
@@ -73,20 +74,20 @@ class Guesses:
     # -- what to do
 
     def spares(self, link: int, now: float) -> bool:
-        """Whether a link is not to be asked for anything that it has not said that it holds."""
+        """Whether a link is not to be asked for anything on a guess now."""
         return self._spared.get(link, -inf) > now
 
     def are_any(self, now: float) -> bool:
-        """Whether there may be something to ask anybody for: seldom, and found out soon."""
+        """Whether there may be something to ask any link for. Usually there is not, and this is cheap."""
         self._enter(now)
         return bool(self._line) or any(self._again.values())
 
     def open_to(self, links: Iterable[int], now: float) -> list[int]:
-        """Those of the `links` that there may be something to ask for now."""
+        """The `links` for which there may be something to ask now."""
         return [link for link in links if self.next_turn(link, now) <= now]
 
     def take(self, link: int, now: float) -> tuple[bytes, bytes] | None:
-        """The next key and chunk to ask a link for: what has waited longest of what it may be asked for."""
+        """The next key and chunk to ask a link for: of what it may be asked for, what has waited longest."""
         while (blob := self._next(link, now)) is not None:
             key, at = self._soonest(blob, now)
             if key is None:
@@ -108,7 +109,7 @@ class Guesses:
         return max(at, again[0][0]) if again else inf
 
     def next_entry(self) -> float:
-        """When there may be more to ask all of them for."""
+        """When the next chunk enters the line."""
         while self._young:
             at, blob = self._young[0]
             is_current = self._enters.get(blob) == at
@@ -120,7 +121,7 @@ class Guesses:
         return inf
 
     def _next(self, link: int, now: float) -> bytes | None:
-        """What a link comes to now, in the line or to be asked for again."""
+        """The chunk that a link comes to now: its next in the line, or one to ask it for again."""
         again, place = self._again[link], self._places[link]
         is_again = bool(again) and again[0][0] <= now
         if place < len(self._line) and not (is_again and again[0] < self._line[place]):
@@ -129,13 +130,13 @@ class Guesses:
         return heappop(again)[1] if is_again else None
 
     def _free_at(self, link: int, blob: bytes) -> float:
-        """From when on a link may be asked for a chunk, which may be under way, or failed not long ago."""
+        """When a link may be asked for a chunk: `inf` while it is under way, after a rest if it failed it."""
         if blob in self._flights:
             return inf
         return self._failures.rests_until(link, blob, self._wants.size_of(blob))
 
     def _soonest(self, blob: bytes, now: float) -> tuple[bytes | None, float]:
-        """A key for which a chunk may be guessed at now, or else the next for which it may; and when."""
+        """A key under which a chunk may be asked for on a guess now, or else the next such key; and when."""
         found, soonest = None, inf
         for key, want in self._wants.unheld(blob).items():
             if want.may_be_guessed_at < soonest:
@@ -145,7 +146,7 @@ class Guesses:
         return found, soonest
 
     def _enter(self, now: float) -> None:
-        """What nobody has been known to hold for a moment goes to the end of the line."""
+        """Chunks that nobody has been known to hold for a moment go to the end of the line."""
         if not len(self._wants):
             self._forget()
         for blob in self._wants.take_unheld():
@@ -164,7 +165,7 @@ class Guesses:
             self._tidy()
 
     def _enter_at(self, at: float, blob: bytes) -> None:
-        """A chunk goes to the end of the line then, or when it would have already."""
+        """A chunk goes to the end of the line at that time, or earlier if that was settled already."""
         if at < self._enters.get(blob, inf):
             self._enters[blob] = at
             heappush(self._young, (at, blob))
@@ -172,13 +173,14 @@ class Guesses:
     def _forget(self) -> None:
         """Nothing is looked for any more, so nothing stands in line.
 
-        What a link rests from is kept until its turn comes: it may be looked for anew before then.
+        Chunks that a link rests from are kept until their turn: they may be looked for again before then.
         """
         self._young, self._enters, self._line = [], {}, []
         self._places = dict.fromkeys(self._places, 0)
 
     def _tidy(self) -> None:
-        """Keep of each that is still looked for the last place, which no link is past that has to come by."""
+        """Keep the last place of each chunk that is still looked for: no link that has yet to come to the
+        chunk is past that place."""
         last = {blob: place for place, (_, blob) in enumerate(self._line) if self._wants.unheld(blob)}
         places = sorted(last.values())
         self._line = [self._line[place] for place in places]

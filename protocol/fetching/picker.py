@@ -1,11 +1,11 @@
-"""Which chunk to fetch next, of what somebody is known to hold.
+"""Which chunk to fetch next, among those that somebody is known to hold.
 
-The oldest wants come first. Of a payload, the chunk that the fewest are known to hold does, so that
-neighbours have different ones to give to each other.
+The oldest wants come first. Within a payload, the chunk with the fewest known holders comes first (rarest
+first), so that neighbours have different chunks to give to each other.
 
-A snapshot is kept by its holders for as long as somebody downloads it; payloads are dropped when their rounds
-close, which on a slow line may be long before the last of the snapshot has come. So what is published
-meanwhile comes first, and the snapshot between it: some of it always, or its holders would drop that, too.
+Holders keep a snapshot for as long as somebody downloads it, but drop payloads when their rounds close: on a
+slow line that may be long before the last of the snapshot has come. So what is published meanwhile comes
+first, and the snapshot between it. Some of the snapshot is always fetched, or its holders would drop it too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,20 +30,20 @@ class Picker:
         self._bulk: bytes | None = None
         self._is_needless: Callable[[bytes], bool] = lambda key: False
         self._asked_since = 0
-        """Bytes of all else that was asked for since the last chunk of the bulk."""
+        """Bytes of everything else that was asked for since the last chunk of the bulk."""
 
     def fetch_between(self, bulk: bytes, is_needless: Callable[[bytes], bool]) -> None:
-        """While anything is missing under the key `bulk`, fetch it between all else, a chunk at a time, and
-        more of it where nothing else is left to ask for. `is_needless` says of a key whether nobody needs it
-        once the bulk is here: that comes last of all."""
+        """While anything is missing under the key `bulk`, fetch it between all else, one chunk at a time, and
+        more of it where nothing else is left to ask for. `is_needless` tells whether a key is not needed once
+        the bulk is here: such keys come last of all."""
         self._bulk, self._is_needless = bulk, is_needless
 
     def pick(self, now: float, is_full: Callable[[], bool]) -> Iterator[tuple[bytes, Want, bytes]]:
-        """What to fetch, key and chunk, until as much is under way as may be.
+        """Keys and chunks to fetch, until as much is under way as is allowed.
 
-        There may be thousands of them, and this is looked at anew with every message: so what all links have
-        room for is found out once, and again when that has changed; and of those whose holders are all busy
-        so many are looked at, and the others the next time.
+        There may be thousands of wants, and every message leads here. So the room of all links is worked out
+        once, and again only when it has changed; and at most `WANTS_LOOKED_AT_MAX` wants are looked at, the
+        others the next time.
         """
         under_way = self._flights.blobs
         room: Room | None = None
@@ -70,7 +70,7 @@ class Picker:
             self._wants.put_last(key for key, _ in some)
 
     def _in_turn(self, some: Sequence[tuple[bytes, Want]]) -> list[tuple[bytes, Want, float]]:
-        """What is held, key by key in the order in which it is to be fetched, and how many chunks of each."""
+        """The wants in the order in which to fetch them, each with the most chunks to begin."""
         bulk = self._wants.held.get(self._bulk) if self._bulk is not None else None
         if self._bulk is None or bulk is None:
             return [(key, want, inf) for key, want in some]
@@ -83,9 +83,9 @@ class Picker:
         return [*first, (self._bulk, bulk, inf), *last]
 
     def _rarest_first(self, want: Want, blobs: Iterable[bytes]) -> Iterable[bytes]:
-        """The chunks that are not under way; those that equally many hold in a random order.
+        """The chunks that are not under way, rarest first; equally rare ones in random order.
 
-        Where nobody has only parts they stay as they come: a snapshot has thousands, and no order is better.
+        If nobody holds only parts, the chunks keep their order: a snapshot has thousands, and none is better.
         """
         under_way = self._flights.blobs
         waiting = (blob for blob in blobs if blob not in under_way)

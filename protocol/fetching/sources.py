@@ -1,7 +1,6 @@
-"""Whom to ask for a chunk: the least busy holder; if none is free, after a moment, any link.
+"""Whom to ask for a chunk: the least busy holder or, if none is free, after a moment any link.
 
-Last of all comes who has kept us waiting lately, see `promptness`, however loudly it says that it holds
-something.
+A link that has kept us waiting lately (see `promptness`) comes last, whatever it says that it holds.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,18 +15,18 @@ from gossamer.protocol.sampling import RandomSource
 
 
 class Room(NamedTuple):
-    """Which links may be asked for one more chunk, as far as it is not known which."""
+    """Links that may be asked for one more chunk, before it is known which chunk."""
 
     for_all: set[int]
-    """If they hold all of a payload."""
+    """Links that may be asked if they hold all of a payload."""
     for_parts: set[int]
-    """If they hold parts of it."""
+    """Links that may be asked if they hold parts of it."""
     for_guesses: set[int]
-    """Without having said that they hold the chunk."""
+    """Links that may be asked on a guess."""
 
 
 class Sources:
-    """The links, by what may be asked of them."""
+    """Chooses links by what may be asked of them."""
 
     def __init__(
         self, wants: Wants, flights: Flights, failures: Failures, guesses: Guesses, rng: RandomSource
@@ -43,10 +42,11 @@ class Sources:
     def choose(
         self, key: bytes, want: Want, blob: bytes, now: float, besides: Collection[int] = ()
     ) -> int | None:
-        """A link to ask for a chunk, None if there is none now.
+        """A link to ask for a chunk; None if there is none now.
 
-        `besides` are links that it is under way from. Holders that failed it for too long are forgotten
-        while they rest from it; after that, or if they say that they hold it, they come last for a while.
+        `besides` are the links that it is under way from. Holders that have failed the chunk for too long are
+        forgotten while they rest from it. After that, or if they say again that they hold it, they come last
+        for a while.
         """
         size = self._wants.size_of(blob)
         holders = want.holders_of(blob).difference(besides)
@@ -59,14 +59,14 @@ class Sources:
         if not free and want.may_be_guessed_at <= now:
             others = set(self.open_to_guesses(now)).difference(besides)
             others -= self._failures.resting(others, blob, size, now)
-            if failed:  # those whom nobody has asked in vain have their turn before these have another
+            if failed:  # links that have not failed the chunk have their turn before these have another
                 others -= self._failures.remembered(others, blob, size, now)
             free = sorted(self._promptest(self._to_guess(others, usable)))
         free = free or self._free_holders(failed, want)
         return self.least_busy(free) if free else None
 
     def least_busy(self, links: list[int]) -> int:
-        """Any of those from which the fewest chunks are under way."""
+        """A random one of the links from which the fewest chunks are under way."""
         offset = self._rng.randrange(len(links))
         return min(links[offset:] + links[:offset], key=lambda link: self._flights.load[link])
 
@@ -76,7 +76,7 @@ class Sources:
         return self._free(candidates, limits.FETCHES_PER_LINK_MAX)
 
     def room(self, now: float) -> Room:
-        """As of now: it is less once somebody else has been asked."""
+        """The room as of now. It shrinks with every further request."""
         load, spares = self._flights.load, self._guesses.spares
         free = {link for link in load if load[link] < limits.FETCHES_PER_LINK_MAX}
         return Room(
@@ -86,7 +86,7 @@ class Sources:
         )
 
     def within(self, room: Room, want: Want, now: float) -> Collection[bytes]:
-        """The missing chunks of a payload that somebody may have room for."""
+        """The missing chunks of a payload for which some link may have room."""
         may_guess = want.may_be_guessed_at <= now and self._to_guess(room.for_guesses, want.holders)
         if may_guess or not self._promptest(want.holders).isdisjoint(room.for_all):
             return want.missing
@@ -95,17 +95,17 @@ class Sources:
         return ()
 
     def _free_holders(self, holders: set[int], want: Want) -> list[int]:
-        """Those of the holders, of all that is wanted or of parts of it, that may be asked for one more."""
+        """The holders, of the whole payload or of parts, that may be asked for one more chunk."""
         usable = self._promptest(holders)
         free = self._free(usable & want.holders, limits.FETCHES_PER_LINK_MAX)
         return free + self._free(usable - want.holders, limits.PARTS_PER_LINK_MAX)
 
     def _promptest(self, links: set[int]) -> set[int]:
-        """The links that have not kept us waiting lately; all, if all have."""
+        """The links that have not kept us waiting lately; all of them if all have."""
         return links - self.tardy or links
 
     def _to_guess(self, links: set[int], holders: set[int]) -> set[int]:
-        """Whom to ask on a guess: those that kept us waiting only where no holder is any better."""
+        """Links to ask on a guess: those that kept us waiting only if no holder is any better."""
         return links if holders <= self.tardy else links - self.tardy
 
     def _free(self, candidates: Iterable[int], most: int) -> list[int]:

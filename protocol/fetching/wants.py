@@ -1,7 +1,7 @@
-"""What is wanted of others: the chunks still missing, under which keys, and who is said to have them.
+"""What is wanted of others: the chunks still missing, under which keys, and which links should have them.
 
-A key is a delta's record id, or a snapshot's root. Peers say what they hold, all of it or single chunks; such
-a hint may be missing or wrong.
+A key is a delta's record id or a snapshot's root. Peers say what they hold: all chunks of a key, or single
+ones. Such a hint may be missing or wrong.
 """
 
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping
@@ -19,26 +19,26 @@ class Want:
     missing: dict[bytes, int]
     since: float
     holders: set[int] = field(default_factory=set)
-    """Of all of them."""
+    """Links said to have all the chunks."""
     parts: dict[bytes, set[int]] = field(default_factory=dict)
-    """Of single ones."""
+    """Links said to have single chunks, by chunk."""
     is_told_of_since: float = -inf
-    """When somebody last said that it holds another part: more is on its way to our neighbours."""
+    """When a link last said that it holds another part: more is on its way to our neighbours."""
     got_at: float = -inf
     """When the last chunk came."""
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody is known to hold some of it."""
+        """Whether any link is known to hold any of the missing chunks."""
         return bool(self.holders or (self.parts and any(self.parts.values())))
 
     @property
     def may_be_guessed_at(self) -> float:
-        """From when on others may be asked for it than those who said that they hold it."""
+        """When links that have not said that they hold the chunks may be asked for them too."""
         return max(self.since, self.is_told_of_since) + limits.FETCH_RETRY_S
 
     def is_orphan(self, now: float) -> bool:
-        """Whether nobody is known to hold any of it, and nothing of it was found for long."""
+        """Whether no link is known to hold any of it, and none of it has come for `ORPHAN_PATIENCE_S`."""
         return not self.is_held and max(self.since, self.got_at) <= now - limits.ORPHAN_PATIENCE_S
 
     def holders_of(self, blob: bytes) -> set[int]:
@@ -48,41 +48,41 @@ class Want:
 
 @dataclass(slots=True)
 class _Chunk:
-    """A missing chunk, and what it is missing of.
+    """A missing chunk, and the wants that it is part of.
 
-    Anybody may list one chunk in thousands of payloads: nothing that is done for each of those looks at all
-    the others.
+    Anybody may list one chunk in thousands of payloads, so no work done for one of those payloads looks at
+    all the others.
     """
 
     held: dict[bytes, Want] = field(default_factory=dict)
-    """Wants that somebody is known to hold some of, by key."""
+    """Wants of which a link is known to hold some chunk, by key."""
     unheld: dict[bytes, Want] = field(default_factory=dict)
-    """The others."""
+    """All other wants, by key."""
     size: int = 0
-    """The most bytes that anybody has stated for it."""
+    """The largest size that anybody has stated for the chunk."""
 
 
 class Wants:
     """Everything that is wanted, oldest first."""
 
     def __init__(self, fits: Callable[[bytes, int], bool | None]) -> None:
-        """`fits` tells whether a chunk that is here has a size; None if it is not here."""
+        """`fits(blob, size)` tells whether a stored chunk has that size; None if it is not stored."""
         self._fits = fits
         self._wants: dict[bytes, Want] = {}
         self._chunks: dict[bytes, _Chunk] = {}
         self._held: dict[bytes, Want] = {}
-        """The wants that somebody is known to hold some of."""
+        """The wants of which a link is known to hold some chunk."""
         self._unheld: list[bytes] = []
-        """Chunks that have come to be looked for, or may be longer than was thought, until they are taken."""
+        """Chunks newly without known holders, or that may be longer than was thought, until taken."""
 
     # -- what is wanted
 
     def add(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> bool | None:
-        """Want chunks (hash, size) under a key. Returns whether any is missing; None if that cannot be.
+        """Want chunks (hash, size) under a key. Returns whether any is missing; None if nobody can have them.
 
-        A hash has one size. A peer that states another for a chunk that is here, or two, describes what
-        nobody can have: it is not looked for, and what is here is not taken for it. Else those would hold it
-        who happen to have that chunk as part of something else, and nobody besides.
+        A hash has one size. A peer that states two sizes for one hash, or a wrong size for a chunk that is
+        here, describes something that nobody can have. It is not looked for, and the chunk that is here does
+        not count for it. Otherwise only nodes that happen to have that chunk from elsewhere would hold it.
         """
         sizes = dict(chunks)
         if any(sizes[blob] != size for blob, size in chunks):
@@ -106,7 +106,7 @@ class Wants:
         else:
             self._not_held(blob, key, want)
         if 0 < chunk.size < size:
-            self._unheld.append(blob)  # who failed it may have been cut short
+            self._unheld.append(blob)  # a link that failed it may have been cut short
         chunk.size = max(chunk.size, size)
 
     def _not_held(self, blob: bytes, key: bytes, want: Want) -> None:
@@ -116,7 +116,7 @@ class Wants:
         unheld[key] = want
 
     def forget(self, key: bytes) -> None:
-        """Stop wanting a key (its record became void, or describes what cannot be)."""
+        """Stop wanting a key (its record became void, or describes something that cannot exist)."""
         want = self._wants.pop(key, None)
         is_held = self._held.pop(key, None) is not None
         for blob in want.missing if want else ():
@@ -131,24 +131,25 @@ class Wants:
         return self._chunks.keys()
 
     def size_of(self, blob: bytes) -> int:
-        """The most bytes that a missing chunk can have, as far as was stated; 0 if it is not wanted.
+        """The largest size that was stated for a missing chunk; 0 if it is not wanted.
 
-        Of those who state different sizes for one hash all lie but one, and its bytes show which: so nobody's
-        word keeps us from asking for it.
+        If different sizes are stated for one hash, at most one is true, and the chunk's bytes will show
+        which. So no false statement keeps us from asking for it.
         """
         chunk = self._chunks.get(blob)
         return chunk.size if chunk is not None else 0
 
     def rule_out(self, blob: bytes) -> None:
-        """A chunk is here: stop wanting what states another size for it, see `add`."""
+        """A chunk is here: stop wanting keys that state another size for it, see `add`."""
         for key in self.keys_of(blob):
             if self._fits(blob, self._wants[key].missing[blob]) is False:
                 self.forget(key)
 
     def arrived(self, blob: bytes, guessed: int | None, now: float) -> list[bytes]:
-        """A chunk is stored; returns which keys are complete with it.
+        """A chunk is stored. Returns the keys that are complete with it.
 
-        `guessed` is the link that brought it without having said that it holds it: it may well have the rest.
+        `guessed` is the link that brought it without having said that it holds it, if any. It may well have
+        the rest too, so it counts as a holder from now on.
         """
         done: list[bytes] = []
         keys = self.keys_of(blob)
@@ -170,13 +171,13 @@ class Wants:
     # -- who has it
 
     def held_by(self, link: int, key: bytes, blob: bytes | None = None) -> None:
-        """A link's peer holds one chunk of a key, or all of them."""
+        """A link's peer holds one chunk of a key or, without `blob`, all of them."""
         want = self._wants[key]
         (want.holders if blob is None else want.parts.setdefault(blob, set())).add(link)
         self._file(key, want)
 
     def not_held_by(self, links: Collection[int], key: bytes, blob: bytes) -> None:
-        """Links that did not bring a chunk are not believed any more, neither of it nor of everything."""
+        """Links that did not bring a chunk are no longer believed to hold it, nor to hold the whole key."""
         want = self._wants[key]
         want.holders.difference_update(links)
         if blob in want.parts:
@@ -191,17 +192,17 @@ class Wants:
             self._file(key, want)
 
     def take_unheld(self) -> list[bytes]:
-        """Chunks that have come to be looked for, since the last call, where nobody is known to hold any."""
+        """Chunks that, since the last call, came to be wanted under a key without any known holder."""
         taken, self._unheld = self._unheld, []
         return [blob for blob in taken if self.unheld(blob)]
 
     def unheld(self, blob: bytes) -> Mapping[bytes, Want]:
-        """What a chunk is missing of, by key, but for what somebody is known to hold some of."""
+        """The wants that a chunk is part of, by key, of which no link is known to hold any chunk."""
         chunk = self._chunks.get(blob)
         return chunk.unheld if chunk is not None else {}
 
     def put_last(self, keys: Iterable[bytes]) -> None:
-        """Of what somebody is known to hold these come last from now on."""
+        """From now on these keys come last among those that somebody is known to hold."""
         for key in keys:
             if key in self._held:
                 self._held[key] = self._held.pop(key)
@@ -234,7 +235,7 @@ class Wants:
         return self._wants.get(key)
 
     def of_key(self, key: bytes) -> Want:
-        """What is wanted under a key that chunks are missing of."""
+        """The want of a key. The key must be wanted."""
         return self._wants[key]
 
     def missing(self, key: bytes) -> Collection[bytes]:
@@ -242,13 +243,13 @@ class Wants:
         return self._wants[key].missing.keys() if key in self._wants else ()
 
     def keys_of(self, blob: bytes) -> tuple[bytes, ...]:
-        """The keys that a missing chunk is wanted under."""
+        """The keys under which a missing chunk is wanted."""
         chunk = self._chunks.get(blob)
         return tuple(sorted(chain(chunk.held, chunk.unheld))) if chunk is not None else ()
 
     def some_keys_of(self, blob: bytes) -> list[bytes]:
-        """`keys_of`, but of thousands only some, and others the next time. First comes what somebody is known
-        to hold."""
+        """`keys_of`, but at most `WANTS_LOOKED_AT_MAX`, and others the next time. Keys that somebody is known
+        to hold are taken first."""
         chunk = self._chunks.get(blob)
         if chunk is None:
             return []
@@ -260,7 +261,7 @@ class Wants:
         return sorted(some)
 
     def of(self, blob: bytes) -> Iterable[Want]:
-        """The wants that a chunk is missing of."""
+        """The wants that a missing chunk is part of."""
         chunk = self._chunks.get(blob)
         return chain(chunk.held.values(), chunk.unheld.values()) if chunk is not None else ()
 
@@ -269,7 +270,8 @@ class Wants:
         return self._wants[key].holders_of(blob)
 
     def lacking(self, by: float, now: float) -> list[bytes]:
-        """Keys wanted by a time and not complete yet, less those that nobody is known to hold for long."""
+        """Keys wanted since `by` or earlier that are not complete, without those that nobody is known to hold
+        and that have been wanted for `ORPHAN_PATIENCE_S`."""
         oldest = now - limits.ORPHAN_PATIENCE_S
         return [
             key
@@ -278,17 +280,17 @@ class Wants:
         ]
 
     def chunks_lacking(self, by: float) -> int:
-        """Chunks still missing of all keys wanted by a time, whoever holds them."""
+        """Number of chunks missing of all keys wanted since `by` or earlier, with or without holders."""
         return sum(len(want.missing) for want in self._wants.values() if want.since <= by)
 
     @property
     def held(self) -> Mapping[bytes, Want]:
-        """What somebody is known to hold some of, in the order in which it is to be fetched."""
+        """The wants of which somebody is known to hold some chunk, in the order in which to fetch them."""
         return self._held
 
     @property
     def are_held(self) -> bool:
-        """Whether somebody is known to hold something of what is missing."""
+        """Whether somebody is known to hold any chunk that is missing."""
         return bool(self._held)
 
     def is_stalled(self, key: bytes, now: float) -> bool:
@@ -301,6 +303,6 @@ class Wants:
         return self._wants[key].since
 
     def is_sought(self, key: bytes, now: float) -> bool:
-        """Whether a key has been looked for so long that others may have given up on it."""
+        """Whether a key has been wanted for so long that others may have given up on it."""
         want = self._wants.get(key)
         return want is not None and want.since <= now - limits.ORPHAN_PATIENCE_S

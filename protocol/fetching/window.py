@@ -1,11 +1,11 @@
 """How many bytes of chunks may be under way at a time: fewer where our own line brings them too late.
 
-Whoever is asked sends at once, and all of them share our line: where it is slow each gets so little of it
-that none is in time, and what has come of all is thrown away. Nobody tells how fast our line is; that shows
-by what it brings. So the window grows by each chunk that comes in good time. When transfers are given up
-while several links were sending, and more was lost meanwhile than came, it falls to what came, or, if nothing
-did, to a third of what they were sending. Those who are silent, or slow themselves, leave it as it is where
-others bring more than they withhold.
+Peers send as soon as they are asked, and all of them share our line. On a slow line each gets so small a
+share that no chunk is in time, and the parts that have come are thrown away. Nobody tells us how fast our
+line is; only what it brings shows that. So the window grows with each chunk that comes in good time. When
+transfers are given up while several links were sending, and more was lost meanwhile than came, the window
+falls to what came or, if nothing did, to a third of what the links were sending. Peers that are silent or
+slow themselves do not shrink the window as long as others bring more than those withhold.
 """
 
 from collections.abc import Collection
@@ -16,7 +16,7 @@ from gossamer.protocol.fetching.flights import Flight, Flights
 
 
 class FetchWindow:
-    """Of one node."""
+    """The fetch window of one node."""
 
     def __init__(self, flights: Flights) -> None:
         self._flights = flights
@@ -24,21 +24,21 @@ class FetchWindow:
         self._cut_at = -inf
 
     def is_full(self, *, of_searches: bool) -> bool:
-        """Whether no other transfer may begin. Searches, of which little comes, have a window of their own:
-        silence there must not keep us from what somebody is known to hold."""
+        """Whether no other transfer may begin. Searches, which bring little, are counted apart: silence there
+        must not keep us from chunks that somebody is known to hold."""
         return self._flights.bytes_under_way(of_searches=of_searches) >= self.bytes
 
     def brought(self, flight: Flight, share: float) -> None:
-        """A chunk came, after such a share of the patience with it."""
+        """A chunk came after `share` of the patience with it, from 0 to 1."""
         if share < limits.FETCH_SHARE_GOOD:
             self.bytes = min(limits.FETCH_WINDOW_BYTES_MAX, self.bytes + flight.size)
 
     def given_up(self, flights: Collection[Flight], now: float) -> None:
-        """Transfers, one at least, are given up; they are still under way.
+        """Transfers are given up: one at least, and all still counted as under way.
 
-        Where only one link is asked it is that link that is slow or silent. On a shared line a small chunk is
-        in time sooner than a large one, so if it is not, that is its link's doing, too. What was asked for
-        before the window was last cut says nothing of what it is now.
+        If only one link was sending, that link is slow or silent, not our line. On a shared line a small
+        chunk comes sooner than a large one, so a small one that is late is its link's fault too. Transfers
+        that began before the window was last cut say nothing about its present size.
         """
         under_way = self._flights.newest.values()
         largest = max(flight.size for flight in under_way)
@@ -54,7 +54,7 @@ class FetchWindow:
             return
         if sum(flight.size for flight in under_way) <= limits.FETCH_WINDOW_BYTES_MIN:
             return
-        # A link sends one chunk after another: so one a link shares our line.
+        # A link sends one chunk after another, so only one chunk per link shares our line at a time.
         wanted = came or sum(sending.values()) // 3
         self.bytes = max(limits.FETCH_WINDOW_BYTES_MIN, min(self.bytes, wanted))
         self._cut_at = now
