@@ -1,1 +1,1 @@
-"""Who is there: rows of everybody, links, suspicion."""
+"""Who is there: every node's row, links, suspicion."""

@@ -1,7 +1,8 @@
 """Whether a node trains, as far as its rows tell.
 
-A live node need not train: its script evaluates, has finished or hangs, its machine sleeps. Rows tell of
-inner steps and rounds; a node that has not moved for three times as long as it last took counts as idle.
+A live node need not be training: its script may evaluate, have finished or hang, or its machine may sleep.
+Rows state inner steps and rounds. A node counts as idle once they have not changed for three times as long as
+the change before took.
 """
 
 from dataclasses import dataclass
@@ -15,16 +16,16 @@ class Activity:
     """How far a node is, and when it last moved; times are the local clock's, seconds."""
 
     moved: float
-    """When there was last something new of it; when it was first heard of, to begin with."""
+    """When it last moved; at first, when it was first heard of."""
     at: tuple[int, int] = (0, 0)
     """Its inner steps, and its round."""
     stride_s: float = 0.0
-    """How long it took the last time, 0 before it has moved."""
+    """How long the last move took; 0 before the first."""
     patience_s: float = limits.IDLE_MIN_S
-    """How long it may take the next time before it seems idle."""
+    """How long the next move may take before the node seems idle."""
 
     def note(self, inner_steps: int, round_: int, now: float, *, was_away: bool = False) -> None:
-        """Take in how far it says it is. If it `was_away`, not heard of, nobody knows how long that took."""
+        """Take in how far the node says it is. If it `was_away` (not heard of), the stride is unknown."""
         if (inner_steps, round_) != self.at:
             self.at = inner_steps, round_
             if not was_away and self.moved > -inf:
@@ -33,14 +34,14 @@ class Activity:
             self.moved = now
 
     def forget(self) -> None:
-        """What it did says nothing of now any more: it is idle until it moves again."""
+        """Disregard what the node did before: it is idle until it moves again."""
         self.moved = -inf
 
     @property
     def has_moved(self) -> bool:
-        """Whether it has, since it was first heard of."""
+        """Whether the node has moved since it was first heard of."""
         return self.stride_s > 0.0
 
     def is_idle(self, now: float) -> bool:
-        """Whether it seems not to train."""
+        """Whether the node seems not to train."""
         return now - self.moved > self.patience_s

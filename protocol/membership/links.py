@@ -1,15 +1,15 @@
 """Which links to keep: enough for gossip to reach everybody, few enough for a home router.
 
-A node wants six links, dials members it is not linked to until it has them, retries members that are down
-now and then for a day, and turns to its bootstrap addresses again when links run short; so the halves of
-a healed partition find each other whatever happened in between (memberlist calls the lack of this
+A node wants six links and dials members it is not linked to until it has them. For a day it retries members
+that are down, now and then, and it turns to its bootstrap addresses again when links run short. So the halves
+of a healed partition find each other whatever happened in between (memberlist calls the lack of this
 "partition amnesia").
 
-Whoever wants to cut a node off from the others must hold all its links. So it keeps at least two that it
-dialled itself, no more than two of those in one *network group* (the adapter's word for a /24 or /48 of the
-internet; nodes of one LAN have none), never gives up a link of its own choice for one of a stranger's, and
-remembers its oldest ones over restarts (the *anchors*). And a full node is no wall: a newcomer is let in now
-and then, and one of the inbound links that came last gives way, of the group that has most.
+An attacker who wants to cut a node off from the others (an eclipse attack) must hold all its links. So a node
+keeps at least two links that it dialled itself, and no more than two of those in one *network group* (the
+adapter's word for a /24 or /48 of the internet; nodes of one LAN have none). It never gives up a link of its
+own choice for a stranger's, and remembers its oldest ones over restarts (the *anchors*). A full node still
+lets a newcomer in now and then: one of its later inbound links gives way, of the group with the most links.
 """
 
 from collections import Counter
@@ -32,13 +32,13 @@ class Link:
     node_id: bytes
     outbound: bool
     address: str | None
-    """Where we dialled it; None where the peer dialled us."""
+    """The address that we dialled; None if the peer dialled us."""
     group: str | None
     """Its network group, if it is in any."""
 
 
 Target = tuple[str, bytes | None]
-"""An address to dial, and which node must answer there, where that is known."""
+"""An address to dial, and the node id that must answer there, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class _Dialling:
     """A dial under way."""
 
     until: float
-    """When it is given up."""
+    """When the dial is given up."""
     is_to_gone: bool
-    """Whether nobody is expected to answer."""
+    """Whether the member dialled is gone, so that no answer is expected."""
 
 
 class Links:
-    """Keeps the set of links near its wanted size. `bootstrap` addresses are never forgotten."""
+    """Keeps the number of links near the wanted one. `bootstrap` addresses are never forgotten."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Links:
         remembered: Collection[str] = (),
     ) -> None:
         """`pins` are the node ids that must answer at bootstrap addresses, where they are known; `remembered`
-        those of the addresses that we were not told, but knew in our last life."""
+        are the bootstrap addresses that we were not given, but know from an earlier run."""
         self._own_id = own_id
         self._roster = roster
         self._bootstrap = bootstrap
@@ -76,14 +76,14 @@ class Links:
         self._links: dict[int, Link] = {}
         self._dialling: dict[str, _Dialling] = {}
         self._tried: dict[Target, float] = {}
-        """When somebody was last dialled: members for a while, bootstrap addresses for ever."""
+        """When each target was last dialled: kept a while for members, for ever for bootstrap addresses."""
         self._leads_to: dict[str, bytes] = {}
         self._group_of: dict[str, str] = {}
         """Network groups of addresses that were dialled."""
         self._next_yield = 0.0
         self._next_look = 0.0
         self._known_at_look = 0
-        """Members known when we last looked whom to dial."""
+        """Number of members known when we last looked whom to dial."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -109,12 +109,12 @@ class Links:
         return sorted(outbound, key=lambda link: link.number)
 
     def anchors(self) -> list[tuple[str, bytes]]:
-        """Address and node id of our oldest outbound links: whom to dial first in our next life."""
+        """Address and node id of our oldest outbound links, which the next run dials first."""
         anchors = [(link.address, link.node_id) for link in self.outbound() if link.address is not None]
         return anchors[: limits.LINKS_OUTBOUND_MIN]
 
     def told_of(self) -> set[bytes]:
-        """Node ids of those who answer, or must, at the bootstrap addresses that are not just remembered."""
+        """Node ids that answer, or must, at the bootstrap addresses that we were given at this start."""
         found = {**self._leads_to, **self._pins}
         return {node_id for address, node_id in found.items() if address not in self._remembered}
 
@@ -148,10 +148,10 @@ class Links:
                 del self._group_of[next(iter(self._group_of))]
 
     def _take_ours(self, link: Link) -> tuple[bool, list[Effect]]:
-        """A link that we dialled stays, unless it is one too many of its network group.
+        """A link that we dialled stays, unless it is one too many in its network group.
 
-        Whom we thought dead may be the first of the other half of a healed partition: it takes the place of
-        another of its group.
+        A member that we thought dead may be the first from the other half of a healed partition: its link
+        takes the place of another one of its group.
         """
         group = self._outbound_in(link.group)
         if len(group) >= limits.LINKS_PER_GROUP_MAX and len(self._links) >= limits.LINKS_MIN:
@@ -165,7 +165,7 @@ class Links:
         return True, [Hangup(yields.number, "making room for a new link")]
 
     def _take_in(self, link: Link, now: float) -> tuple[bool, list[Effect]]:
-        """A link that a newcomer dialled stays if there is room, or if it is time that somebody makes it."""
+        """A link that a newcomer dialled stays if there is room, or if another link is due to make room."""
         if len(self._links) < limits.LINKS_MAX:
             return True, []
         yields = self._who_yields() if now >= self._next_yield else None
@@ -175,7 +175,7 @@ class Links:
         return True, [Hangup(yields.number, "making room for a newcomer")]
 
     def _who_yields(self) -> Link | None:
-        """One of the later half of the inbound links, of the network group that most links are of."""
+        """A random one of the later half of the inbound links, of the network group with the most links."""
         inbound = sorted((link for link in self.all() if not link.outbound), key=lambda link: link.number)
         recent = inbound[len(inbound) // 2 :]
         if not recent:
@@ -190,14 +190,15 @@ class Links:
 
     def _outbound_in(self, group: str | None) -> list[Link]:
         """Our outbound links into a network group, oldest first; None is no group."""
-        if group is None:  # as of nearly all addresses that are looked at for whom to dial
+        if group is None:  # as for nearly all addresses that `_candidates` looks at
             return []
         return [link for link in self.outbound() if link.group == group]
 
     def _replaces(self, event: LinkUp, old: Link) -> bool:
-        """Of two links between a pair both ends keep the one that the smaller node id dialled.
+        """Whether a new link replaces an old one to the same peer.
 
-        Two links in the same direction mean that the dialler lost the first one: the newer counts.
+        If each end dialled one, both ends keep the one that the smaller node id dialled. Two links in the
+        same direction mean that the dialler lost the first one, so the newer one counts.
         """
         if event.outbound == old.outbound:
             return True
@@ -210,11 +211,11 @@ class Links:
         self._dialling.pop(address, None)
 
     def wake(self, now: float) -> list[Effect]:
-        """Dial somebody if links are short, and now and then somebody who is down even if they are not.
+        """Dial members if links are short, and now and then a member that is down even if they are not.
 
-        Links may all be to our own half of a partition, so that those who are down are the other half. But
-        where nobody answers a dial may take long, and somebody may have made them up: they never take the
-        places of those who live.
+        All our links may be to our own half of a partition: then the members that are down are the other
+        half. But a dial that nobody answers may take long, and such members may be made up: dials to them
+        never take the place of dials to live members.
         """
         if now < self._next_look and not self._is_told_of_more:
             return []
@@ -253,7 +254,7 @@ class Links:
 
     @property
     def _is_told_of_more(self) -> bool:
-        """Whether links are short and we know of more to dial: a newcomer is told of all at once."""
+        """Whether links are short and we have heard of more members: a newcomer is told of all at once."""
         hoped_for = len(self._dialling) - self._dials_to_gone
         is_short = len(self._links) + hoped_for < limits.LINKS_MIN
         return is_short and len(self._roster.members()) > self._known_at_look
@@ -263,8 +264,9 @@ class Links:
         return member.row.body.fingerprint if member is not None else b""
 
     def _candidates(self, now: float) -> tuple[list[Target], list[Target]]:
-        """Whom to dial: a bootstrap address, the living, the other bootstrap addresses; and those who do not
-        answer. None of the living may be where their rows say, and somebody may have made them up."""
+        """Targets to dial: a bootstrap address, live members, the other bootstrap addresses; and separately,
+        members that do not answer. A bootstrap address comes first since no live member may be where its row
+        says, and rows may be made up."""
         linked = {self._own_id, *(link.node_id for link in self._links.values())}
         alive: list[Target] = []
         gone: list[Target] = []
@@ -291,12 +293,16 @@ class Links:
         return [*contacts[:1], *alive, *contacts[1:]], gone
 
     def _is_crowded(self, address: str) -> bool:
-        """Whether an address is known to lead where we have links enough."""
+        """Whether an address is known to lead into a network group where we have enough links."""
         full = len(self._outbound_in(self._group_of.get(address))) >= limits.LINKS_PER_GROUP_MAX
         return full and len(self._links) >= limits.LINKS_MIN
 
     def _is_missed(self, member: Member) -> bool:
-        """A founder that left and came back was told of nobody: those who joined through it dial it."""
+        """Whether a member that is not alive should be dialled now and then.
+
+        Members that left are not, except at a bootstrap address. A founder that left and came back was told
+        of nobody, so the members that joined through it must dial it.
+        """
         if member.health is not Health.LEFT:
             return member.health is not Health.ALIVE
         return any(address in self._bootstrap for address in member.row.body.addresses)
@@ -305,8 +311,8 @@ class Links:
         return address not in self._dialling and now - self._tried.get((address, node_id), -inf) >= wait
 
     def _due_contacts(self, now: float, linked: set[bytes]) -> list[Target]:
-        """Bootstrap addresses that lead to nobody we are linked to, whatever name they go by: those that were
-        not tried, or not for the longest, come first."""
+        """Bootstrap addresses that do not lead to a node we are linked to, whatever name they go by. Those
+        never tried come first, then those tried longest ago."""
         if len(self._links) >= limits.LINKS_MIN:
             return []
         due = [

@@ -1,9 +1,9 @@
-"""Our own row, and the exchange of everybody's.
+"""Our own row, and the exchange of everybody's rows.
 
-A row is signed anew every few seconds. New rows, ours and others', are gathered for a moment and told to a
-few links in turn, each of which does the same; nobody is told what it is known to have. Rows that cannot
-wait (somebody leaves, or was suspected and lives) are relayed at once. What all this loses, rosters bring:
-now and then a link is told which rows we have and how new they are, and what either side lacks flows.
+Our row is signed again every few seconds. New rows, ours and others', are gathered for a moment and sent to a
+few links in turn, whose peers do the same. No peer is sent a row that it is known to have. Urgent rows (a
+member leaves, or was suspected and lives) are relayed at once. Anti-entropy brings what all this loses: now
+and then we tell a link which rows we have and how new they are, and each side sends what the other lacks.
 """
 
 import math
@@ -27,18 +27,18 @@ from gossamer.protocol.sampling import RandomSource, sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """What a node says of itself and was told at its start."""
+    """What a node says of itself, and what it was told at its start."""
 
     name: str
     trains: bool
     incarnation: int
     bootstrap: tuple[str, ...] = ()
     pins: Mapping[str, bytes] = field(default_factory=dict)
-    """Node ids that must answer at bootstrap addresses, where they are known."""
+    """The node id that must answer at a bootstrap address, for addresses where it is known."""
     remembered: frozenset[str] = frozenset()
-    """Bootstrap addresses that nobody told us in this life: members met in an earlier one."""
+    """Bootstrap addresses that we were not given at this start: members met in earlier runs."""
     trusted: frozenset[bytes] = frozenset()
-    """Node ids whose word about the past is enough to start from it, if the user has named any."""
+    """Node ids whose claimed snapshot is enough to start from, if the user has named any."""
     fingerprint: bytes = b""
     """SHA-256 of our TLS certificate, empty without TLS."""
     version: str = ""
@@ -46,7 +46,7 @@ class NodeInfo:
 
 @dataclass(slots=True)
 class _News:
-    """A row to be told, and the links that need not hear it from us any more."""
+    """A row to be told, and the links that need not hear it from us."""
 
     entry: tuple[bytes, bool]
     known_to: set[int] = field(default_factory=set)
@@ -54,15 +54,16 @@ class _News:
 
 
 def _within(value: float, bound: float) -> float:
-    """A number that others accept: a diverged loss shows as the bound."""
+    """Clamp a number to what others accept: a diverged loss shows as the bound."""
     return max(-bound, min(bound, value)) if math.isfinite(value) else bound
 
 
 def _is_worth_telling(member: Member, *, is_known: bool) -> bool:
-    """A row of somebody who is missing passes for a sign of life with those who know that member.
+    """Whether to send a member's row to a peer; `is_known` if that peer has an older row of the member.
 
-    Others may need it: it may be in the other half of a partition. Only those who knew that member themselves
-    tell them: else it would be told for ever, by those about to forget it to those who have just come.
+    To a peer that knows the member, the row of a missing member would pass for a sign of life. Any other peer
+    may need the row, since the member may be in the other half of a partition. Only nodes that have known the
+    member themselves send it: otherwise nodes about to forget it would pass it on to newcomers for ever.
     """
     if is_known:
         return not member.is_missing
@@ -70,7 +71,7 @@ def _is_worth_telling(member: Member, *, is_known: bool) -> bool:
 
 
 class Presence:
-    """Makes us known. `standing` tells our last round and the snapshots that we claim."""
+    """Makes us known to others. `standing` returns our last round and the snapshots that we claim."""
 
     def __init__(
         self,
@@ -94,16 +95,16 @@ class Presence:
         self._incarnation = info.incarnation
         self._heartbeat = 0
         self.outdone = 0
-        """How often a row of ours came that is newer than any that this run has signed."""
+        """How often we received a row of our own that is newer than any that this run has signed."""
         self._leaving = False
         self._has_changed = False
         self._is_doubtful = True
-        """Whether our row says something new that others might refuse."""
+        """Whether our row says something new that others might refuse, so that it must be checked."""
         self._news: dict[bytes, _News] = {}
         self._told: list[int] = []
-        """Our links, in the order in which their turns come."""
+        """Our links, in the order of their turns."""
         self._rosters: Counter[int] = Counter()
-        """How many of each link have come since we last sent one of our own accord."""
+        """Number of roster summaries received on each link since we last sent one unasked."""
         self._next_heartbeat = 0.0
         self._next_rows = 0.0
         self._next_refutation = 0.0
@@ -128,7 +129,7 @@ class Presence:
         self._is_doubtful = True
 
     def leave(self) -> list[Effect]:
-        """Tell everybody whom we are linked to that we go: else all they see is a dead link."""
+        """Tell all linked peers that we leave: otherwise all they see is a dead link."""
         self._leaving = True
         self._renew()
         return [Send(link.number, Records(((self.data, False),))) for link in self._links.all()]
@@ -149,7 +150,7 @@ class Presence:
         return self._next_rows
 
     def wake(self, now: float) -> list[Effect]:
-        """Tell rows, our own beat among them, and compare rosters with a random link; each in its time."""
+        """Send rows, our own heartbeat among them, and compare rosters with a random link, each when due."""
         if now < self._next_rows:
             return []
         self._next_rows = now + limits.ROWS_INTERVAL_S
@@ -169,7 +170,7 @@ class Presence:
     # -- messages
 
     def received(self, row: Row, link: int, now: float) -> list[Effect]:
-        """Take over a row and have it relayed, if it is news."""
+        """Take in a row, and have it relayed if it is news."""
         if row.node_id == self._identity.node_id:
             self._outdo(row)
             return []
@@ -184,7 +185,7 @@ class Presence:
         return self._push(row.data, news.known_to) if is_urgent else []
 
     def is_known(self, row: bytes, link: int) -> bool:
-        """Whether a row from a link is one that we have, byte for byte; then it need not be told there."""
+        """Whether we have this row already, byte for byte. If so, it need not be sent to that link."""
         node_id = self._roster.whose(row)
         if node_id is None:
             return row == self.data
@@ -193,13 +194,14 @@ class Presence:
         return True
 
     def forget(self, node_id: bytes) -> None:
-        """Tell nobody of somebody who is no member any more."""
+        """Stop telling others of a node that is no longer a member."""
         self._news.pop(node_id, None)
 
     def refute(self, link: int, message: Suspect, now: float) -> list[Effect]:
-        """Somebody suspects us: a newer row than it has seen clears it up. We may have one already.
+        """A peer suspects us: answer with a newer row than the one it has seen. We may have one already.
 
-        One that has seen a row that we never signed lies, and so may one that does it all the time.
+        A peer that claims to have seen a row that we never signed lies, and so may one that suspects us all
+        the time: neither makes us sign a new row.
         """
         is_newest = (message.incarnation, message.heartbeat) == self.row.age
         if not is_newest or now < self._next_refutation:
@@ -208,15 +210,15 @@ class Presence:
         return self.beat()
 
     def summary(self, *, answer: bool) -> RosterSummary:
-        """Which rows we have, ours among them."""
+        """Which rows we have, our own among them, and how new they are."""
         ages = [(m.row.node_id, *m.row.body.age) for m in self._roster.members()]
         own = (self._identity.node_id, *self.row.age)
         return RosterSummary((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
 
     def exchange(self, link: int, message: RosterSummary) -> list[Effect]:
-        """Send the rows that the other lacks or has older, our doubt with them, and let it do the same.
+        """Send rows that the peer lacks or has older, with our suspicions of them, and let it do the same.
 
-        Who lacks all again and again is not answered for a while: a few bytes would draw megabytes.
+        A peer that asks again and again is not answered for a while: a few bytes would draw megabytes.
         """
         self._rosters[link] += 1
         if self._rosters[link] > limits.ROSTERS_PER_LINK_MAX:
@@ -239,7 +241,7 @@ class Presence:
         return result
 
     def all_rows(self, link: int) -> list[Effect]:
-        """Tell a link of everybody who is there."""
+        """Send a link the rows of all members that are alive, and our own."""
         known = [m.row.data for m in self._roster.members() if m.health is Health.ALIVE]
         rows = [(row, False) for row in (self.data, *known)]
         return [Send(link, records) for records in Records.batches(rows)]
@@ -247,7 +249,7 @@ class Presence:
     # -- inside
 
     def _tell(self) -> list[Effect]:
-        """Tell the links whose turn it is what is news to them: rows of who is missing by now are none."""
+        """Send the links whose turn it is rows that are news to them, but none of members missing by now."""
         for member in self._roster.doubted():
             if member.is_missing:
                 self.forget(member.row.node_id)
@@ -266,7 +268,7 @@ class Presence:
         return result
 
     def _take_turns(self) -> list[int]:
-        """Every link in turn, so that none is silent for long; a new one comes first."""
+        """The links whose turn it is, new ones first. Every link has its turn, so none is silent for long."""
         numbers, told = self._links.numbers, set(self._told)
         count = max(limits.ROWS_LINKS, -(-len(numbers) // limits.ROWS_TURN_INTERVALS))
         untold = [link for link in numbers if link not in told]
@@ -275,17 +277,17 @@ class Presence:
         return order[:count]
 
     def _push(self, row: bytes, known_to: set[int]) -> list[Effect]:
-        """Tell a row at once to a few links other than those that know it; they know it then."""
+        """Send a row at once to a few links that do not know it, and add them to `known_to`."""
         others = self._links.numbers - known_to
         targets = sample(others, limits.PUSH_FANOUT, self._rng)
         known_to.update(targets)
         return [Send(link, Records(((row, False),))) for link in targets]
 
     def _outdo(self, row: Row) -> None:
-        """A row of an earlier life of ours is newer, as after a clock was set back: go beyond it.
+        """If a row from an earlier run of ours is newer, as after a clock was set back, go beyond it.
 
-        The next heartbeat tells. Said at once, a copy of our folder that runs elsewhere would answer at once,
-        and the two of us would flood the swarm.
+        The next heartbeat tells the others. If we told them at once, a copy of our folder that runs elsewhere
+        would answer at once, and the two of us would flood the swarm.
         """
         if row.body.age > self.row.age and row.body.incarnation >= self._incarnation:
             self._incarnation = row.body.incarnation + 1

@@ -1,7 +1,7 @@
-"""The roster: everybody's newest row, and what we believe of their health.
+"""The roster: every member's newest row, and what we believe of its health.
 
-A row is written by its author only and the newest (incarnation, heartbeat) wins, so the roster is a set
-that gossip can union like the ledger. Health is each node's own judgement (see `swim`).
+Only its author writes a row, and the newest (incarnation, heartbeat) wins, so the roster is a set that gossip
+can unite like the ledger. Health is each node's own judgement (see `swim`).
 """
 
 import math
@@ -41,26 +41,26 @@ class Member:
     heard: float
     """When there was last a sign of life: a newer row, or an answer on a link."""
     answered: float = -math.inf
-    """When it last spoke on a link to us: unlike a row, that has not been on its way for seconds."""
+    """When it last spoke on a link to us. A row may have been on its way for seconds; this has not."""
     told: float = -math.inf
     """When its newest row came."""
     came_or_went: float = -math.inf
-    """When all were last told at once that it leaves or is back."""
+    """When its leaving or its return was last relayed at once."""
     activity: Activity = field(default_factory=lambda: Activity(-math.inf))
     downs: int = 0
-    """How often it was found to be down: it may be back before anybody looks."""
+    """How often it was found to be down. A count, since it may be back before anybody looks."""
     is_hearsay: bool = True
-    """Whether all that we know of it is one row, which somebody told us: it may have been gone by then."""
+    """Whether all we know of it is one row that somebody told us: it may have been gone by then."""
 
     @property
     def label(self) -> str:
-        """What people are told of it by: its name, if it has one, and the beginning of its id."""
+        """How it is called in messages to people: its name, if it has one, and the beginning of its id."""
         name, node_id = self.row.body.name, short(self.row.node_id)
         return f"{name} ({node_id})" if name else node_id
 
     @property
     def tokens_per_s(self) -> float:
-        """How fast it trains, as it says; 0 if it is gone."""
+        """How fast it says that it trains; 0 if it is gone."""
         return self.row.body.tokens_per_s if self.health in _LIVE else 0.0
 
     @property
@@ -70,15 +70,15 @@ class Member:
 
     @property
     def is_missing(self) -> bool:
-        """Whether it is gone, or seems to be, without having said so."""
+        """Whether it is down or suspected: gone, or seemingly so, without having said so."""
         return self.health in _MISSING
 
 
 def _may_be_late(known: Member, row: Row, now: float) -> bool:
-    """Whether a row may be from before its author went down: whoever lives has signed more of them since.
+    """Whether a row may be from before its author went down: a live author would have signed more rows since.
 
-    Somebody has held it back, as a node does that was stopped. Of a node that was stopped itself, the row
-    after this one tells.
+    Such a row was held back by another node, for instance one that was stopped for a while. If the author
+    itself was stopped and lives again, its next row will show that.
     """
     before, body = known.row.body, row.body
     beats = body.heartbeat - before.heartbeat
@@ -87,19 +87,19 @@ def _may_be_late(known: Member, row: Row, now: float) -> bool:
 
 
 class Roster:
-    """All members known, ourselves left out."""
+    """All known members except ourselves."""
 
     def __init__(self, own_id: bytes) -> None:
         self._own_id = own_id
         self._members: dict[bytes, Member] = {}
         self._order: list[bytes] = []
         self._views: dict[frozenset[Health], list[Member]] = {}
-        """Members in order of node id by health, until one comes, goes or changes."""
+        """Cached lists of members by health, in order of node id, until a member comes, goes or changes."""
         self._rows: dict[bytes, bytes] = {}
-        """Whose row the bytes of an envelope are, for those that are the newest of their author."""
+        """Author by the bytes of the row's envelope, for the newest row of every author."""
 
     def update(self, row: Row, now: float) -> bool:
-        """Take over a row if it is newer than ours. Returns whether it was."""
+        """Take in a row if it is newer than the one we have. Returns whether it was."""
         if row.node_id == self._own_id:
             return False
         known = self._members.get(row.node_id)
@@ -128,8 +128,8 @@ class Roster:
         return True
 
     def may_come_or_go(self, node_id: bytes, now: float) -> bool:
-        """Whether all are to hear at once that a member leaves or is back: not if they did just now. One that
-        did so all the time would have everybody relay each of its rows to four others."""
+        """Whether to relay at once that a member leaves or is back: not if that was done just now. Otherwise
+        one that does so all the time would have every node relay each of its rows to four others."""
         member = self._members[node_id]
         if now < member.came_or_went + limits.ROWS_INTERVAL_S:
             return False
@@ -146,7 +146,7 @@ class Roster:
             self._views.clear()
 
     def heard_from(self, node_id: bytes, at: float) -> None:
-        """Note a sign of life other than a row; it lifts a suspicion that is not younger."""
+        """Note a sign of life other than a row. It lifts a suspicion unless that is younger."""
         member = self._members.get(node_id)
         if member is not None and member.health is not Health.LEFT:
             member.is_hearsay = False
@@ -156,13 +156,13 @@ class Roster:
                 self.judge(node_id, Health.ALIVE, at)
 
     def forget_old(self, now: float) -> None:
-        """Drop members that have been gone for a day."""
+        """Drop members that have been gone for `FORGET_DOWN_AFTER_S` (a day)."""
         for member in self.doubted():
             if member.is_gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
                 self._forget(member.row.node_id)
 
     def remove(self, node_id: bytes) -> None:
-        """Drop a member at once, whatever its health: it is one no longer."""
+        """Drop a node at once, whatever its health: it is no longer a member."""
         if node_id in self._members:
             self._forget(node_id)
 
@@ -180,14 +180,14 @@ class Roster:
         self._views.clear()
 
     def whose(self, row: bytes) -> bytes | None:
-        """Whose newest row these bytes are, None if nobody's: what is here already needs no second look."""
+        """The author whose newest row these bytes are, None if nobody's. Known rows are not parsed again."""
         return self._rows.get(row)
 
     def get(self, node_id: bytes) -> Member | None:
         return self._members.get(node_id)
 
     def label(self, node_id: bytes) -> str:
-        """What people are told of a node by, member or not."""
+        """How a node, member or not, is called in messages to people."""
         member = self._members.get(node_id)
         return short(node_id) if member is None else member.label
 
@@ -196,7 +196,7 @@ class Roster:
         return self._view(_EVERY)
 
     def live(self) -> list[Member]:
-        """Members not known to be gone; a mere suspicion changes nothing for training."""
+        """Members not known to be gone. A mere suspicion changes nothing for training."""
         return self._view(_LIVE)
 
     def doubted(self) -> list[Member]:
@@ -204,7 +204,8 @@ class Roster:
         return self._view(_DOUBTED)
 
     def _view(self, healths: frozenset[Health]) -> list[Member]:
-        """Looked at far more often than it changes. A change makes a new list, and leaves the old one."""
+        """Cached, since it is read far more often than it changes. A change makes a new list and leaves the
+        old one untouched."""
         view = self._views.get(healths)
         if view is None:
             ordered = (self._members[node_id] for node_id in self._order)

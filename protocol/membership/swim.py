@@ -1,10 +1,10 @@
-"""Who is alive: SWIM with Lifeguard's local health, over the links there are.
+"""Who is alive: SWIM with Lifeguard's local health, over the existing links.
 
-Links carry rows and records all the time; one that has been silent for 6.5 s is pinged. Nothing within the
-time-out: three other links are asked to vouch for the peer; still nothing: it is *suspect*, which is
-gossiped, and any newer row of its refutes it; unrefuted it is *down*. Members without a link to us are judged
-by their gossiped heartbeat. A node that notices that it is itself slow (its own wake-ups come late) becomes
-more patient with the others instead of blaming them.
+Links carry rows and records all the time; one that has been silent for 6.5 s is pinged. If no answer comes
+within the time-out, three other links are asked to vouch for the peer. If none can, the peer is *suspect*.
+Suspicions are gossiped, and any newer row of the peer refutes them; a member that does not refute one in time
+is *down*. Members without a link to us are judged by their gossiped heartbeat. A node that notices that it is
+slow itself (its own wake-ups come late) becomes more patient with the others instead of blaming them.
 
 Sources: Das et al., "SWIM" (2002); Dadgar et al., "Lifeguard" (arXiv 1707.00788). Membership steers
 gossip, dialling and displays, and never gates training.
@@ -33,14 +33,14 @@ class _Probe:
 
 @dataclass(slots=True)
 class _Vouch:
-    """A ping that we made for somebody: who asked, under which number last, and whom we pinged."""
+    """A ping that we sent for another node: who asked, under which number last, and whom we pinged."""
 
     asker: int
     number: int
     target: int
     deadline: float
     is_answered: bool = False
-    """An answered one counts until its deadline all the same: so few are made for one asker."""
+    """An answered ping still counts until its deadline, so that only a few are sent for one asker."""
 
 
 class Swim:
@@ -54,15 +54,16 @@ class Swim:
         self._probes: dict[int, _Probe] = {}
         self._vouching: dict[int, _Vouch] = {}
         self._suspected: dict[bytes, float] = {}
-        """Since when; those in doubt now, and those of whom a row has come since the last look."""
+        """When each member was last suspected or found down: members in doubt now, and those that a row has
+        cleared since the last look."""
         self._asked_again: dict[bytes, float] = {}
-        """When others were last asked about members whom a row had cleared of a suspicion."""
+        """When others were last asked about a member that a row had cleared of a suspicion."""
         self._numbers = 0
         self._looked = 0.0
-        """When we last looked whose silence has lasted."""
+        """When we last judged silence."""
         self._next_probe = 0.0
         self.local_health = 0
-        """0 when we are on time; grows to LOCAL_HEALTH_MAX - 1 as we find ourselves slow."""
+        """0 when we are on time. Grows up to LOCAL_HEALTH_MAX - 1 as we find ourselves slow."""
 
     def link_up(self, link: int, node_id: bytes, now: float) -> None:
         self._links[link] = node_id
@@ -74,7 +75,7 @@ class Swim:
         self._link_heard[link] = now
 
     def silent_links(self, now: float) -> set[int]:
-        """Links that are dead though their peers may live: others reach them, we do not (yet)."""
+        """Links that are dead though their peers may live: others may reach those, and we do not (yet)."""
         since = now - self._patience(limits.LINK_SILENCE_S)
         return {link for link, heard in self._link_heard.items() if heard < since}
 
@@ -127,7 +128,7 @@ class Swim:
         return [Send(link, Ack(message.number))]
 
     def ack(self, link: int, message: Ack, now: float) -> list[Effect]:
-        """An answer to our own probe, or to one we made for somebody, who is then told."""
+        """An answer to our own probe, or to a ping that we sent for another node, which is then told."""
         if link in self._links:
             self._roster.heard_from(self._links[link], now)
         probe = self._probes.get(message.number)
@@ -144,10 +145,9 @@ class Swim:
     def ping_for(self, link: int, message: PingFor, now: float) -> list[Effect]:
         """Vouch for a node by pinging it over our link to it.
 
-        Not by its last heartbeat: that may be from just before it died, and the asker hears the next one as
-        soon as we do.
-        Nor more than a few times for one asker, or once at a time of the same node: whoever asks all the time
-        would have us flood it.
+        Its last heartbeat is not enough: that may be from just before it died, and the asker hears the next
+        one as soon as we do. For one asker we ping only a few times, and the same node only once at a time:
+        otherwise an asker could have us flood that node.
         """
         target = next((other for other, node_id in self._links.items() if node_id == message.node_id), None)
         if target is None:
@@ -155,7 +155,7 @@ class Swim:
         made = [vouch for vouch in self._vouching.values() if vouch.asker == link and now < vouch.deadline]
         for vouch in made:
             if vouch.target == target and not vouch.is_answered:
-                vouch.number = message.number  # what was asked before counts no more
+                vouch.number = message.number  # the earlier question no longer counts
                 return []
         if len(made) >= limits.VOUCHES_PER_LINK_MAX or len(self._vouching) >= limits.MEMBERS_MAX:
             return []
@@ -165,11 +165,12 @@ class Swim:
         return [Send(target, Ping(self._numbers))]
 
     def suspicion(self, link: int, message: Suspect, now: float) -> list[Effect]:
-        """Somebody suspects a member: believe it unless we know better. A row that came late is no better.
+        """A peer suspects a member: believe that, unless we know better.
 
-        Gossip may have missed whoever suspects it: a newer row shows that, if it is not the last one either.
-        Or it has missed us, where the rumour is of a newer row than ours. A member that has just spoken to us
-        hears of the rumour: it can refute it, and those who believe it have no link to tell it over, maybe.
+        Gossip may have missed the peer: if we have a newer row we do not believe it, and send that row if it
+        came lately (an older one may be the member's last). Or gossip may have missed us: the peer may have
+        seen a newer row than ours. A member that has just spoken to us is told of the rumour so that it can
+        refute it: nodes that believe the rumour may have no link to it.
         """
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
@@ -202,7 +203,7 @@ class Swim:
             member.since += late if member.health is Health.SUSPECT else 0.0
 
     def _follow_up(self, probe: _Probe, now: float) -> list[Effect]:
-        """A probe has run out: ask others, then suspect, unless the peer has been heard meanwhile."""
+        """A probe has timed out: ask others, then suspect the peer, unless it has been heard meanwhile."""
         member = self._roster.get(probe.node_id)
         if member is None or self._lived(member, probe.began):
             return []
@@ -210,7 +211,7 @@ class Swim:
         return ask(probe.node_id, now)
 
     def _probe_the_silent(self, now: float) -> list[Effect]:
-        """Ping the links on which nothing has come for a while, less those whose peers are being probed."""
+        """Ping the links on which nothing has come for a while, unless their peers are being probed."""
         since = now - limits.PROBE_AFTER_S
         silent = [link for link, heard in self._link_heard.items() if heard <= since]
         if not silent:
@@ -226,19 +227,21 @@ class Swim:
         return effects
 
     def _answered(self, member: Member) -> float:
-        """When a member last spoke to us: the roster is told of it only when that matters."""
+        """When a member last spoke to us. Links know it first: the roster is told only when it matters."""
         node_id = member.row.node_id
         heard = [self._link_heard[link] for link, peer in self._links.items() if peer == node_id]
         return max(heard, default=member.answered)
 
     def _lived(self, member: Member, at: float) -> bool:
-        """Whether a member was alive at a time, by what has been heard since; its last row may come late."""
+        """Whether a member was alive at `at`, judged by what was heard since. Its last row may come late, so
+        a row must have come `ROW_LAG_S` after that time."""
         return self._answered(member) > at or member.heard > at + limits.ROW_LAG_S
 
     def _ask_others(self, node_id: bytes, now: float) -> list[Effect]:
-        """Ask some of the others whether they reach a node; what was asked of it before counts no more.
+        """Ask some other peers whether they reach a node. Earlier questions about it no longer count.
 
-        Those linked to it come first: the others can tell only if their rows are behind.
+        Peers known to be linked to it come first: others can only tell if they are linked to it and their
+        rows do not show that yet.
         """
         before = [n for n, probe in self._probes.items() if probe.indirect and probe.node_id == node_id]
         for number in before:
@@ -254,7 +257,7 @@ class Swim:
         return [Send(link, PingFor(self._numbers, node_id)) for link in asked[: limits.INDIRECT_PROBES]]
 
     def _linked_to(self, node_id: bytes) -> list[int]:
-        """The links whose peers are linked to a node, as their rows say or its own does."""
+        """The links whose peers are linked to a node, according to their rows or its own."""
         member = self._roster.get(node_id)
         return [link for link, peer in self._links.items() if _are_linked(self._roster.get(peer), member)]
 
@@ -269,13 +272,15 @@ class Swim:
         return [Send(link, rumour) for link in targets]
 
     def _ask_about_the_recovered(self, now: float) -> list[Effect]:
-        """A row has lifted a suspicion. It may have been the last: better to ask than to wait for silence.
+        """Ask others about members whose suspicion was lifted by a row, which may have been their last. To
+        ask is better than to wait for silence.
 
-        Only where somebody can tell, who is linked to it. Of many members few are, and no answer from those
-        who are not would pass for a sign of death: all would suspect it anew, and tell each other, for ever.
+        Only if one of our peers is linked to the member and so can tell. In a large swarm few peers are, and
+        no answer from the others would pass for a sign of death: all nodes would suspect the member again,
+        and tell each other, for ever.
 
-        Asked once in a while: whoever is far away in a torn swarm would be suspected and cleared with each of
-        its rows, by everybody.
+        Only once in a while: in a torn swarm every node would otherwise suspect a member that is far away,
+        and clear it, with each of its rows.
         """
         effects: list[Effect] = []
         since_when = now - limits.RECOVERY_TRUST_S
@@ -293,7 +298,7 @@ class Swim:
         return effects
 
     def _believe_the_doubted(self) -> None:
-        """Whoever has spoken to us since it was suspected lives."""
+        """A member that has spoken to us since it was suspected is alive."""
         for member in self._roster.doubted():
             answered = self._answered(member)
             if answered >= member.since:
@@ -313,14 +318,14 @@ class Swim:
                 self._roster.judge(member.row.node_id, Health.DOWN, now)
                 self._suspected[member.row.node_id] = now
                 effects += self._said("is down", member)
-            elif told_before <= member.since < tell_before:  # the first answers have not cleared it up
+            elif told_before <= member.since < tell_before:  # the first answers did not clear it up
                 effects += self._said("does not answer", member)
         return effects
 
     def _said(self, what: str, member: Member) -> list[Effect]:
-        """A line for people; none of somebody of whom we have only been told, who may have been gone by then.
+        """A line for people. None about a member known from hearsay only: it may have been gone by then.
 
-        Who comes (back) to a swarm is told of all that have gone within a day, hundreds maybe.
+        A node that comes (back) to a swarm is told of all members gone within a day, maybe hundreds.
         """
         is_told_of = member.is_hearsay and self._answered(member) == -math.inf
         return [] if is_told_of else [Notice(f"{member.label} {what}")]
