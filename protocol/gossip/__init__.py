@@ -1,1 +1,1 @@
-"""The set of records, and how it is united: push, anti-entropy, and whom to tell of payloads."""
+"""The set of records, and how nodes unite it: push, anti-entropy, and whom to tell of payloads."""

@@ -1,8 +1,8 @@
-"""Anti-entropy: ledgers are compared by ranges of rounds, and what is missing flows both ways.
+"""Anti-entropy: ledgers are compared by ranges of rounds, and missing records flow both ways.
 
-When a link comes up, and every 10 s with one random link. Push may lose anything; this finds it. Digests of
-ranges that differ are followed down to rounds, newest first; then the record ids of those rounds are
-exchanged, and the records themselves. An exchange has bounds, and what it has no room for the next one finds.
+This happens when a link comes up, and about every 10 s with one random link. It finds whatever push has lost.
+Ranges whose digests differ are followed down to rounds, newest first. Then the record ids of those rounds are
+exchanged, and after them the records. An exchange is bounded; the next one finds what it had no room for.
 """
 
 import math
@@ -19,18 +19,20 @@ from gossamer.protocol.sampling import RandomSource, sample
 
 @dataclass(slots=True)
 class _Exchange:
-    """How comparing ledgers with one link stands."""
+    """The state of comparing ledgers with one link."""
 
     awaited: set[bytes] = field(default_factory=set)
-    """Records that we have requested of it, and that have not come."""
+    """Records that we have requested from the link and that have not come."""
     size_before: int | None = None
-    """How many records we had when we requested those, where more differs than one exchange has room for."""
+    """Number of records we had when we requested those. Set only if more may differ than one exchange has
+    room for."""
     given: list[bytes] = field(default_factory=list)
-    """What it lacked when we last looked for more that it lacks."""
+    """Records that the peer lacked when we last looked for more that it lacks."""
 
 
 def _is_full(inventory: Inventory) -> bool:
-    """Whether more may differ than an exchange has room for; in each parent compared a round or more does."""
+    """Whether more may differ than one exchange has room for. In each parent range that was compared, at
+    least one round differs."""
     counts = [len(ids) for _, ids in inventory.rounds]
     return (
         len(counts) >= limits.COMPARED_PARENTS_MAX
@@ -40,30 +42,31 @@ def _is_full(inventory: Inventory) -> bool:
 
 
 class AntiEntropy:
-    """Makes our ledger and those of the links' peers equal."""
+    """Makes our ledger and those of our peers equal."""
 
     def __init__(self, ledger: Ledger, push: Push, rng: RandomSource) -> None:
-        """`push` hands out the records that a peer turns out to lack."""
+        """`push` sends the records that a peer turns out to lack."""
         self._ledger = ledger
         self._push = push
         self._rng = rng
         self._links: set[int] = set()
         self._exchanges: dict[int, _Exchange] = {}
-        """By link, once it has told us what it has."""
+        """Exchanges by link, for links that have told us what they have."""
         self._sought: dict[bytes, float] = {}
-        """Records that we were told of and have asked for, oldest first."""
+        """Records that we were told of, and when we asked for them; oldest first."""
         self._next_exchange = 0.0
         self._last_exchange = -math.inf
         self.synced_once = False
-        """Whether some peer's ledger has been found equal to ours, or all it had beyond ours arrived."""
+        """Whether some peer's ledger was found equal to ours, or all that it had beyond ours has come."""
 
     def link_up(self, link: int) -> list[Effect]:
         self._links.add(link)
         return self.open_exchange(link)
 
     def link_down(self, link: int) -> None:
-        """What was pushed to it last may be lost, and where a network splits each link left is needed for it:
-        the next exchange is due soon, which with links that come and go stays seldom."""
+        """Make the next exchange due soon: what was pushed to this link last may be lost, and if the network
+        is splitting, the links that are left must bring it. Links that come and go do not add up: exchanges
+        stay `EXCHANGES_APART_S` apart."""
         soon = self._last_exchange + limits.EXCHANGES_APART_S
         self._next_exchange = min(self._next_exchange, soon)
         self._links.discard(link)
@@ -72,8 +75,8 @@ class AntiEntropy:
     def wake(self, now: float) -> list[Effect]:
         """Start the periodic exchange with one random link.
 
-        A node that has just started does so at each look, until it is answered: new records can make an
-        exchange end with neither side any the wiser. To everybody else that does no harm.
+        A node that has just started does so at each wake-up until it is in sync: new records can make an
+        exchange end without either side having learned anything. To all other nodes that does no harm.
         """
         is_awaiting = any(exchange.awaited for exchange in self._exchanges.values())
         has_to_know = not self.synced_once and not is_awaiting
@@ -86,14 +89,14 @@ class AntiEntropy:
     def open_exchange(self, link: int, above: int = 0) -> list[Effect]:
         """Begin to compare ledgers with a link."""
         if (exchange := self._exchanges.get(link)) is not None:
-            exchange.awaited.clear()  # what did not come by now is found missing again
+            exchange.awaited.clear()  # what has not come by now will be found missing again
             exchange.size_before = None
         digests = self._ledger.digests
         above = max(above, self._ledger.floor)
         return [Send(link, Compare(digests.top, tuple(digests.summary(above)), whole=True, above=above))]
 
     def compare(self, link: int, message: Compare) -> list[Effect]:
-        """Answer a Compare: descend into the newest ranges that differ, or say that none does."""
+        """Answer a Compare: descend into the newest ranges that differ, or say that none do."""
         digests = self._ledger.digests
         if not message.ranges:
             self.synced_once = True
@@ -110,7 +113,7 @@ class AntiEntropy:
         if not differing and message.whole:
             return self._conclude(link)
         if not differing:
-            # What did when this was sent has come since; a node that has just started asks for the rest.
+            # What differed when this was sent has come since. A node that has just started asks for the rest.
             return [] if self.synced_once else self.open_exchange(link, above)
         ordered = sorted(set(differing))
         if message.level == 0:
@@ -120,7 +123,7 @@ class AntiEntropy:
         return [Send(link, Compare(message.level - 1, tuple(ranges), above=above))]
 
     def _take_stock(self, rounds: list[int]) -> Inventory:
-        """What we have of the newest of these rounds: as much as can be asked for at once."""
+        """The record ids that we have of the newest of these rounds, as many as can be asked for at once."""
         stock: list[tuple[int, tuple[bytes, ...]]] = []
         count = 0
         for round_ in reversed(rounds):
@@ -132,13 +135,13 @@ class AntiEntropy:
         return Inventory(tuple(reversed(stock)))
 
     def _some(self, ids: list[bytes]) -> tuple[bytes, ...]:
-        """All ids of a round; if they are too many, those of a stretch that is another one each time."""
+        """All ids of a round or, if they are too many, those of a random stretch."""
         too_many = max(0, len(ids) - limits.IDS_PER_ROUND_MAX)
         start = int(self._rng.random() * (too_many + 1))
         return tuple(ids[start : start + limits.IDS_PER_ROUND_MAX])
 
     def inventory(self, link: int, message: Inventory) -> list[Effect]:
-        """Send what the other lacks of these rounds, and request what we lack."""
+        """Send the records of these rounds that the peer lacks, and request those that we lack."""
         theirs = {record_id for _, ids in message.rounds for record_id in ids}
         ours = [i for r, ids in sorted(dict(message.rounds).items()) for i in self._comparable(r, ids)]
         it_lacks = [record_id for record_id in ours if record_id not in theirs]
@@ -159,7 +162,7 @@ class AntiEntropy:
         return effects
 
     def _comparable(self, round_: int, theirs: tuple[bytes, ...]) -> list[bytes]:
-        """Our ids of a round, as far as an Inventory speaks of it: a full one may be a stretch."""
+        """Our ids of a round, as far as the peer's Inventory covers it: a full one may be only a stretch."""
         ours = self._ledger.ids(round_)
         if len(theirs) < limits.IDS_PER_ROUND_MAX:
             return ours
@@ -167,10 +170,10 @@ class AntiEntropy:
         return [record_id for record_id in ours if first <= record_id <= last]
 
     def _look_for_more(self, link: int, given: list[bytes]) -> list[Effect]:
-        """Compare anew with a peer that has all it was `given` and may lack more.
+        """Compare again with a peer that has got all it was `given` and may lack more.
 
-        It had nothing that we lack, so no answer of its tells us when to. Only once for the same records: it
-        may have reasons to refuse them.
+        The peer had nothing that we lack, so no answer of its will tell us when to compare again. Done only
+        once for the same records: the peer may have reasons to refuse them.
         """
         self.synced_once = True
         exchange = self._exchanges[link]
@@ -180,11 +183,12 @@ class AntiEntropy:
         return self.open_exchange(link)
 
     def received(self, link: int, record_ids: list[bytes]) -> list[Effect]:
-        """Note which awaited records a link delivered; when all have, ask for the rest if there was more.
+        """Note which awaited records a link delivered. Once all have come, ask for the rest, if any.
 
-        Only if something was new: a record that we refuse (our clocks differ, say) would otherwise go round
-        and round between two honest nodes. What is new since then is pushed, or found by the next exchange:
-        where deltas come all the time they always differ in some.
+        The rest is asked for only if something was new: a record that we refuse (for instance because our
+        clocks differ) would otherwise go round and round between two honest nodes. Records that are newer
+        than the exchange are pushed, or the next exchange finds them: where deltas come all the time, two
+        ledgers always differ in some.
         """
         exchange = self._exchanges.get(link)
         if exchange is None or not exchange.awaited:
@@ -201,14 +205,14 @@ class AntiEntropy:
         return []
 
     def _conclude(self, link: int) -> list[Effect]:
-        """Nothing differs any more of what did as an exchange began; the other has what we gave it."""
+        """End an exchange: what differed when it began no longer does, since the peer has what we gave it."""
         self.synced_once = True
         return [Send(link, Compare(0, ()))]
 
     def heard_of(self, link: int, record_id: bytes, now: float) -> list[Effect]:
-        """A link's peer speaks of a record that we have not: a push of it did not reach us, or will soon.
+        """A link's peer speaks of a record that we do not have: its push has not reached us, or not yet.
 
-        It is asked for once a while, since it may be one that we refuse.
+        The record is asked for only once in a while, since it may be one that we refuse.
         """
         if record_id in self._sought and now < self._sought[record_id] + limits.ANTI_ENTROPY_INTERVAL_S:
             return []

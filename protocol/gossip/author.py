@@ -1,4 +1,4 @@
-"""Our own deltas: no round is signed twice, and none is spoken of before it is stored."""
+"""Our own deltas: no round is signed twice, and no delta is announced before it is stored."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -34,10 +34,10 @@ class Author:
         self._holdings = holdings
         self._signed = 0
         self.is_copy = False
-        """Whether our disk need not know all that we signed."""
+        """Whether our disk is a copy of an earlier one, so that we may have signed more than it knows."""
         self._last_id = b""
         self.last_is_spread = True
-        """Whether somebody else holds our last delta, payload and all: we may go without losing it."""
+        """Whether another node holds our last delta and its payload: we can leave without losing it."""
 
     @property
     def node_id(self) -> bytes:
@@ -45,7 +45,7 @@ class Author:
 
     @property
     def last_round(self) -> int:
-        """The highest round we have signed a delta for, 0 if none: others may know of more than our disk."""
+        """The highest round we have signed a delta for, 0 if none. Others may know of more than our disk."""
         return max(self._signed, self._ledger.last_round(self._identity.node_id))
 
     @property
@@ -54,12 +54,12 @@ class Author:
         return self._signed > 0 and not self.is_copy
 
     def restore(self, rounds: Iterable[int], *, is_copy: bool = False) -> None:
-        """Take over which rounds previous runs signed; if this `is_copy` of their disk, there may be more."""
+        """Take in the rounds that earlier runs signed; if this `is_copy` of their disk, there may be more."""
         self._signed = max(self._signed, *rounds)
         self.is_copy = is_copy
 
     def publish(self, body: DeltaBody) -> list[Effect]:
-        """Sign a delta, to be stored before anybody hears of it."""
+        """Sign a delta. It is stored before anybody hears of it."""
         if body.round <= self.last_round:
             return [Notice(f"not signing round {body.round} again: {self.last_round} was our last")]
         if not self._charter.counts(self._identity.node_id, body.round):
@@ -71,13 +71,13 @@ class Author:
         envelope = seal(self._identity, Kind.DELTA, self._swarm_id, body.pack())
         try:
             delta = parse_delta(envelope, self._layout)
-        except MalformedError as error:  # a loss that is not finite, say: nobody would take it
+        except MalformedError as error:  # for instance a loss that is not finite: nobody would take it
             return [Notice(f"not publishing round {body.round}: {error}")]
         self._signed = body.round
         return [Store(delta, own=True)]
 
     def stored(self, delta: Delta) -> list[Effect]:
-        """Our delta is on disk: from now on it counts, if its round is open still."""
+        """Our delta is on disk: from now on it counts, if its round is still open."""
         result = self._holdings.add_own(delta)
         if delta.record_id in self._ledger:
             self._last_id = delta.record_id
@@ -85,5 +85,5 @@ class Author:
         return result
 
     def heard(self, record_ids: Iterable[bytes]) -> None:
-        """Note that somebody holds the payloads of these deltas."""
+        """Note that another node holds the payloads of these deltas."""
         self.last_is_spread |= self._last_id in record_ids

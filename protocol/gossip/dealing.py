@@ -1,11 +1,12 @@
-"""An author deals its payload out: each neighbour is offered other chunks, and all together are offered all.
+"""An author deals out its payload: each neighbour is offered different chunks, and all together get all.
 
-The author is the only one who has a new payload, so nothing can be everywhere before its line has carried all
-of it once; what it carries twice in that time makes everybody wait. Neighbours get the rest from each other.
-As soon as every chunk was heard to be with a neighbour the author offers everything to everybody, and sooner
-should that not get on: a neighbour may be slow, or gone, or keep what it has to itself. Whoever was part of a
-deal that did not get on is dealt nothing more until it says that it holds something: one that never takes
-anything would else hold up every payload. BitTorrent knows this as super-seeding.
+At first only the author has a new payload, so the payload cannot be everywhere before the author's line has
+carried all of it once. Any chunk that the line carries twice in that time makes everybody wait. Neighbours
+get the rest from each other. Once every chunk is known to be with some neighbour, the author offers
+everything to everybody. It does so earlier if the deal stalls: a neighbour may be slow, or gone, or keep its
+chunks to itself. A neighbour that took part in a stalled deal is dealt nothing more until it says that it
+holds something: one that never takes anything would otherwise hold up every payload. BitTorrent calls this
+super-seeding.
 """
 
 import math
@@ -21,12 +22,12 @@ from gossamer.protocol.sampling import RandomSource, sample
 
 @dataclass(slots=True)
 class _Deal:
-    """One of our payloads while it is with few."""
+    """One of our payloads while few have it."""
 
     links: set[int]
     """Links that were dealt chunks and have not said that they hold everything."""
     left: set[int]
-    """Chunks that nobody is known to hold but us."""
+    """Places of the chunks that nobody but us is known to hold."""
     due: float
 
 
@@ -37,10 +38,10 @@ class Dealing:
         self._rng = rng
         self._deals: dict[bytes, _Deal] = {}
         self._silent: set[int] = set()
-        """Links that are dealt nothing."""
+        """Links that are dealt nothing, since they took part in a deal that stalled."""
 
     def deal(self, delta: Delta, links: set[int], now: float) -> list[Effect]:
-        """Tell links of a delta of ours; who is offered which of its chunks is for the dice."""
+        """Tell links of a delta of ours. Which link is offered which of its chunks is drawn at random."""
         places = range(len(delta.body.chunks))
         takers = links - self._silent
         if len(takers) < 2 or len(places) < 2:
@@ -70,13 +71,13 @@ class Dealing:
         if deal is None:
             return []
         if deal.left.isdisjoint(places):
-            return []  # no news: patience for that would let a liar put the rest off for ever
+            return []  # no news, so no more patience: a liar could put the rest off for ever
         deal.left.difference_update(places)
         deal.due = now + limits.DEAL_PATIENCE_S
         return [] if deal.left else self._offer_all(record_id)
 
     def link_down(self, link: int) -> list[Effect]:
-        """What its peer was dealt may be nowhere."""
+        """A link is gone, and the chunks that its peer was dealt may be nowhere: offer everything."""
         self._silent.discard(link)
         dealt = [record_id for record_id, deal in self._deals.items() if link in deal.links]
         for record_id in dealt:
@@ -87,7 +88,7 @@ class Dealing:
         return min(deal.due for deal in self._deals.values()) if self._deals else math.inf
 
     def wake(self, now: float) -> list[Effect]:
-        """Offer everything of what has not got on."""
+        """Offer all chunks of the payloads whose deals have stalled."""
         due = [record_id for record_id, deal in self._deals.items() if now >= deal.due]
         for record_id in due:
             self._silent |= self._deals[record_id].links

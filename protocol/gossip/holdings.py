@@ -1,8 +1,8 @@
 """What is here of the deltas in the ledger: their records at once, their payloads when they have come.
 
-A delta goes through `add` (its payload is wanted), `arrived` (its payload is here: `Ready`) and `close` (the
-round is history). An equivocation or a revocation can void it at any point between; `Ready` then says that it
-has to be merged anew.
+A delta goes through `add` (its payload is wanted), `arrived` (its payload is here: `Ready`) and `close` (its
+round is history). An equivocation or a revocation can void the delta at any point in between; `Ready` then
+says that its round has to be merged again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,17 +41,17 @@ class Holdings:
         self._rng = rng
         self._held: set[bytes] = set()
         self._revoked: list[Delta] = []
-        """What revocations took out of the ledger. It stays on disk until its round closes: Phi may hold it
-        still, and can only be rid of it with its payload."""
+        """Deltas that revocations took out of the ledger. They stay on disk until their rounds close: Phi may
+        still contain them, and only their payloads can take them back out."""
 
     def holds(self, record_id: bytes) -> bool:
-        """Whether a delta's payload is here, all of it."""
+        """Whether the whole payload of a delta is here."""
         return record_id in self._held
 
     def share_lacking(self, round_: int, now: float) -> float:
-        """Of the authors in the ledger, how many wrote what is still to come of the rounds up to `round_`.
+        """The share of the ledger's authors whose payloads of rounds up to `round_` are still missing here.
 
-        That is payloads that somebody may hold.
+        Only payloads that somebody may hold are considered.
         """
         deltas = [self._ledger.get(key) for key in self._wants.lacking(now, now)]
         lacking = {delta.author for delta in deltas if delta is not None and delta.round <= round_}
@@ -62,24 +62,24 @@ class Holdings:
     def restore(
         self, deltas: Iterable[Delta], revoked: Iterable[Delta], held: Iterable[bytes], now: float
     ) -> list[Effect]:
-        """Take over what a previous run stored: deltas that count, deltas that do not (any more), and the
-        ids of those whose payloads are here."""
+        """Take in what a previous run stored: deltas that count, deltas that do not (any more), and the ids
+        of those whose payloads are here."""
         self._held.update(held)
         self._revoked += revoked
         for delta in deltas:
             self._ledger.add(delta)
         result: list[Effect] = [Ready(delta) for delta in self._revoked]
-        for delta in self._ledger:  # of a void round Phi may hold the first, as the snapshot does
+        for delta in self._ledger:  # Phi may contain the first of two void deltas, as the snapshot does
             is_done = self._ledger.is_void(delta) or self.holds(delta.record_id)
             result += [Ready(delta)] if is_done else self._want(delta, now)
         return result
 
     def add(self, delta: Delta, source: int, now: float) -> list[Effect]:
-        """Take in a verified delta of another node from a link; nothing comes of one that is known."""
+        """Take in a verified delta of another node from a link. A delta that is known has no effect."""
         match self._ledger.add(delta):
             case Added.NEW:
                 if self._is_author(delta, source):
-                    self._offers.promise(delta.record_id, source)  # it wants to know that its last is safe
+                    self._offers.promise(delta.record_id, source)  # the author wants to know that it is safe
                 return [Store(delta, own=False), *self._want(delta, now)]
             case Added.VOIDED:
                 return [Store(delta, own=False), *self._void(delta)]
@@ -91,7 +91,7 @@ class Holdings:
         match self._ledger.add(delta):
             case Added.NEW:
                 result: list[Effect] = [Ready(delta)]
-            case Added.VOIDED:  # our key signs in another place, too
+            case Added.VOIDED:  # our key also signs elsewhere
                 result = self._void(delta)
             case Added.KNOWN:
                 return []
@@ -101,7 +101,7 @@ class Holdings:
         return result
 
     def revoke(self, author: bytes, after: int) -> list[Effect]:
-        """Void an author's deltas of rounds after `after`; `Ready` for each."""
+        """Void an author's deltas of rounds later than `after`; returns a `Ready` for each."""
         dropped = self._ledger.drop(author, after)
         for delta in dropped:
             self._forget(delta.record_id)
@@ -110,11 +110,11 @@ class Holdings:
 
     @property
     def revoked(self) -> Sequence[Delta]:
-        """Deltas that count no more, in which Phi may still be."""
+        """Deltas that no longer count, but that Phi may still contain."""
         return self._revoked
 
     def close(self, floor: int) -> Close:
-        """Forget everything up to round `floor`, for good."""
+        """Forget all rounds up to `floor`, for good."""
         dropped = [*self._ledger.close(floor), *(delta for delta in self._revoked if delta.round <= floor)]
         self._revoked = [delta for delta in self._revoked if delta.round > floor]
         for delta in dropped:
@@ -122,15 +122,15 @@ class Holdings:
         return Close(floor, tuple(dropped))
 
     def _forget(self, record_id: bytes) -> None:
-        """A delta counts no more: its payload is neither kept, nor looked for, nor offered."""
+        """A delta no longer counts: its payload is neither held, nor looked for, nor offered."""
         self._held.discard(record_id)
         self._wants.forget(record_id)
         self._offers.forget(record_id)
 
     def _void(self, delta: Delta) -> list[Effect]:
-        """Nobody needs the payloads of the two deltas that an equivocator signed.
+        """Void the two deltas that an equivocator signed for a round: nobody needs their payloads.
 
-        It is said of its first round: a key in two places equivocates all the time.
+        Only the first such round of an author is reported: a key in two places equivocates all the time.
         """
         for record_id in self._ledger.ids(delta.round):
             other = self._ledger.get(record_id)
@@ -160,7 +160,7 @@ class Holdings:
                 self._offers.heard_part(delta.record_id, place, link)
 
     def lacks(self, record_id: bytes, link: int, now: float) -> None:
-        """Note that a link's peer knows a delta and has not its payload: it is told what is here of it."""
+        """Note that a link's peer knows a delta and lacks its payload: tell it which chunks are here."""
         delta = self._ledger.get(record_id)
         if delta is not None and record_id in self._wants:
             self._offers.promise(record_id, link)
@@ -170,10 +170,11 @@ class Holdings:
                     self._offers.part(record_id, place, {link}, now)
 
     def arrived(self, blob: bytes, now: float) -> list[Effect]:
-        """Note a stored chunk. Of a payload that has several, each is offered as it comes. One that thousands
-        list is so as part of those that were known first: whoever lacks it at all lacks it for them.
+        """Note that a chunk is stored. Each chunk of a payload that has several is offered as it comes.
 
-        Of one that was long looked for all are told: they may not have asked for a while.
+        A chunk that thousands of payloads list is offered only as part of those known first: a peer that
+        lacks the chunk lacks it for them too. If a payload was looked for long, all links are told of it:
+        they may not have asked for a while.
         """
         self._wants.rule_out(blob)
         keys = self._wants.keys_of(blob)
@@ -189,14 +190,14 @@ class Holdings:
             if len(delta.body.chunks) > 1 and key in offered:
                 chosen = set(sample(others, limits.PART_FANOUT, self._rng))
                 for place, other in enumerate(delta.body.chunks):
-                    if other == blob:  # zeros, say, may come more than once in a payload
+                    if other == blob:  # a chunk of zeros, say, may occur more than once in a payload
                         self._offers.part(key, place, chosen, now)
         return self._complete(self._fetcher.arrived(blob, now), now)
 
     def need(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
         """Fetch chunks (hash, size) under a delta's id or another key.
 
-        A delta that we held and must fetch again does not count as held meanwhile.
+        A delta that we held and must fetch again does not count as held until it is complete.
         """
         self._held.discard(key)
         return self._complete(self._fetcher.want(key, chunks, now), now)
@@ -207,13 +208,13 @@ class Holdings:
         return self._complete(self._fetcher.want(delta.record_id, chunks, now), now)
 
     def _complete(self, fetched: list[Effect], now: float) -> list[Effect]:
-        """Deltas whose payload is complete are merged, and offered to those of our links that lack it."""
+        """Deltas whose payloads are complete become `Ready`, and are offered to links that lack them."""
         result: list[Effect] = []
         for effect in fetched:
             delta = self._ledger.get(effect.key) if isinstance(effect, Fetched) else None
             if delta is None:
                 result.append(effect)
-                if isinstance(effect, Fetched):  # of a revoked delta: it is taken out with its payload
+                if isinstance(effect, Fetched):  # of a revoked delta, which can be taken out now
                     result += [Ready(delta) for delta in self._revoked if delta.record_id == effect.key]
                 continue
             self._held.add(delta.record_id)

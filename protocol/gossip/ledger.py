@@ -23,7 +23,7 @@ class Added(Enum):
     VOIDED = auto()
     """The delta is the second of its author and round: both are void from now on."""
     KNOWN = auto()
-    """Held already, or one more by an author who is void in this round already."""
+    """Held already, or a further delta by an author who is void in this round already."""
     CLOSED = auto()
     """The delta's round is closed."""
 
@@ -32,22 +32,23 @@ class Ledger:
     """Delta records by round and author."""
 
     def __init__(self, is_member: Callable[[bytes], bool] = lambda author: False) -> None:
-        """`is_member` tells whose last round is remembered in any case."""
+        """`is_member` tells whether an author is a member: members' last rounds are always remembered."""
         self._is_member = is_member
         self._digests = RangeDigests()
         self._undigested: set[int] = set()
-        """Rounds that have changed since: a digest costs as much as its round is long."""
+        """Rounds that changed since they were last digested: a digest costs time in proportion to the records
+        of its round."""
         self._rounds: dict[int, dict[bytes, tuple[Delta, ...]]] = {}
         self._by_id: dict[bytes, Delta] = {}
         self._by_data: dict[bytes, bytes] = {}
         self.last_rounds: dict[bytes, int] = {}
-        """The highest round that each author has a record in, be it closed: of members, and some others."""
+        """The highest round, closed or not, with a record of each author: of members, and some others."""
         self._lasts: list[int] = []
-        """These rounds, ascending: the clock may be read off them with every record, and where keys are free
-        there may be thousands."""
+        """The values of `last_rounds`, ascending: the clock may be read off them with every record, and where
+        keys are free there may be thousands."""
         self._authors_max = limits.AUTHORS_KEPT
         self._last_records: dict[bytes, bytes] = {}
-        """The ids of these records."""
+        """Each author's record id in its highest round."""
         self.floor = 0
         """Rounds up to this one are closed: their records are gone, and no more are taken."""
 
@@ -56,7 +57,7 @@ class Ledger:
 
     @property
     def digests(self) -> RangeDigests:
-        """Of all rounds, as they are now."""
+        """Digests of all rounds, up to date."""
         for round_ in self._undigested:
             self._digests.update(round_, self._digest_of(round_))
         self._undigested.clear()
@@ -66,7 +67,7 @@ class Ledger:
         return record_id in self._by_id
 
     def add(self, delta: Delta) -> Added:
-        """Union one verified record into the set."""
+        """Unite one verified record with the set."""
         if delta.round <= self.floor:
             return Added.CLOSED
         authors = self._rounds.setdefault(delta.round, {})
@@ -81,7 +82,7 @@ class Ledger:
         return Added.VOIDED if held else Added.NEW
 
     def note_last(self, author: bytes, round_: int, record_id: bytes) -> None:
-        """Remember an author's latest delta beyond the closing of its round."""
+        """Remember an author's latest delta, even after its round has closed."""
         before = self.last_round(author)
         if round_ > before:
             if before:
@@ -93,8 +94,8 @@ class Ledger:
                 self._forget_the_gone()
 
     def _forget_the_gone(self) -> None:
-        """Keep no author who is no member and whose rounds are closed: anybody can make up any number, where
-        anybody may take part. As often as they have doubled, since it takes a look at each."""
+        """Forget authors that are not members and whose rounds are closed: in an open swarm anybody can make
+        up any number of them. Done each time their number has doubled, since it looks at every author."""
         for author, round_ in list(self.last_rounds.items()):
             if round_ <= self.floor and not self._is_member(author):
                 del self.last_rounds[author], self._last_records[author]
@@ -102,7 +103,7 @@ class Ledger:
         self._authors_max = max(limits.AUTHORS_KEPT, 2 * len(self.last_rounds))
 
     def close(self, floor: int) -> list[Delta]:
-        """Drop everything up to round `floor`, for good in this history; returns the records dropped."""
+        """Drop all rounds up to `floor`, for good in this history; returns the records dropped."""
         dropped: list[Delta] = []
         for round_ in [r for r in self._rounds if r <= floor]:
             for held in self._rounds.pop(round_).values():
@@ -117,11 +118,11 @@ class Ledger:
         return dropped
 
     def reopen(self, floor: int) -> None:
-        """Take records of rounds after `floor` again: they are open in the history that we begin from."""
+        """Accept records of rounds after `floor` again: they are open in the history that we start from."""
         self.floor = min(self.floor, floor)
 
     def drop(self, author: bytes, after: int) -> list[Delta]:
-        """Take out an author's records of rounds after `after`, as if they had never come; returns them."""
+        """Take out an author's records of rounds past `after`, as if they had never come; returns them."""
         dropped: list[Delta] = []
         for round_ in [r for r, authors in self._rounds.items() if r > after and author in authors]:
             authors = self._rounds[round_]
@@ -143,7 +144,7 @@ class Ledger:
         return self._by_id.get(record_id)
 
     def id_of(self, data: bytes) -> bytes | None:
-        """Id of the record whose envelope has exactly these bytes, None if it is not here."""
+        """Id of the record whose envelope is exactly these bytes, None if it is not here."""
         return self._by_data.get(data)
 
     def valid(self, round_: int) -> list[Delta]:
@@ -157,11 +158,11 @@ class Ledger:
             yield from authors.get(author, ())
 
     def is_void(self, delta: Delta) -> bool:
-        """Whether its author equivocated in its round."""
+        """Whether a delta's author equivocated in its round."""
         return len(self._rounds.get(delta.round, {}).get(delta.author, ())) > 1
 
     def ids(self, round_: int) -> list[bytes]:
-        """All record ids of a round, void ones included: what another node needs to agree."""
+        """All record ids of a round, void ones included: what another node needs to agree with us."""
         return sorted(d.record_id for held in self._rounds.get(round_, {}).values() for d in held)
 
     def voided(self) -> Iterator[tuple[bytes, int]]:
@@ -178,7 +179,7 @@ class Ledger:
         return self.last_rounds.get(author, 0)
 
     def reached(self, but: bytes = b"") -> int:
-        """The round that the authors of open rounds have reached, those who are gone too, all `but` one."""
+        """The round that the authors of open rounds have reached, even if gone by now, leaving out `but`."""
         last = self._lasts[bisect_right(self._lasts, self.floor) :]
         left_out = self.last_round(but)
         if left_out > self.floor:
@@ -187,8 +188,7 @@ class Ledger:
 
     @property
     def horizon(self) -> int:
-        """The newest round that its authors can have reached: honest ones open none past their clock plus
-        one."""
+        """The newest round that authors can have reached: honest ones open none past their clock plus one."""
         return 1 + self.reached()
 
     def last_record(self, author: bytes) -> bytes:
@@ -196,11 +196,11 @@ class Ledger:
         return self._last_records.get(author, NO_RECORD)
 
     def tells_of(self, round_: int, but: Collection[bytes]) -> bool:
-        """Whether there is a record of a round by another author than some."""
+        """Whether a round has a record by an author that is not in `but`."""
         return any(author not in but for author in self._rounds.get(round_, ()))
 
     def rounds(self) -> list[int]:
-        """All rounds with a record, ascending."""
+        """All rounds that have records, ascending."""
         return sorted(self._rounds)
 
     def __iter__(self) -> Iterator[Delta]:

@@ -1,9 +1,9 @@
-"""Keeping our word about payloads: who got a record from us before its payload was here is told when it is.
+"""Promised payloads: a link that got a record from us before its payload was here is told when it is.
 
-Every record thus comes with its payload, or with the promise of one, and a payload spreads along the ways of
-its record, each of several. What became complete within a moment is offered in one message, and not to links
-that say meanwhile that they hold it too. A payload of several chunks does not wait until it is complete: each
-chunk is offered as it comes.
+So every record comes with its payload or with the promise of one, and a payload spreads along the paths of
+its record, of which a node usually has several. Payloads that become complete within a moment are offered in
+one message, except to links that say meanwhile that they hold them too. A payload of several chunks is not
+held back until it is complete: each chunk is offered as it comes.
 """
 
 import math
@@ -20,7 +20,7 @@ class Offers:
         self._waiting: dict[bytes, set[int]] = {}
         self._complete: list[bytes] = []
         self._parts: dict[tuple[bytes, int], set[int]] = {}
-        """Chunks to be offered (record id and place), and to whom."""
+        """Chunks to be offered (record id and place), and the links to offer them to."""
         self._due = math.inf
 
     def promise(self, record_id: bytes, link: int) -> None:
@@ -28,7 +28,7 @@ class Offers:
         self._waiting.setdefault(record_id, set()).add(link)
 
     def heard(self, record_id: bytes, link: int) -> None:
-        """A link's peer says that it holds a payload: it has no use for ours."""
+        """A link's peer says that it holds a payload, so it has no use for ours."""
         waiting = self._waiting.get(record_id)
         if waiting is not None:
             waiting.discard(link)
@@ -54,7 +54,7 @@ class Offers:
         self._complete.append(record_id)
 
     def forget(self, record_id: bytes) -> None:
-        """A record is closed or void: nobody waits for it any more."""
+        """A record is closed or void: nobody waits for its payload any more."""
         self._waiting.pop(record_id, None)
 
     def link_down(self, link: int) -> None:
@@ -65,7 +65,7 @@ class Offers:
         return self._due
 
     def wake(self, now: float) -> list[Effect]:
-        """Tell those who still wait."""
+        """Tell the links that still wait."""
         if now < self._due:
             return []
         result = [*self._offer_parts(), *self._offer_complete()]
@@ -89,7 +89,7 @@ class Offers:
         for link, ids in offered.items():
             for start in range(0, len(ids), limits.IDS_PER_MESSAGE_MAX):
                 some = tuple(ids[start : start + limits.IDS_PER_MESSAGE_MAX])
-                if some != message.record_ids:  # most often alike, and then serialised once
+                if some != message.record_ids:  # most often equal, and then serialised once
                     message = Holding(some)
                 result.append(Send(link, message))
         return result

@@ -1,9 +1,10 @@
 """Push: a record new to us goes to a few random links at once, and each receiver does the same, once.
 
-If its sender has the payload, of one chunk, we shall have it in a moment: then record and payload are told of
-in one message, and not to links that told us meanwhile. What a push loses anti-entropy finds.
+If the sender has the payload, and it is of one chunk, we shall have it in a moment. The record then waits, so
+that record and payload are announced in one message, and not to links that announced it to us meanwhile.
+Anti-entropy finds what push loses.
 
-This machine decides what to send; whether a record is valid was decided before it got here.
+This state machine decides what to send. Whether a record is valid was decided before it got here.
 """
 
 import math
@@ -29,7 +30,7 @@ class _Relay:
 
 
 class Push:
-    """Hands records out to links. `holds` tells whether a delta's payload is here."""
+    """Sends records to links. `holds` tells whether a delta's payload is here."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Push:
         self._rng = rng
         self._links: set[int] = set()
         self._relays: dict[bytes, _Relay] = {}
-        """Oldest first."""
+        """Waiting records by id, oldest first."""
 
     def link_up(self, link: int) -> None:
         self._links.add(link)
@@ -67,7 +68,7 @@ class Push:
             self._relays[record_id].known_to.add(link)
 
     def arrived(self, record_id: bytes) -> list[Effect]:
-        """A payload is here, or has been waited for long enough."""
+        """A payload is here, or has been waited for long enough: pass its record on."""
         relay = self._relays.pop(record_id, None)
         if relay is None or record_id not in self._ledger:
             return []
@@ -77,18 +78,18 @@ class Push:
         return next(iter(self._relays.values())).due if self._relays else math.inf
 
     def wake(self, now: float) -> list[Effect]:
-        """Pass on what has waited in vain."""
+        """Pass on records that have waited in vain."""
         overdue = [record_id for record_id, relay in self._relays.items() if now >= relay.due]
         return [effect for record_id in overdue for effect in self.arrived(record_id)]
 
     def tell(self, deltas: list[Delta], known_to: set[int]) -> list[Effect]:
-        """Relay records that are new to us to a few links other than those that they came from."""
+        """Relay records to a few links that are not known to have them."""
         targets = sample(self._links - known_to, limits.PUSH_FANOUT, self._rng)
         messages = list(Records.batches(self._entries(deltas, targets)))
         return [Send(link, message) for message in messages for link in targets]
 
     def give(self, link: int, record_ids: Iterable[bytes]) -> list[Effect]:
-        """Send the records that we have of those asked for."""
+        """Send those of the records asked for that we have."""
         found = [delta for i in record_ids if (delta := self._ledger.get(i)) is not None]
         return [Send(link, message) for message in Records.batches(self._entries(found, [link]))]
 
