@@ -1,1 +1,1 @@
-"""Who may speak to us, and how much: keys, grants, invitations, budgets, blame."""
+"""Which nodes may speak to us, and how much: keys, grants, invitations, budgets, blame."""

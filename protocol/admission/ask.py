@@ -1,9 +1,9 @@
-"""Questions from outside any link (the manifest, the status), and proof of who answers.
+"""Questions from outside any link (the manifest, the status), and proof of which node answers.
 
-A question is signed over the channel, the time and what is asked, so that an invited swarm can answer
-members and owners only, without a round trip for a challenge; it cannot be used on another channel or, for
-long, again. An answer carries the answering node's signature over the channel and the asker's nonce: whoever
-was told a node id beforehand is pinned to it from the very first contact.
+A question is signed over the channel, the time and what is asked. So an invited swarm can answer only members
+and owners, without a round trip for a challenge, and the question cannot be replayed on another channel, or
+later than a few minutes. An answer carries the answering node's signature over the channel and the asker's
+nonce. So an asker that was told a node id beforehand can insist on it from the very first contact.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Question:
 
     node_id: bytes
     credential: bytes
-    """The asker's grant, or empty; not judged yet."""
+    """The asker's grant, or empty. Not judged yet."""
 
 
 def _question(swarm_id: bytes, binding: bytes, unix_s: int, path: str) -> bytes:
@@ -43,7 +43,8 @@ def ask(
 
 
 def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, path: str) -> Question:
-    """Who asks. Raises MalformedError, SignatureError, or RefusedError if it was signed at another time."""
+    """Check a question; returns who asks. Raises MalformedError, SignatureError, or RefusedError if it was
+    signed more than `ASK_FRESH_S` from now."""
     fields = Fields(unpack(data, ASK_BYTES_MAX), "question")
     asked = fields.integer("unix_s", 0, UNIX_S_MAX)
     public_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
@@ -62,12 +63,12 @@ def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, 
 
 
 def prove(identity: Identity, binding: bytes, nonce: bytes) -> bytes:
-    """Show whose channel this is to somebody who sent a nonce."""
+    """Prove to an asker that sent a nonce that this channel is ours."""
     return pack([identity.public_key, identity.sign(_answer(binding, nonce))])
 
 
 def check_proof(data: bytes, binding: bytes, nonce: bytes) -> bytes:
-    """The node id of who answers. Raises MalformedError or SignatureError."""
+    """The node id of the node that answers. Raises MalformedError or SignatureError."""
     fields = Fields(unpack(data, ASK_BYTES_MAX), "proof")
     public_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
     signature = fields.blob("signature", SIGNATURE_BYTES)

@@ -1,8 +1,8 @@
-"""What a peer may take of us, as token buckets: refilled at a steady rate, up to a burst.
+"""What a peer may use of our resources, as token buckets: refilled at a steady rate, up to a burst.
 
-A peer that takes more is not cut off but read more slowly: `Budgets.spend` says for how long to leave it
-unread, and meanwhile TCP makes it wait. So a budget costs an honest peer that meets it time, and never its
-place.
+A peer that uses more is not cut off but read more slowly: `Budgets.spend` tells how long to leave it unread,
+and meanwhile TCP makes it wait (back-pressure). So an honest peer that exceeds a budget loses time, but never
+its link.
 """
 
 from collections.abc import Mapping
@@ -16,26 +16,26 @@ Key = bytes | str
 
 
 class Resource(Enum):
-    """What there is a budget of."""
+    """The resources that budgets limit."""
 
     MESSAGES = auto()
     BYTES = auto()
     CPU = auto()
-    """Seconds of a processor, spent on what a peer sent."""
+    """Processor seconds spent on what a peer sent."""
     RECORDS = auto()
     """Records that are new to us: they are verified, stored, relayed, and their payloads fetched."""
     MISSES = auto()
-    """Chunks asked of us that we do not have, and chunks sent that we did not ask for; small ones, and what
-    we decline, count too."""
+    """Requests for chunks that we do not have, and chunks sent that we did not ask for. Small chunks, and
+    requests that we decline, count too."""
     REQUESTS = auto()
-    """HTTP requests, but for those of members for chunks."""
+    """HTTP requests, except members' requests for chunks."""
     HANDSHAKES = auto()
     CONNECTIONS = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """Units a second, and how many may be saved up."""
+    """Units per second, and how many may be saved up."""
 
     rate: float
     burst: float
@@ -59,8 +59,8 @@ PER_ADDRESS = {
 def cost_of_message(*, received: int, sent: int, cpu_s: float, fresh: int) -> dict[Resource, float]:
     """What a peer is charged for a message of `received` bytes that took `cpu_s` to handle.
 
-    `sent` counts the bytes sent to the peer since its last message, `fresh` the records that were new to us:
-    those have their own budget, and bring a credit of CPU time.
+    `sent` counts the bytes sent to the peer since its last message, `fresh` the records that were new to us.
+    Those have a budget of their own, and bring a credit of CPU time.
     """
     overhead = limits.MESSAGE_OVERHEAD_S + limits.BYTE_OVERHEAD_S * (received + sent)
     return {
@@ -72,7 +72,7 @@ def cost_of_message(*, received: int, sent: int, cpu_s: float, fresh: int) -> di
 
 
 class Bucket:
-    """One resource of one peer. It may owe: costs are known when they have been paid."""
+    """One resource of one peer. It may go into debt, since a cost is known only after it was incurred."""
 
     __slots__ = ("_allowance", "_level", "_time")
 
@@ -96,7 +96,7 @@ class Bucket:
         return True
 
     def is_full(self, now: float) -> bool:
-        """Whether it is as good as new."""
+        """Whether the bucket is full, like a new one."""
         return self._filled(now) >= self._allowance.burst
 
     def _filled(self, now: float) -> float:
@@ -115,9 +115,9 @@ class Budgets:
         return len(self._buckets)
 
     def spend(self, key: Key, costs: Mapping[Resource, float], now: float) -> float:
-        """Charge a peer; returns for how many seconds it should be left unread, 0 as a rule.
+        """Charge a peer; returns the seconds for which to leave it unread, usually 0.
 
-        A resource that there is no allowance for is free.
+        A resource without an allowance is free.
         """
         return max(
             (
@@ -129,7 +129,7 @@ class Budgets:
         )
 
     def afford(self, key: Key, resource: Resource, now: float) -> bool:
-        """Take one unit, if it is there; for what is refused rather than slowed down."""
+        """Take one unit if it is there; returns whether it was. For what is refused, not slowed down."""
         return self._bucket(key, resource, now).afford(1.0, now)
 
     def _bucket(self, key: Key, resource: Resource, now: float) -> Bucket:
@@ -142,7 +142,7 @@ class Budgets:
         return buckets[resource]
 
     def _make_room(self, now: float) -> None:
-        """Forget who owes nothing, and if all owe, the one known longest."""
+        """Forget peers whose buckets are all full; if that is not enough, those known longest."""
         if len(self._buckets) < limits.PEERS_WATCHED_MAX:
             return
         self._buckets = {

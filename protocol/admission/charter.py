@@ -1,12 +1,13 @@
-"""Who is let in: grants and revocations, signed by a swarm's owners.
+"""Which nodes are let in: grants and revocations, signed by a swarm's owners.
 
-A *grant* gives a node id a role until it expires; a *revocation* takes a node id out for good and voids the
-deltas it signed for later rounds. Both are records that gossip like any other, and the `Charter` is the set
-of them: a semilattice, so that nodes which have heard the same records, in whatever order, decide alike.
+A *grant* gives a node id a role until it expires. A *revocation* excludes a node id for good, and voids the
+deltas that it signed for rounds later than the one named. Both are records and are gossiped like any other.
+The `Charter` is the set of them. It is a semilattice, so nodes that have heard the same records, in whatever
+order, decide alike.
 
 Two questions are kept apart, since replicas must stay bit-identical. Whether a *record counts* depends on
-the charter alone, never on a clock. Whether a *node may speak to us* depends on the time too: an expired
-grant closes doors, and takes nothing back.
+the charter alone, never on a clock. Whether a *node may speak to us* depends on the time too: a node whose
+grant has expired is turned away, but its deltas still count.
 """
 
 from collections.abc import Iterable
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from gossamer.protocol.manifest import AdmissionSection
 
 NEVER = 0
-"""Stands for no end in `Grant.expires`."""
+"""The value of `Grant.expires` that means no end."""
 
 
 class Role(IntEnum):
-    """What a member may do; each role may do what the ones before it may."""
+    """What a member may do. Each role includes the ones before it."""
 
     OBSERVE = 1
     """Hold a full replica and serve it: bootstrap peers, mirrors, readers."""
@@ -40,7 +41,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """An owner's word that a node may take part; times are Unix seconds."""
+    """An owner's word that a node may take part. Times are Unix seconds."""
 
     record_id: bytes
     node_id: bytes
@@ -54,11 +55,11 @@ class Grant:
 
     @property
     def rights(self) -> tuple[Role, float]:
-        """What it gives, and until when in Unix seconds: the greater is the one to show."""
+        """The role, and until when in Unix seconds. A node shows the grant with the greatest rights."""
         return self.role, _end(self)
 
     def outlasts(self, other: "Grant") -> bool:
-        """Whether `other` adds nothing to this one; of two equal ones the smaller record id stays."""
+        """Whether `other` adds nothing to this grant. Of equal ones the one with the smaller id stays."""
         mine, theirs = (_end(self), self.role), (_end(other), other.role)
         if mine == theirs:
             return self.record_id <= other.record_id
@@ -126,7 +127,7 @@ class Charter:
     def __init__(self, section: "AdmissionSection", swarm_id: bytes) -> None:
         self._invited = section.mode == "invited"
         self._role_of_all = None if self._invited else Role.TRAIN
-        """Where nobody has to be invited."""
+        """The role that every node has in an open swarm; None if members must be invited."""
         self._swarm_id = swarm_id
         self._owners = frozenset(node_id_of(bytes.fromhex(key)) for key in section.owners)
         self._grants: dict[bytes, tuple[Grant, ...]] = {}
@@ -135,22 +136,23 @@ class Charter:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody who is not revoked may train."""
+        """Whether every node that is not revoked may train."""
         return not self._invited
 
     @property
     def has_owners(self) -> bool:
-        """Whether anybody can grant or revoke: without, the charter stays empty for good."""
+        """Whether anybody can grant or revoke. Without owners the charter stays empty for good."""
         return bool(self._owners)
 
     def is_owner(self, node_id: bytes) -> bool:
-        """Whether a key is an owner's; owners may ask questions, and are no members for that."""
+        """Whether a node id is that of an owner's key. Owners may ask questions, but that does not make them
+        members."""
         return node_id in self._owners
 
     # -- the set
 
     def learn(self, data: bytes) -> Grant | Revocation | None:
-        """Union one record into the set; returns it if that changed anything.
+        """Unite one record with the set; returns the record if that changed anything.
 
         Raises MalformedError, SignatureError or NoRoomError.
         """
@@ -160,8 +162,8 @@ class Charter:
         return self._add_grant(record) if isinstance(record, Grant) else self._add_revocation(record)
 
     def _open(self, data: bytes) -> Grant | Revocation:
-        """Check one record. Whether an owner signed it is looked at before the signature itself, so that
-        strangers cannot make us check any."""
+        """Check one record. That the key is an owner's is checked before the signature, so that strangers
+        cannot make us verify any signatures."""
         if len(data) > limits.CREDENTIAL_BYTES_MAX:
             raise MalformedError(f"a credential of {len(data)} bytes")
         if node_id_of(data[1 : 1 + PUBLIC_KEY_BYTES]) not in self._owners:
@@ -176,7 +178,7 @@ class Charter:
                 raise MalformedError("neither a grant nor a revocation")
 
     def _add_grant(self, grant: Grant) -> Grant | None:
-        """Keep what no other grant of the node outlasts: at most one for each role."""
+        """Keep the grants of a node that no other one outlasts: at most one for each role."""
         held = self._grants.get(grant.node_id, ())
         if any(other.outlasts(grant) for other in held):
             return None
@@ -188,7 +190,7 @@ class Charter:
         return grant
 
     def _add_revocation(self, revocation: Revocation) -> Revocation | None:
-        """Of several for one node id the one that voids most stays."""
+        """Of several revocations of one node id, keep the one that voids most."""
         held = self._revocations.get(revocation.node_id)
         if held is not None:
             if (held.last_round, held.record_id) <= (revocation.last_round, revocation.record_id):
@@ -208,7 +210,7 @@ class Charter:
         return node_id in known or len(known) < limits.CHARTER_NODES_MAX
 
     def records(self) -> Iterable[Grant | Revocation]:
-        """All that is in force, in no particular order."""
+        """All grants and revocations in force, in no particular order."""
         for grants in self._grants.values():
             yield from grants
         yield from self._revocations.values()
@@ -219,7 +221,7 @@ class Charter:
 
     @property
     def digest(self) -> bytes:
-        """Equal digests mean equal sets."""
+        """Hash of the set: equal digests mean equal sets."""
         return sha256(b"".join(self.ids())).digest()
 
     # -- what follows
@@ -230,13 +232,13 @@ class Charter:
         return max((grant.role for grant in self._grants.get(node_id, ())), default=None)
 
     def role_of(self, node_id: bytes) -> Role | None:
-        """The highest role ever granted, whatever the time; None for a stranger or one revoked."""
+        """The highest role ever granted, expired or not; None for a stranger or a revoked node."""
         if node_id in self._revocations:
             return None
         return self._role_of_all or self._role_ever(node_id)
 
     def counts(self, author: bytes, round_: int) -> bool:
-        """Whether a delta of that author and round belongs to S. Depends on the charter alone."""
+        """Whether a delta of this author and round belongs to S. Depends on the charter alone."""
         revocation = self._revocations.get(author)
         in_time = revocation is None or round_ <= revocation.last_round
         return in_time and self._role_ever(author) is Role.TRAIN
@@ -245,23 +247,23 @@ class Charter:
         return self._revocations.get(node_id)
 
     def credential_of(self, node_id: bytes, unix_s: float) -> bytes:
-        """The envelope that a node shows at a door: its highest current grant, empty if it has none."""
+        """The envelope of a node's highest current grant, shown to be let in; empty if it has none."""
         current = [grant for grant in self._grants.get(node_id, ()) if grant.is_current(unix_s)]
         return max(current, key=lambda grant: grant.rights).data if current else b""
 
     def invited_until(self, node_id: bytes) -> int | None:
-        """Unix time at which a node's last grant ends or ended; None for no end, and where none is needed."""
+        """Unix time at which a node's last grant ends or ended; None for no end, no grant, or no need."""
         if self.is_open:
             return None
         ends = [grant.expires for grant in self._grants.get(node_id, ())]
         return None if not ends or NEVER in ends else max(ends)
 
     def vet(self, node_id: bytes, unix_s: float, credential: bytes = b"") -> None:
-        """May this node speak to us now, showing this credential (a grant's envelope, or nothing)?
+        """Check that a node that shows this credential (a grant's envelope, or nothing) may speak to us now.
 
-        The credential is judged and not yet taken into the set. One for which there is no room there is worth
-        nothing: what its node published would count nowhere. Raises RefusedError with what the operator of
-        that node should know.
+        The credential is judged, but not added to the set. If the set has no room for it, it is worth nothing:
+        what its node published would count nowhere. Raises RefusedError with what the operator of that node
+        should know.
         """
         self._check_not_revoked(node_id)
         if self.is_open:
@@ -285,10 +287,10 @@ class Charter:
             )
 
     def check_of_use(self, data: bytes) -> None:
-        """Turn down a grant that an owner hands over for a node that was revoked: no grant undoes that.
+        """Refuse a grant that an owner hands over for a node that was revoked: no grant undoes a revocation.
 
-        The set takes it all the same, from members: in what order they hear of both must not matter. Raises
-        RefusedError, MalformedError or SignatureError.
+        From members the set still takes such a grant, since the order in which they hear of the two must not
+        matter. Raises RefusedError, MalformedError or SignatureError.
         """
         record = self._open(data)
         if isinstance(record, Grant):

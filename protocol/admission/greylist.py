@@ -1,4 +1,4 @@
-"""Misbehaviour as points that fade: a peer with too many is turned away until enough have faded."""
+"""Misbehaviour as points that fade: a peer with too many points is turned away until enough have faded."""
 
 from dataclasses import dataclass
 from math import exp2, log2
@@ -19,7 +19,8 @@ class _Score:
 
 
 class Greylist:
-    """Who is turned away, for now. Keys are node ids, or network addresses for what no key vouches for."""
+    """Peers that are turned away for now. Keys are node ids, or network addresses for offences that no key
+    vouches for."""
 
     def __init__(self) -> None:
         self._scores: dict[Key, _Score] = {}
@@ -28,7 +29,7 @@ class Greylist:
         return len(self._scores)
 
     def add(self, key: Key, offence: Offence, now: float) -> bool:
-        """Note an offence. Returns whether it is the one that puts the peer on the list."""
+        """Note an offence. Returns whether this one puts the peer on the list."""
         if not offence.points:
             return False
         score = self._scores.get(key)
@@ -42,7 +43,7 @@ class Greylist:
         return begins
 
     def remaining(self, key: Key, now: float) -> float:
-        """Seconds for which a peer is still turned away, 0 for one that is not."""
+        """Seconds for which a peer will still be turned away; 0 if it is not on the list."""
         score = self._scores.get(key)
         if score is None or not score.listed:
             return 0.0
@@ -52,11 +53,11 @@ class Greylist:
         return limits.GREYLIST_HALF_LIFE_S * log2(points / limits.GREYLIST_POINTS_RELEASED)
 
     def listed(self, now: float) -> list[Key]:
-        """Who is on the list."""
+        """The peers that are on the list."""
         return [key for key in self._scores if self.remaining(key, now) > 0.0]
 
     def released(self, now: float) -> list[Key]:
-        """Take those off the list whose time is over, and return them; forget scores that have faded."""
+        """Take peers whose time is over off the list, and return them; forget scores that have faded."""
         over = [key for key, s in self._scores.items() if s.listed and self.remaining(key, now) == 0.0]
         for key in over:
             self._scores[key].listed = False
@@ -64,6 +65,6 @@ class Greylist:
         return over
 
     def _make_room(self, now: float) -> None:
-        """The one with the fewest points gives way."""
+        """Forget the peer with the fewest points."""
         while len(self._scores) >= limits.PEERS_WATCHED_MAX:
             del self._scores[min(self._scores, key=lambda key: self._scores[key].at(now))]

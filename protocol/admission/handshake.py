@@ -6,10 +6,10 @@
     client -> Hello(version, swarm id, client public key, nonce, signature, credential)
     server -> Welcome(signature, session, credential)          or Refused(reason)
 
-Both sign the same transcript under different roles: swarm id, both keys, both nonces, and the *channel
-binding* (the TLS certificate's fingerprint, empty on plain loopback), so a hello can be neither replayed
-nor relayed to another channel. The session token, which the server signs too, authenticates the HTTP
-requests that belong to the link. A credential is a grant (see `charter`), or empty; each side judges the
+Both sign the same transcript under different roles: protocol version, swarm id, both keys, both nonces, and
+the *channel binding* (the TLS certificate's fingerprint, empty on plain loopback). So a hello can be neither
+replayed nor relayed to another channel. The session token, which the server signs too, authenticates the HTTP
+requests that belong to the link. A credential is a grant (see `charter`), or empty. Each side judges the
 other with `Vet` before anything else is said.
 """
 
@@ -84,7 +84,7 @@ class ServerHandshake:
     def answer(self, hello: bytes) -> tuple[bytes, bytes]:
         """Check a Hello; returns the peer's node id and the Welcome to send.
 
-        Raises RefusedError (its message may be sent with `refusal`), MalformedError or SignatureError.
+        Raises RefusedError (whose message may be sent with `refusal`), MalformedError or SignatureError.
         """
         fields = Fields(unpack(hello, HELLO_BYTES_MAX), "hello")
         version = fields.integer("version", 0, 2**31)
@@ -111,12 +111,12 @@ class ServerHandshake:
 
 
 def refusal(reason: str) -> bytes:
-    """The last message of a handshake that we turn down."""
+    """The last message of a handshake that we refuse."""
     return pack([False, reason])
 
 
 class ClientHandshake:
-    """The dialling side. `expected` pins the node id that must answer, where it is known."""
+    """The dialling side. `expected` pins the node id that must answer, if it is known."""
 
     def __init__(
         self,

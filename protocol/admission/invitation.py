@@ -1,7 +1,8 @@
-"""What an owner hands to a new member: one line of text with everything needed to join.
+"""The invitation that an owner hands to a new member: one line of text with everything needed to join.
 
-``gossamer-invitation:`` and base64url of msgpack ``[swarm id, grant's envelope, contacts]``, where contacts
-are members' addresses as `--join` takes them. It holds no secret: only the node that it names can use it.
+It is ``gossamer-invitation:`` and base64url of msgpack ``[swarm id, grant's envelope, contacts]``, where
+contacts are members' addresses as `--join` takes them. It is no secret: only the node that it names can use
+it.
 """
 
 import binascii
@@ -20,7 +21,7 @@ INVITATION_BYTES_MAX = 8192
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """A grant, the swarm it is for, and where to find that swarm."""
+    """A grant, the swarm that it is for, and addresses of members of that swarm."""
 
     swarm_id: bytes
     grant: Grant
@@ -34,9 +35,9 @@ class Invitation:
 def read_invitation(text: str) -> Invitation:
     """Inverse of `Invitation.to_text`. Raises ConfigError.
 
-    The grant's signature is checked; whether its signer is an owner, the manifest will tell.
+    The grant's signature is checked here. Whether its signer is an owner can be told only from the manifest.
     """
-    words = "".join(text.replace(">", " ").split())  # mail programs break long lines, and mark quoted ones
+    words = "".join(text.replace(">", " ").split())  # mail programs break long lines and mark quotes
     if not words.startswith(PREFIX) or len(words) > INVITATION_BYTES_MAX:
         raise ConfigError(f"that is no invitation; one begins with {PREFIX}")
     try:

@@ -1,7 +1,7 @@
-"""What a member may take of our chunks: some copies of all we hold, and of what comes anew.
+"""How many bytes of our chunks a member may take: a few copies of all we hold, and of what newly comes.
 
-Honest members take each chunk once, and again if they lose their disk; one that takes more burns our line. A
-rate in bytes a second would fit one model and no other, so a ration grows with what there is to take.
+An honest member takes each chunk once, and again if it loses its disk. One that takes more wastes our line. A
+rate in bytes per second would fit only one size of model, so a ration grows with what there is to take.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from gossamer.protocol import limits
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """What there is to take at a moment, in bytes: held now, and come since the start (or made here)."""
+    """What there is to take at a moment, in bytes: held now, and come (or made here) since the start."""
 
     held: int
     came: int
@@ -34,7 +34,7 @@ class Rations:
         return len(self._rations)
 
     def take(self, node_id: bytes, size: int, stock: Stock, now: float) -> bool:
-        """Take `size` bytes of a member's ration, if so many are left."""
+        """Take `size` bytes of a member's ration if that many are left; returns whether they were."""
         full = limits.RATION_COPIES * max(stock.held, limits.RATION_BYTES_MIN)
         ration = self._rations.pop(node_id, None)
         if ration is None:
@@ -43,7 +43,7 @@ class Rations:
         earned = full * max(0.0, now - ration.time) / limits.RATION_PERIOD_S
         ration.left = min(full, ration.left + fresh + earned)
         ration.came, ration.time = stock.came, now
-        self._rations[node_id] = ration  # the last, so that the first is who came longest ago
+        self._rations[node_id] = ration  # moved to the end: the first came longest ago
         if len(self._rations) > limits.PEERS_WATCHED_MAX:
             del self._rations[next(iter(self._rations))]
         if size > ration.left:

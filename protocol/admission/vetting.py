@@ -1,9 +1,8 @@
-"""Keeping strangers out, and the charter the same everywhere.
+"""Keeps strangers out, and the charter the same on all nodes.
 
-A grant or revocation that is new goes to *all* links at once, not to a few: whoever hears of a member's
-records has then, on the same link, heard of the member first. What is lost on the way, comparing digests
-brings, when a link comes up and with one random link every 10 s. Links of members whose grant has run out
-are cut.
+A new grant or revocation goes to *all* links at once, not to a few: so a peer hears of a member, on the same
+link, before it hears of that member's records. Comparing digests brings what is lost on the way: when a link
+comes up, and every 5 to 10 s with one random link. Links of members whose grant has expired are cut.
 """
 
 from gossamer.protocol import limits
@@ -16,11 +15,11 @@ from gossamer.protocol.sampling import RandomSource, sample
 from gossamer.protocol.unix_time import UnixTime
 
 STRANGER_INTERVAL_S = 1.0
-"""A link that brings records of somebody unknown is asked for its charter, but not for each of them."""
+"""A link that brings records of unknown authors is asked for its charter no more often than this."""
 
 
 class Vetting:
-    """Asks the charter who may speak, and exchanges it over the links: never in a swarm without owners."""
+    """Asks the charter which nodes may speak. Exchanges it over the links, unless the swarm has no owners."""
 
     def __init__(self, charter: Charter, links: Links, rng: RandomSource, unix_time: UnixTime) -> None:
         self._charter = charter
@@ -30,21 +29,21 @@ class Vetting:
         self._next_exchange = 0.0
         self._next_look = 0.0
         self._strangers: dict[int, float] = {}
-        """Links that brought records of somebody unknown, and when their charter was last asked for."""
+        """Links that brought records of unknown authors, and when their charters were last asked for."""
 
     # -- who is let in
 
     def vet(self, node_id: bytes, credential: bytes, now: float) -> None:
-        """May this node, showing this credential, speak to us? Raises RefusedError."""
+        """Check that a node that shows this credential may speak to us now. Raises RefusedError."""
         self._charter.vet(node_id, self._unix_time.at(now), credential)
 
     def vet_question(self, node_id: bytes, credential: bytes, now: float) -> None:
-        """May it ask how we are doing? Owners may, besides members. Raises RefusedError."""
+        """Check that a node may ask how we are doing: members and owners may. Raises RefusedError."""
         if not self._charter.is_owner(node_id):
             self.vet(node_id, credential, now)
 
     def credential_of(self, node_id: bytes, now: float) -> bytes:
-        """What a node shows at doors, as far as we know; empty where none is needed."""
+        """The credential that a node shows to be let in, as far as we know; empty if none is needed."""
         return self._charter.credential_of(node_id, self._unix_time.at(now))
 
     # -- the charter over the links
@@ -56,7 +55,7 @@ class Vetting:
         self._strangers.pop(link, None)
 
     def wake(self, now: float) -> list[Effect]:
-        """Compare charters with one random link, and look whose grant has run out."""
+        """Compare charters with one random link, and cut links of members whose grant has expired."""
         result: list[Effect] = []
         if not self._charter.has_owners:
             return result
@@ -75,20 +74,20 @@ class Vetting:
         return [Send(link.number, message) for link in self._links.all() if link.number != source]
 
     def stranger(self, link: int, now: float) -> list[Effect]:
-        """A link brought a record of somebody who is not let in: one of us has not heard of a grant, or of a
-        revocation."""
+        """A link brought a record of a node that is not let in: either we or the peer have not heard of some
+        grant or revocation."""
         if now < self._strangers.get(link, float("-inf")) + STRANGER_INTERVAL_S:
             return []
         self._strangers[link] = now
         return self._summary(link)
 
     def met_strangers(self) -> list[int]:
-        """Links whose records were passed over for want of a grant; each is named once."""
+        """Links whose records were passed over for lack of a grant since the last call."""
         links, self._strangers = list(self._strangers), {}
         return links
 
     def exchange(self, link: int, message: CharterSummary) -> list[Effect]:
-        """Send what the other's charter lacks, and let it do the same."""
+        """Send the records that the peer's charter lacks, and let the peer do the same."""
         if message.digest == self._charter.digest:
             return []
         if not message.record_ids and not message.answer:
