@@ -1,1 +1,1 @@
-"""Links with other nodes: one port, TLS, the guard at the door, frames, chunks, questions."""
+"""Links with other nodes: one port, TLS, connection limits, frames, chunks, questions."""

@@ -1,4 +1,4 @@
-"""Finding others again: where the members are that a node has met, from one of its lives to the next."""
+"""Finding others again: remembers, from one run to the next, where the members are that a node has met."""
 
 import asyncio
 import logging
@@ -20,9 +20,9 @@ log = logging.getLogger("gossamer.node")
 
 
 def whom_to_join(told: tuple[str, ...], home: Home) -> tuple[Contact, ...]:
-    """Where we were told to join, and whom we knew in our last life: bootstrap peers may be gone.
+    """The contacts that we were told to join, and those known from earlier runs: bootstrap peers may be gone.
 
-    Raises ConfigError for a contact that we were told and cannot be one.
+    Raises ConfigError if a contact that we were told cannot be one.
     """
     contacts = {contact.address: contact for contact in map(parse_contact, told)}
     for known in home.read_peers() if home.ledger_path.exists() else ():
@@ -41,16 +41,17 @@ class Acquaintances:
         self._seldom = Seldom()
 
     def remember(self) -> None:
-        """Write down where members are, and who they are: the anchors, the others alive, those who are gone.
+        """Write down where members are, and their ids: the anchors, the others that are alive, then those
+        gone.
 
-        Our own network may be what is gone, and they whom we look for the next time. Of each one address, and
-        more while there is room, in no order that a member could choose: a few that one liar made up, with
-        many addresses each, could be all that we know.
+        Members that are gone are kept because it may be our own network that is gone: we look for them the
+        next time. First one address of each member, then more while there is room, in random order: otherwise
+        a few members that one liar made up, with many addresses each, could be all that we know.
         """
         self._write(self._contacts())
 
     def _contacts(self) -> list[str]:
-        # Anchors we chose long ago: nobody can have put them there since.
+        # We chose the anchors long ago, so nobody can have planted them since.
         found = dict.fromkeys((*self._core.links.anchors(), *self._others()))
         return [str(Contact(address, node_id)) for address, node_id in found][:REMEMBERED_MAX]
 
@@ -77,9 +78,9 @@ class Acquaintances:
         return firsts + more
 
     async def run(self) -> None:
-        """Remember soon, for we may not live long, and then ever more rarely, until cancelled.
+        """Remember members soon, since this run may be short, and then more and more rarely, until cancelled.
 
-        In a thread: a disk that hangs holds nobody up.
+        The file is written in a thread, so that a disk that hangs holds nothing up.
         """
         interval = REMEMBER_FIRST_S
         while True:

@@ -1,6 +1,6 @@
-"""Who is let in: the transport asks, the core decides, what owners have signed is kept on disk.
+"""Which nodes are let in: the transport asks, the core decides, and what owners have signed is kept on disk.
 
-And whether we are: a node that was never invited, or whose invitation was revoked, does not go on.
+Also whether we are: a node that was never invited, or whose invitation was revoked, does not go on.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
 
 RENEWAL_PATIENCE_S = 30.0
-"""Several dials to each address that we know, and time to be told."""
+"""Enough for several dials to each address that we know, and to be told."""
 
 RENEWAL_POLL_S = 0.2
 
@@ -41,7 +41,7 @@ class Admitting:
         spawn: Spawn,
         stopping: asyncio.Event,
     ) -> None:
-        """Once `stopping` is set, nothing more is delivered: what writes it down has ended, or will soon."""
+        """Once `stopping` is set, nothing more is delivered: tasks that write to disk end or have ended."""
         self._stopping = stopping
         self._core = core
         self._home = home
@@ -86,19 +86,19 @@ class Admitting:
         task.add_done_callback(self._keeping.discard)
 
     async def kept_all(self, timeout_s: float) -> None:
-        """Wait until everything is on disk, but no longer than this."""
+        """Wait until everything is on disk, but no longer than `timeout_s`."""
         if self._keeping:
             await asyncio.wait(self._keeping, timeout=timeout_s)
 
     async def _write(self, effect: fx.StoreCredential) -> None:
         try:
             await asyncio.to_thread(self._records.add_credential, effect.record_id, effect.data)
-        except StorageError as error:  # others hold it: it comes again when we link to them
+        except StorageError as error:  # others hold it, and send it again when we link to them
             log.error("%s", error)
         await self.keep_own()
 
     async def keep_own(self) -> None:
-        """Keep what lets this node in where its next start looks for it: owners may have renewed that."""
+        """Keep this node's grant, which owners may have renewed, where its next start looks for it."""
         async with self._keeping_own:
             data = self.own_credential()
             if self.answers_anyone or data in (b"", self._own_kept):
@@ -118,9 +118,10 @@ class Admitting:
     # -- ourselves
 
     def check_own(self) -> None:
-        """Nobody would let us in: better said now, and once. Raises ConfigError.
+        """Check that others would let us in: if not, it is better said once, and now. Raises ConfigError.
 
-        Where an invitation ran out, and others can be asked, an owner may have told them of a new one.
+        If our invitation has expired but there are nodes to ask, we go on: an owner may have renewed it
+        there.
         """
         own = self._core.identity.node_id
         refusal = self._refusal_of_us()
@@ -134,9 +135,9 @@ class Admitting:
             )
 
     async def renewed(self) -> None:
-        """Wait until our invitation is one that counts; at once, as a rule. Raises ConfigError if none comes.
+        """Wait until our invitation is valid; usually it is at once. Raises ConfigError if none comes.
 
-        Who holds a newer one lets us in by it, and hands it on.
+        A node that holds a newer one lets us in by it, and passes it on to us.
         """
         until = time.monotonic() + RENEWAL_PATIENCE_S
         while (refusal := self._refusal_of_us()) is not None:
@@ -145,7 +146,7 @@ class Admitting:
             await asyncio.sleep(RENEWAL_POLL_S)
 
     def _refusal_of_us(self) -> PeerError | None:
-        """What a member with our charter would say to us; None if it would let us in."""
+        """The error by which a member with our charter would refuse us; None if it would let us in."""
         try:
             self.vet(self._core.identity.node_id, b"")
         except PeerError as error:

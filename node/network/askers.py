@@ -1,4 +1,4 @@
-"""Whose key asks: an invited swarm answers the questions of its members only."""
+"""Whose key to ask questions with: an invited swarm answers only its members and owners."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def asker_of(home: Home) -> Asker:
     except StorageError:
         if manifest is None:
             raise
-        invitation = None  # members have seen it, as a rule
+        invitation = None  # usually members have seen it
     if manifest is None and invitation is None:
         raise ConfigError(f"there is no node in {home.root}; give a node's folder with --dir")
     swarm_id = manifest.swarm_id if manifest else invitation.swarm_id if invitation else b""
@@ -25,7 +25,7 @@ def asker_of(home: Home) -> Asker:
 
 
 def asker_for(folder: Path | None, address: str) -> Asker | None:
-    """Ask as the node in `folder`, or as one of this machine's that runs at `address`, or as nobody.
+    """Ask as the node in `folder`, or as the node of this machine that runs at `address`, or as nobody.
 
     Raises ConfigError or StorageError.
     """
@@ -39,7 +39,7 @@ def asker_for(folder: Path | None, address: str) -> Asker | None:
     for found in nodes.glob("*/daemon.json"):
         home = Home(found.parent)
         if not home.lock.is_taken():
-            continue  # it was there once, where another one may be now
+            continue  # it ran there once, and another node may run there now
         try:
             if _host_and_port(str((home.read_daemon() or {}).get("address"))) == asked:
                 return asker_of(home)
@@ -49,6 +49,6 @@ def asker_for(folder: Path | None, address: str) -> Asker | None:
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
-    """Host and port, the same for every way to write an address. Raises ConfigError."""
+    """Host and port, the same for every spelling of an address. Raises ConfigError."""
     host, port = parse_address(parse_contact(text).address)
     return "127.0.0.1" if host.lower() == "localhost" else host.lower(), port

@@ -18,11 +18,11 @@ from gossamer.protocol.limits import FETCH_TIMEOUT_S, FETCHES_PER_LINK_MAX
 from gossamer.protocol.payloads.packing import Chunk
 
 GET_TIMEOUT = aiohttp.ClientTimeout(total=FETCHES_PER_LINK_MAX * FETCH_TIMEOUT_S)
-"""A peer sends one chunk after another: the core knows how long each is worth waiting for, up to this."""
+"""A peer sends one chunk after another. The core decides how long each is worth waiting for, up to this."""
 
 
 class _Body(aiohttp.payload.Payload):
-    """A chunk as it is sent, piece by piece, when it is its turn."""
+    """A chunk as it is sent, piece by piece, during its turn."""
 
     def __init__(self, data: bytes, turn: Turn) -> None:
         super().__init__(data)
@@ -58,7 +58,7 @@ async def get_chunk(link: PeerLink, blob: bytes, size: int) -> bytes:
 
 
 async def put_chunk(link: PeerLink, blob: bytes, chunk: Chunk, turn: Turn) -> None:
-    """Send a chunk, whose turn it is. Raises PeerError, OSError or aiohttp.ClientError."""
+    """Send a chunk during its turn. Raises PeerError, OSError or aiohttp.ClientError."""
     way, body = _way_of(link), chunk.as_it_travels
     async with way.http.put(
         f"{way.base_url}/chunk/{blob.hex()}",

@@ -1,6 +1,6 @@
 """Chunks over HTTP: the routes by which linked peers get and put them.
 
-Which chunks there are, and which are wanted, `Chunks` knows. `chunk_requests` is the other end.
+`Chunks` knows which chunks are here and which are wanted. `chunk_requests` is the other end.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ class ChunkRoutes:
         self._uploads = uploads
 
     async def serve(self, link: PeerLink, request: web.Request) -> web.StreamResponse:
-        """A peer gets a chunk, unless it is not here, our line is full, or we are busy otherwise.
+        """A peer gets a chunk, unless the chunk is not here, our line is full, or we are busy otherwise.
 
-        What is not here does not wait for a turn. Until this returns, the next request on its connection is
-        not begun.
+        A request for a chunk that is not here does not wait for a turn. The next request on the same
+        connection begins only when this one has returned.
         """
         blob = bytes.fromhex(request.match_info["hash"])
         upload = self._uploads.begin(link.node_id, blob)
@@ -65,7 +65,7 @@ class ChunkRoutes:
         return response
 
     async def _busy(self, link: PeerLink) -> web.HTTPServiceUnavailable:
-        """What a peer is told that others should be asked; soon for one that seldom asks in vain."""
+        """The answer that sends a peer to other holders. It comes soon if the peer seldom asks in vain."""
         await asyncio.sleep(self._policing.declined(link.node_id))
         return web.HTTPServiceUnavailable(text="busy")
 
@@ -81,7 +81,7 @@ class ChunkRoutes:
                 for piece in turn.pieces(body):
                     await response.write(piece)
                     link.traffic.payload_sent += len(piece)
-        except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that takes nothing
+        except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that reads nothing
             log.debug("sending chunk %s: %s", short(link.node_id), error)
             if request.transport is not None:
                 cut(request.transport)
@@ -100,7 +100,7 @@ class ChunkRoutes:
         except (PeerError, OSError, aiohttp.ClientError, web.RequestPayloadError) as error:
             if isinstance(error, PayloadError):
                 self._policing.blame(link.node_id, str(error), Offence.CHUNK)
-            # Flipped bits that TLS rejects, a line that broke: not worth a traceback in our log.
+            # Flipped bits that TLS rejects, or a line that broke, are not worth a traceback in our log.
             self._chunks.chunk_failed(link, blob)
             raise web.HTTPBadRequest(text=str(error)) from None
         if not await self._chunks.chunk_arrived(blob, data):

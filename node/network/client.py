@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest
 
 ASK_TIMEOUT_S = 10.0
-"""For an answer to begin; and to be here, unless it may be long."""
+"""For an answer to begin and, unless it may be long, to be complete."""
 
 NEXT_ADDRESS_S = 0.25
-"""Of a name's addresses the next is tried as well when one has not answered for so long (RFC 8305)."""
+"""The next of a name's addresses is tried too when one has not answered for this long (RFC 8305)."""
 
 _HASHES = frozenset({"swarm_id", "node_id", "ledger_digest", "merged_digest", "phi_digest"})
 _HASH = re.compile("[0-9A-Za-z]*")
-"""What a status names things by: in no case anything that a terminal would obey."""
+"""Form of the ids and digests in a status: nothing that a terminal would interpret."""
 
 STATUS_BYTES_MAX = 16 * 1024 * 1024
 
@@ -63,7 +63,7 @@ class Asker:
 class _Answer:
     body: bytes
     clock_offset_s: float | None
-    """By how many seconds the other's clock is ahead of ours, if it says."""
+    """How many seconds the node's clock is ahead of ours, if it tells."""
 
 
 async def _ask(
@@ -76,9 +76,9 @@ async def _ask(
     put: bytes | None = None,
     body_s: float = 0.0,
 ) -> _Answer:
-    """One request, whose answer may take `body_s` longer once it has begun.
+    """Make one request. Its answer may take another `body_s` once it has begun.
 
-    Pinned to the contact's node id where that is known, signed where somebody asks.
+    The request is pinned to the contact's node id if that is known, and signed if there is an `asker`.
     """
     address = contact.address
     scheme = "http" if plaintext else "https"
@@ -123,7 +123,7 @@ async def _ask(
 
 
 async def fingerprint_at(address: str) -> bytes:
-    """SHA-256 of the certificate that is shown at an address. Raises OSError."""
+    """SHA-256 of the certificate shown at an address. Raises OSError."""
     host, port = parse_address(address)
     addresses = [
         (found["family"], socket.SOCK_STREAM, found["proto"], "", (found["host"], found["port"]))
@@ -138,7 +138,7 @@ async def fingerprint_at(address: str) -> bytes:
 
 
 def _check_is_no_page(address: str, response: aiohttp.ClientResponse) -> None:
-    """Raise UnreachableError for what a node never sends, and a network's sign-in page or a proxy does."""
+    """Raise UnreachableError for answers that no node sends, but a network's sign-in page or a proxy does."""
     sends_on = 300 <= response.status < 400 or response.status == 511
     if sends_on or response.content_type == "text/html":
         raise UnreachableError(
@@ -148,7 +148,7 @@ def _check_is_no_page(address: str, response: aiohttp.ClientResponse) -> None:
 
 
 def _check_who_answers(contact: Contact, proof: str, binding: bytes, nonce: bytes) -> None:
-    """Raise UnreachableError if another node answers than the contact names."""
+    """Raise UnreachableError if the node that answers is not the one that the contact names."""
     if contact.node_id is None:
         return
     try:
@@ -190,13 +190,13 @@ def _reason(error: Exception, plaintext: bool) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return "what answers there does not speak HTTP"
     if isinstance(error, OSError) and error.errno:
-        known = os.strerror(error.errno) if error.errno > 0 else error.strerror  # below: names not found
+        known = os.strerror(error.errno) if error.errno > 0 else error.strerror  # negative: name not found
         return str(known).lower()
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerDisconnectedError | ConnectionError):
         return "the connection was closed"
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if type(error) is OSError:  # that lists what each of a name's addresses came to
+    if type(error) is OSError:  # such an error lists the outcome for each of a name's addresses
         return "none of its addresses can be reached"
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -206,9 +206,9 @@ def fetch_manifest(
 ) -> "Manifest":
     """Get the manifest from the first contact that answers, checking the swarm id if one is given.
 
-    Raises ConfigError or UnreachableError: NobodyThereError only where waiting may help with all of them.
+    Raises ConfigError or UnreachableError; NobodyThereError only if waiting may help with every contact.
     """
-    from gossamer.protocol.manifest import from_canonical  # brings NumPy, which other questions do without
+    from gossamer.protocol.manifest import from_canonical  # imports NumPy, which other questions do without
 
     problems: list[UnreachableError] = []
     for contact in contacts:
@@ -247,7 +247,7 @@ async def fetch_status(
     plaintext: bool = False,
     asker: Asker | None = None,
 ) -> dict[str, Any]:
-    """Ask a node for its status, with digests of all that it has merged, and of that up to a round.
+    """Ask a node for its status, optionally with digests of all that is merged, and of that up to a round.
 
     Raises UnreachableError or ConfigError.
     """
@@ -261,7 +261,7 @@ async def fetch_status(
 async def probe_status(
     contact: Contact, *, plaintext: bool = False, asker: Asker | None = None
 ) -> tuple[dict[str, Any], float | None]:
-    """A node's status, and by how many seconds its clock is ahead of ours, if it says.
+    """A node's status, and how many seconds its clock is ahead of ours, if it tells.
 
     Raises UnreachableError or ConfigError.
     """
@@ -289,7 +289,7 @@ def parse_status(address: str, body: bytes) -> dict[str, Any]:
 
 
 def _finite(text: str) -> float:
-    """A number of JSON, which has no word for others. Raises ValueError."""
+    """Parse a number of JSON, which allows only finite ones. Raises ValueError."""
     value = float(text)
     if not isfinite(value):
         raise ValueError(text)

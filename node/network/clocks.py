@@ -1,8 +1,8 @@
-"""What peers' clocks say of ours.
+"""Whether our clock is right, judged by the clocks of our peers.
 
-HTTP answers carry the time (RFC 9110, section 6.6.1), and so do our requests that bring a chunk: every chunk
-tells how far our clock is from its sender's, to about a second. That is enough: the protocol tolerates two
-minutes.
+HTTP answers carry the time (RFC 9110, section 6.6.1), and so do our requests that bring a chunk. So every
+chunk tells how far our clock is from its sender's, to about a second. That is enough: the protocol tolerates
+two minutes.
 """
 
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from email.utils import parsedate_to_datetime
 from statistics import median_high, median_low
 
 PEERS_MIN = 3
-"""With fewer it cannot be told whose clock is off."""
+"""With fewer peers it cannot be told whose clock is wrong."""
 
 OFF_S = 30.0
 
 
 def offset_of(date: str | None, unix_s: float) -> float | None:
-    """Seconds by which a peer's clock is ahead of ours, from a Date header just received."""
+    """How many seconds a peer's clock is ahead of ours, from a Date header just received."""
     if date is None:
         return None
     try:
@@ -31,7 +31,7 @@ def judge(offsets: Iterable[float | None]) -> str | None:
     known = [offset for offset in offsets if offset is not None]
     if not known:
         return None
-    off = min(median_low(known), median_high(known), key=abs)  # half of them and ours are most
+    off = min(median_low(known), median_high(known), key=abs)  # half of them, with ours, are a majority
     if abs(off) < OFF_S:
         return None
     if len(known) < PEERS_MIN:

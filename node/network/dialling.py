@@ -1,4 +1,4 @@
-"""Carries out `Dial`, and tells the core of what did not become a link."""
+"""Carries out `Dial` effects, and tells the core of dials that failed."""
 
 import logging
 from collections.abc import Callable
@@ -32,9 +32,9 @@ class Dialler:
         self._dispatch = dispatch
 
     async def dial(self, effect: fx.Dial) -> None:
-        """Dial a peer and carry the link until it ends; the core is told if it never came up."""
+        """Dial a peer and carry the link until it ends. The core is told if it never came up."""
         try:
-            parse_address(effect.address)  # it may be a peer's word
+            parse_address(effect.address)  # a peer may have made it up
             if not self._policing.is_greylisted(effect.node_id):
                 await self._transport.dial(effect.address, effect.node_id, effect.fingerprint)
                 return
@@ -53,10 +53,10 @@ class Dialler:
         self._dispatch(ev.DialFailed(effect.address))
 
     def _is_namesake(self, address: str, fingerprint: bytes) -> bool:
-        """Whether a member that tells that address has that certificate, or we ourselves have.
+        """Whether the certificate is that of another member that states the same address, or our own.
 
-        In two homes two members may have the same private address: each is reached by those in its own home.
-        And a member that listens on its loopback address tells one that leads each of the others to itself.
+        Two members in two homes may have the same private address: each is reached by nodes in its own home.
+        And the address of a member that listens on loopback leads every other node to itself.
         """
         rows = [member.row.body for member in self._core.roster.members()]
         theirs = any(address in row.addresses and row.fingerprint == fingerprint for row in rows)

@@ -1,8 +1,8 @@
-"""The guard at the port: how many connections there may be, and what one may do before it has proven itself.
+"""The guard at the port: how many connections there may be, and what each may do before it has proven a key.
 
-Every accepted connection is a *guest*, and a stranger until a handshake or the session of a link proves whose
-it is. Strangers have little time and few bytes; when there are too many of them the oldest gives way, so that
-half-open connections lock nobody out whose hello takes milliseconds.
+Every accepted connection is a *guest*, and a *stranger* until a handshake or the session of a link proves
+whose it is. Strangers have little time and few bytes. When there are too many of them the oldest gives way,
+so that half-open connections do not lock out nodes whose hello takes milliseconds.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ class Door:
         self.context = context
         self.policing = policing
         self.counts: Counter[str] = Counter()
-        """What happened at the door since the start, for the status."""
+        """Connections since the start, and causes for refusing or cutting them, for the status."""
         self._guests: dict[Guest, None] = {}
         """All connections, oldest first."""
         self._turns = asyncio.Lock()
         self._server: asyncio.Server | None = None
         self.families: frozenset[AddressFamily] = frozenset()
-        """The kinds of address by which it can be reached, once it is open."""
+        """The kinds of address by which the server can be reached, once it is open."""
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the address that was bound. Raises OSError."""
@@ -59,7 +59,7 @@ class Door:
         return str(name[0]), int(name[1])
 
     def close(self) -> None:
-        """Listen no more, and end what has proven nothing."""
+        """Stop listening, and end the connections of strangers."""
         if self._server is not None:
             self._server.close()
         for guest in self._strangers():
@@ -72,7 +72,7 @@ class Door:
         return len(self._guests)
 
     def describe(self) -> dict[str, int | dict[str, int]]:
-        """How many connections there are, came, and were refused or cut since the start, and for what."""
+        """How many connections are open, came, and were refused or cut since the start, and why."""
         causes = {cause: count for cause, count in sorted(self.counts.items()) if cause != "connections"}
         return {
             "open": len(self._guests),
@@ -86,7 +86,7 @@ class Door:
         return guest in self._guests
 
     def admits(self, guest: Guest) -> bool:
-        """Take a new connection in, if it may come; others may have to go for it."""
+        """Accept a new connection if it is allowed; strangers may have to give way. Returns whether it is."""
         self.counts["connections"] += 1
         refused = self._refuses(guest.origin)
         if refused is None and not self._make_room(guest.origin):
@@ -101,12 +101,13 @@ class Door:
         self._guests.pop(guest, None)
 
     def dismiss(self, node_id: bytes) -> None:
-        """A member's last link has ended: so do its other connections, whatever is under way on them."""
+        """A member's last link has ended: end its other connections too, whatever is under way on them."""
         for guest in [guest for guest in self._guests if guest.node_id == node_id and not guest.is_link]:
             guest.abort()
 
     def _refuses(self, origin: str | None) -> str | None:
-        """A greylisted address is still open for others behind the same router, if one of them is linked."""
+        """Why an address is refused, None if it is not. A greylisted address is still accepted while a linked
+        peer has it: others may be behind the same router."""
         if self.policing.is_greylisted(origin) and not any(
             guest.node_id is not None and guest.origin == origin for guest in self._guests
         ):
@@ -114,7 +115,8 @@ class Door:
         return None if self.policing.may_connect(origin) else "too_fast"
 
     def _make_room(self, origin: str | None) -> bool:
-        """Have strangers give way until one more fits: first of the same address, then of the busiest one."""
+        """Make a stranger give way if there is no room: of the same address if that has too many, else of the
+        address with the most. Returns whether one more connection fits."""
         strangers = self._strangers()
         same = [guest for guest in strangers if guest.origin == origin]
         if len(same) >= STRANGERS_PER_ADDRESS_MAX:
@@ -137,9 +139,9 @@ class Door:
     # -- what comes through it
 
     def attend(self, member_of: Callable[[web.Request], bytes | None]) -> Any:
-        """The server's middleware: it proves connections by the sessions that their requests carry.
+        """The server's middleware. A request's session proves whose its connection is.
 
-        `member_of` tells whose session that is, None for a stranger's request.
+        `member_of` returns the node id of that session, None for a stranger's request.
         """
 
         @web.middleware
@@ -166,9 +168,9 @@ class Door:
     async def _answer(
         self, request: web.Request, handler: Handler, node_id: bytes | None
     ) -> web.StreamResponse:
-        if node_id is None or "hash" not in request.match_info:  # only chunks are members' to ask for freely
+        if node_id is None or "hash" not in request.match_info:  # members may ask freely for chunks only
             await asyncio.sleep(self.policing.asked(guest_of(request).origin))
-            async with self._turns:  # however many ask at once, one is answered in a turn of the event loop
+            async with self._turns:  # one answer per turn of the event loop, however many ask at once
                 await asyncio.sleep(0)
             return await handler(request)
         try:

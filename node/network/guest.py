@@ -1,7 +1,7 @@
-"""One connection that was accepted, from its first byte to its end.
+"""One accepted connection, from its first byte to its end.
 
-It stands between the socket and the HTTP server: a protocol around one of the server's own, which starts TLS
-itself, so that a connection counts from its first byte.
+A guest stands between the socket and the HTTP server: it is a protocol around one of the server's own, and
+starts TLS itself, so that a connection counts from its first byte.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from gossamer.protocol.limits import (
 )
 
 IDLE_TIMEOUT_S = 30.0
-"""A connection with no request on it is closed after this."""
+"""A connection without a request is closed after this."""
 
 WRITE_BUFFER_BYTES = 64 * 1024
-"""What waits in a connection's buffer, over TLS too, where asyncio would have half a chunk wait: so it is
-seen how fast one goes out."""
+"""Bytes that may wait in a connection's write buffer, over TLS too, where asyncio would let half a chunk
+wait. A small buffer shows how fast a chunk goes out."""
 
 
 class Host(Protocol):
     """The door, as its guests see it."""
 
     context: ssl.SSLContext | None
-    """For TLS."""
+    """For TLS; None without."""
     policing: Policing
     counts: Counter[str]
 
@@ -50,7 +50,7 @@ class Host(Protocol):
 
 
 class Gate:
-    """A guest's transport as the HTTP server sees it: reading goes on only if the door wants it, too."""
+    """A guest's transport as the HTTP server sees it: reading goes on only if the guest allows it too."""
 
     def __init__(self, transport: asyncio.Transport, guest: "Guest") -> None:
         self.guest = guest
@@ -102,9 +102,9 @@ class Guest(asyncio.Protocol):
         self._stranger_until = 0.0
         self.origin: str | None = None
         self.node_id: bytes | None = None
-        """Whose it is, once that is proven."""
+        """The node id whose connection it is, once that is proven."""
         self.is_link = False
-        """Whether it carries a link, and so ends with it by itself."""
+        """Whether it carries a link, and so ends with that link by itself."""
 
     # -- the connection
 
@@ -135,8 +135,8 @@ class Guest(asyncio.Protocol):
         except OSError as error:
             self._securing = None
             self._door.counts["tls_failed"] += 1
-            if not isinstance(error, ConnectionResetError):  # who only went away did nothing wrong
-                stalled = isinstance(error, ConnectionAbortedError)  # what asyncio makes of its timeout
+            if not isinstance(error, ConnectionResetError):  # a peer that merely went away did nothing wrong
+                stalled = isinstance(error, ConnectionAbortedError)  # asyncio raises it for its timeout
                 self._door.policing.blame_address(self.origin, "TLS handshakes failed", stalled=stalled)
             self.abort()
             self._door.left(self)
@@ -195,7 +195,7 @@ class Guest(asyncio.Protocol):
             self._server.connection_lost(error)
 
     def abort(self) -> None:
-        """End it at once."""
+        """End the connection at once."""
         if self._timer is not None:
             self._timer.cancel()
         if self._securing is not None:
@@ -206,14 +206,15 @@ class Guest(asyncio.Protocol):
     # -- its time
 
     def request_begins(self) -> None:
-        """A whole request is here: a stranger's answer may take what is left of its time, others' any."""
+        """A whole request is here. A stranger has what is left of its time for the answer, a member any
+        time."""
         if self.node_id is None:
             self._close_in(self._stranger_until - asyncio.get_running_loop().time())
         elif self._timer is not None:
             self._timer.cancel()
 
     def request_ends(self) -> None:
-        """The next one may come."""
+        """A request has been answered, and the next one may come."""
         self._close_in(IDLE_TIMEOUT_S + REQUEST_TIMEOUT_S)
 
     def _close_in(self, seconds: float) -> None:
@@ -232,7 +233,7 @@ class Guest(asyncio.Protocol):
         self.abort()
 
     def proves(self, node_id: bytes, *, is_link: bool) -> None:
-        """The connection turns out to be a member's."""
+        """The connection is proven to be a member's."""
         self.node_id = node_id
         self.is_link = is_link
         if self._timer is not None:
@@ -240,7 +241,7 @@ class Guest(asyncio.Protocol):
 
 
 def guest_of(request: web.Request) -> Guest:
-    """The connection that a request came on. Raises ConnectionResetError if it is gone."""
+    """The connection on which a request came. Raises ConnectionResetError if it is gone."""
     gate = request.transport
     if gate is None:
         raise ConnectionResetError("the connection is gone")

@@ -1,6 +1,6 @@
-"""Keeping the chunks that come. While none can be kept, as on a full disk, none is fetched.
+"""Keeping the chunks that come. While none can be kept, as on a full disk, none are fetched.
 
-One that could not be stored stays in memory and is tried again and again: when it can be, so can others.
+A chunk that could not be stored stays in memory and is tried again and again. Once it can be, others can too.
 """
 
 import asyncio
@@ -21,18 +21,18 @@ log = logging.getLogger("gossamer.transfers")
 
 
 class Keeping:
-    """Stores chunks, and knows whether that can be done."""
+    """Stores chunks, and knows whether that is possible."""
 
     def __init__(
         self, chunks: ChunkStore, is_wanted: Callable[[bytes], object], arrived: Callable[[bytes], object]
     ) -> None:
-        """`arrived` is called with the hash of a chunk that could be stored later only, or is of no use any
-        more; `is_wanted` tells that."""
+        """`is_wanted` tells whether a chunk is still of use. `arrived` is called with the hash of a chunk
+        that could not be stored at first, once it is stored or of no use any more."""
         self._chunks = chunks
         self._is_wanted = is_wanted
         self._arrived = arrived
         self._unkept: tuple[bytes, bytes] | None = None
-        """Hash and bytes of a chunk that could not be stored."""
+        """Hash and bytes of a chunk that could not be stored yet."""
         self._works = asyncio.Event()
         self._works.set()
         self._trouble = Trouble(log, "payloads can be stored again")
@@ -43,14 +43,14 @@ class Keeping:
         return self._works.is_set()
 
     async def works_soon(self) -> bool:
-        """Whether chunks can be kept, by now or within a moment."""
+        """Whether chunks can be kept now or within `PATIENCE_S`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self._works.wait()
         return self.works
 
     async def keep(self, blob: bytes, data: bytes) -> bool:
-        """Store a chunk whose hash holds. Returns whether that is done; one that is not wanted is let go."""
+        """Store a chunk whose hash is right, or drop it if no longer wanted. Returns whether that is done."""
         if not self._is_wanted(blob):
             return True
         try:
@@ -67,7 +67,7 @@ class Keeping:
         return True
 
     async def run(self) -> None:
-        """Try what could not be stored again, until cancelled."""
+        """Try again to store what could not be stored, until cancelled."""
         while True:
             await asyncio.sleep(DISK_RETRY_S)
             if self._unkept is not None and await self.keep(*self._unkept):

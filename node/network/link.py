@@ -19,17 +19,17 @@ from gossamer.protocol.limits import SEND_QUEUE_BYTES_MAX
 WebSocket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
 
 WRITE_TIMEOUT_S = 30.0
-"""A peer that takes nothing for this long is cut off; it will be dialled again."""
+"""A peer that reads nothing for this long is cut off; it will be dialled again."""
 
 CLOSING_TIMEOUT_S = 5.0
-"""What is queued on a link that was hung up goes out within this time, or not at all. It counts as no link
-any more, so that a peer which takes little could have any number of them."""
+"""Messages queued on a link that was hung up go out within this time, or not at all. Such a link no longer
+counts as one, so without this limit a peer that reads slowly could keep any number of them."""
 
 CLOSE_TIMEOUT_S = 2.0
-"""For the other side's word that the link is closed."""
+"""For the other side to confirm that the link is closed."""
 
 SESSION_HEADER = "Gossamer-Session"
-"""Hex of the session that the handshake of a link has agreed on: whose HTTP request it is."""
+"""Hex of the session that a link's handshake agreed on: it tells which peer an HTTP request is from."""
 
 
 @dataclass(slots=True)
@@ -41,12 +41,12 @@ class Traffic:
     payload_sent: int = 0
     payload_received: int = 0
     charged: int = 0
-    """What was sent when its peer was last charged for it."""
+    """The value of `sent` when the peer was last charged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialled:
-    """How we reached a peer: HTTP requests go where the link went, to whoever showed that certificate."""
+    """How we reached a peer. HTTP requests go where the link went, pinned to the certificate shown there."""
 
     address: str
     base_url: str
@@ -55,7 +55,7 @@ class Dialled:
 
 
 class PeerLink:
-    """A link after its handshake."""
+    """A link whose handshake is done."""
 
     def __init__(
         self,
@@ -73,22 +73,22 @@ class PeerLink:
         self.credential = credential
         """The grant that the peer showed, if any."""
         self.dialled = dialled
-        """None if the peer has dialled us."""
+        """None if the peer dialled us."""
         self.traffic = Traffic()
         self.serving = asyncio.Lock()
-        """Held while a chunk waits for its turn and goes out, see `uplink`: the first of several is of use
-        before all have crossed the line."""
+        """Held while a chunk waits for its turn and goes out, see `uplink`. Chunks go one after another,
+        since the first of several is of use before all have been sent."""
         self.clock_offset_s: float | None = None
-        """By how much the peer's clock is ahead of ours, if it has told since ours last moved."""
+        """How far the peer's clock is ahead of ours, if it has told since ours was last set."""
         self.dropped = 0
-        """Messages dropped because the peer takes them too slowly."""
+        """Number of messages dropped because the peer reads too slowly."""
         self.throttled_s = 0.0
-        """For how long it was left unread because the peer sends too much."""
+        """How long the link was left unread because the peer sends too much."""
         self._socket = socket
         self._connection = socket.get_extra_info("socket")
         peer = socket.get_extra_info("peername")
         self.origin = origin_of(str(peer[0])) if peer else None
-        """Under which name the peer's address has a budget; None for this machine's own."""
+        """The name under which the peer's address has its budget; None for this machine's own."""
         self.group = network_group(str(peer[0])) if peer else None
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
@@ -103,23 +103,23 @@ class PeerLink:
         return self.dialled is not None
 
     def note_date(self, date: str | None) -> None:
-        """What time it is there, by the Date header of a request or an answer that has just begun."""
+        """Note the peer's time, from the Date header of a request or answer that has just begun."""
         told = offset_of(date, time.time())
         if told is not None:
             self.clock_offset_s = told
 
     @property
     def address(self) -> str | None:
-        """Where we dialled its peer, if we did."""
+        """The address at which we dialled the peer, if we did."""
         return self.dialled.address if self.dialled else None
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing more is to be carried than what is queued."""
+        """Whether nothing but what is queued will be carried any more."""
         return self._closing
 
     def socket_name(self) -> tuple[str, int] | None:
-        """Our end's address, None if the link is gone."""
+        """The address of our end, None if the link is gone."""
         name = self._socket.get_extra_info("sockname")
         return (unmapped(str(name[0])), int(name[1])) if name else None
 
@@ -145,7 +145,7 @@ class PeerLink:
         await self._ending.wait()
 
     async def rest(self, seconds: float) -> None:
-        """Read nothing for so long, or until the link ends: its peer sends more than it may."""
+        """Read nothing for `seconds`, or until the link ends: its peer sends more than it may."""
         self.throttled_s += seconds
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -198,7 +198,7 @@ class PeerLink:
             pass
 
     def _cut(self) -> None:
-        """Drop the connection and what is in its buffers: closing waits for a peer that takes nothing."""
+        """Drop the connection and its buffers: closing would wait for a peer that reads nothing."""
         with suppress(OSError):
             if self._connection is not None:
                 self._connection.shutdown(SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""A port of this machine, for whoever comes by either kind of address; and which addresses are its own."""
+"""Listening on a port, for connections by either kind of address; and this machine's own addresses."""
 
 import asyncio
 import errno
@@ -17,8 +17,8 @@ async def listen(
 ) -> asyncio.Server:
     """Have a protocol made for every connection that comes in. Raises OSError.
 
-    At ``::`` those of IPv4 come in, too, which asyncio would leave out, and they alone where the machine has
-    no IPv6.
+    Listening at ``::`` also accepts IPv4 connections, which asyncio would leave out, and only those if the
+    machine has no IPv6.
     """
     loop = asyncio.get_running_loop()
     if host == "::":
@@ -34,14 +34,14 @@ async def listen(
         if server.sockets:
             return server
         server.close()
-    # asyncio passes over what it can have no socket for, and says nothing, or only that there is none.
+    # asyncio skips addresses for which it can get no socket, and does not say why.
     for family, *_ in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        socket.socket(family).close()  # says why
+        socket.socket(family).close()  # raises the reason
     raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
 
 
 def _bound_to_both(port: int) -> socket.socket | None:
-    """A socket for IPv6 and IPv4, None where this machine cannot have one. Raises OSError."""
+    """A socket for both IPv6 and IPv4, None if this machine cannot have one. Raises OSError."""
     if not socket.has_dualstack_ipv6():
         return None
     try:
@@ -53,9 +53,9 @@ def _bound_to_both(port: int) -> socket.socket | None:
 
 
 def why_not(error: OSError) -> str:
-    """Why one cannot listen. asyncio has put words of its own in place of the system's."""
+    """Why we cannot listen, in the system's words: asyncio replaces those by its own."""
     number = error.errno or 0
-    return (os.strerror(number) if number > 0 else str(error.strerror)).lower()  # below 0: names not found
+    return (os.strerror(number) if number > 0 else str(error.strerror)).lower()  # negative: name not found
 
 
 def families_of(server: asyncio.Server) -> frozenset[socket.AddressFamily]:
@@ -77,7 +77,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 
 def names_loopback(host: str) -> bool:
-    """Whether a name is one of this machine's that leads nowhere else, as /etc/hosts often has its own."""
+    """Whether a name leads only to loopback, as a machine's own name often does by /etc/hosts."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -86,15 +86,15 @@ def names_loopback(host: str) -> bool:
 
 
 _FAR_AWAY = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""For documentation, and nobody's: the way there is the way to everywhere."""
+"""Addresses for documentation, which nobody has: the route to them is the default route."""
 
 _HERE = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
 
 def own_address(family: socket.AddressFamily, *, loopback: bool) -> str | None:
-    """The address of a kind that this machine goes out from, or the loopback one; None if it has none.
+    """The address, of a kind, by which this machine reaches others, or its loopback one; None if it has none.
 
-    Nothing is sent to find it.
+    Nothing is sent to find out.
     """
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(((_HERE if loopback else _FAR_AWAY)[family], 9))
@@ -103,9 +103,9 @@ def own_address(family: socket.AddressFamily, *, loopback: bool) -> str | None:
 
 
 def sockets_at(host: str) -> Callable[[AddrInfoType], socket.socket]:
-    """What makes sockets to dial with that begin at an address of ours, where what is dialled is of its kind.
+    """A factory of sockets to dial with, bound to our address `host` if what is dialled is of the same kind.
 
-    From it no way leads to the other kind. What is returned raises OSError, also once that address is gone.
+    From `host` no route leads to the other kind. The factory raises OSError, also once `host` is gone.
     """
     ours, *_, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
 
@@ -124,10 +124,10 @@ def sockets_at(host: str) -> Callable[[AddrInfoType], socket.socket]:
 
 
 def is_gone(host: str) -> bool:
-    """Whether a numeric address was this machine's and is it no longer: it is on another network now, say."""
+    """Whether a numeric address is no longer this machine's, perhaps since it is on another network now."""
     try:
         with socket.socket(family_of(host), socket.SOCK_DGRAM) as probe:
             probe.bind((host, 0))
     except OSError as error:
-        return error.errno == errno.EADDRNOTAVAIL  # too many open files, say, tell nothing
+        return error.errno == errno.EADDRNOTAVAIL  # other errors, such as too many open files, tell nothing
     return False

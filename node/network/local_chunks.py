@@ -1,4 +1,4 @@
-"""The chunks on our disk, as links give and take them: read when asked for, stored as they arrive."""
+"""The chunks on our disk, as exchanged over links: read when asked for, stored as they arrive."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from gossamer.protocol.payloads.packing import Chunk
 
 LOOK_AGAIN_S = 10.0
-"""So often chunks that could not be read are looked for."""
+"""How often to look for chunks that could not be read."""
 
 log = logging.getLogger("gossamer.transfers")
 
@@ -40,10 +40,10 @@ class LocalChunks:
         self._seldom = Seldom()
         self.keeping = Keeping(chunks, core.fetcher.wants.keys_of, self._arrived)
         self.on_snapshot_lost: Callable[[bytes], None] = lambda blob: None
-        """Called with the hash of a chunk of a kept snapshot that turned out damaged on disk."""
+        """Called with the hash of a chunk of a kept snapshot that turned out to be damaged on disk."""
 
     async def run(self) -> None:
-        """Look for the chunks that could not be read, until cancelled: a disk may have been away."""
+        """Look for chunks that could not be read, until cancelled: a disk may have been away."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             if self._chunks.has_mislaid:
@@ -55,7 +55,7 @@ class LocalChunks:
                     self._dispatch(ev.ChunkArrived(blob))
 
     def holds(self, blob: bytes) -> bool:
-        """Whether a chunk is here; the snapshot that it is of counts as used."""
+        """Whether a chunk is here. A snapshot that it is part of counts as used."""
         self._shelf.touch(blob)
         return blob in self._chunks
 
@@ -79,9 +79,10 @@ class LocalChunks:
         return await self.keeping.works_soon()
 
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
-        """Keep a chunk that we wanted, whose hash holds. Returns whether it is; else it comes later.
+        """Keep a chunk that we wanted and whose hash is right. Returns whether that is done; if not, it is
+        later.
 
-        One that is of no use any more, since what it belongs to was given up meanwhile, is let go.
+        A chunk that is no longer of use, since what it belongs to was given up meanwhile, is dropped.
         """
         is_kept = await self.keeping.keep(blob, data)
         if is_kept:
@@ -95,11 +96,11 @@ class LocalChunks:
         self._dispatch(ev.ChunkFailed(link.number, blob))
 
     def refetch(self, blob: bytes) -> None:
-        """A chunk on disk turned out damaged: fetch it again if it is of a delta. Those of our snapshots are
-        the archive's to mend."""
+        """A chunk on disk turned out to be damaged: fetch it again if it is part of a delta. The archive
+        repairs our snapshots."""
         deltas = [d for d in (*self._core.ledger, *self._core.holdings.revoked) if blob in d.body.chunks]
         if deltas:
-            # Each is of use to who looks for the damage; a disk that fails damages hundreds in a minute.
+            # Every line helps to find the damage, but a failing disk damages hundreds of chunks in a minute.
             is_due = self._seldom.is_due("damaged", time.monotonic())
             level = logging.WARNING if is_due else logging.DEBUG
             log.log(level, "chunk %s was damaged on disk; fetching it again", short(blob))

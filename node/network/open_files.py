@@ -1,4 +1,4 @@
-"""How many files this process may open: each connection takes one, and the node needs some for itself."""
+"""How many files this process may open: every connection takes one, and the node needs some for itself."""
 
 import errno
 import logging
@@ -10,28 +10,28 @@ from gossamer.node.seldom import Seldom
 from gossamer.protocol.limits import CONNECTIONS_MAX
 
 FILES_MIN = 1024
-"""Open files for as many connections as come in, and for the node's own."""
+"""Open files to ask for: for all connections that come in, and for the node itself."""
 
 OWN_FILES = 256
-"""Of these, the node's own: databases, chunks, links that it has dialled, its pages."""
+"""Those of them for the node itself: databases, chunks, links that it has dialled, its pages."""
 
 CONNECTIONS_MIN = 64
-"""What a node needs, however few files it may open."""
+"""Connections that a node needs, however few files it may open."""
 
 
 def open_files_allowed() -> int:
-    """Up to how many open files this process may have, if it asks."""
+    """How many open files this process may have if it asks, up to `FILES_MIN`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return FILES_MIN if hard < 0 else min(FILES_MIN, hard)  # infinity is negative
 
 
 def connections_allowed() -> int:
-    """How many connections there may be, so that none costs the node a file of its own."""
+    """How many connections there may be without taking files that the node needs for itself."""
     return min(CONNECTIONS_MAX, max(CONNECTIONS_MIN, open_files_allowed() - OWN_FILES))
 
 
 def ask_for_open_files() -> None:
-    """Raise the limit, which is 256 on some systems, as far as it may be."""
+    """Raise the limit on open files, which is 256 on some systems, as far as allowed and needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < open_files_allowed():
         with suppress(OSError, ValueError):
@@ -39,8 +39,8 @@ def ask_for_open_files() -> None:
 
 
 class SaidSeldom(logging.Filter):
-    """For asyncio's log, which says with a traceback of every connection that no file is left for it, 1,000
-    times a second. One line in minutes is enough."""
+    """Filters asyncio's log, which reports with a traceback, 1,000 times a second, that no file is left for a
+    connection. One line every few minutes is enough."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The links that are up, by number: sending over them, hanging up, and what they have carried so far."""
+"""The links that are up, by number: sending over them, hanging up, and their traffic so far."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ class OpenLinks(Mapping[int, PeerLink]):
         self._past_traffic = [0, 0, 0, 0]
         self._encoded: tuple[Message, bytes] | None = None
         self.dialled_by_others = 0
-        """How often anybody has reached us."""
+        """How often another node has reached us."""
 
     def __getitem__(self, number: int) -> PeerLink:
         return self._links[number]
@@ -39,7 +39,7 @@ class OpenLinks(Mapping[int, PeerLink]):
         self._past_traffic = _sum(self._past_traffic, link)
 
     def send(self, number: int, message: Message) -> None:
-        """Send over a link, if it is still up. What goes to several in a row is serialised once."""
+        """Send over a link, if it is still up. A message to several links in a row is serialised once."""
         if number not in self._links:
             return
         if self._encoded is None or self._encoded[0] is not message:
@@ -53,13 +53,13 @@ class OpenLinks(Mapping[int, PeerLink]):
             self._links[number].close_soon()
 
     def turn_away(self, node_id: bytes) -> None:
-        """A peer misbehaved too often: end its link."""
+        """A peer misbehaved too often: end its links."""
         for link in self._links.values():
             if link.node_id == node_id:
                 link.close_soon()
 
     def forget_clocks(self) -> None:
-        """Ours has moved: how far those of our peers are from it has to be told anew."""
+        """Our clock was set: forget how far the clocks of our peers are from it."""
         for link in self._links.values():
             link.clock_offset_s = None
 

@@ -1,4 +1,4 @@
-"""Being found: where others can dial this node, as its owner has said or as its links show."""
+"""Where others can dial this node, as its owner has said or as its links show."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.effects import Effect
 
 Hosts = dict[AddressFamily, str]
-"""One of each kind of address, IPv4 and IPv6."""
+"""One host for each kind of address, IPv4 and IPv6."""
 
 log = logging.getLogger("gossamer.node")
 
@@ -28,21 +28,21 @@ class OwnAddresses:
         self._families: frozenset[AddressFamily] = frozenset()
         """The kinds of address that we listen on."""
         self._hosts: Hosts = {}
-        """What they have shown, one of a kind."""
+        """The hosts that our links have shown, one of each kind."""
         self._was_warned = False
 
     def listening(self, port: int, advertised: tuple[str, ...], families: frozenset[AddressFamily]) -> None:
-        """We listen on `port` of such `families`; others can dial the `advertised`, if any are known."""
+        """We listen on `port` of these `families`. Others can dial the `advertised` addresses, if any."""
         self._port = port
         self._families = families
         self._learns = not advertised
         self._carry_out(self._core.announce(advertised))
 
     def learn(self, link: PeerLink) -> None:
-        """A node that listens everywhere and was not told its address uses those that its links show.
+        """Learn our address from a link, unless we were told which to advertise.
 
-        One that only this machine can reach gives way to a better one, and so does one that this machine has
-        no longer: a laptop goes from one network to the next, and routers hand out new addresses.
+        An address that only this machine can reach gives way to a better one. So does one that this machine
+        no longer has: a laptop moves from one network to the next, and routers hand out new addresses.
         """
         name = link.socket_name()
         if name is None or not self._learns:
@@ -54,7 +54,7 @@ class OwnAddresses:
         lost = {family: host for family, host in public.items() if is_gone(host)}
         kept = {family: host for family, host in public.items() if family not in lost}
         better = self._better(lost, shown)
-        if not better and not (lost and kept):  # the last one is told until there is another
+        if not better and not (lost and kept):  # the last address is told until there is another
             return
         if lost:
             now = f"at {' and '.join(better.values())} now, and " if better else ""
@@ -64,7 +64,7 @@ class OwnAddresses:
         self._carry_out(self._core.announce(addresses))
 
     def _better(self, lost: Hosts, shown: list[str]) -> Hosts:
-        """What takes the place of addresses that are lost, and what a link has shown that is better."""
+        """Replacements for addresses that are lost, and better addresses that a link has shown."""
         instead = {family: self._instead_of(host) for family, host in lost.items()}
         found = {family: host for family, host in instead.items() if host is not None}
         return found | {family_of(host): host for host in shown if self._is_better(host)}
@@ -80,7 +80,7 @@ class OwnAddresses:
             )
 
     def _dialable(self, host: str) -> list[str]:
-        """Our end of a link, if others can dial it; else where they may, by the kinds that we listen on."""
+        """Our end of a link, if others can dial it; else our own addresses of the kinds that we listen on."""
         if family_of(host) in self._families and not is_of_one_interface(host):
             return [host]
         found = (own_address(family, loopback=is_loopback(host)) for family in sorted(self._families))
@@ -88,7 +88,7 @@ class OwnAddresses:
 
     @staticmethod
     def _instead_of(lost: str) -> str | None:
-        """Where others may dial us, if anywhere, by the kind of an address that this machine has lost."""
+        """An address of the kind of one that this machine has lost, where others may dial us; else None."""
         own = own_address(family_of(lost), loopback=False)
         return None if own is None or own == lost or is_of_one_interface(own) else own
 

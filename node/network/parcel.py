@@ -1,6 +1,6 @@
-"""A chunk as the body of an answer or a request, packed or as it is: both directions.
+"""A chunk as the body of an answer or a request, packed or as it is, in both directions.
 
-Of a chunk that comes, length and hash are checked here, and nothing else.
+Only the length and the hash of a received chunk are checked here.
 """
 
 from hashlib import sha256
@@ -17,11 +17,11 @@ ENCODING_HEADER = "Content-Encoding"
 ZSTD = "zstd"
 
 READ_PIECE_BYTES = 256 * 1024
-"""Bodies are read in pieces of this size: measured fastest on loopback, and bounds what is buffered."""
+"""Bodies are read in pieces of this size: the fastest as measured on loopback, and a bound on buffering."""
 
 
 def headers_of(chunk: Chunk) -> dict[str, str]:
-    """What to say of a body that is a chunk as it travels."""
+    """HTTP headers for a body that is a chunk as it travels."""
     return {} if chunk.frame is None else {ENCODING_HEADER: ZSTD}
 
 
@@ -30,8 +30,8 @@ async def receive(
 ) -> bytes:
     """Read a chunk of at most `size` bytes that hashes to `blob`.
 
-    Raises PayloadError for another one, and RefusedError for a longer one: a record may have lied about the
-    size of somebody else's chunk.
+    Raises PayloadError for another chunk. Raises RefusedError for a longer one, for which the sender is not
+    to blame: a record may have lied about the size of somebody else's chunk.
     """
     body = bytearray()
     async for piece in message.content.iter_chunked(READ_PIECE_BYTES):

@@ -1,7 +1,7 @@
 """What peers have cost us and done wrong: budgets, points, and the log lines about them.
 
-`protocol.budget` and `protocol.greylist` decide; this applies them to the daemon's links and connections, and
-reads the clock for them.
+`protocol.admission.budget` and `protocol.admission.greylist` decide. This module applies them to the daemon's
+links and connections, and reads the clock for them.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from gossamer.protocol.offence import Offence
 
 SWEEP_S = 5.0
 COMPLAINT_INTERVAL_S = 30.0
-"""Between the first two log lines about one peer; what comes in between is counted."""
+"""Between the first two log lines about one peer; complaints in between are counted."""
 
 COMPLAINT_INTERVAL_MAX_S = 300.0
-"""Where it goes on and on, as with a join address that leads to another node now, each wait is twice as long
-as the one before, up to this."""
+"""If complaints go on, as with a join address that now leads to another node, each wait is twice as long as
+the one before, up to this."""
 
 COMPLAINTS_MAX = 16
-"""Peers with a log line of their own in that time; the others are counted together."""
+"""Peers with log lines of their own at a time; the others are counted together."""
 
 OTHERS = "other peers"
 
@@ -42,7 +42,7 @@ class _Complaint:
 
 
 class Policing:
-    """Watches over peers. `turn_away` is called with the node id of one that has done too much wrong."""
+    """Watches over peers. `turn_away` is called with the node id of a peer that has misbehaved too often."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Policing:
         self._complaints: dict[str, _Complaint] = {}
         self.blamed = 0
         self.turned_away = 0
-        """Handshakes refused to those on the greylist."""
+        """Handshakes refused because the peer is on the greylist."""
         self.throttled = 0
         """How often a link was left unread for a while."""
 
     # -- budgets
 
     def heard(self, link: PeerLink, received: int, cpu_s: float, fresh: int) -> float:
-        """Charge a peer for a message; returns the seconds for which its link should be left unread."""
+        """Charge a peer for a message; returns the seconds for which to leave its link unread."""
         sent, link.traffic.charged = link.traffic.sent - link.traffic.charged, link.traffic.sent
         costs = cost_of_message(received=received, sent=sent, cpu_s=cpu_s, fresh=fresh)
         return self._charge(link.node_id, link.origin, costs)
@@ -86,7 +86,7 @@ class Policing:
         return self._miss(node_id, limits.DECLINED_MISSES)
 
     def asked(self, origin: str | None) -> float:
-        """A request, other than a member's for a chunk; returns the seconds for which to let it wait."""
+        """Charge an address for a request, except for members' chunks; returns the seconds to let it wait."""
         return self._addresses.spend(origin or "", {Resource.REQUESTS: 1.0}, self._clock())
 
     def may_connect(self, origin: str | None) -> bool:
@@ -107,7 +107,7 @@ class Policing:
     # -- misbehaviour
 
     def blame(self, node_id: bytes, reason: str, offence: Offence) -> None:
-        """Note what a peer did; turn it away if that was too much."""
+        """Note an offence of a peer; turn the peer away if that was one too many."""
         self.blamed += 1
         name = short(node_id)
         self.complain(name, f"misbehaved: {reason}")
@@ -118,8 +118,8 @@ class Policing:
             self._turn_away(node_id)
 
     def blame_address(self, origin: str | None, reason: str, *, stalled: bool = False) -> None:
-        """A connection from an address failed to prove a key, or to say anything in time. Our own machine is
-        never turned away."""
+        """Note that a connection from an address failed to prove a key, or to say anything in time. Our own
+        machine is never turned away."""
         offence = Offence.STALLED if stalled else Offence.HANDSHAKE
         if origin is not None and self._greylist.add(origin, offence, self._clock()):
             log.warning("connections from %s are turned away for a while: %s", origin, reason)
@@ -140,13 +140,13 @@ class Policing:
 
     @property
     def greylisted(self) -> int:
-        """How many node ids and addresses are turned away now."""
+        """Number of node ids and addresses that are turned away now."""
         return len(self._greylist.listed(self._clock()))
 
     # -- what a person reads
 
     def complain(self, who: str, what: str) -> None:
-        """Log a line about a peer, or count it where there was one lately."""
+        """Log a line about a peer, or only count it if there was one lately."""
         if who not in self._complaints and len(self._complaints) >= COMPLAINTS_MAX:
             who = OTHERS
         complaint = self._complaints.get(who)
@@ -158,7 +158,7 @@ class Policing:
             complaint.last = what
 
     def sweep(self) -> None:
-        """Say what was counted, and who is let in again."""
+        """Log what was counted, and which peers are let in again."""
         now = self._clock()
         for who in [who for who, complaint in self._complaints.items() if complaint.due <= now]:
             if not self._said_last(who):
@@ -167,7 +167,7 @@ class Policing:
             log.warning("%s is let in again", short(key) if isinstance(key, bytes) else key)
 
     def _said_last(self, who: str) -> bool:
-        """Log what was counted of one peer, or of all others together with it, if anything was."""
+        """Log what was counted about a peer, or about it and all others. Returns whether anything was."""
         who = who if who in self._complaints else OTHERS
         complaint = self._complaints[who]
         if not complaint.unsaid:

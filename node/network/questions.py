@@ -1,7 +1,7 @@
 """Questions from outside any link: the manifest, the status, and owners' grants and revocations.
 
-In an invited swarm whoever asks signs the question; whoever answers proves whose channel it is to anybody who
-sends a nonce. `client` is the other end.
+In an invited swarm the asker signs the question. A node that answers proves that the channel is its own to
+any asker that sends a nonce. `client` is the other end.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
 
 BODY_TIMEOUT_S = 10.0
-"""A credential is a few hundred bytes; whoever takes longer over one is not waited for."""
+"""A credential is a few hundred bytes: a sender that takes longer is not waited for."""
 
 ASK_HEADER = "Gossamer-Ask"
-"""Hex of a signed question, see `protocol.ask`."""
+"""Hex of a signed question, see `protocol.admission.ask`."""
 
 NONCE_HEADER = "Gossamer-Nonce"
 PROOF_HEADER = "Gossamer-Proof"
-"""Hex of 32 bytes from who asks, and of the proof of who answers."""
+"""Hex of 32 bytes from the asker, and of the proof which node answers."""
 
 Status = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
 
 
 class Questions:
-    """Answers them, or says why not. `status` is given a request's query, and returns what becomes JSON."""
+    """Answers questions, or says why not. `status` takes a request's query and returns what becomes JSON."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Questions:
         admission: Admission,
         status: Status,
     ) -> None:
-        """`fingerprint` is of our certificate, empty where there is no TLS; `manifest` in canonical bytes."""
+        """`fingerprint` is that of our certificate, empty without TLS; `manifest` is in canonical bytes."""
         self._identity = identity
         self._swarm_id = swarm_id
         self._fingerprint = fingerprint
@@ -73,7 +73,7 @@ class Questions:
         return web.Response(status=204)
 
     async def prove(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Whoever sends a nonce, with whatever request, is shown whose channel this is."""
+        """Prove to an asker that sends a nonce, with any request, that this channel is ours."""
         try:
             nonce = bytes.fromhex(request.headers.get(NONCE_HEADER, ""))
         except ValueError:
@@ -82,7 +82,7 @@ class Questions:
             response.headers[PROOF_HEADER] = prove(self._identity, self._fingerprint, nonce).hex()
 
     def _vet(self, request: web.Request) -> None:
-        """Raise HTTPForbidden, with a reason, unless who asks may be answered."""
+        """Raise HTTPForbidden, with a reason, unless the asker may be answered."""
         if self._admission.answers_anyone:
             return
         asked = request.headers.get(ASK_HEADER)

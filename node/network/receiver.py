@@ -1,4 +1,4 @@
-"""What the transport asks of the node that it works for: three interfaces, and nothing that does anything."""
+"""What the transport asks of the node that it works for: three interfaces, without implementation."""
 
 from typing import Protocol
 
@@ -17,22 +17,22 @@ class Receiver(Protocol):
 
 
 class Chunks(Protocol):
-    """Gives chunks to linked peers, and takes those that we want of them."""
+    """Gives chunks to linked peers, and takes those that we want from them."""
 
     def expected_size(self, blob: bytes) -> int | None:
-        """The most bytes of a chunk that we want now, None for any other."""
+        """The largest size of a chunk that we want now, None for any other."""
         ...
 
     async def can_keep(self) -> bool:
-        """Whether a chunk that comes now could be stored. Where none can, it takes a moment to say so."""
+        """Whether a chunk that comes now could be stored. If none can, the answer takes a moment."""
         ...
 
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
-        """A wanted chunk whose hash holds. Returns whether it could be stored."""
+        """A wanted chunk has come, and its hash is right. Returns whether it could be stored."""
         ...
 
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
-        """A chunk that a peer put to us was not what it should be: it need not be waited for."""
+        """A peer did not bring a chunk, or brought a wrong one: there is no need to wait for it."""
         ...
 
     def holds(self, blob: bytes) -> bool:
@@ -43,7 +43,7 @@ class Chunks(Protocol):
 
 
 class Admission(Protocol):
-    """Says who may link to us and who may ask us."""
+    """Decides who may link to us and who may ask us questions."""
 
     @property
     def answers_anyone(self) -> bool:
@@ -56,17 +56,17 @@ class Admission(Protocol):
         ...
 
     def own_credential(self) -> bytes:
-        """What we show at others' doors."""
+        """The credential that we show to others to be let in."""
         ...
 
     def vet(self, node_id: bytes, credential: bytes) -> None:
-        """May this node link to us? Raises RefusedError."""
+        """Check that a node may link to us. Raises RefusedError."""
         ...
 
     def vet_question(self, node_id: bytes, credential: bytes) -> None:
-        """May this node ask how we are doing? Raises RefusedError."""
+        """Check that a node may ask how we are doing. Raises RefusedError."""
         ...
 
     def deliver(self, credential: bytes) -> None:
-        """A grant or revocation from anybody. Raises PeerError if no owner has signed it."""
+        """Take in a grant or revocation from anybody. Raises PeerError if no owner has signed it."""
         ...

@@ -31,7 +31,7 @@ class Reception:
         dispatch: Callable[[ev.Event], list[fx.Effect]],
         stopping: asyncio.Event,
     ) -> None:
-        """Once `stopping` is set, the core hears no more of links that end: it would dial others."""
+        """Once `stopping` is set, the core is not told of links that end: it would dial others."""
         self._links = links
         self._transfers = transfers
         self._own_addresses = own_addresses
@@ -40,7 +40,7 @@ class Reception:
         self._dispatch = dispatch
         self._stopping = stopping
         self._is_stuck = False
-        """Whether somebody has waited in vain for the disk, which takes no records."""
+        """Whether a link has waited in vain for the disk to take records."""
 
     def link_up(self, link: PeerLink) -> None:
         self._links.add(link)
@@ -58,7 +58,7 @@ class Reception:
             self._dispatch(ev.LinkDown(link.number))
 
     async def message(self, link: PeerLink, data: bytes) -> None:
-        """Give it to the core. Returns, so that the next may be read, once its sender may go on."""
+        """Give a message to the core. Returns once the sender may go on, so that its next message is read."""
         size = len(data)
         begun = time.thread_time()
         if self._writer.has_room:
@@ -74,9 +74,9 @@ class Reception:
             await link.rest(pause)
 
     async def _finds_room(self, link: PeerLink) -> bool:
-        """Whether the disk takes deltas, by now or soon; if not, anti-entropy brings them later.
+        """Whether the disk takes deltas now or soon; if not, anti-entropy brings them later.
 
-        Rows, pings and whatever else it may be do not wait for a disk.
+        Rows, pings and all other messages do not wait for the disk.
         """
         if not self._is_stuck:
             ends = [asyncio.ensure_future(end) for end in (self._writer.room(), link.ended())]
@@ -90,7 +90,7 @@ class Reception:
 
 
 def _without_deltas(data: bytes) -> bytes:
-    """A message less the deltas in it, if there are any."""
+    """A message without the deltas in it; the same bytes if there are none."""
     try:
         message = decode(data)
     except PeerError:

@@ -1,8 +1,8 @@
 """Looking names up, in threads of their own.
 
-Where the name servers are out of reach, as in a partition, a lookup takes half a minute and more, and
-nothing ends it sooner. asyncio's few threads are those that write to disk and merge, and a process that ends
-waits for them: neither may be held up by somebody's name.
+If the name servers are out of reach, as in a partition, a lookup takes half a minute and more, and nothing
+ends it sooner. asyncio's few threads also write to disk and merge, and a process waits for them when it ends:
+a lookup must hold up neither.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _AS_NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 
 class Resolver(AbstractResolver):
-    """The system's own lookups. aiohttp asks for a name once at a time, however many dial it."""
+    """The system's own lookups. aiohttp looks a name up only once at a time, however many dial it."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -40,7 +40,7 @@ class Resolver(AbstractResolver):
 
         try:
             threading.Thread(target=look_up, name="look-up", daemon=True).start()
-        except RuntimeError:  # no more of them: it may pass
+        except RuntimeError:  # too many threads: it may pass
             raise OSError(errno.EAGAIN, "no thread can be started to look it up") from None
         return await asyncio.wrap_future(answer)
 
@@ -49,9 +49,9 @@ class Resolver(AbstractResolver):
 
 
 def _addresses(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
-    """Raises OSError, or UnicodeError for what cannot be a name.
+    """Addresses of a host. Raises OSError, or UnicodeError for what cannot be a name.
 
-    Of a name those that this machine has a way to; an address is taken as it is.
+    Of a name's addresses, only those of a kind that this machine has; a numeric address is taken as it is.
     """
     numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     wanted = 0 if is_ip(host) else socket.AI_ADDRCONFIG

@@ -1,9 +1,9 @@
 """TLS 1.3 between nodes, without certificate authorities.
 
-A daemon makes a self-signed certificate when it first starts. Nobody trusts it for what it says: the hello
-(`protocol.handshake`) signs its fingerprint with both nodes' Ed25519 keys, so a man in the middle with a
-certificate of his own breaks the signatures. The fingerprint also stands in the node's signed row, and later
-connections are pinned to it.
+A daemon makes a self-signed certificate when it first starts. Nobody trusts what the certificate says.
+Instead, both nodes sign its fingerprint with their Ed25519 keys in the hello
+(`protocol.admission.handshake`), so a man in the middle with a certificate of his own breaks the signatures.
+The fingerprint is also in the node's signed row, and later connections are pinned to it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from gossamer.node.storage.wholefile import cannot_write, write_atomically
 
 _BEGIN = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _VALID = datetime.timedelta(days=36500)
-"""Nobody looks at the dates: who may take part is for admission to say."""
+"""Nobody looks at the dates: admission decides who may take part."""
 
 
 def _self_signed() -> bytes:
@@ -56,7 +56,7 @@ class Certificate:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """The certificate in a file, made anew if there is none or it is damaged. Raises StorageError."""
+        """The certificate in a file, or a new one if there is none or it is damaged. Raises StorageError."""
         try:
             if not path.exists():
                 write_atomically(path, _self_signed(), durable=True)
@@ -71,7 +71,7 @@ class Certificate:
 
     @classmethod
     def fresh(cls) -> Self:
-        """One that is not kept."""
+        """A new certificate that is not kept."""
         with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:  # ssl reads keys from files only
             return cls.of(Path(folder) / "tls.pem")
 
@@ -85,7 +85,7 @@ class Certificate:
 
 
 def client_context() -> ssl.SSLContext:
-    """A context that accepts any certificate: who it belongs to is proven by the hello, not by its text."""
+    """A context that accepts any certificate: the hello proves whose it is, not its text."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -99,7 +99,7 @@ def fingerprint_of(certificate_der: bytes | None) -> bytes:
 
 
 def cut(transport: asyncio.WriteTransport) -> None:
-    """End a connection at once, or leave it to end where it has been closed twice: Python 3.11.2 (Debian 12)
-    fails at that, by an AttributeError, and has begun to close it."""
+    """End a connection at once. If it is closed already, Python 3.11.2 (Debian 12) raises an AttributeError;
+    the connection then ends by itself."""
     with suppress(AttributeError):
         transport.abort()

@@ -28,8 +28,9 @@ log = logging.getLogger("gossamer.transfers")
 
 
 class Transfers:
-    """Gets chunks from peers we dialled, and puts them to those who asked: over each link one after another,
-    as there is room on the line, the next one while the answer to the one before is on its way."""
+    """Gets chunks from peers that we dialled, and puts chunks to those of them that asked. Over each link
+    chunks are put one after another as there is room on the line, the next one while the answer to the one
+    before is on its way."""
 
     def __init__(
         self,
@@ -45,13 +46,13 @@ class Transfers:
         self._asked: dict[int, asyncio.Queue[_Asked]] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._getting: dict[int, set[asyncio.Task[None] | None]] = {}
-        """Of each link that is up."""
+        """The tasks that get chunks, for each link that is up."""
 
     async def get(self, link: PeerLink, effect: fx.Get) -> None:
         """Fetch one chunk, unless it could not be kept, and report the outcome to the core.
 
-        It ends with the link, or a peer that answers none and comes again and again would have all
-        connections there are.
+        The fetch ends with the link. Otherwise a peer that never answers and links to us again and again
+        could take up all connections.
         """
         getting, task = self._getting.get(link.number), asyncio.current_task()
         if getting is not None:
@@ -60,7 +61,7 @@ class Transfers:
                 data = await self._get(link, effect) if await self._chunks.can_keep() else None
             finally:
                 getting.discard(task)
-            if data is not None:  # from here on it makes no difference what becomes of the link
+            if data is not None:  # from here on the end of the link makes no difference
                 await self._chunks.chunk_arrived(effect.blob, data)
         self._chunks.chunk_failed(link, effect.blob)
 
@@ -91,14 +92,14 @@ class Transfers:
         self._serving[link.number] = self._spawn(self._serve(link, self._asked[link.number]))
 
     def end(self, number: int) -> None:
-        """Over this link go no more chunks that its peer asked for."""
+        """Stop putting the chunks that a link's peer asked for."""
         self._asked.pop(number, None)
         serving = self._serving.pop(number, None)
         if serving is not None:
             serving.cancel()
 
     def gone(self, number: int) -> None:
-        """This link has ended: nothing is got over it any more, either."""
+        """A link has ended: stop getting chunks over it as well."""
         self.end(number)
         for task in self._getting.pop(number, ()):
             if task is not None:
@@ -129,7 +130,7 @@ class Transfers:
                 await asyncio.sleep(self._policing.gave_little(link.node_id))
 
     async def _put(self, link: PeerLink, blob: bytes) -> int:
-        """Send a chunk, or decline; returns how many bytes that took."""
+        """Send a chunk, or decline; returns the number of bytes sent."""
         chunk = None
         try:
             if not self._chunks.holds(blob):

@@ -9,9 +9,9 @@
 ``PUT /gossamer/1/credential``     a grant or revocation, signed by an owner
 ================================== ====================================================================
 
-Nothing here judges content: hashes of chunks apart, bytes go to the `Receiver` as they came. Who may speak
-to us is for the `Admission` to say, and is asked before anything is told. Chunks and questions have files of
-their own: this one listens, dials and shakes hands.
+Nothing here judges content: apart from the hashes of chunks, bytes go to the `Receiver` as they came. The
+`Admission` decides who may speak to us, and is asked before we tell anything. Chunks and questions have
+modules of their own: this one listens, dials and shakes hands.
 """
 
 import asyncio
@@ -59,7 +59,8 @@ log = logging.getLogger("gossamer.transport")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """What aiohttp would log with a traceback is often only a stranger that does not speak HTTP."""
+    """Whether an error that aiohttp logs is ours: often a stranger merely does not speak HTTP, and that is
+    not worth a traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, HttpProcessingError | ConnectionError | web.RequestPayloadError):
         return True
@@ -72,28 +73,29 @@ http_log.addFilter(_is_ours)
 
 
 async def _stay(session: aiohttp.ClientSession, context: object, params: Any) -> NoReturn:
-    """Whom we dial may not send us on, with a request of its own, to what only this machine can reach."""
+    """Refuse redirects: a peer that we dial must not make us send a request to something that only this
+    machine can reach."""
     params.response.close()
     raise RefusedError("it sends us on to another address")
 
 
 def _dial_from(asked: str, bound: str) -> str | None:
-    """A node that listens on one of this machine's addresses dials from it too; None for any.
+    """The address to dial from, None for any: a node that listens on one address also dials from it.
 
-    Not from the usual loopback address, nor from another that only a name led to: it is chosen anyway where
-    it leads, and leads to no other machine.
+    The usual loopback address, or another one that only a name led to, is not used: the system chooses it
+    anyway for what it leads to, and it leads to no other machine.
     """
     is_usual = bound in (*WILDCARDS, "127.0.0.1", "::1")
     return None if is_usual or _is_misnamed(asked, bound) else bound
 
 
 def _is_misnamed(asked: str, bound: str) -> bool:
-    """Whether a name that seems to be one for others leads to loopback, as /etc/hosts often has it."""
+    """Whether a name that seems meant for others leads to loopback, as /etc/hosts often has it."""
     return is_loopback(bound) and not is_loopback(asked)
 
 
 class Transport:
-    """Server and client of one node."""
+    """The server and client of one node."""
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class Transport:
         self._policing = policing
         self.door: Door | None = None
         self.dials_from: str | None = None
-        """The one address of this machine that others of its kind are dialled from, None for any."""
+        """The address of this machine from which addresses of its kind are dialled, None for any."""
         self._numbers = count(1)
         self._sessions: dict[bytes, PeerLink] = {}
         self._server_ssl = certificate.context if certificate else None
@@ -129,9 +131,9 @@ class Transport:
     # -- life
 
     async def start(self, host: str, port: int, last: int = 0) -> int:
-        """Listen and return the port. Raises ConfigError if that cannot be.
+        """Listen, and return the port. Raises ConfigError if that is impossible.
 
-        For port 0 the `last` one is taken again if it is free: others look for us there.
+        For port 0 the `last` port is used again if it is free, since others look for us there.
         """
         if not self._server_ssl:
             check_plaintext(host)
@@ -207,7 +209,7 @@ class Transport:
         return self._runner.server()
 
     def close(self) -> None:
-        """Take nobody in any more, and end the links that others have dialled."""
+        """Accept no more connections, and end the links that others have dialled."""
         for link in list(self._sessions.values()):
             link.close_soon()
         if self.door is not None:
@@ -226,8 +228,8 @@ class Transport:
     async def dial(self, address: str, expected: bytes | None, fingerprint: bytes = b"") -> None:
         """Connect, shake hands and carry the link until it ends.
 
-        `expected` and `fingerprint` pin the node id and the certificate, where they are known. Raises
-        OSError, TimeoutError, aiohttp.ClientError or PeerError if it never came up.
+        `expected` and `fingerprint` pin the node id and the certificate, if they are known. Raises OSError,
+        TimeoutError, aiohttp.ClientError or PeerError if the link never came up.
         """
         assert self._client is not None
         base_url = f"{self._scheme}://{address}{PREFIX}"
@@ -262,7 +264,7 @@ class Transport:
         base_url: str,
         expected: bytes | None,
     ) -> PeerLink:
-        """Shake hands with whom we dialled. Raises PeerError, or TypeError if it sends no bytes."""
+        """Shake hands with a peer that we dialled. Raises PeerError, or TypeError if it sends no bytes."""
         assert self._client is not None
         tls = socket.get_extra_info("ssl_object")
         binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
@@ -316,7 +318,7 @@ class Transport:
         return socket
 
     async def _welcome(self, socket: web.WebSocketResponse, request: web.Request) -> PeerLink | None:
-        """Shake hands with who has dialled us; None if that came to nothing."""
+        """Shake hands with a peer that dialled us; None if that failed."""
         session = os.urandom(32)
         shake = ServerHandshake(
             self._identity,
@@ -340,7 +342,7 @@ class Transport:
             return None
         except (PeerError, TypeError, OSError) as error:
             log.debug("handshake with %s failed: %s", request.remote, error)
-            if isinstance(error, PeerError | TimeoutError):  # who only went away did nothing wrong
+            if isinstance(error, PeerError | TimeoutError):  # a peer that merely went away did nothing wrong
                 stalled = isinstance(error, TimeoutError)
                 self._policing.blame_address(
                     origin_of(request.remote or ""), "handshakes failed", stalled=stalled
@@ -349,7 +351,7 @@ class Transport:
         return PeerLink(next(self._numbers), node_id, socket, session, credential=shake.peer_credential)
 
     def _for_links(self, handler: LinkHandler) -> Handler:
-        """A route for linked peers, whose handler is told whose request it is."""
+        """A route for linked peers: its handler is given the link that a request belongs to."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             return await handler(self._session_of(request), request)
@@ -357,14 +359,15 @@ class Transport:
         return handle
 
     def _member_of(self, request: web.Request) -> bytes | None:
-        """Whose session a request carries, None for a stranger's."""
+        """The node id whose session a request carries, None for a stranger's request."""
         try:
             return self._session_of(request).node_id
         except web.HTTPForbidden:
             return None
 
     def _session_of(self, request: web.Request) -> PeerLink:
-        """The link of a request. One that we hung up serves no more, however slowly it closes."""
+        """The link that a request belongs to. One that we hung up does not count, however slowly it
+        closes."""
         try:
             link = self._sessions.get(bytes.fromhex(request.headers.get(SESSION_HEADER, "")))
         except ValueError:

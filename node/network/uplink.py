@@ -1,9 +1,9 @@
-"""Whose turn it is to have a chunk sent: few at a time where our line is slow, many side by side where not.
+"""Whose turn it is to be sent a chunk: few at a time on a slow line, many side by side on a fast one.
 
-A line that many bodies share brings all of them too late, and what has come of them is thrown away. So only
-as many of them cross it as it has lately carried at SHARE_BYTES_PER_S each. How fast the line is shows only
-by what its takers take: so who takes next to nothing holds no place, and those known to take slowly hold
-places against each other only. On a line that is slow that is everybody.
+If too many bodies share our line, all of them come too late, and the parts that have come are thrown away. So
+only as many bodies are sent at a time as the line has lately carried at SHARE_BYTES_PER_S each. Only what the
+takers read shows how fast the line is. So a taker that reads next to nothing holds no place, and takers known
+to be slow compete for places only with each other. On a slow line that is all of them.
 """
 
 import asyncio
@@ -17,71 +17,71 @@ from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.limits import TURN_PATIENCE_S
 
 SHARE_BYTES_PER_S = 32 * 1024
-"""What a body should get of the line at least: a MiB in 32 s, of the 48 s that its taker has for it, since
-buffers make a line seem faster than it is. Were it more, many takers whose own lines are slow would be taken
-for one slow line of ours."""
+"""The least that a body should get of the line: a MiB in 32 s. Its taker waits 48 s for that, but buffers
+make a line seem faster than it is. If this were more, many takers with slow lines of their own would be
+mistaken for one slow line of ours."""
 
 PLACES_MIN = 2
-"""The line is not idle between two chunks, nor while a taker pauses."""
+"""With two, the line is not idle between two chunks, nor while a taker pauses."""
 
 PACE_AT_FIRST = 128 * 1024
-"""Bytes a second that the line is believed to carry until it has shown: 1 Mbit/s."""
+"""Bytes per second that the line is assumed to carry until it has shown more: 1 Mbit/s."""
 
 FAST_BYTES_PER_S = 256 * 1024
-"""2 Mbit/s: a line that has carried more is fast, and so is a taker that took its last chunks faster."""
+"""2 Mbit/s: a line that has carried more is fast, and so is a taker that read its last chunks faster."""
 
 PACE_HALF_LIFE_S = 120.0
-"""The best that the line has carried is forgotten thus while it carries anything, since lines change."""
+"""Half-life of the best rate that the line has carried, while it carries anything: lines change."""
 
 FLOW_S = 8.0
-"""What crosses the line is averaged over so long."""
+"""The line's rate is averaged over this time."""
 
 PIECE_BYTES = 32 * 1024
 STALL_S = 4.0
-"""Bodies are sent in pieces. A peer that takes less than one in so long holds no place: that is half of what
-the slowest holder worth waiting for sends (FETCH_TIMEOUT_S), since two share a line."""
+"""Bodies are sent in pieces. A peer that reads less than one piece in this time holds no place: that is half
+the rate of the slowest holder worth waiting for (FETCH_TIMEOUT_S), since two share a line."""
 
 LARGE_PIECE_BYTES = 256 * 1024
-"""A fast line's pieces, for takers that are not known to be slow: small ones cost processor time."""
+"""Size of the pieces on a fast line, for takers that are not known to be slow: small ones cost CPU time."""
 
 BUFFERED_BYTES = 256 * 1024
-"""So much may only fill a link's buffers: how fast the line is, and its peer, shows by more."""
+"""Up to this many bytes may merely fill a link's buffers. Only more shows how fast line and peer are."""
 
 LOOK_S = 0.5
-"""So often whoever is next looks whether somebody has stalled."""
+"""How often the waiter that is next looks whether a body has stalled."""
 
 
 class BusyError(GossamerError):
-    """The line is full, and was for as long as anybody is let wait."""
+    """The line has been full for as long as a peer may wait."""
 
 
 class _Taker:
-    """How fast a link's peer takes what it is sent."""
+    """How fast a link's peer reads what it is sent."""
 
     def __init__(self) -> None:
         self.is_slow = False
-        """Whether it is known to take slowly."""
+        """Whether the peer is known to read slowly."""
         self.free_at = -math.inf
         """When the last body to it ended."""
         self._filled = 0
-        """What its connections' buffers were filled with since they were empty: BUFFERED_BYTES at most."""
+        """Bytes that have filled its connections' buffers since these were empty: BUFFERED_BYTES at most."""
         self._size = 0.0
         self._seconds = 0.0
-        """Of its bodies, the last ones most."""
+        """Bytes and seconds of its bodies, the latest weighing most."""
 
     def begins(self, now: float) -> None:
-        """A body to it begins: by now its buffers may be empty."""
+        """A body to the peer begins: by now its buffers may be empty."""
         if now - self.free_at > FLOW_S:
             self._filled = 0
 
     def past_buffers(self, size: int) -> int:
-        """What of so many bytes that went out cannot only have filled buffers."""
+        """How many of `size` bytes that went out cannot merely have filled buffers."""
         filling = min(size, BUFFERED_BYTES - self._filled)
         self._filled += filling
         return size - filling
 
     def ends(self, size: int, seconds: float, now: float) -> None:
-        """A body has ended, after so many bytes. Several small ones show as much as a large one."""
+        """A body has ended after `size` bytes. Several small bodies tell as much as one large one."""
         self.free_at = now
         self._size += size
         self._seconds += seconds
@@ -92,7 +92,7 @@ class _Taker:
 
 
 class Turn:
-    """One body that may cross the line now; `end` it."""
+    """One body that may be sent now. Its owner must call `end`."""
 
     def __init__(self, uplink: "Uplink", link: PeerLink, taker: _Taker) -> None:
         self._uplink = uplink
@@ -101,13 +101,13 @@ class Turn:
         self.began = self._since = uplink.clock()
         taker.begins(self.began)
         self.size = 0
-        """What has gone out of it."""
+        """Bytes of it that have gone out."""
         self._is_over = False
 
     def pieces(self, data: bytes) -> Iterator[memoryview]:
-        """The body as it is to be sent: each piece has gone out when the next one is asked for.
+        """The body in the pieces to send: each piece has gone out when the next one is asked for.
 
-        It may have to be sent again from its beginning, where a connection turns out to be closed.
+        The body may have to be sent again from its beginning, if a connection turns out to be closed.
         """
         rest = memoryview(data)
         while rest:
@@ -118,7 +118,7 @@ class Turn:
             self.sent(len(piece))
 
     def sent(self, size: int) -> None:
-        """One more piece of it has gone out."""
+        """One more piece of the body has gone out."""
         self._uplink.carried(self.taker.past_buffers(size))
         self.size += size
         self._since = self._uplink.clock()
@@ -127,8 +127,9 @@ class Turn:
         return self._uplink.clock() - self._since > STALL_S
 
     def all_sent(self) -> None:
-        """Only the answer is missing. A slow line is busy with what is in our buffers until that comes, if
-        that is much: small bodies follow each other without waiting for answers."""
+        """Only the answer is missing. On a slow line the turn of a large body goes on until the answer comes,
+        since the line is busy with our buffers. Small bodies follow each other without waiting for
+        answers."""
         if self.size <= PIECE_BYTES or self._uplink.is_fast:
             self.end()
 
@@ -141,39 +142,39 @@ class Turn:
 
 
 class Uplink:
-    """Our line, as far as chunks are sent over it."""
+    """Our outgoing line, shared by all chunks that are sent."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._takers: WeakKeyDictionary[PeerLink, _Taker] = WeakKeyDictionary()
         self._crossing: set[Turn] = set()
         self._next = {is_slow: asyncio.Lock() for is_slow in (False, True)}
-        """Held by who waits for the next place, of those known to be slow and of the others; the others of
-        its kind wait for it, in their order."""
+        """Two queues for a place, one for slow takers and one for the others. The waiter that is next holds
+        the lock; the others of its kind wait for the lock, in order."""
         self._changed = asyncio.Event()
         self._flow = 0.0
-        """Bytes a second, averaged over FLOW_S."""
+        """Bytes per second, averaged over FLOW_S."""
         self._pace = float(PACE_AT_FIRST)
-        """The best of that."""
+        """The best `_flow` lately."""
         self._at = clock()
 
     @property
     def is_fast(self) -> bool:
-        """Whether it has lately carried so much that it would be idle while an answer is on its way."""
+        """Whether the line has lately carried so much that it would be idle while an answer is on its way."""
         self._age()
         return self._pace > FAST_BYTES_PER_S
 
     @property
     def places(self) -> int:
-        """How many bodies may cross it at a time."""
+        """How many bodies may be sent at a time."""
         self._age()
         return max(PLACES_MIN, int(self._pace / SHARE_BYTES_PER_S))
 
     async def turn(self, link: PeerLink) -> Turn:
-        """Wait until a body may go to a link's peer: after those before it on the link, when there is room.
+        """Wait until a body may go to a link's peer: when there is room, after those before it on the link.
 
-        Raises BusyError if there is none for TURN_PATIENCE_S since it was asked for, not counting the bodies
-        before it on the link: others may have what is asked for.
+        Raises BusyError if there is no room for TURN_PATIENCE_S, not counting the time for the bodies before
+        it on the link: other holders may have what the peer asks for.
         """
         asked_at = self.clock()
         await link.serving.acquire()
@@ -202,7 +203,7 @@ class Uplink:
         return sum(not turn.is_stalled() for turn in rivals) < self.places
 
     async def _change(self) -> None:
-        """Wait until somebody leaves the line, or may have stalled."""
+        """Wait until a body has left the line, or may have stalled."""
         self._changed.clear()
         timer = asyncio.get_running_loop().call_later(LOOK_S, self._changed.set)
         try:
@@ -227,7 +228,7 @@ class Uplink:
         self._changed.set()
 
     def _age(self) -> None:
-        """An idle line tells nothing about what it carries."""
+        """Let the averages age. The pace ages only while something is sent: an idle line tells nothing."""
         now = self.clock()
         self._flow *= math.exp((self._at - now) / FLOW_S)
         if self._crossing:

@@ -1,8 +1,8 @@
 """How many chunks we send at a time, over all links, and how many each member gets.
 
-A peer that asks while we are busy is declined at once and turns to another holder: a node with many links
-would otherwise be where everybody waits, with the same chunks to be had nearby. One that has taken its ration
-is declined likewise.
+A peer that asks while we are busy is declined at once and turns to another holder: otherwise everybody would
+wait at the nodes with many links, while the same chunks were available nearby. A peer that has used up its
+ration is declined too.
 """
 
 import time
@@ -18,19 +18,19 @@ class Uploads:
     """Chunks that we have begun to send, or promised to."""
 
     def __init__(self, chunks: ChunkStore | None = None) -> None:
-        """`chunks` are what members' rations are measured by; without, there are none."""
+        """Members' rations are measured against `chunks`; without `chunks` there are no rations."""
         self.uplink = Uplink()
-        """The line that they all share."""
+        """The line that all uploads share."""
         self._chunks = chunks
         self._rations = Rations()
         self._numbers = count()
         self._begun: dict[int, tuple[float, bytes]] = {}
-        """When those that count were begun, oldest first, and for whom."""
+        """For the uploads that count, oldest first: when each began, and for which node id."""
 
     def begin(self, node_id: bytes, blob: bytes) -> int | None:
-        """Count one more, if there is room, and the member's ration allows for it: its number, or None.
+        """Begin an upload if there is room and the member's ration allows it. Returns its number, or None.
 
-        What takes long counts no more, and there is room for more than one member: no taker can stop us.
+        An upload that takes long no longer counts, and no member gets all the room: so no peer can block us.
         """
         now = time.monotonic()
         while self._begun:
@@ -50,5 +50,5 @@ class Uploads:
         return number
 
     def end(self, number: int) -> None:
-        """A chunk has been sent to a link, or never will be."""
+        """A chunk has been sent, or never will be."""
         self._begun.pop(number, None)
