@@ -1,1 +1,1 @@
-"""Between a node's two processes: shared memory, messages over a socket, both of its ends."""
+"""Between a node's two processes: shared memory, and messages over a socket, with both of its ends."""

@@ -1,7 +1,7 @@
-"""What a node's daemon and trainer say to each other over their Unix socket.
+"""The messages that a node's daemon and trainer exchange over their Unix socket.
 
-Length-prefixed msgpack, one small dataclass a message; bulk data goes through `shared`. Both ends belong to
-the same user and release, so a message that does not parse is a bug, and ends the connection.
+Each message is length-prefixed msgpack of one small dataclass; bulk data goes through `shared`. Both ends
+belong to the same user and should be of the same release. A message that does not parse ends the connection.
 """
 
 from dataclasses import dataclass, fields
@@ -16,16 +16,16 @@ LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Daemon: who we are; the shared memory's descriptor travels with the frame."""
+    """Daemon: who we are. The shared memory's descriptor travels with the frame."""
 
     node_id: bytes
     own_last: int
-    """The last round that is signed, or that a delta was handed in for."""
+    """The last round for which a delta is signed or was handed in."""
     clock: int
     handed_in: int
-    """Of the rounds of the deltas that this daemon was handed in, the last."""
+    """The last round for which this daemon was handed in a delta."""
     acknowledged: int
-    """The last round whose delta needs nothing more of a trainer."""
+    """The last round whose delta needs nothing more from a trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,15 @@ class Phi:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Daemon: the delta for this round is stored and signed; the payload area is the trainer's again."""
+    """Daemon: the delta for this round is stored and signed. The payload area is the trainer's again."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Daemon: the swarm's round clock (-1: none to publish by just now), the tokens that the
-    swarm has trained on, how many links we have, and how many rounds are still to be merged."""
+    """Daemon: the swarm's round clock (-1: there is none to publish by just now), the tokens that the swarm
+    has trained on, the number of our links, and the number of rounds still to be merged."""
 
     round: int
     swarm_tokens: int
@@ -62,7 +62,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Daemon: the node is stopping; publish what there is and end."""
+    """Daemon: the node is stopping. Publish what there is, and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Trainer: fragment `fragment` has been read; the area is the daemon's again."""
+    """Trainer: fragment `fragment` has been read. Its area is the daemon's again."""
 
     fragment: int
 
@@ -98,14 +98,14 @@ class Report:
     val_loss_start: float | None
     evaluated_version: int
     evaluated_round: int
-    """The node's last round then."""
+    """The node's last round at that evaluation."""
     wait_fraction: float
-    """Part of the training loop's wall time in which it was kept from inner steps: publish and apply."""
+    """Fraction of the training loop's wall time lost to inner steps: to publish and to apply."""
     device: str
 
 
 JOINING = "joining"
-"""The state of a trainer that waits for the swarm's model: how far it had come is taken up only then."""
+"""The state of a trainer that waits for the swarm's model, and resumes its progress only then."""
 
 ControlMessage = Welcome | Phi | Published | Clock | Stop | Publish | Took | Report
 

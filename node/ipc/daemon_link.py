@@ -1,8 +1,8 @@
 """The trainer's side of the connection to its daemon: a thread listens to it, so that training never waits.
 
-The training thread looks at plain attributes, and leaves messages in the socket's buffer: waking a second
-thread for each would cost several times as much. If the daemon dies, training goes on alone; the thread
-reconnects, and a delta that was not acknowledged is handed over again.
+The training thread reads plain attributes, and writes messages straight to the socket's buffer: waking a
+second thread for each message would cost several times as much. If the daemon dies, training goes on alone;
+the thread reconnects, and a delta that was not acknowledged is handed over again.
 """
 
 import errno
@@ -23,14 +23,14 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.layout import Fragment
 
 CONNECT_TIMEOUT_S = 60.0
-"""How long a trainer waits for its daemon, which reads its model back before it listens to one."""
+"""How long a trainer waits for its daemon, which reads its model back before it accepts a trainer."""
 
 RECONNECT_S = 0.5
 TELL_AFTER_S = 30.0
-"""How long nobody has answered before that is said."""
+"""How long the daemon must have been silent before that is logged."""
 
 _AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
-"""The second for scripts that take SIGPIPE as the system means it: a daemon's death would end them."""
+"""MSG_NOSIGNAL is for scripts that restore SIGPIPE's default action: a daemon's death would end them."""
 
 OUTDATED = (
     "the node's daemon is of another release of Gossamer than this process, which loaded an earlier one"
@@ -43,8 +43,8 @@ log = logging.getLogger("gossamer.peer")
 class Offer:
     """A fragment of Phi that the daemon has left in shared memory.
 
-    It brings the memory along: should the daemon die, what it offered can still be read, and is never
-    mistaken for memory of the next one.
+    The offer holds on to the shared memory. So if the daemon dies, its offer can still be read, and is never
+    mistaken for memory of the next daemon.
     """
 
     fragment: int
@@ -59,22 +59,22 @@ class Offer:
 
 
 class DaemonLink:
-    """What the daemon last said, and a way to answer. Thread-safe where it says so."""
+    """What the daemon last said, and a way to answer. Thread-safe only where stated."""
 
     def __init__(self, path: str, manifest: Manifest) -> None:
         self._path = path
         self._manifest = manifest
-        # Reentrant, since a signal's handler may have the peer leave while the loop is anywhere in here; and
-        # one for all, as such a handler would take a second one in any order.
+        # Reentrant, since a signal handler may make the peer leave while the loop is anywhere in this class.
+        # A single lock, since such a handler would take several in any order.
         self._lock = threading.RLock()
         self._connection: socket.socket | None = None
-        """The one that we were welcomed on; it is closed once nobody can find it here any more."""
+        """The connection on which we were welcomed. It is closed only after this is None again."""
         self._shared: SharedMemory | None = None
         self._attached = False
-        """Whether the daemon of `_shared`, which stays mapped when it dies, still listens."""
+        """Whether the daemon of `_shared` still listens. `_shared` stays mapped when that daemon dies."""
         self._offers: dict[int, Offer] = {}
         self._unacknowledged: tuple[control.Publish, memoryview] | None = None
-        """The delta handed over last. Its payload stays where it was written until it is acknowledged."""
+        """The delta handed over last, until it is acknowledged. Its payload stays where it was written."""
         self._closing = threading.Event()
         self._connected = threading.Event()
         self.node_id = b""
@@ -83,14 +83,14 @@ class DaemonLink:
         """The last round that the daemon has signed for us, or that we have handed over."""
         self.swarm_tokens = 0
         self.links = 0
-        """Nodes that the daemon is linked to now."""
+        """Number of nodes that the daemon is linked to now."""
         self.unmerged = 0
-        """Rounds that the daemon has still to merge."""
+        """Number of rounds that the daemon has still to merge."""
         self.problem = "no answer yet"
-        """Why it was not reached when that was last tried, for the person who waits for it."""
+        """Why the last attempt to reach the daemon failed, for the person who waits."""
         self.stop_asked = threading.Event()
         self.is_outdated = False
-        """Whether the daemon speaks as another release does: what is installed has changed since we began."""
+        """Whether the daemon is of another release: what is installed has changed since we began."""
         self._thread = threading.Thread(target=self._run, name="daemon-link", daemon=True)
         self._thread.start()
 
@@ -102,7 +102,7 @@ class DaemonLink:
 
     @property
     def is_attached(self) -> bool:
-        """Whether a daemon listens: one that died is usually followed by another."""
+        """Whether a daemon listens. A daemon that died is usually followed by another."""
         return self._attached
 
     @property
@@ -112,15 +112,15 @@ class DaemonLink:
 
     @property
     def payload_area(self) -> memoryview:
-        """Where to write the next payload, once `can_publish`."""
+        """Where to write the next payload once `can_publish`."""
         assert self._shared is not None
         return self._shared.payload
 
     def publish(self, message: control.Publish, area: memoryview) -> None:
-        """Hand over what was written to `area`, which was `payload_area` when the writing began.
+        """Hand over the payload written to `area`, which was `payload_area` when the writing began.
 
-        Since then the daemon may have died, and then the next one gets it as it comes; or that one is here
-        already, with a payload area of its own.
+        Since then the daemon may have died. The next daemon then gets the payload when it comes; or it is
+        here already, with a payload area of its own, to which the payload is copied.
         """
         payload = area[: message.payload_bytes]
         with self._lock:
@@ -150,14 +150,14 @@ class DaemonLink:
                 self.send(control.Took(offer.fragment))
 
     def send(self, message: control.ControlMessage) -> None:
-        """Leave a message for the daemon, if there is one; one that has stopped listening is hung up on."""
+        """Leave a message for the daemon, if there is one. Hangs up on a daemon that has stopped reading."""
         frame = control.encode(message)
         with self._lock, suppress(OSError):
             if self._connection is not None and not _leave(self._connection, frame):
                 self._connection.shutdown(socket.SHUT_RDWR)
 
     def wait_free(self, timeout_s: float) -> float:
-        """Wait until `can_publish`, but for no daemon that is gone. Returns the seconds that it took."""
+        """Wait until `can_publish`, but not for a daemon that is gone. Returns the seconds waited."""
         begun = time.monotonic()
         while self._attached and not self.can_publish and time.monotonic() - begun < timeout_s:
             time.sleep(0.01)
@@ -171,7 +171,7 @@ class DaemonLink:
         return self._unacknowledged is None
 
     def close(self) -> None:
-        """Disconnect; what was sent still arrives."""
+        """Disconnect. Messages already sent still arrive."""
         self._closing.set()
         with self._lock, suppress(OSError):
             if self._connection is not None:
@@ -211,14 +211,14 @@ class DaemonLink:
 
     def _connect_and_listen(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(None)  # whatever the script has made the default: a daemon may be silent
+            connection.settimeout(None)  # whatever default the script has set: a daemon may be silent
             connection.connect(self._path)
             prefix, fds, flags, _ = socket.recv_fds(connection, control.LENGTH_BYTES, 1)
             with connection.makefile("rb") as stream:
                 try:
-                    if not prefix:  # it has no memory or files left for us just now, or has died
+                    if not prefix:  # the daemon has no memory or files left for us just now, or has died
                         raise ConnectionError("the daemon closed the connection")
-                    if flags & socket.MSG_CTRUNC:  # the descriptor came, and we may have no more of them
+                    if flags & socket.MSG_CTRUNC:  # a descriptor came, but we may open no more files
                         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                     body = control.receive_exactly(stream, control.frame_length(prefix))
                     welcome = control.decode(body)

@@ -1,4 +1,4 @@
-"""From a payload in shared memory to a signed record on disk: write before you speak."""
+"""Our own deltas, from a payload in shared memory to a signed record on disk: write before you speak."""
 
 import asyncio
 import logging
@@ -20,9 +20,9 @@ log = logging.getLogger("gossamer.publisher")
 
 
 class Publisher:
-    """Takes our trainer's deltas, one after another, also of a trainer that has died meanwhile.
+    """Takes our trainers' deltas, one after another, even if the trainer has died meanwhile.
 
-    One is acknowledged once its record is durable, or if none will come of it.
+    A delta is acknowledged once its record is durable, or once it is clear that there will be no record.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class Publisher:
         self._waiting: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
         self._trouble = Trouble(log, "our own deltas can be stored again")
         self.handed_in = 0
-        """The last round that we were handed a delta for: of it, or before it, none is wanted any more."""
+        """The last round for which we were handed a delta: none is wanted for this or an earlier round."""
         self.acknowledged = 0
-        """The last round whose delta needs nothing more of a trainer."""
+        """The last round whose delta needs nothing more from a trainer."""
 
     def hand_in(self, message: control.Publish, payload: memoryview) -> None:
         """Have a delta stored and signed; `payload` is released then.
 
-        A trainer waits for its last one to be acknowledged. So more than one waits here only if one trainer
-        after another comes while nothing can be stored, and then the newest does.
+        A trainer waits until its last delta is acknowledged. So a second delta comes while one waits here
+        only if another trainer comes while nothing can be stored. Only the newest delta is then kept.
         """
         if self._waiting.full():
             lost, _ = self._waiting.get_nowait()
@@ -58,18 +58,18 @@ class Publisher:
         self.handed_in = message.round
 
     async def run(self) -> None:
-        """Store what is handed in, until cancelled. A full disk delays this, and nothing else."""
+        """Store the deltas handed in, until cancelled. A full disk delays this, and nothing else."""
         while True:
             message, payload = await self._waiting.get()
             await self._publish(message, payload)
             self._waiting.task_done()
 
     async def drained(self) -> None:
-        """Wait until all that was handed in is signed."""
+        """Wait until all deltas handed in are signed."""
         await self._waiting.join()
 
     def acknowledge(self, round_: int) -> None:
-        """The delta for this round needs nothing more of a trainer, nor do earlier ones."""
+        """The deltas for this round and earlier ones need nothing more from a trainer."""
         self.acknowledged = max(self.acknowledged, round_)
         self._tell(control.Published(round_))
 
@@ -94,7 +94,7 @@ class Publisher:
             self.acknowledge(message.round)
 
     async def _stored(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
-        """Put the payload's chunks, as soon as the disk lets us; returns their hashes."""
+        """Put the payload's chunks as soon as the disk lets us; returns their hashes."""
         while True:
             try:
                 hashes = await asyncio.to_thread(self._store, payload, reserved)
@@ -115,7 +115,7 @@ class Publisher:
         for view in split_payload(payload):
             piece = bytes(view)
             blob = sha256(piece).digest()
-            # What is the same in a delta that is closed is being dropped, maybe.
+            # The same chunk in a delta whose round has closed may be about to be dropped.
             if self._chunks.reserve(blob):
                 reserved.add(blob)
             self._chunks.put(blob, piece, durable=True)

@@ -1,7 +1,7 @@
-"""The memory that a node's daemon and trainer share: Phi one way, payloads the other.
+"""The memory that a node's daemon and trainer share: Phi goes one way, payloads the other.
 
-The daemon creates an anonymous file and passes its descriptor over the control socket, so nothing has a
-name that could be left behind. Each part has one owner at any time, and messages hand it over:
+The daemon creates an anonymous file and passes its descriptor over the control socket, so no name can be left
+behind. Each part has one owner at any time, and messages hand it over:
 
 * fragment `f` of Phi is the daemon's until it says ``Phi(f)``, then the trainer's until ``Took(f)``;
 * the payload area is the trainer's until it says ``Publish``, then the daemon's until ``Published``.
@@ -22,11 +22,11 @@ from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import payload_length
 
 _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
-"""What a sandbox says, or a system with vm.memfd_noexec = 2."""
+"""Errors of memfd_create in a sandbox, or on a system with vm.memfd_noexec = 2."""
 
 
 def _bytes_shared(manifest: Manifest) -> tuple[int, int]:
-    """How many Phi has, and the largest payload."""
+    """Number of bytes of Phi, and of the largest payload."""
     layout, codec = manifest.plan(), CODECS[manifest.outer.codec]
     return layout.snapshot_bytes, max(payload_length(codec, fragment) for fragment in layout.fragments)
 
@@ -44,7 +44,8 @@ def _anonymous_file(size: int) -> int:
 
 
 def _take_room(fd: int, size: int) -> None:
-    """Have all room of a file before it is mapped: else a full disk kills whoever writes to it later."""
+    """Reserve all of a file's room before it is mapped: otherwise a full disk would kill a process that
+    writes to the mapping later."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
@@ -55,10 +56,10 @@ def _take_room(fd: int, size: int) -> None:
 
 
 class SharedMemory:
-    """A mapping of the shared file; both sides make one."""
+    """A mapping of the shared file. Each side makes one."""
 
     def __init__(self, manifest: Manifest, fd: int) -> None:
-        """`fd` is this mapping's from now on. Raises OSError, with it closed, if there is no memory."""
+        """Takes ownership of `fd`. Raises OSError, after closing `fd`, if there is no memory."""
         self._phi_bytes, payload_bytes = _bytes_shared(manifest)
         size = self._phi_bytes + payload_bytes
         self.fd = fd
@@ -94,7 +95,7 @@ class SharedMemory:
         return area.obj is self._map
 
     def close(self) -> None:
-        """Close the descriptor; the mapping goes with its last view."""
+        """Close the descriptor. The mapping lasts as long as any view of it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -1,7 +1,7 @@
 """The daemon's side of the connection to its trainer.
 
-One trainer at a time; a new one replaces the old, which is told to stop. Fragments of Phi are offered
-through shared memory as they change, each at most once until the trainer has taken it.
+There is one trainer at a time. A new one replaces the old, which is told to stop. Fragments of Phi are
+offered through shared memory as they change; a fragment is not offered again until the trainer has taken it.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from gossamer.protocol.payloads.layout import Fragment
 
 BUFFER_BYTES_MAX = 1 << 20
 BACKLOG_BYTES_MAX = 1 << 17
-"""What may wait for a trainer that does not read. asyncio adds up all that waits at every write."""
+"""Bytes that may wait for a trainer that does not read. asyncio copies all that waits at every write."""
 AT_ONCE_NUMEL_MAX = 1 << 20
-"""Of larger fragments Phi is copied in a thread."""
+"""Phi of larger fragments is copied in a thread."""
 ACCEPT_RETRY_S = 1.0
 WELCOME_S = 30.0
 SILENT_S = 30.0
-"""A trainer reports twice a second. After so long without a word, and as long as some of its steps take, it
-has no speed any more: it hangs, or evaluates."""
+"""A trainer reports twice a second. After this long without a report, plus what some of its steps take, its
+speed counts as 0: it hangs, or evaluates."""
 
 log = logging.getLogger("gossamer.trainer")
 
@@ -42,11 +42,11 @@ class Attendant(Protocol):
     """Answers the trainer."""
 
     def welcome(self) -> control.Welcome:
-        """A trainer comes: the first words to it."""
+        """A trainer has come: the first message to it."""
         ...
 
     def publish(self, message: control.Publish, payload: memoryview) -> None:
-        """The trainer hands in a delta. Nobody changes `payload` before that is acknowledged."""
+        """The trainer hands in a delta. Nobody changes `payload` before the delta is acknowledged."""
         ...
 
     def trainer_changed(self) -> None:
@@ -66,11 +66,11 @@ class TrainerPort:
         self._writer: asyncio.StreamWriter | None = None
         self._taken: set[int] = set()
         self.attachments = 0
-        """How many trainers have come so far: tells a new one from the one before."""
+        """Number of trainers that have come so far: tells a new one from the one before."""
         self.report: control.Report | None = None
-        """What a trainer said last; once it is gone, or silent, with no speed."""
+        """The last report of a trainer; once that trainer is gone or silent, with a speed of 0."""
         self.pulse = Pulse()
-        """Of the trainer that is attached."""
+        """The pulse of the trainer that is attached."""
         self.done = asyncio.Event()
         """Set while no trainer is attached."""
         self.done.set()
@@ -80,11 +80,11 @@ class TrainerPort:
         return self._writer is not None
 
     def is_free(self, fragment: int) -> bool:
-        """Whether the trainer has taken what it was offered of this fragment."""
+        """Whether the trainer has taken what it was last offered of this fragment."""
         return fragment not in self._taken
 
     async def serve(self, attendant: Attendant) -> None:
-        """Accept trainers until cancelled. Raises StorageError where there can be no socket."""
+        """Accept trainers until cancelled. Raises StorageError if no socket can be made."""
         listener = self._listen()
         try:
             loop = asyncio.get_running_loop()
@@ -93,7 +93,7 @@ class TrainerPort:
                 while True:
                     try:
                         connection, _ = await loop.sock_accept(listener)
-                    except OSError as error:  # too many files are open, for now
+                    except OSError as error:  # too many files are open just now
                         self._could_not_attach(error)
                         await asyncio.sleep(ACCEPT_RETRY_S)
                         continue
@@ -127,7 +127,7 @@ class TrainerPort:
         """Serve one trainer until it goes."""
         try:
             self._shared = SharedMemory.create(self._manifest)
-        except OSError as error:  # too many files are open, or there is no memory, for now
+        except OSError as error:  # too many files are open, or there is no memory, just now
             self._could_not_attach(error)
             connection.close()
             await asyncio.sleep(ACCEPT_RETRY_S)
@@ -146,7 +146,7 @@ class TrainerPort:
         try:
             writer.write(welcome[control.LENGTH_BYTES :])
             async with asyncio.timeout(WELCOME_S):
-                await writer.drain()  # a manifest of many tensors is more than may wait
+                await writer.drain()
             self._writer = writer
             self.attachments += 1
             self._taken.clear()
@@ -168,13 +168,13 @@ class TrainerPort:
             self._comes_to_rest(attendant)
 
     def _could_not_attach(self, error: OSError) -> None:
-        """Said once in minutes: a trainer that waits for its daemon tries again every moment."""
+        """Log that a trainer could not attach, but seldom: a waiting trainer tries again every moment."""
         problem = error.strerror or str(error)
         if self._refusals.is_due(problem, time.monotonic()):
             log.warning("a trainer could not attach: %s", problem)
 
     async def _prefix(self, reader: asyncio.StreamReader, attendant: Attendant) -> bytes:
-        """The first bytes of what the trainer says next. Raises IncompleteReadError at its end."""
+        """The length prefix of the trainer's next message. Raises IncompleteReadError once it is gone."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SILENT_S + self.pulse.usual_s):
@@ -203,7 +203,7 @@ class TrainerPort:
                 raise MalformedError("a message that only a daemon sends")
 
     def send(self, message: control.ControlMessage) -> None:
-        """Send to the trainer if there is one. A trainer that reads nothing is cut off."""
+        """Send to the trainer, if there is one. A trainer that reads nothing is cut off."""
         writer = self._writer
         if writer is None:
             return
@@ -212,8 +212,8 @@ class TrainerPort:
             writer.transport.abort()
 
     async def offer(self, fragment: Fragment, phi: Ints, told: control.Phi) -> None:
-        """Hand a fragment of Phi, and what is `told` of it, to the trainer if there is one and it has taken
-        the last."""
+        """Offer a fragment of Phi, and then send `told` about it, if there is a trainer and it has taken the
+        last offer of that fragment."""
         shared = self._shared
         if not self.attached or shared is None or fragment.index in self._taken:
             return
