@@ -1,1 +1,1 @@
-"""A node's folder and what lies in it: small files, chunks, records."""
+"""A node's folder and what is in it: small files, chunks, records."""

@@ -1,12 +1,12 @@
-"""Chunks on disk, by hash, as they travel: packed, where that makes them smaller.
+"""Chunks on disk, by hash, as they travel: packed if that makes them smaller.
 
-They are packed here, also those that came packed: what another release of the library made of a chunk is not
-for us to pass on.
+Every chunk is packed here, even one that came packed: we do not pass on what another node's release of the
+library made of it.
 
-A chunk is written aside and renamed, and its hash is checked whenever it is read, so that a torn write or
-a flipped bit is found before anyone uses it: the file is removed and the chunk counts as missing again.
-One whose file is not there, or that the disk does not give out, counts as missing too; but it is looked for
-again, since the disk may have been away for a moment.
+A chunk is written aside and renamed, and its hash is checked whenever it is read, so a torn write or a
+flipped bit is found before anyone uses it. The file is then removed, and the chunk counts as missing again. A
+chunk whose file is not there, or cannot be read from the disk, counts as missing too, but is looked for
+again: the disk may have been away for a moment.
 """
 
 import errno
@@ -31,9 +31,9 @@ from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.payloads.packing import Chunk, unpack_chunk
 
 _NAME = re.compile(r"([0-9a-f]{64})(?:\.([0-9]+)\.([0-9]+))?")
-"""Of a chunk's file: its hash, and where it holds a frame, how long the chunk is and how long the frame."""
+"""Name of a chunk's file: its hash and, if it holds a zstd frame, the lengths of chunk and frame."""
 _FOLDER_NAME = re.compile("[0-9a-f]{2}")
-"""Of those that chunks lie in: a disk of its own has a ``lost+found`` beside them."""
+"""Name of a folder of chunks. There may be others beside them: a disk of its own has a ``lost+found``."""
 
 
 class MissingChunkError(StorageError):
@@ -45,13 +45,13 @@ class MissingChunkError(StorageError):
 
 
 class _File(NamedTuple):
-    """What holds a chunk."""
+    """The file that holds a chunk."""
 
     name: str
     size: int
-    """Of the chunk; 0 where the file is torn, and cannot say."""
+    """Bytes of the chunk; 0 if the file is torn, so that this is unknown."""
     length: int
-    """Of the file."""
+    """Bytes of the file."""
 
     @property
     def is_packed(self) -> bool:
@@ -67,7 +67,7 @@ class ChunkStore:
     """Content-addressed files under one folder. Blocking: call it from a worker thread."""
 
     def __init__(self, root: Path, *, read_only: bool = False) -> None:
-        """Open or create the folder; `read_only` leaves it as it is, for those who only look at a node's.
+        """Open or create the folder; `read_only` leaves it as it is, to only look at a node's chunks.
 
         Raises StorageError.
         """
@@ -77,9 +77,9 @@ class ChunkStore:
         self._making_folders = Lock()
         self._reserving = Lock()
         self._reserved: set[bytes] = set()
-        """Those that somebody is about to sign a record for: nothing else shows yet that they are needed."""
+        """Chunks of a record that is about to be signed: nothing else shows yet that they are needed."""
         self._is_synced = False
-        """Whether all folders of chunks survive a power cut; not known of those found at the start."""
+        """Whether all folders of chunks survive a power cut. Unknown for those found at the start."""
         try:
             if not read_only:
                 self._make_root()
@@ -90,9 +90,9 @@ class ChunkStore:
             otherwise = leads_nowhere(root) or f"cannot use {root}: {error.strerror}"
             raise cannot_write(root, error, otherwise) from None
         self._unchecked = set(self._files)
-        """Those that a power cut may have torn: found here at the start, and not read since."""
+        """Chunks that a power cut may have torn: found here at the start, and not read since."""
         self._mislaid: dict[bytes, _File] = {}
-        """Those that could not be read, and may be again."""
+        """Chunks that could not be read, and may be readable again later."""
         self._held = sum(file.length for file in self._files.values())
         self._came = 0
 
@@ -104,25 +104,25 @@ class ChunkStore:
 
     @property
     def blobs(self) -> set[bytes]:
-        """All that are here now."""
+        """All chunks that are here now."""
         with self._counting:
             return set(self._files)
 
     @property
     def stock(self) -> Stock:
-        """How many bytes are here, and have come since the start."""
+        """How many bytes are here, and how many have come since the start."""
         return Stock(self._held, self._came)
 
     def length(self, blob: bytes) -> int:
-        """Bytes of a chunk as it lies here and travels, 0 for one that is not here."""
+        """Bytes of a chunk as it is stored and travels, 0 for one that is not here."""
         file = self._files.get(blob)
         return 0 if file is None else file.length
 
     def fits(self, blob: bytes, size: int) -> bool | None:
-        """Whether a chunk that is here has so many bytes; None if it is not here, or cannot be read.
+        """Whether a chunk that is here has `size` bytes; None if it is not here, or cannot be read.
 
-        Only one of another size is read for it, once: a file that a power cut has torn says nothing of its
-        hash.
+        Only a chunk that seems to have another size is read, once: a file torn by a power cut tells nothing
+        about the size that its hash stands for.
         """
         file = self._files.get(blob)
         if file is None:
@@ -138,7 +138,7 @@ class ChunkStore:
         return self._root / blob.hex()[:2] / file.name
 
     def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
-        """Store bytes whose SHA-256 the caller has checked to be `blob`. Raises OSError (disk full, ...)."""
+        """Store bytes whose SHA-256 is `blob`, as the caller has checked. Raises OSError (disk full, ...)."""
         chunk, before = Chunk.of(bytes(data)), self._known(blob)
         file = _File.of(blob, chunk)
         path = self._path(blob, file)
@@ -151,7 +151,7 @@ class ChunkStore:
             self._came += max(0, fresh)
             self._unchecked.discard(blob)
             self._mislaid.pop(blob, None)
-        if before is not None and before.name != file.name:  # of an earlier release, of ours or of zstd's
+        if before is not None and before.name != file.name:  # packed by an earlier release, ours or zstd's
             with suppress(OSError):
                 self._path(blob, before).unlink()
 
@@ -159,13 +159,13 @@ class ChunkStore:
         return self._files.get(blob) or self._mislaid.get(blob)
 
     def _make_root(self) -> None:
-        """All chunks' folder, unless it is there; the node's own is not ours to make. Raises OSError."""
+        """Make the folder of all chunks unless it is there, but not the node's own folder. Raises OSError."""
         if not self._root.is_dir():
             self._root.mkdir(mode=0o700, exist_ok=True)
             sync_folder(self._root.parent)
 
     def _make_folder(self, folder: Path, *, durable: bool) -> None:
-        """Where a chunk is to lie, unless it is there. Raises OSError."""
+        """Make the folder for a chunk, unless it is there. Raises OSError."""
         with self._making_folders:
             if not folder.is_dir():
                 self._make_root()
@@ -178,14 +178,14 @@ class ChunkStore:
     def drop(self, blob: bytes) -> None:
         """Remove a chunk that nobody needs any more. Raises OSError."""
         file = self._known(blob)
-        if file is not None:  # forgotten only once it is gone: a caller tries again where that fails
+        if file is not None:  # forgotten only once it is gone: if that fails, a caller tries again
             self._path(blob, file).unlink(missing_ok=True)
             self._forget(blob)
 
     def reserve(self, blob: bytes) -> bool:
-        """From now on a chunk is needed, whether it is here or is about to be put.
+        """Mark a chunk as needed from now on, whether it is here or about to be put.
 
-        Returns whether that is new.
+        Returns whether it was not reserved before.
         """
         with self._reserving:
             is_new = blob not in self._reserved
@@ -193,7 +193,7 @@ class ChunkStore:
             return is_new
 
     def release(self, blobs: Iterable[bytes]) -> None:
-        """Chunks that may have been reserved are of known records by now, or of none that will be."""
+        """Release chunks that may be reserved: their record is known by now, or will never be signed."""
         if self._reserved:
             with self._reserving:
                 self._reserved.difference_update(blobs)
@@ -221,17 +221,17 @@ class ChunkStore:
 
     @property
     def has_mislaid(self) -> bool:
-        """Whether there is any use in `find_again`."""
+        """Whether there is anything for `find_again` to look for."""
         return bool(self._mislaid)
 
     def find_again(self) -> list[bytes]:
-        """Look for the chunks that could not be read; returns those that can be now."""
+        """Look for chunks that could not be read; returns those that can be read now."""
         found = []
         for blob in list(self._mislaid):
             with suppress(StorageError):
                 self.get(blob)
                 with self._counting:
-                    if blob in self._mislaid:  # and nobody has put or dropped it meanwhile
+                    if blob in self._mislaid:  # not put or dropped meanwhile
                         self._files[blob] = self._mislaid.pop(blob)
                         self._held += self.length(blob)
                         found.append(blob)
@@ -262,15 +262,15 @@ class ChunkStore:
             if not self._read_only:
                 try:
                     self.drop(blob)
-                except OSError:  # it counts as missing also where nothing can be removed
+                except OSError:  # the chunk counts as missing even if its file cannot be removed
                     self._forget(blob)
             raise MissingChunkError(blob)
         self._unchecked.discard(blob)
         return chunk
 
     def _now(self, blob: bytes) -> _File | None:
-        """The file that holds a chunk by now: a daemon may have put it into the folder that we only look at,
-        or put it anew under another name."""
+        """The file that holds a chunk by now: a daemon may have put the chunk into the folder that we only
+        look at, or put it again under another name."""
         if not self._read_only:
             return self._files.get(blob)
         with suppress(OSError):
@@ -278,13 +278,13 @@ class ChunkStore:
         return None
 
     def _is_lost(self, error: OSError) -> bool:
-        """Whether a file's content has to be got elsewhere: too many open files do not say so, nor does a
+        """Whether a file's content has to be fetched again: too many open files are no reason, nor is a
         folder that is away altogether."""
         return error.errno == errno.EIO or (error.errno == errno.ENOENT and self._root.is_dir())
 
     def join(self, blobs: Iterable[bytes]) -> bytes:
-        """Read chunks one after another. Raises MissingChunkError, for one of them, once all that are damaged
-        have been removed: so they can be fetched again together."""
+        """Read chunks and join them. Raises MissingChunkError for one of them, but only after all damaged
+        ones have been removed, so that they can be fetched again together."""
         found: list[bytes] = []
         missing: MissingChunkError | None = None
         for blob in blobs:
@@ -298,7 +298,7 @@ class ChunkStore:
 
 
 def _chunk_in(data: bytes, file: _File) -> Chunk | None:
-    """The chunk that a file holds, None if that is damaged."""
+    """The chunk that a file holds, None if the file is damaged."""
     if not file.is_packed:
         return Chunk(data, None)
     with suppress(PayloadError):
@@ -308,14 +308,14 @@ def _chunk_in(data: bytes, file: _File) -> Chunk | None:
 
 
 def _found_in(root: Path) -> Iterator[tuple[bytes, _File]]:
-    """Every chunk in a folder, by its hash. Raises OSError."""
+    """Every chunk under a folder, with its hash. Raises OSError."""
     for folder in os.scandir(root):
         if _FOLDER_NAME.fullmatch(folder.name) and folder.is_dir():
             yield from _files_in(folder)
 
 
 def _files_in(folder: os.PathLike[str]) -> Iterator[tuple[bytes, _File]]:
-    """The chunks that lie in one folder; a daemon may drop some meanwhile. Raises OSError."""
+    """The chunks directly in one folder. A daemon may drop some meanwhile. Raises OSError."""
     for entry in os.scandir(folder):
         if (name := _NAME.fullmatch(entry.name)) is not None:
             with suppress(FileNotFoundError):

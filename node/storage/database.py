@@ -1,4 +1,4 @@
-"""A SQLite file in WAL mode, whose troubles come as errors that say what to do about them.
+"""A SQLite file in WAL mode, whose errors say what to do about them.
 
 Blocking, and used from several threads: changes wait for each other.
 """
@@ -16,23 +16,23 @@ from gossamer.node.storage.wholefile import FULL, cannot_write, disk_full, mispl
 from gossamer.protocol.errors import StorageError
 
 BESIDE_BYTES = 32 * 1024
-"""Of the index of the log of writes."""
+"""Size of the write-ahead log's index, the file beside the database that SQLite maps."""
 
 PATH_BYTES_MAX = 504
-"""SQLite, as it is built everywhere, opens no file whose path is longer."""
+"""SQLite as commonly built does not open a file with a longer path."""
 
 _TROUBLES = (sqlite3.Error, UnicodeDecodeError)
-"""The second when a message quotes what is in a damaged file."""
+"""A UnicodeDecodeError comes when an error message quotes the content of a damaged file."""
 
 _OUT_OF_REACH = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
 _HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class Database:
-    """One open file. What it raises of its own accord is always StorageError."""
+    """One open database file. Every method raises StorageError, except where it states sqlite3.Error."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Open or create it; `read_only` leaves it as it is. Raises StorageError."""
+        """Open or create the file; `read_only` leaves it as it is. Raises StorageError."""
         self._path = path
         self._lock = threading.Lock()
         with self.explained():
@@ -46,7 +46,7 @@ class Database:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Have what SQLite or the file system complains of inside raised as StorageError."""
+        """Turn errors of SQLite and the file system inside the block into StorageError."""
         try:
             yield
         except _TROUBLES as error:
@@ -58,7 +58,7 @@ class Database:
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """All or nothing; with `durable`, it survives a power cut once done. Raises StorageError."""
+        """All or nothing. With `durable`, the changes survive a power cut once done. Raises StorageError."""
         with self._lock, self.explained():
             self.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
             self.execute("BEGIN IMMEDIATE")
@@ -71,13 +71,13 @@ class Database:
 
     @contextmanager
     def one_state(self) -> Iterator[None]:
-        """What is read inside is of one moment, whatever another process commits. Raises StorageError."""
+        """All reads inside the block see one state, whatever other processes commit. Raises StorageError."""
         with self.explained():
             self.execute("BEGIN")
         try:
             yield
         finally:
-            self._roll_back()  # of nothing: it only ends the reading
+            self._roll_back()  # nothing was written: this only ends the read transaction
 
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
@@ -88,25 +88,25 @@ class Database:
         return self._connection.execute(statement, values)
 
     def create(self, schema: str) -> None:
-        """Have the tables of a schema in it. Raises sqlite3.Error: see `explained`."""
+        """Create the tables of a schema. Raises sqlite3.Error: see `explained`."""
         self.execute("PRAGMA journal_mode=WAL")
         self._connection.executescript(schema)
 
     def has(self, table: str) -> bool:
-        """Whether there is such a table. Raises sqlite3.Error: see `explained`."""
+        """Whether a table exists. Raises sqlite3.Error: see `explained`."""
         query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
         return self.execute(query, (table,)).fetchone() is not None
 
     def close(self) -> None:
-        """Close it, folding the log of writes into it.
+        """Close the file, folding the write-ahead log into it.
 
-        Not in the middle of what a thread still writes: SQLite would go on with what is gone.
+        Waits for a thread that still writes: SQLite would go on with a connection that is gone.
         """
         with self._lock:
             self._connection.close()
 
     def _explained(self, error: Exception) -> StorageError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # above are details
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are details
         if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._lacks_room()):
             return disk_full(self._path)
         if code in (*_OUT_OF_REACH, sqlite3.SQLITE_IOERR) and (instead := misplaced(self._path)):
@@ -128,9 +128,10 @@ class Database:
         return self.damaged(str(error))
 
     def _lacks_room(self) -> bool:
-        """Whether there is none for the file that SQLite maps beside a database, which fails like a disk.
+        """Whether there is no room for the file that SQLite maps beside a database: it looks like a failed
+        disk.
 
-        Or for this user, who has a quota: the disk does not show that, and SQLite does not say it.
+        Or none for this user, who may have a quota: the disk does not show that, and SQLite does not tell.
         """
         folder = self._path.parent
         with suppress(OSError):
@@ -144,7 +145,7 @@ class Database:
         return False
 
     def damaged(self, problem: str) -> StorageError:
-        """What to raise of a file that holds what was never written."""
+        """The error to raise for a file that holds something that was never written."""
         what = problem if problem.isprintable() else ascii(problem)  # SQLite quotes what it found on disk
         return StorageError(
             f"cannot use the database {self._path} ({what});"
@@ -153,10 +154,10 @@ class Database:
 
 
 def _mode(path: Path, read_only: bool) -> str:
-    """How to open a database, as SQLite's URIs say it.
+    """How to open a database, in the parameters of SQLite's URIs.
 
-    SQLite writes files beside it even to read it, unless told that nobody changes it: nobody can where the
-    folder is read-only, a backup say. What is left in a log of writes would be missed then.
+    Even to read a database, SQLite writes files beside it, unless told that the database is immutable. It is
+    if its folder is read-only, like a backup's, and there is no write-ahead log: its content would be missed.
     """
     if not read_only:
         return "mode=rwc"

@@ -1,4 +1,4 @@
-"""One daemon a folder: a lock on a file in it, and on the folder itself, which ends with its process."""
+"""One daemon per folder: a lock on a file in it and on the folder itself, which ends with the process."""
 
 import errno
 import fcntl
@@ -11,7 +11,7 @@ from gossamer.node.storage.wholefile import cannot_write
 from gossamer.protocol.errors import FolderGoneError, StorageError
 
 LOCK_S = 0.2
-"""How long somebody else may hold a folder's lock before we take it that a node runs there."""
+"""How long another process may hold a folder's lock before we conclude that a node runs there."""
 
 LOCK_POLL_S = 0.005
 
@@ -19,7 +19,7 @@ log = logging.getLogger("gossamer.node")
 
 
 class FolderLock:
-    """Of one folder."""
+    """The lock of one folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -27,12 +27,12 @@ class FolderLock:
         self._file = self._folder = -1
 
     def take(self) -> None:
-        """Make sure that no other daemon uses this folder, as long as we live.
+        """Make sure that no other daemon uses this folder as long as this process lives.
 
-        Raises StorageError, or FolderGoneError where the folder cannot be written to any more (it could be
-        when the node was started).
+        Raises StorageError, or FolderGoneError if the folder cannot be written to any more (it could be when
+        the node was started).
 
-        The folder itself is locked too, where its file system can do that: the file may be removed.
+        The folder itself is locked too, if its file system can do that, since the file may be removed.
         """
         try:
             self._file = self._opened()
@@ -59,7 +59,7 @@ class FolderLock:
             ) from None
 
     def let_go(self) -> None:
-        """As the end of our process does."""
+        """Release the lock, as the end of our process does."""
         os.close(self._file)
         os.close(self._folder)
 
@@ -72,7 +72,7 @@ class FolderLock:
         return not _is_locked(file)
 
     def is_taken(self) -> bool:
-        """Whether a daemon holds it, without making anything in the folder."""
+        """Whether a daemon holds the lock. Makes no file in the folder."""
         try:
             return _is_locked(os.open(self._path, os.O_RDONLY))
         except FileNotFoundError:
@@ -81,7 +81,7 @@ class FolderLock:
             return True
 
     def is_elsewhere(self) -> bool:
-        """Whether the folder that we have locked is not where it was: moved, removed, or unmounted."""
+        """Whether the folder that we locked is no longer where it was: moved, removed, or unmounted."""
         try:
             return self._folder >= 0 and not os.path.samestat(os.fstat(self._folder), os.stat(self._root))
         except OSError:
@@ -92,7 +92,7 @@ class FolderLock:
 
 
 def _is_locked(file: int) -> bool:
-    """Whether somebody has locked a file, which is closed here."""
+    """Whether a process has locked a file, which is closed here."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # and let go again
     except OSError:
@@ -103,7 +103,8 @@ def _is_locked(file: int) -> bool:
 
 
 def _lock_soon(file: int) -> None:
-    """Who looks whether a node is free holds its lock for a moment. Raises OSError."""
+    """Lock a file, with some patience: a process that asks whether a folder is free holds its lock for a
+    moment. Raises OSError."""
     deadline = time.monotonic() + LOCK_S
     while True:
         try:

@@ -5,19 +5,19 @@
     D/key                 32 secret bytes, mode 0600
     D/tls.pem             the TLS certificate and its key, made at the first start
     D/manifest            the manifest's canonical bytes
-    D/invitation          what an owner of the swarm gave us, where it lets in invited nodes only
-    D/task                which file holds the swarm's task, where that does not come with Gossamer
-    D/data.json           names of what our own trainer trained on last, to see when that is other data
+    D/invitation          our invitation from an owner, if the swarm lets in invited nodes only
+    D/task                which file holds the swarm's task, if that does not come with Gossamer
+    D/data.json           names of the data that our own trainer trained on last, to see when that changes
     D/ledger.sqlite       signed records
     D/original            tells this folder from a copy of it, see `original`
-    D/chronicle.sqlite    what happened round by round, for those who watch
+    D/chronicle.sqlite    what happened round by round, for people who watch
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer
     D/pretrained/         what a Hugging Face model has besides weights: configuration, tokenizer
     D/peers.json          members met, to find the swarm again
-    D/incarnation         counts our starts, in milliseconds of Unix time
+    D/incarnation         number of our last start, in milliseconds of Unix time; it always grows
     D/daemon.json         where the running daemon answers, or the last one did
-    D/daemon.last.json    the same while one starts: of the run before it
+    D/daemon.last.json    the same for the previous run, while a daemon starts
     D/lock                held by the running daemon
 
 Everything is created 0700/0600; files appear whole (written aside, then renamed) or not at all.
@@ -60,14 +60,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("gossamer.node")
 
 _SOCKET_PATH_MAX = 100
-"""Unix socket paths end at 104 to 108 bytes, depending on the system."""
+"""Unix socket paths are limited to 104 to 108 bytes, depending on the system."""
 
 
 _INCARNATION_MAX = 2**52
 
 
 def _read_json(path: Path) -> Any:
-    """What is in a file that we can do without; None if there is nothing usable."""
+    """The content of a file that we can do without; None if there is nothing usable."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -80,7 +80,7 @@ def _facts_in(path: Path) -> dict[str, Any] | None:
 
 
 def _moved(old: Path, new: Path) -> bool:
-    """Whether a file could be renamed, which takes no room on a full disk."""
+    """Rename a file, which takes no room on a full disk; returns whether that worked."""
     try:
         old.replace(new)
     except OSError:
@@ -89,7 +89,7 @@ def _moved(old: Path, new: Path) -> bool:
 
 
 def unreadable(path: Path, error: OSError) -> str:
-    """What to say of a file that is there, and that nothing is known to be wrong with."""
+    """The message for a file that cannot be read, though nothing is known to be wrong with it."""
     return f"cannot read {path}: {error.strerror}; is this the user whose node it is?"
 
 
@@ -122,7 +122,7 @@ class Home:
     def create(self) -> None:
         """Make the folder. Raises StorageError."""
         try:
-            for folder in (*reversed(self.root.parents), self.root):  # what is made on the way is ours, too
+            for folder in (*reversed(self.root.parents), self.root):  # parents that we make are private too
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
@@ -131,7 +131,7 @@ class Home:
             ) from None
 
     def tidy(self) -> None:
-        """Remove what a crash left unfinished here."""
+        """Remove files that a crash left unfinished here."""
         ours = {
             path.name
             for path in (
@@ -159,20 +159,21 @@ class Home:
                     path.unlink()
 
     def unwritable(self) -> Path | None:
-        """Where no files can be made, disk space aside: a disk may have been mounted anew, read-only."""
+        """A folder in which no files can be made, apart from disk space; None if there is none. A disk may
+        have been remounted read-only."""
         for folder in (self.root, self.chunks_path):  # which may be on another disk
             if os.path.lexists(folder) and not os.access(folder, os.W_OK | os.X_OK):
                 return folder
         return None
 
     def lost_file(self) -> Path | None:
-        """What a node cannot do without at its next start, and is not here any more."""
+        """A file that is gone and that the node needs at its next start; None if there is none."""
         needed = (self.key_path, self.manifest_path, self.ledger_path)
         return next((path for path in needed if not os.path.lexists(path)), None)
 
     @property
     def has_key(self) -> bool:
-        """Whether this folder is a node's already: a link counts, though its disk may not be mounted."""
+        """Whether this folder is a node's already. A link counts, even if its disk is not mounted."""
         return os.path.lexists(self.key_path)
 
     def identity(self) -> Identity:
@@ -191,7 +192,7 @@ class Home:
             raise StorageError(f"{self.key_path} is damaged ({error}); restore it from a backup") from None
 
     def copy_key(self, other: "Home") -> None:
-        """Become the node that another folder is, unless we are one already. Raises StorageError."""
+        """Take over the key of another folder, unless there is one here already. Raises StorageError."""
         if self.has_key:
             return
         try:
@@ -218,7 +219,7 @@ class Home:
             ) from None
 
     def keep_invitation(self, invitation: Invitation) -> None:
-        """Keep what lets this node in. Raises ConfigError if it is for another node, or StorageError."""
+        """Keep this node's invitation. Raises ConfigError if it is for another node, or StorageError."""
         own = self.identity().node_id
         if invitation.grant.node_id != own:
             raise ConfigError(
@@ -241,14 +242,14 @@ class Home:
         keep(self.task_path, os.fsencode(text))  # a file's name may be no text
 
     def keep_data(self, sources: Sequence[str]) -> tuple[str, ...] | None:
-        """Keep what this run trains on; returns what the last one did, None if that is not known."""
+        """Keep the names of the data that this run trains on; returns the last run's, None if unknown."""
         found = _read_json(self.data_path)
         with suppress(StorageError):  # nothing depends on it
             keep(self.data_path, json.dumps(list(sources)).encode())
         return tuple(map(str, found)) if isinstance(found, list) else None
 
     def own_manifest(self) -> "Manifest":
-        """The manifest that is here since before this node's processes were started. Raises StorageError."""
+        """The manifest, which is here since before this node's processes started. Raises StorageError."""
         manifest = self.manifest()
         if manifest is None:
             raise FolderGoneError(
@@ -261,7 +262,7 @@ class Home:
         """The manifest kept here, None if there is none yet. Raises StorageError."""
         from gossamer.protocol.manifest import (
             from_canonical,
-        )  # slow to import, and many only ask where we are
+        )  # slow to import, and many callers only need paths
 
         try:
             return from_canonical(self.manifest_path.read_bytes())
@@ -282,8 +283,8 @@ class Home:
             ) from None
 
     def adopt(self, manifest: "Manifest") -> None:
-        """Keep the manifest of the swarm this folder is for. Raises ConfigError if it is for another, or
-        StorageError."""
+        """Keep the manifest of this folder's swarm. Raises ConfigError if the folder belongs to another
+        swarm, or StorageError."""
         known = self.manifest()
         if known is not None and known.swarm_id != manifest.swarm_id:
             ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
@@ -295,9 +296,10 @@ class Home:
             keep(self.manifest_path, manifest.canonical(), durable=True)
 
     def socket_path(self, mark: str = "") -> str:
-        """Where the trainer finds the daemon: in the folder, or if its path is too long, under /tmp.
+        """Path of the socket where the trainer finds the daemon: in the folder or, if that path is too long,
+        in the system's folder for temporary files.
 
-        With a `mark`, where only who knows that finds it. Raises StorageError.
+        With a `mark`, only a process that knows the mark finds it. Raises StorageError.
         """
         mark = mark and f"-{mark}"
         path = str((self.root / f"trainer{mark}.sock").absolute())
@@ -323,18 +325,18 @@ class Home:
         return str(short)
 
     def _socket_elsewhere(self, mark: str) -> Path:
-        """Where a socket is for which our path is too long. Raises OSError if there is no folder for such."""
+        """Path of the socket if our own path is too long. Raises OSError if there is no folder for it."""
         ours = sha256(os.fsencode((self.root / "trainer.sock").absolute())).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}" / f"{ours}{mark}.sock"
 
     def next_incarnation(self) -> int:
-        """A number greater than at every earlier start, also if the clock was set back."""
+        """A number greater than at every earlier start, even if the clock was set back."""
         try:
             last = int(self.incarnation_path.read_text())
         except (OSError, ValueError):
             last = 0
         if not 0 <= last < _INCARNATION_MAX:
-            last = 0  # damaged: no clock was ever there, and no message could carry it
+            last = 0  # damaged: no clock can have shown it, and no message could carry it
         incarnation = max(time.time_ns() // 1_000_000, last + 1)
         with suppress(OSError):  # a full disk is no reason not to start
             write_atomically(self.incarnation_path, str(incarnation).encode())
@@ -345,14 +347,14 @@ class Home:
         write_atomically(self.peers_path, json.dumps(list(contacts)).encode())
 
     def read_peers(self) -> tuple[str, ...]:
-        """What `write_peers` remembered, empty if nothing usable."""
+        """What `write_peers` remembered; empty if nothing is usable."""
         found = _read_json(self.peers_path)
         return tuple(str(contact) for contact in found) if isinstance(found, list) else ()
 
     def write_daemon(self, **facts: Any) -> None:
-        """Say where the running daemon answers. Raises StorageError.
+        """Write down where the running daemon answers. Raises StorageError.
 
-        On a full disk that can be said only where it is what the run before has said.
+        On a full disk that works only if the facts are the same as those of the previous run.
         """
         try:
             write_atomically(self.daemon_path, json.dumps(facts).encode())
@@ -363,15 +365,15 @@ class Home:
                 raise StorageError(f"cannot write {self.daemon_path}: {error.strerror}") from None
 
     def read_daemon(self) -> dict[str, Any] | None:
-        """Where the running daemon answers, or the last one did; None while one starts, or if unusable."""
+        """Where the running daemon answers, or the last one did. None while one starts, or if unusable."""
         return _facts_in(self.daemon_path)
 
     def set_daemon_aside(self) -> None:
-        """A daemon starts: where the last one answered another node's may answer by now."""
+        """A daemon starts: set the last one's facts aside, since another node may answer there by now."""
         _moved(self.daemon_path, self.last_daemon_path)
 
     def read_last_daemon(self) -> dict[str, Any] | None:
-        """What has been set aside, by this start or by one that failed; None if nothing usable."""
+        """The facts set aside by this start, or by one that failed; None if nothing is usable."""
         return _facts_in(self.last_daemon_path)
 
 

@@ -1,9 +1,9 @@
-"""Whether a file is the one that it was, or a copy of it that has been put back.
+"""Whether a file is still the original, or a copy of it that has been put back.
 
-Its file system has given every file a number, and a copy has another. But the number of one that was removed
-may be given again, and what is put back may be written into the file that was there. So beside it lies one
-that is never written to again, `MARK_NAME`, and when that was last changed is told too: nobody can set that
-time, and whatever puts the folder back changes it.
+A file system gives every file a number (the inode), and a copy has another number. But the number of a
+removed file may be given again, and a backup may be written into the file that was there. So beside the file
+lies a mark, `MARK_NAME`, which is never written to again, and its time of last change (ctime) is noted too.
+Nobody can set that time, and whatever restores the folder changes it.
 """
 
 import os
@@ -13,11 +13,11 @@ from pathlib import Path
 from gossamer.node.storage.wholefile import sync_folder
 
 MARK_NAME = "original"
-"""What tells a node's folder from a copy of it: an empty file."""
+"""An empty file that tells a node's folder from a copy of it."""
 
 
 def whereabouts(path: Path) -> str:
-    """Which file this is, and when the mark beside it was last changed; made if need be. Raises OSError."""
+    """Which file this is, and when its mark was last changed. Makes the mark if need be. Raises OSError."""
     mark = path.with_name(MARK_NAME)
     with suppress(FileExistsError):
         fd = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -31,5 +31,5 @@ def whereabouts(path: Path) -> str:
 
 
 def is_original(known: str, here: str) -> bool:
-    """Whether `known` was said of what is `here` now, by any version: the first of all had no mark."""
+    """Whether `known`, as noted by any version, is of the file that is `here`. The first had no mark."""
     return known in (here, here.split(maxsplit=1)[0])

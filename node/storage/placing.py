@@ -1,7 +1,7 @@
 """Files and folders for other programs, which appear whole or not at all.
 
-Unlike what a node keeps for itself (`home.write_atomically`), they have the permissions that the user's
-umask gives, and may be too large to be held in memory.
+Unlike the files that a node keeps for itself (`wholefile.write_atomically`), these have the permissions that
+the user's umask gives, and may be too large to be held in memory.
 """
 
 import errno
@@ -17,15 +17,15 @@ from typing import BinaryIO
 from psutil import disk_partitions
 
 LOST_AND_FOUND = "lost+found"
-"""In the root of every ext4 file system, and nobody's."""
+"""In the root of every ext4 file system, and not a user's."""
 
 
 @contextmanager
 def placed(path: Path) -> Iterator[Path]:
-    """A place beside `path` for a file or a folder, which then becomes `path`, instead of what is there.
+    """A place beside `path` for a file or a folder, which replaces what is at `path` when the block ends.
 
-    If the block fails, what is at `path` stays as it was, and nothing is left beside it. A folder that is
-    a mount point stays: the place is inside, and its files change one after the other. Raises OSError.
+    If the block fails, what is at `path` stays as it was, and nothing is left beside it. A folder that is a
+    mount point stays: the place is then inside it, and its files are replaced one by one. Raises OSError.
     """
     path = _end_of_links(path)
     mounted = path.is_dir() and is_mount_point(path)
@@ -44,7 +44,7 @@ def placed(path: Path) -> Iterator[Path]:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file, instead of one that is there. Raises OSError."""
+    """Write a file, replacing one that is there. Raises OSError."""
     path = _end_of_links(path)
     aside = _beside(path)
     try:
@@ -58,7 +58,7 @@ def put(path: Path, data: bytes) -> None:
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """A new file to write to, on disk for good when the block ends. Raises OSError."""
+    """A new file to write to, synced to disk when the block ends. Raises OSError."""
     with open(path, "xb") as file:
         yield file
         file.flush()
@@ -66,14 +66,15 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 
 def _end_of_links(path: Path) -> Path:
-    """What a path leads to, so that no link is replaced. Raises OSError where no file is to be put either."""
+    """The path that `path` leads to, so that no link is replaced. Raises OSError if that is a device, a pipe
+    or a socket."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, and no file", str(path))
     return Path(os.path.realpath(path))
 
 
 def _swap(aside: Path, path: Path) -> None:
-    """Put a folder in the place of another: the one thing that no single rename does."""
+    """Put a folder in the place of another, which no single rename can do."""
     old = _beside(path)
     os.rename(path, old)
     try:
@@ -85,21 +86,21 @@ def _swap(aside: Path, path: Path) -> None:
 
 
 def is_mount_point(path: Path) -> bool:
-    """Whether nothing can take the place of what is at an absolute path, such as a container's volume.
+    """Whether an absolute path is a mount point, such as a container's volume, which cannot be replaced.
 
-    `os.path.ismount` does not see one of the same file system.
+    `os.path.ismount` does not see a mount of the same file system.
     """
     return os.path.ismount(path) or str(path) in {part.mountpoint for part in disk_partitions(all=True)}
 
 
 def is_of_mount(folder: Path, name: str) -> bool:
-    """Whether what is so called in a mount point is its file system's, or was left by one that was killed."""
+    """Whether `name` in a mount point is its file system's, or was left by a process that was killed."""
     is_left = re.fullmatch(rf"\.{re.escape(folder.name)}-[0-9a-f]{{8}}", name)
     return (name == LOST_AND_FOUND or is_left is not None) and is_mount_point(folder)
 
 
 def _refill(folder: Path, aside: Path) -> None:
-    """Put what is in `aside`, a folder in `folder`, in the place of all else that is there."""
+    """Replace everything else in `folder` by what is in `aside`, a folder in it."""
     old = _beside(aside)
     there = [path for path in folder.iterdir() if path != aside and path.name != LOST_AND_FOUND]
     old.mkdir()

@@ -1,11 +1,11 @@
-"""Signed records on disk: SQLite in WAL mode, one row an envelope.
+"""Signed records on disk: SQLite in WAL mode, one database row per envelope.
 
 Our own records are committed with a full sync before anybody hears of them ("write before you speak"), so
-that a crash cannot make us sign another delta for the same round. Records of others are committed in
-batches; what a crash loses of those, anti-entropy brings back.
+that a crash cannot make us sign another delta for the same round. Records of others are committed in batches;
+anti-entropy brings back those that a crash loses.
 
-A copy of the file does not know what was signed after it was made. So the file says with our own records
-which file it is, see `original`.
+A copy of the file does not know what was signed after it was made. So together with our own records the file
+notes which file it is, see `original`.
 """
 
 import logging
@@ -52,28 +52,28 @@ CREATE TABLE IF NOT EXISTS place (
 """
 
 FORMAT = 1
-"""Of the tables, as `PRAGMA user_version` tells it: raised when an older Gossamer could not read them."""
+"""Version of the tables, kept in `PRAGMA user_version`: raised when an older Gossamer could not read them."""
 
 log = logging.getLogger("gossamer.records")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredHistory:
-    """What is kept of the past: the closed part, the snapshots, and what the newest of them holds."""
+    """What is kept of history: its closed part, the snapshots, and the records in the newest snapshot."""
 
     base: Base
     own_last: int
     claims: tuple[Claim, ...]
     covered: frozenset[bytes]
     reach: int
-    """The newest round merged that the swarm cannot have reached by its records alone, or one before it."""
+    """The newest merged round that the records do not show the swarm to have reached, or an earlier one."""
 
 
 class RecordStore:
-    """Blocking: call it from worker threads."""
+    """The store of records. Blocking: call it from worker threads."""
 
     def __init__(self, path: Path, swarm_id: bytes, *, read_only: bool = False) -> None:
-        """Open or create the database; `read_only` leaves it as it is, for those who only look at a node's.
+        """Open or create the database; `read_only` leaves it as it is, to only look at a node's records.
 
         Raises StorageError if it is damaged, another swarm's, or of a newer format than is known here.
         """
@@ -82,8 +82,8 @@ class RecordStore:
         self._read_only = read_only
         self._file = ""
         self.is_copy = False
-        """Whether our own records were last added to another file, of which this is a copy; or whether some
-        of them may have been lost, which is the same: we may have signed more than is known here."""
+        """Whether this file is a copy of the one that our own records were last added to, or some of them may
+        have been lost. Either way we may have signed more than is known here."""
         self._db = Database(path, read_only=read_only)
         try:
             with self._db.explained():
@@ -93,7 +93,7 @@ class RecordStore:
             raise
 
     def _open(self) -> None:
-        """Find out whether it is ours, and unless it is only looked at make it so."""
+        """Check that the database is our swarm's and, unless it is read-only, make a new one so."""
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
         if found > FORMAT:
             raise StorageError(f"{self._path} was written by a newer Gossamer: update this one to use it")
@@ -114,7 +114,7 @@ class RecordStore:
         self.is_copy = place is not None and not is_original(str(place[0]), self._file)
 
     def add(self, deltas: Iterable[Delta], *, durable: bool) -> None:
-        """Commit records; with `durable`, as of our own, they survive a power cut once this returns.
+        """Commit records. With `durable`, as for our own, they survive a power cut once this returns.
 
         Raises StorageError.
         """
@@ -136,15 +136,15 @@ class RecordStore:
         return [row[0] for row in rows]
 
     def add_snapshot(self, claim: Claim, covered: Iterable[Delta], keep: Iterable[bytes]) -> None:
-        """Note a snapshot that holds the records `covered`; of the older ones keep those roots. Durable.
+        """Note a snapshot that holds the records `covered`; of the older ones, `keep` those roots. Durable.
 
-        Records that are still waiting to be added are, so that the snapshot can be told by what it holds.
-        Raises StorageError.
+        Covered records that still wait to be added are added too, so that it is known what the snapshot
+        holds. Raises StorageError.
         """
         rows = {delta.record_id: (delta.record_id, delta.round, delta.data) for delta in covered}
         with self._db.transaction() as db:
             self._insert_snapshot(db, claim)
-            # Most were covered by the snapshot before, too: to write all rows anew is most of a long ledger.
+            # Most were covered by the snapshot before, too: do not rewrite most of a long ledger.
             marked = {row[0] for row in db.execute("SELECT record_id FROM deltas WHERE covered = 1")}
             db.executemany(
                 "UPDATE deltas SET covered = 0 WHERE record_id = ?", [(one,) for one in marked - rows.keys()]
@@ -163,7 +163,7 @@ class RecordStore:
             db.execute("DELETE FROM snapshots WHERE root = ?", (root,))
 
     def begin_at(self, claim: Claim, own_last: int) -> None:
-        """Begin history at a snapshot got from others: everything up to it is closed. Durable."""
+        """Begin history at a snapshot obtained from others: everything up to it is closed. Durable."""
         with self._db.transaction() as db:
             db.execute("DELETE FROM snapshots")
             db.execute("DELETE FROM reach")
@@ -172,7 +172,7 @@ class RecordStore:
             self._close(db, Base(claim.round, claim.digest, claim.tokens), own_last)
 
     def note_reach(self, round_: int) -> None:
-        """Note that rounds up to this one were merged, though the records do not show that the swarm has
+        """Note that rounds up to `round_` were merged, although the records do not show that the swarm has
         reached it. Raises StorageError."""
         with self._db.transaction(durable=False) as db:
             db.execute("INSERT OR REPLACE INTO reach VALUES (1, ?)", (round_,))
@@ -200,7 +200,7 @@ class RecordStore:
     def load_history(self) -> StoredHistory:
         """Read back what `add_snapshot`, `begin_at` and `close_up_to` wrote. Raises StorageError."""
         with self._db.explained():
-            if not self._db.has("history"):  # its first start was cut short, and this is only looked at
+            if not self._db.has("history"):  # read-only, of a node whose first start was cut short
                 return StoredHistory(GENESIS, 0, (), frozenset(), 0)
             row = self._db.execute("SELECT floor, chain, tokens, own_last FROM history").fetchone()
             snapshots = self._db.execute(
@@ -226,7 +226,7 @@ class RecordStore:
         )
 
     def _load_reach(self) -> tuple[int] | None:
-        """What `note_reach` wrote; a folder of before has no place for it, as long as it is only read."""
+        """What `note_reach` wrote. An older folder has no table for it as long as it is only read."""
         if not self._db.has("reach"):
             return None
         row: tuple[int] | None = self._db.execute("SELECT round FROM reach").fetchone()
@@ -234,16 +234,16 @@ class RecordStore:
 
     @contextmanager
     def one_state(self) -> Iterator[None]:
-        """What is loaded inside is of one moment, whatever a running daemon commits. Raises StorageError."""
+        """Loads inside the block see one state, whatever a running daemon commits. Raises StorageError."""
         with self._db.one_state():
             yield
 
     def load(self, layout: Layout) -> list[Delta]:
-        """Read everything back, in order of round, checking signatures again. Raises StorageError.
+        """Read all deltas back, in order of round, checking signatures again. Raises StorageError.
 
-        A row that does not verify is left out and, unless read-only, dropped: its record is fetched again
-        from those who hold it. It may have been of our own: until others have told, we may have signed more
-        than what is left shows.
+        A database row that does not verify is left out and, unless read-only, dropped: its record is fetched
+        again from nodes that hold it. The record may have been our own. So until others have told us, we may
+        have signed more than what is left shows.
         """
         found: list[Delta] = []
         broken: list[object] = []
@@ -264,8 +264,9 @@ class RecordStore:
     def _drop_broken(self, record_ids: Iterable[object]) -> None:
         """Remove rows that do not verify, and with them the certainty of what we have signed. Durable.
 
-        Where nothing was ever signed here, that lasts as long as we run: the rows may be of our own that
-        others have brought back, but a bootstrap peer's are not, and it would never sign anything more.
+        If nothing was ever signed here, the doubt lasts only as long as we run. The rows may be records of
+        ours that others have brought back. But those of a bootstrap peer are not, and with a lasting doubt it
+        would never sign anything.
         """
         with self._db.transaction() as db:
             db.executemany("DELETE FROM deltas WHERE record_id = ?", [(found,) for found in record_ids])
@@ -278,7 +279,7 @@ class RecordStore:
 
 
 def _is_of(row: Sequence[object], kinds: str) -> bool:
-    """Whether a row holds what its kinds say: `i`, a number that is not negative; `b`, a hash."""
+    """Whether a row's values are of these kinds: `i`, an integer that is not negative; `b`, a hash."""
     return all(
         (type(value) is int and value >= 0) if kind == "i" else (type(value) is bytes and len(value) == 32)
         for value, kind in zip(row, kinds, strict=True)

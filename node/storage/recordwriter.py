@@ -1,4 +1,4 @@
-"""Writes records to disk in batches, ours first and durably."""
+"""Writes records to disk in batches, durably if any of them is our own."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
 
 BACKLOG_MAX = 4096
-"""Records waiting to be written; beyond it, those that links bring have to wait."""
+"""Records that may wait to be written. Beyond that, links have to wait with the records that they bring."""
 
 RETRY_S = 5.0
 
@@ -18,12 +18,12 @@ log = logging.getLogger("gossamer.records")
 
 
 class RecordWriter:
-    """Keeps the records that come in; the archive notes in the same store what became of them."""
+    """Stores the records that come in. The archive notes in the same store what became of them."""
 
     def __init__(
         self, store: RecordStore, on_own_stored: Callable[[Delta], None], on_failed: Callable[[], object]
     ) -> None:
-        """`on_failed` is called each time that nothing can be written, before it is tried again."""
+        """`on_failed` is called each time that writing fails, before it is tried again."""
         self._store = store
         self._on_own_stored = on_own_stored
         self._on_failed = on_failed

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written aside, synced where they must last, then renamed."""
+"""Atomic files, whole or not there: written aside, synced if they must last, then renamed."""
 
 import errno
 import fcntl
@@ -17,39 +17,39 @@ from gossamer.protocol.errors import DiskFullError, StorageError
 log = logging.getLogger("gossamer.node")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What says that there is no room left on a disk, or for this user."""
+"""Errors that mean that there is no room left on a disk, or for this user."""
 
 UNFINISHED_S = 60.0
-"""A file that is still aside after this long was left there by a crash."""
+"""A file that is still aside after this long was left by a crash."""
 
 _ASIDE = re.compile(r"\.(.+)-[a-z0-9_]{8}")
-"""What `open_aside` calls a file; tempfile chooses the last eight characters."""
+"""The names that `open_aside` gives to files; tempfile chooses the last eight characters."""
 
 
 def cannot_write(path: Path, error: OSError, otherwise: str = "") -> StorageError:
-    """What to raise where a file or folder could not be made: DiskFullError where there is no room for it,
-    else what says `otherwise`."""
+    """The error to raise if a file or folder could not be made: DiskFullError if there is no room, else a
+    StorageError that says `otherwise`."""
     if error.errno in FULL:
         return disk_full(path)
     return StorageError(otherwise or f"cannot write {path}: {error.strerror}")
 
 
 def leads_nowhere(path: Path) -> str | None:
-    """What to say of a link to what is not there; None of anything else."""
+    """The message for a link whose target is not there; None for anything else."""
     if path.is_symlink() and not path.exists():
         return f"{path} is a link to {os.readlink(path)}, and nothing is there: is its disk mounted?"
     return None
 
 
 def misplaced(path: Path) -> str | None:
-    """What to say where something that is no file is in a file's place; None if that is not so."""
+    """The message if a folder, or a link that leads nowhere, is in a file's place; else None."""
     if path.is_dir():
         return f"{path} is a folder, where a file should be: move it away, or put the file back"
     return leads_nowhere(path)
 
 
 def writable_once(error: OSError) -> str:
-    """What has to come true before what failed so can be written again, for who waits for that."""
+    """The condition under which writing can succeed again after this error, to tell a person who waits."""
     if error.errno in FULL:
         return "there is space"
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -58,12 +58,15 @@ def writable_once(error: OSError) -> str:
 
 
 def disk_full(path: Path) -> DiskFullError:
-    """What to raise where there is no room for a file or folder."""
+    """The error to raise if there is no room for a file or folder."""
     return DiskFullError(f"cannot write {path}: the disk is full; free some space")
 
 
 def open_aside(path: Path) -> tuple[int, str]:
-    """A new file of mode 0600 beside `path`, to be renamed to it: its descriptor and name. Raises OSError."""
+    """Make a file of mode 0600 beside `path`, to be renamed to it. Returns descriptor and name.
+
+    Raises OSError.
+    """
     return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
 
 
@@ -86,7 +89,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def keep(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write a file, unless it holds that already, which a full disk does not hinder. Raises StorageError."""
+    """Write a file unless it has that content, so a full disk need not matter. Raises StorageError."""
     with suppress(OSError):  # one that cannot be read can be replaced
         if path.is_file() and path.read_bytes() == data:
             return
@@ -97,7 +100,7 @@ def keep(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 
 def write_first(path: Path, data: bytes) -> None:
-    """Write a file for good, unless there is one by now: of several who do, all find the first one's.
+    """Write a file for good, unless there is one by now. Of several that are written, the first stays.
 
     Raises OSError.
     """
@@ -107,28 +110,28 @@ def write_first(path: Path, data: bytes) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX)
         if not os.path.lexists(path):
             write_atomically(path, data, durable=True)
-        claim.unlink(missing_ok=True)  # who still waits for this one will see that the file is there
+        claim.unlink(missing_ok=True)  # a process that still waits for it will see the file
     finally:
         os.close(fd)
 
 
 def remove_unfinished(files: Iterable[Path], is_ours: Callable[[str], object]) -> None:
-    """Remove files, and folders, that were left aside when a crash cut them short, if their names are ours.
+    """Remove files and folders that a crash left aside unfinished, if their names are ours.
 
-    No others: a folder may hold its user's own, such as ``.pre-commit-config.yaml``.
+    No others are removed: a folder may hold its user's own files, such as ``.pre-commit-config.yaml``.
     """
     for file in files:
         aside = _ASIDE.fullmatch(file.name)
         if aside is None or not is_ours(aside[1]):
             continue
-        with suppress(OSError):  # somebody else may be tidying up, too
+        with suppress(OSError):  # another process may be tidying up too
             if time.time() - file.stat().st_mtime > UNFINISHED_S:
                 remove = shutil.rmtree if file.is_dir() else os.unlink
                 remove(file)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what has been renamed or made in a folder survive a power cut, where its file system can do that.
+    """Make what was renamed or made in a folder survive a power cut, if its file system can do that.
 
     Raises OSError.
     """
