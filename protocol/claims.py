@@ -26,7 +26,7 @@ from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.manifest import HistorySection
 
 WITNESSES = 3
-"""How many members' claims must agree for others to rely on them; see `most_of` for small swarms."""
+"""How many members' claims must agree for others to rely on them; see `quorum` for small swarms."""
 
 
 class Claim(NamedTuple):
@@ -69,18 +69,18 @@ def roundest(last: int, newest: int, every: int) -> int | None:
     return high * every
 
 
-def most_of(members: int) -> int:
+def quorum(members: int) -> int:
     """How many of `members` must say a thing: more than half, or three if that is fewer."""
     return min(WITNESSES, members // 2 + 1)
 
 
 def agreed(claims: Iterable[Claim], members: int) -> Claim | None:
-    """The newest claim that `most_of` the members make; None if there is none."""
+    """The newest claim that a `quorum` of the members make; None if there is none."""
     counts = Counter(claims)
-    return max((claim for claim, count in counts.items() if count >= most_of(members)), default=None)
+    return max((claim for claim, count in counts.items() if count >= quorum(members)), default=None)
 
 
-def contest(own: Claim, others: Iterable[Claims]) -> Claim | None:
+def winning_claim(own: Claim, others: Iterable[Claims]) -> Claim | None:
     """The claim for our round that should win against ours, None if ours may stay. `others`: by member.
 
     The voters are the members that claim anything for our round, and ourselves. The claim that most of them

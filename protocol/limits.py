@@ -67,7 +67,7 @@ CHARTER_NODES_MAX = 4096
 CHARTER_MAX = 3 * CHARTER_NODES_MAX
 """Each node id has at most one grant per role and one revocation in force."""
 
-EXPIRY_LOOK_S = 4.0
+EXPIRY_CHECK_INTERVAL_S = 4.0
 """Expiry is looked at in every third turn that a node takes (see `replica`): a member's link is cut within
 5 s of the end of its invitation."""
 
@@ -108,7 +108,7 @@ LINKS_OUTBOUND_MIN = 2
 LINKS_PER_GROUP_MAX = 2
 """Links that we dialled into one network group: addresses in one network are cheap, those in many are not."""
 
-LINKS_LOOK_INTERVAL_S = 1.5
+LINKS_CHECK_INTERVAL_S = 1.5
 """How often a node looks whether it has enough links: it wakes once for this and for its rows."""
 
 YIELD_INTERVAL_S = 5.0
@@ -162,8 +162,8 @@ ROSTERS_PER_LINK_MAX = 4
 """Roster summaries answered per link in ANTI_ENTROPY_INTERVAL_S: an honest peer sends one when it links to
 us, one of its own accord, and the answer to ours. Each may draw the rows of all members."""
 
-ROWS_LINKS = 2
-ROWS_TELLINGS = 2
+ROW_FANOUT = 2
+ROW_REPEATS = 2
 """A row goes to 2 links at each of 2 intervals, except those that have it: the next row comes after 4.5 s."""
 
 ROWS_TURN_INTERVALS = 6
@@ -291,7 +291,7 @@ brings more in time, and one chunk at a time where the line is slow."""
 FETCH_SHARE_GOOD = 1 / 2
 """A chunk that took less than this share of its patience came in good time; so would one more beside it."""
 
-GUESSES_KEPT = 2
+GUESSES_RESERVED = 2
 """This many of FETCHES_MAX are kept for payloads that nobody is known to hold, however many others are
 wanted: on a line that is never idle they would not get their turn."""
 
@@ -299,7 +299,7 @@ WANTS_LOOKED_AT_MAX = 512
 """Payloads that are looked at, with every message, for one whose holder is not busy. So a peer that claims to
 hold thousands, and sends none, costs others no time."""
 
-SHARED_BY_MAX = 8
+PAYLOADS_PER_CHUNK_MAX = 8
 """Payloads as part of which a chunk is offered, or for which a second holder of it is sought: as a rule few
 payloads list the same chunk, but a liar may list it in thousands."""
 
@@ -353,10 +353,10 @@ training for this long and no longer: a few authors could hand theirs out chunk 
 
 UPLOADS_MAX = 16
 UPLOADS_PER_MEMBER_MAX = UPLOADS_MAX // 2
-UPLOAD_COUNTS_S = 1.0
+UPLOAD_SLOT_S = 1.0
 """Chunks under way from us to all links together, and to one member, which asks for FETCHES_PER_LINK_MAX at a
 time; requests beyond these are declined. Eight chunks are 2 MiB, as payloads of 10 M parameters are cut: a
-fifth of a second at 100 Mbit/s. An upload that takes longer than UPLOAD_COUNTS_S no longer counts."""
+fifth of a second at 100 Mbit/s. An upload that takes longer than UPLOAD_SLOT_S no longer counts."""
 
 RATION_COPIES = 4.0
 """How many times over a member may take what we hold, and what comes later: an honest one takes it once,
@@ -382,7 +382,7 @@ PUTS_PER_LINK_MAX = 2
 ROUND_SLACK = 64
 """How many rounds beyond what the manifest's minimum round length allows are still plausible."""
 
-CLOCK_READ_ANEW_MEMBERS = 64
+CLOCK_CACHED_ABOVE_MEMBERS = 64
 CLOCK_KEPT_PER_MEMBER_S = 0.00025
 """Where there are more members than this, the round clock is not read again with every event: a reading is
 kept for CLOCK_KEPT_PER_MEMBER_S a member. A reading of 1,024 members takes 0.3 ms and is kept for a quarter

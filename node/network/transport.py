@@ -72,7 +72,7 @@ http_log = logging.getLogger("gossamer.http")
 http_log.addFilter(_is_ours)
 
 
-async def _stay(session: aiohttp.ClientSession, context: object, params: Any) -> NoReturn:
+async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> NoReturn:
     """Refuse redirects: a peer that we dial must not make us send a request to something that only this
     machine can reach."""
     params.response.close()
@@ -164,7 +164,7 @@ class Transport:
             )
         self.dials_from = _dial_from(host, bound_host)
         no_redirects = aiohttp.TraceConfig()
-        no_redirects.on_request_redirect.append(_stay)
+        no_redirects.on_request_redirect.append(_refuse_redirect)
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=64,

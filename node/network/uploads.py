@@ -11,7 +11,7 @@ from itertools import count
 from gossamer.node.network.uplink import Uplink
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.admission.rations import Rations
-from gossamer.protocol.limits import UPLOAD_COUNTS_S, UPLOADS_MAX, UPLOADS_PER_MEMBER_MAX
+from gossamer.protocol.limits import UPLOAD_SLOT_S, UPLOADS_MAX, UPLOADS_PER_MEMBER_MAX
 
 
 class Uploads:
@@ -35,7 +35,7 @@ class Uploads:
         now = time.monotonic()
         while self._begun:
             oldest, (begun, _) = next(iter(self._begun.items()))
-            if begun >= now - UPLOAD_COUNTS_S:
+            if begun >= now - UPLOAD_SLOT_S:
                 break
             del self._begun[oldest]
         theirs = sum(of_one == node_id for _, of_one in self._begun.values())

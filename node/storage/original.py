@@ -16,7 +16,7 @@ MARK_NAME = "original"
 """An empty file that tells a node's folder from a copy of it."""
 
 
-def whereabouts(path: Path) -> str:
+def file_identity(path: Path) -> str:
     """Which file this is, and when its mark was last changed. Makes the mark if need be. Raises OSError."""
     mark = path.with_name(MARK_NAME)
     with suppress(FileExistsError):

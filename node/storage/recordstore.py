@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.database import Database
-from gossamer.node.storage.original import is_original, whereabouts
+from gossamer.node.storage.original import file_identity, is_original
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import MalformedError, PeerError, StorageError
@@ -110,7 +110,7 @@ class RecordStore:
             self._db.execute("INSERT INTO swarm VALUES (?)", (self._swarm_id,))
         self._path.chmod(0o600)
         place = self._db.execute("SELECT file FROM place").fetchone()
-        self._file = whereabouts(self._path)
+        self._file = file_identity(self._path)
         self.is_copy = place is not None and not is_original(str(place[0]), self._file)
 
     def add(self, deltas: Iterable[Delta], *, durable: bool) -> None:

@@ -261,7 +261,7 @@ class Charter:
     def vet(self, node_id: bytes, unix_s: float, credential: bytes = b"") -> None:
         """Check that a node that shows this credential (a grant's envelope, or nothing) may speak to us now.
 
-        The credential is judged, but not added to the set. If the set has no room for it, it is worth nothing:
+        The credential is judged, but not added to the set. It is worth nothing if the set has no room for it:
         what its node published would count nowhere. Raises RefusedError with what the operator of that node
         should know.
         """

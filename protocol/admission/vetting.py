@@ -64,7 +64,7 @@ class Vetting:
             for number in sample(self._links.numbers, 1, self._rng):
                 result += self._summary(number)
         if now >= self._next_look:
-            self._next_look = now + limits.EXPIRY_LOOK_S
+            self._next_look = now + limits.EXPIRY_CHECK_INTERVAL_S
             result += self._cut_expired(now)
         return result
 

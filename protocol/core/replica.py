@@ -195,7 +195,7 @@ class Replica:
     @property
     def clock_to_publish_by(self) -> int:
         """The round clock for our trainer: `BEFORE_ALL_ROUNDS` while we do not know where the swarm is."""
-        away = self.sealing.begins_anew or self.sealing.may_be_outlived or self._clock.listens(self._now)
+        away = self.sealing.starts_over or self.sealing.may_be_outlived or self._clock.listens(self._now)
         return BEFORE_ALL_ROUNDS if away else self.clock
 
     @property

@@ -68,7 +68,7 @@ class EndGame:
         wants = [(key, self._wants.of_key(key)) for key in self._wants.some_keys_of(blob)]
         last = [(key, want) for key, want in wants if want.missing.keys() <= self._flights.blobs]
         for key, want in nsmallest(
-            limits.SHARED_BY_MAX, last, key=lambda item: -len(item[1].holders_of(blob) - worse)
+            limits.PAYLOADS_PER_CHUNK_MAX, last, key=lambda item: -len(item[1].holders_of(blob) - worse)
         ):
             link = self._sources.choose(key, want, blob, now, besides=asked)
             is_better = link in want.holders_of(blob) - worse

@@ -48,7 +48,7 @@ class Failures:
             heappush(self._retries, rest.until)
         return rest.until
 
-    def held_after_all(self, link: int, blob: bytes, size: int, now: float) -> None:
+    def claimed_again(self, link: int, blob: bytes, size: int, now: float) -> None:
         """A link says that it holds a chunk it failed: ask it at once. A further failure adds to the earlier.
 
         A link that then declines the chunk again is not excused a second time, or it could have us ask all

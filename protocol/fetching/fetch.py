@@ -73,7 +73,7 @@ class Fetcher:
         if want is not None and link in self._links and link not in want.holders:
             self.wants.held_by(link, key)
             for blob in want.missing:
-                self._failures.held_after_all(link, blob, self.wants.size_of(blob), self._now)
+                self._failures.claimed_again(link, blob, self.wants.size_of(blob), self._now)
             self._changed = self._changed or any(map(self._is_sought, want.missing))
 
     def hint_part(self, link: int, key: bytes, blob: bytes) -> None:
@@ -83,7 +83,7 @@ class Fetcher:
             if link not in want.parts.get(blob, ()):
                 self.wants.held_by(link, key, blob)
                 want.is_told_of_since = self._now
-                self._failures.held_after_all(link, blob, self.wants.size_of(blob), self._now)
+                self._failures.claimed_again(link, blob, self.wants.size_of(blob), self._now)
             self._changed = self._changed or self._is_sought(blob)
 
     def _is_sought(self, blob: bytes) -> bool:
@@ -190,7 +190,7 @@ class Fetcher:
         """Start transfers until `most` are under way, or no link is free for another."""
         if not self._is_any_waiting and not self._guesses.are_any(now):
             return []
-        effects = self._guess(now, min(most, self._flights.without_guesses + limits.GUESSES_KEPT))
+        effects = self._guess(now, min(most, self._flights.without_guesses + limits.GUESSES_RESERVED))
         for key, want, blob in self._picker.pick(now, lambda: self._is_full(most, of_searches=False)):
             link = self._sources.choose(key, want, blob, now)
             if link is not None:

@@ -83,7 +83,7 @@ class Holdings:
                 return [Store(delta, own=False), *self._want(delta, now)]
             case Added.VOIDED:
                 return [Store(delta, own=False), *self._void(delta)]
-            case Added.KNOWN | Added.CLOSED:
+            case Added.IGNORED | Added.CLOSED:
                 return []
 
     def add_own(self, delta: Delta) -> list[Effect]:
@@ -93,7 +93,7 @@ class Holdings:
                 result: list[Effect] = [Ready(delta)]
             case Added.VOIDED:  # our key also signs elsewhere
                 result = self._void(delta)
-            case Added.KNOWN:
+            case Added.IGNORED:
                 return []
             case Added.CLOSED:
                 return [Notice(f"not publishing round {delta.round}, which was closed before it was stored")]
@@ -178,7 +178,7 @@ class Holdings:
         """
         self._wants.rule_out(blob)
         keys = self._wants.keys_of(blob)
-        offered = set(nsmallest(limits.SHARED_BY_MAX, keys, key=self._wants.since))
+        offered = set(nsmallest(limits.PAYLOADS_PER_CHUNK_MAX, keys, key=self._wants.since))
         for key in keys:
             delta = self._ledger.get(key)
             if delta is None:

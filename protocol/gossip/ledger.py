@@ -22,7 +22,7 @@ class Added(Enum):
     NEW = auto()
     VOIDED = auto()
     """The delta is the second of its author and round: both are void from now on."""
-    KNOWN = auto()
+    IGNORED = auto()
     """Held already, or a further delta by an author who is void in this round already."""
     CLOSED = auto()
     """The delta's round is closed."""
@@ -73,7 +73,7 @@ class Ledger:
         authors = self._rounds.setdefault(delta.round, {})
         held = authors.get(delta.author, ())
         if len(held) > 1 or delta.record_id in self._by_id:
-            return Added.KNOWN
+            return Added.IGNORED
         authors[delta.author] = (*held, delta)
         self._by_id[delta.record_id] = delta
         self._by_data[delta.data] = delta.record_id

@@ -46,7 +46,7 @@ class CatchUp:
         """The smallest number of chunks so far that were missing of what we wait for."""
         self._moved_at = math.inf
         """When that number was reached."""
-        self._few_since = math.inf
+        self._minority_since = math.inf
         """Since when only a minority's payloads have been missing of what we wait for."""
         self._next_look = -math.inf
 
@@ -61,7 +61,7 @@ class CatchUp:
         self._next_look = now + LOOK_INTERVAL_S
         if self._is_misled():
             self._synced_at, self._refuses = None, True
-            self._lacking = self._moved_at = self._few_since = math.inf
+            self._lacking = self._moved_at = self._minority_since = math.inf
         elif self._refuses:  # what was refused is asked for again
             self._refuses = self._anti_entropy.synced_once = False
         elif self._synced_at is None:
@@ -77,7 +77,9 @@ class CatchUp:
         lacking = self._wants.chunks_lacking(synced_at)
         if lacking < self._lacking:
             self._lacking, self._moved_at = lacking, self._now
-        self._few_since = min(self._few_since, self._now) if self._lacks_few(synced_at) else math.inf
+        self._minority_since = (
+            min(self._minority_since, self._now) if self._lacks_few(synced_at) else math.inf
+        )
 
     def is_done(self, *, has_signed: bool) -> bool:
         """Whether we may train: there is nobody to learn from, or we have a peer's ledger and its payloads.
@@ -106,7 +108,7 @@ class CatchUp:
         if self._synced_at is None:
             return False
         stalled = self._now > self._moved_at + limits.STALL_PATIENCE_S
-        dribbled = self._now > self._few_since + limits.MINORITY_PATIENCE_S
+        dribbled = self._now > self._minority_since + limits.MINORITY_PATIENCE_S
         return stalled or dribbled or not self._wants.lacking(self._synced_at, self._now)
 
     def _lacks_few(self, by: float) -> bool:

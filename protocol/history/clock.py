@@ -77,7 +77,7 @@ class SwarmClock:
         It is asked for with every event, and finding it means looking at every member.
         """
         members = len(self._roster.live())
-        if members <= limits.CLOCK_READ_ANEW_MEMBERS:
+        if members <= limits.CLOCK_CACHED_ABOVE_MEMBERS:
             return self._find(now)
         read_as = self._own_standing
         if read_as == self._read_as and now < self._reads_until:

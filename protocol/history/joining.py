@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import WITNESSES, Claim, most_of
+from gossamer.protocol.claims import WITNESSES, Claim, quorum
 from gossamer.protocol.effects import Effect, Notice, Prefetch
 from gossamer.protocol.history.testimony import Witness
 from gossamer.protocol.identity import short
@@ -90,8 +90,8 @@ def believable(witnesses: Sequence[Witness], *, patient: bool = False) -> Claim 
        too: so free node ids cannot outvote a named member, and it cannot lead us astray alone. If several
        named members make such claims, the claim with more witnesses: a named member may lie.
     2. Where named members make no such claim, unless we are `patient` with them: the newest claim that most
-       witnesses make, or else the one that more make than any other. It must be one that `most_of` all make,
-       and that neither a named member nor as many others contradict.
+       witnesses make, or else the one that more make than any other. It must be one that a `quorum` of all
+       make, and that neither a named member nor as many others contradict.
     """
     support = Counter(claim for witness in witnesses for claim in set(witness.claims))
     named = {claim for witness in witnesses if witness.is_named for claim in witness.claims}
@@ -102,7 +102,7 @@ def believable(witnesses: Sequence[Witness], *, patient: bool = False) -> Claim 
     vouched = max(filter(None, newest), key=lambda claim: (support[claim], claim), default=None)
     if vouched is not None or (named and patient):
         return vouched
-    free = [claim for claim in _unrivalled(support, named) if support[claim] >= most_of(len(witnesses))]
+    free = [claim for claim in _unrivalled(support, named) if support[claim] >= quorum(len(witnesses))]
     by_most = [claim for claim in free if 2 * support[claim] > len(witnesses)]
     return max(by_most) if by_most else max(free, key=lambda claim: (support[claim], claim), default=None)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim, Claims, contest
+from gossamer.protocol.claims import Claim, Claims, winning_claim
 from gossamer.protocol.history.joining import believable
 from gossamer.protocol.history.testimony import Testimony, Witness
 
@@ -38,7 +38,7 @@ class Defeat(NamedTuple):
     """What to tell the user."""
 
 
-class _Spell:
+class _Condition:
     """A condition that lasts, though it shows only now and then."""
 
     def __init__(self) -> None:
@@ -62,9 +62,9 @@ class Lineages:
     def __init__(self, own_last: Callable[[], int]) -> None:
         """`own_last`: the last round that we have signed, 0 if none."""
         self._own_last = own_last
-        self._difference = _Spell()
+        self._difference = _Condition()
         """Lasts while a claim for the round that we claim wins against ours."""
-        self._unanswered = _Spell()
+        self._unanswered = _Condition()
         """Lasts while a claim would win but for the members that claim other rounds."""
         self._behind_since: float | None = None
         """Since when most members have been at rounds that we have closed."""
@@ -108,7 +108,7 @@ class Lineages:
             of_one for of_one in testimony.contributors() if not _contradicts(of_one, own.round, claimed)
         ]
         fresh = {member.claims for member in members if now - member.told <= WORD_S}
-        winner = contest(own, claims) or self._wins_unanswered(own, claims, fresh, now)
+        winner = winning_claim(own, claims) or self._wins_unanswered(own, claims, fresh, now)
         if winner is None or not any(winner in of_one for of_one in fresh):
             # Where rounds are fast, members seldom claim the very round that we do: silence proves nothing.
             if _of_round(own.round, claims):
@@ -163,7 +163,7 @@ class Lineages:
         can wait for a round that nobody else claims any more.
         """
         of_round = _of_round(own.round, claims)
-        winner = contest(own, of_round)
+        winner = winning_claim(own, of_round)
         silent = sum(of_one in fresh and not _claims(of_one, own.round) for of_one in claims if of_one)
         if winner is None or sum(winner in of_one for of_one in of_round) < silent:
             if of_round:

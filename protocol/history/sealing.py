@@ -77,7 +77,7 @@ class Sealing:
         return bool(self.claims)
 
     @property
-    def begins_anew(self) -> bool:
+    def starts_over(self) -> bool:
         """Whether what we hold is given up, and the swarm's snapshot not here yet."""
         return self._absence.given_up is not None
 
@@ -105,7 +105,7 @@ class Sealing:
 
     def sealed(self, claims: Claims) -> None:
         """Our snapshots have changed."""
-        if self.begins_anew:
+        if self.starts_over:
             return  # one that was being written is of what is given up
         if self.claims and claims[0].round <= self.claims[0].round:
             self._claimed.clear()  # a late record: what we said of the rounds before may not hold any more
@@ -154,7 +154,7 @@ class Sealing:
         if not self.joined:
             return self._join(members, now)
         if self._absence.is_outlived(clock, members, now):
-            return self._begin_anew(members, now)
+            return self._start_over(members, now)
         if self.may_be_outlived:
             return []
         defeat = self._lineages.left_behind(self.floor, members, others.authors, now)
@@ -183,7 +183,7 @@ class Sealing:
         best, said = self._joining.choose(members, now)
         return said if best is None else self._adopt(best, now)
 
-    def _begin_anew(self, members: Sequence[Witness], now: float) -> list[Effect]:
+    def _start_over(self, members: Sequence[Witness], now: float) -> list[Effect]:
         text = (
             f"we were away since round {self._absence.extent}, and the swarm has closed rounds since:"
             " starting again from its snapshot"

@@ -219,7 +219,7 @@ class Links:
         """
         if now < self._next_look and not self._is_told_of_more:
             return []
-        self._next_look = now + limits.LINKS_LOOK_INTERVAL_S
+        self._next_look = now + limits.LINKS_CHECK_INTERVAL_S
         self._known_at_look = len(self._roster.members())
         self._dialling = {address: dial for address, dial in self._dialling.items() if dial.until > now}
         outbound = sum([link.outbound for link in self._links.values()])

@@ -50,7 +50,7 @@ class _News:
 
     entry: tuple[bytes, bool]
     known_to: set[int] = field(default_factory=set)
-    tellings: int = limits.ROWS_TELLINGS
+    tellings: int = limits.ROW_REPEATS
 
 
 def _within(value: float, bound: float) -> float:
@@ -270,7 +270,7 @@ class Presence:
     def _take_turns(self) -> list[int]:
         """The links whose turn it is, new ones first. Every link has its turn, so none is silent for long."""
         numbers, told = self._links.numbers, set(self._told)
-        count = max(limits.ROWS_LINKS, -(-len(numbers) // limits.ROWS_TURN_INTERVALS))
+        count = max(limits.ROW_FANOUT, -(-len(numbers) // limits.ROWS_TURN_INTERVALS))
         untold = [link for link in numbers if link not in told]
         order = untold + [link for link in self._told if link in numbers]
         self._told = order[count:] + order[:count]

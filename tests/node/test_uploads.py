@@ -12,7 +12,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.limits import (
     FETCHES_PER_LINK_MAX,
     RATION_COPIES,
-    UPLOAD_COUNTS_S,
+    UPLOAD_SLOT_S,
     UPLOADS_MAX,
     UPLOADS_PER_MEMBER_MAX,
 )
@@ -33,7 +33,7 @@ def test_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None
     room.end(slow.pop())
     slow += filled(room)
     assert len(slow) == UPLOADS_MAX
-    now += 1.5 * UPLOAD_COUNTS_S
+    now += 1.5 * UPLOAD_SLOT_S
     young = filled(room)
     assert len(young) == UPLOADS_MAX, "those that take long do not count"
     for number in slow:

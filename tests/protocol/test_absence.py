@@ -34,7 +34,7 @@ def test_who_comes_back_and_goes_on_by_itself_has_missed_nothing(others):
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     for tick in range(60):
         sealing.wake(tick / 2, 20 + 2 * tick, Told(list(map(Witness, others))))
-    assert not sealing.begins_anew and sealing.joined
+    assert not sealing.starts_over and sealing.joined
 
 
 def test_who_is_told_of_every_round_since_it_came_back_has_missed_none():
@@ -46,7 +46,7 @@ def test_who_is_told_of_every_round_since_it_came_back_has_missed_none():
         ledger.add(clock)
         others = [Witness((claim(clock // 8 * 8),), b"on")] * 2
         sealing.wake(clock / 4, clock, Told(others))
-    assert not sealing.begins_anew and sealing.joined
+    assert not sealing.starts_over and sealing.joined
 
 
 def test_who_is_told_of_new_rounds_only_has_missed_those_between():
@@ -54,7 +54,7 @@ def test_who_is_told_of_new_rounds_only_has_missed_those_between():
     sealing = sealing_of(is_first=False, tells_of=lambda round_, but: round_ in ledger)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     drive(sealing, 0.0, 5, clock=59, others=[(claim(56), claim(48))] * 2)
-    assert sealing.begins_anew
+    assert sealing.starts_over
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_others_who_were_away_publish_late_tells_nothing_of_the_rounds_sinc
     others = [Witness((claim(56), claim(48)), b"on"), Witness((claim(16), claim(8)), b"away")]
     for tick in range(40):
         sealing.wake(tick / 4, 59, Told(others))
-    assert sealing.begins_anew
+    assert sealing.starts_over
     assert sealing._absence.extent == 20
 
 
@@ -105,7 +105,7 @@ def slept(company):
 def finds_out(sealing, now, members):
     """Look for long enough to be sure that the swarm went on to round 100."""
     sealing.wake(now - limits.ROSTER_PATIENCE_S, 100, Told(members))
-    assert sealing.may_be_outlived and not sealing.begins_anew
+    assert sealing.may_be_outlived and not sealing.starts_over
     return sealing.wake(now, 100, Told(members))
 
 
@@ -119,7 +119,7 @@ def test_the_first_to_be_heard_after_a_return_is_not_believed_alone():
     others = [Witness((claim(16), claim(8)), b"friend %d" % number) for number in range(3)]
     for tick in range(2 * int(RETURN_S)):
         assert not kinds(sealing.wake(0.5 + tick / 2, 22, Told([liar, *others])), Adopt)
-        assert not sealing.begins_anew and not sealing.may_be_outlived
+        assert not sealing.starts_over and not sealing.may_be_outlived
 
 
 @pytest.mark.parametrize("woke_in_between", [False, True])
@@ -130,9 +130,9 @@ def test_who_slept_for_longer_than_rounds_are_kept_begins_anew(woke_in_between):
     others = [Witness((claim(96), claim(88)), b"friend"), Witness((claim(96), claim(88)), b"new")]
     effects = [effect for tick in range(10) for effect in sealing.wake(100 + tick / 2, 100, Told(others))]
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
-    assert sealing.begins_anew
+    assert sealing.starts_over
     sealing.adopted(claim(96))
-    assert not sealing.begins_anew
+    assert not sealing.starts_over
 
 
 def test_who_slept_and_was_cut_off_before_keeps_its_history():
@@ -159,7 +159,7 @@ def test_who_begins_anew_goes_on_from_its_own_snapshot_if_those_who_went_on_are_
     away = Witness((), b"away", is_named)
     ahead = Witness((claim(96),), b"friend", is_named)
     assert not kinds(finds_out(sealing, 100.0, [away, ahead]), Adopt)
-    assert sealing.begins_anew
+    assert sealing.starts_over
     patience = int(limits.OUTLIVED_PATIENCE_S)
     effects = [
         effect for tick in range(patience - 5) for effect in sealing.wake(101.0 + tick, 100, Told([away]))
@@ -169,7 +169,7 @@ def test_who_begins_anew_goes_on_from_its_own_snapshot_if_those_who_went_on_are_
     assert kinds(effects, Adopt) == [Adopt(claim(16))]
     assert "from our own snapshot of round 16" in kinds(effects, Notice)[0].text
     sealing.adopted(claim(16))
-    assert sealing.joined and not sealing.begins_anew
+    assert sealing.joined and not sealing.starts_over
 
 
 def test_who_begins_anew_and_falls_asleep_again_still_does():

@@ -9,12 +9,12 @@ from gossamer.protocol.claims import (
     agreed,
     chain,
     closable_round,
-    contest,
     genesis_claim,
     round_digest,
     roundest,
     sealed_round,
     total,
+    winning_claim,
 )
 from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.manifest import HistorySection
@@ -69,32 +69,32 @@ def members(*claims: Claim) -> list[tuple[Claim, ...]]:
 def test_a_lone_liar_wins_no_contest_against_three():
     own = claim(16, tokens=100)
     liar = claim(16, tokens=10**9, mark=7)
-    assert contest(own, members(own, own, liar)) is None
+    assert winning_claim(own, members(own, own, liar)) is None
 
 
 def test_three_that_lie_alike_win_no_contest_against_most():
     own, lie = claim(16, tokens=100), claim(16, tokens=10**9, mark=7)
     junk = [claim(16, tokens=1, mark=mark) for mark in (8, 9, 10)]
-    assert contest(own, [*members(own, own, own), *[(lie, *junk)] * 3]) is None
-    assert contest(lie, [*members(own, own, own, own), *[(lie, *junk)] * 2]) == own
+    assert winning_claim(own, [*members(own, own, own), *[(lie, *junk)] * 3]) is None
+    assert winning_claim(lie, [*members(own, own, own, own), *[(lie, *junk)] * 2]) == own
 
 
 def test_the_lineage_that_most_stand_behind_wins_whatever_its_tokens():
     ours, theirs = claim(16, tokens=200, mark=1), claim(16, tokens=100, mark=2)
-    assert contest(ours, members(ours, theirs, theirs, theirs)) == theirs
-    assert contest(theirs, members(theirs, theirs, ours, ours)) is None
+    assert winning_claim(ours, members(ours, theirs, theirs, theirs)) == theirs
+    assert winning_claim(theirs, members(theirs, theirs, ours, ours)) is None
 
 
 def test_the_lineage_with_more_tokens_wins_between_two_halves():
     ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=200, mark=2)
-    assert contest(ours, members(ours, theirs, theirs)) == theirs
-    assert contest(theirs, members(theirs, ours, ours)) is None
+    assert winning_claim(ours, members(ours, theirs, theirs)) == theirs
+    assert winning_claim(theirs, members(theirs, ours, ours)) is None
 
 
 def test_exactly_one_side_of_a_tie_yields():
     ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=100, mark=2)
-    assert contest(ours, members(theirs)) == theirs
-    assert contest(theirs, members(ours)) is None
+    assert winning_claim(ours, members(theirs)) == theirs
+    assert winning_claim(theirs, members(ours)) is None
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=9))
@@ -102,7 +102,8 @@ def test_not_all_sides_yield_and_those_that_do_yield_to_one(sides):
     """Each member judges by its own claim and the others'."""
     claims = [claim(16, tokens=100 + side, mark=1 + side) for side in sides]
     yielded = {
-        own: contest(own, members(*claims[:place], *claims[place + 1 :])) for place, own in enumerate(claims)
+        own: winning_claim(own, members(*claims[:place], *claims[place + 1 :]))
+        for place, own in enumerate(claims)
     }
     winners = {winner for winner in yielded.values() if winner is not None}
     assert len(winners) <= 1
@@ -110,7 +111,7 @@ def test_not_all_sides_yield_and_those_that_do_yield_to_one(sides):
 
 
 def test_claims_of_other_rounds_take_no_part():
-    assert contest(claim(16, tokens=1), members(*[claim(32, tokens=9, mark=3)] * 5)) is None
+    assert winning_claim(claim(16, tokens=1), members(*[claim(32, tokens=9, mark=3)] * 5)) is None
 
 
 def test_of_three_histories_the_one_that_some_share_wins_whatever_the_others_tokens():
@@ -119,37 +120,37 @@ def test_of_three_histories_the_one_that_some_share_wins_whatever_the_others_tok
         claim(22, tokens=4, mark=2),
         claim(22, tokens=5, mark=3),
     )
-    assert contest(longest, members(shared, shared, long)) == shared
-    assert contest(long, members(shared, shared, longest)) == shared
-    assert contest(shared, members(shared, long, longest)) is None
+    assert winning_claim(longest, members(shared, shared, long)) == shared
+    assert winning_claim(long, members(shared, shared, longest)) == shared
+    assert winning_claim(shared, members(shared, long, longest)) is None
 
 
 def test_a_liar_about_a_round_that_no_one_else_claims_yet_wins_no_contest():
     """Just after we sealed it, say: those who still claim the round before have not spoken against us."""
     own, lie = claim(18, tokens=100), claim(18, tokens=2**59, mark=7)
     before = claim(16, tokens=90)
-    assert contest(own, members(lie, before)) is None
-    assert contest(own, members(lie, *[before] * 6)) is None
-    assert contest(own, members(lie, lie, *[before] * 6)) is None
-    assert contest(own, [(lie, claim(16, tokens=2**59, mark=7)), (before, claim(14))]) is None
+    assert winning_claim(own, members(lie, before)) is None
+    assert winning_claim(own, members(lie, *[before] * 6)) is None
+    assert winning_claim(own, members(lie, lie, *[before] * 6)) is None
+    assert winning_claim(own, [(lie, claim(16, tokens=2**59, mark=7)), (before, claim(14))]) is None
 
 
 def test_who_has_nothing_to_claim_yet_holds_up_no_contest():
     ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=200, mark=2)
-    assert contest(ours, [(theirs,), (), ()]) == theirs
+    assert winning_claim(ours, [(theirs,), (), ()]) == theirs
 
 
 def test_three_that_stand_behind_a_claim_win_over_no_more_than_three_who_may_yet_claim_ours():
     ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=110, mark=2)
-    assert contest(ours, members(*[theirs] * 3, *[claim(14)] * 2)) == theirs
-    assert contest(ours, members(*[theirs] * 3, *[claim(14)] * 3)) is None
+    assert winning_claim(ours, members(*[theirs] * 3, *[claim(14)] * 2)) == theirs
+    assert winning_claim(ours, members(*[theirs] * 3, *[claim(14)] * 3)) is None
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 9), st.sampled_from((1, 2**59)))
 def test_fewer_than_half_win_no_contest_by_their_tokens(own, silent, liars, tokens):
     """Against those who claim as we do, ourselves among them, and those who may yet."""
     ours, lie = claim(16, tokens=100, mark=1), claim(16, tokens=tokens, mark=2)
-    winner = contest(ours, members(*[ours] * (own - 1), *[claim(14)] * silent, *[lie] * liars))
+    winner = winning_claim(ours, members(*[ours] * (own - 1), *[claim(14)] * silent, *[lie] * liars))
     if liars < own + silent:
         assert winner is None
 

@@ -169,7 +169,7 @@ def test_who_only_looks_on_reads_the_same():
 
 
 def test_of_many_members_a_reading_is_kept_for_a_moment_and_of_few_it_is_not():
-    for count, kept in ((limits.CLOCK_READ_ANEW_MEMBERS, False), (1_000, True)):
+    for count, kept in ((limits.CLOCK_CACHED_ABOVE_MEMBERS, False), (1_000, True)):
         others = [(9, True)] * count
         last = {place.to_bytes(2): 9 for place in range(count)}
         clock = clock_of(9, others, last=last)

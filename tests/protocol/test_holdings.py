@@ -144,7 +144,7 @@ def test_a_chunk_of_thousands_of_payloads_is_offered_as_part_of_a_few() -> None:
         holdings.add(delta, 1, float(number))
     holdings.arrived(bytes(32), 200.0)
     told = [cast(Send, effect).message for effect in offers.wake(offers.deadline())]
-    oldest = [delta.record_id for delta in deltas[: limits.SHARED_BY_MAX]]
+    oldest = [delta.record_id for delta in deltas[: limits.PAYLOADS_PER_CHUNK_MAX]]
     assert {cast(Parts, message).record_id for message in told} == set(oldest)
     assert len(told) == 2 * len(oldest)
     done = [effect.delta for effect in holdings.arrived(b"\1" * 32, 201.0) if isinstance(effect, Ready)]

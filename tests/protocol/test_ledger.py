@@ -116,12 +116,12 @@ def test_void_with_three_different_records():
     ledger = Ledger()
     assert ledger.add(a) is Added.NEW
     once = ledger.digests.root
-    assert ledger.add(a) is Added.KNOWN
+    assert ledger.add(a) is Added.IGNORED
     assert ledger.digests.root == once
     assert ledger.add(b) is Added.VOIDED
     void = ledger.digests.root
     assert void != once
-    assert [ledger.add(d) for d in (c, a, b, c)] == [Added.KNOWN] * 4
+    assert [ledger.add(d) for d in (c, a, b, c)] == [Added.IGNORED] * 4
     assert ledger.digests.root == void
     assert c.record_id not in ledger
     assert len(ledger) == 2

@@ -53,7 +53,7 @@ class Bench:
         self.numbers += 1
         return self.links.up(LinkUp(self.numbers, _id(number), outbound, address, group=group), self.now)
 
-    def look(self, seconds: float = limits.LINKS_LOOK_INTERVAL_S) -> list[tuple[str, bytes | None]]:
+    def look(self, seconds: float = limits.LINKS_CHECK_INTERVAL_S) -> list[tuple[str, bytes | None]]:
         self.now += seconds
         effects = self.links.wake(self.now)
         assert self.links._next_look > self.now

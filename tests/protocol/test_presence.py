@@ -74,9 +74,9 @@ def test_rows_are_gathered_and_told_to_several_links_in_turn():
     for row in rows:
         assert bench.receive(row, 1) == [], "not at once"
     links = []
-    for _ in range(limits.ROWS_TELLINGS):
+    for _ in range(limits.ROW_REPEATS):
         told = [(link, sent) for link, sent in bench.tick() if link != 1]
-        assert 1 <= len(told) <= limits.ROWS_LINKS
+        assert 1 <= len(told) <= limits.ROW_FANOUT
         for link, sent in told:
             assert {row.data for row in rows} <= set(sent)
             links.append(link)
@@ -214,7 +214,7 @@ def test_the_row_of_who_is_missing_is_no_news():
     for row in rows:
         bench.receive(row, 1)
     bench.roster.judge(rows[0].node_id, Health.SUSPECT, bench.now)
-    told = [row for _ in range(limits.ROWS_TELLINGS) for _, sent in bench.tick() for row in sent]
+    told = [row for _ in range(limits.ROW_REPEATS) for _, sent in bench.tick() for row in sent]
     assert rows[0].data not in told
     assert rows[1].data in told
 

@@ -144,7 +144,7 @@ def test_a_guest_whose_time_ran_out_while_its_host_slept_is_cut(seed):
     host, guest = world.nodes[0], world.nodes[1]
     assert host.links and guest.links
     world.handle(host, ev.TimeSet(host.core._unix_time.offset_s + 8 * 3600.0))
-    world.run(limits.EXPIRY_LOOK_S + 2.0)
+    world.run(limits.EXPIRY_CHECK_INTERVAL_S + 2.0)
     assert not host.links
 
 
@@ -159,7 +159,7 @@ def test_an_invitation_that_ran_out_cuts_and_a_renewed_one_restores(seed):
     world.publish(guest)
     world.run(5.0)
     assert guest.links
-    world.run(40.0 + limits.EXPIRY_LOOK_S - 20.0)
+    world.run(40.0 + limits.EXPIRY_CHECK_INTERVAL_S - 20.0)
     assert not guest.links
     assert "ran out" in (world.run(10.0), guest.refused[-1])[1]
     for number in (0, 1):

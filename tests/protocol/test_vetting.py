@@ -154,7 +154,7 @@ def test_whose_grant_has_run_out_is_cut():
         end.link_to(other)
         end.charter.learn(grant(identity(100 + other), INVITED, expires=expires))
     assert [e for e in end.vetting.wake(109.0) if isinstance(e, Hangup)] == []
-    hangups = [e for e in end.vetting.wake(109.0 + limits.EXPIRY_LOOK_S) if isinstance(e, Hangup)]
+    hangups = [e for e in end.vetting.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
     assert [hangup.link for hangup in hangups] == [1]
     assert "ran out" in hangups[0].reason
     end.charter.learn(grant(identity(101), INVITED, expires=2000))
@@ -180,7 +180,7 @@ def test_a_machine_that_slept_knows_what_time_it_is():
     end.charter.learn(grant(identity(101), INVITED, expires=5000))
     assert [e for e in end.vetting.wake(109.0) if isinstance(e, Hangup)] == []
     end.vetting._unix_time.set_offset(10_000.0)
-    hangups = [e for e in end.vetting.wake(109.0 + limits.EXPIRY_LOOK_S) if isinstance(e, Hangup)]
+    hangups = [e for e in end.vetting.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
     assert [hangup.link for hangup in hangups] == [1]
 
 

@@ -104,7 +104,7 @@ def _forget_equivocation() -> list[Patch]:
 
     def add(self: ledger.Ledger, delta: Delta) -> ledger.Added:
         if delta.author in self._rounds.get(delta.round, {}):
-            return ledger.Added.KNOWN
+            return ledger.Added.IGNORED
         return original(self, delta)
 
     return [(ledger.Ledger, "add", add)]
@@ -126,21 +126,21 @@ def _close_what_is_sealed() -> list[Patch]:
 def _any_other_history_wins() -> list[Patch]:
     """Two lineages: each side gives its own up for the other's."""
 
-    def contest(own: Claim, others: Any) -> Claim | None:
+    def winning_claim(own: Claim, others: Any) -> Claim | None:
         said = [claim for claims in others for claim in claims]
         return max((claim for claim in said if claim != own and claim.round <= own.round), default=None)
 
-    return [(lineages, "contest", contest)]
+    return [(lineages, "winning_claim", winning_claim)]
 
 
 def _believe_a_lone_voice() -> list[Patch]:
     """Two lineages: the claim with the most tokens wins, whoever makes it."""
 
-    def contest(own: Claim, others: Any) -> Claim | None:
+    def winning_claim(own: Claim, others: Any) -> Claim | None:
         said = [claim for claims in others for claim in claims]
         return max((claim for claim in said if claim.round == own.round and claim > own), default=None)
 
-    return [(lineages, "contest", contest)]
+    return [(lineages, "winning_claim", winning_claim)]
 
 
 # --- writing before speaking -------------------------------------------------------------------------------
