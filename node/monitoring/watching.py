@@ -178,7 +178,7 @@ class Watching:
             behind=view.merging.behind,
             came=core.fetcher.came,
             missing=len(core.fetcher.wants),
-            others_hold=core.fetcher.wants.are_held,
+            others_hold=core.fetcher.wants.any_has_holder,
             version=view.merging.version,
             diverged=view.merging.diverged,
             has_model=core.sealing.joined,

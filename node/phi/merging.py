@@ -106,7 +106,7 @@ class Merging:
         Rounds that have changed and are not merged, also those that wait for others' deltas or for the swarm;
         payloads that are on their way; and one more before we are `ready`.
         """
-        return self.schedule.unmerged + self._core.fetcher.wants.are_held + (not self.ready)
+        return self.schedule.unmerged + self._core.fetcher.wants.any_has_holder + (not self.ready)
 
     @property
     def diverged(self) -> str:

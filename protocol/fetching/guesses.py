@@ -113,7 +113,7 @@ class Guesses:
         while self._young:
             at, blob = self._young[0]
             is_current = self._enters.get(blob) == at
-            if is_current and self._wants.unheld(blob):
+            if is_current and self._wants.without_holder(blob):
                 return at
             heappop(self._young)
             if is_current:
@@ -138,7 +138,7 @@ class Guesses:
     def _soonest(self, blob: bytes, now: float) -> tuple[bytes | None, float]:
         """A key under which a chunk may be asked for on a guess now, or else the next such key; and when."""
         found, soonest = None, inf
-        for key, want in self._wants.unheld(blob).items():
+        for key, want in self._wants.without_holder(blob).items():
             if want.may_be_guessed_at < soonest:
                 found, soonest = key, want.may_be_guessed_at
                 if soonest <= now:
@@ -149,7 +149,7 @@ class Guesses:
         """Chunks that nobody has been known to hold for a moment go to the end of the line."""
         if not len(self._wants):
             self._forget()
-        for blob in self._wants.take_unheld():
+        for blob in self._wants.take_without_holder():
             self._enter_at(self._soonest(blob, now)[1], blob)
         while self._young and self._young[0][0] <= now:
             entered, blob = heappop(self._young)
@@ -181,7 +181,7 @@ class Guesses:
     def _tidy(self) -> None:
         """Keep the last place of each chunk that is still looked for: no link that has yet to come to the
         chunk is past that place."""
-        last = {blob: place for place, (_, blob) in enumerate(self._line) if self._wants.unheld(blob)}
+        last = {blob: place for place, (_, blob) in enumerate(self._line) if self._wants.without_holder(blob)}
         places = sorted(last.values())
         self._line = [self._line[place] for place in places]
         self._places = {link: bisect_left(places, place) for link, place in self._places.items()}

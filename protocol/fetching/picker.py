@@ -49,7 +49,7 @@ class Picker:
         room: Room | None = None
         if is_full():
             return
-        some = list(islice(self._wants.held.items(), limits.WANTS_LOOKED_AT_MAX))
+        some = list(islice(self._wants.with_holder.items(), limits.WANTS_LOOKED_AT_MAX))
         for key, want, most in self._in_turn(some):
             if room is None:
                 room = self._sources.room(now)
@@ -66,12 +66,12 @@ class Picker:
                         return
                     if begun == most:
                         break
-        if len(some) < len(self._wants.held):
+        if len(some) < len(self._wants.with_holder):
             self._wants.put_last(key for key, _ in some)
 
     def _in_turn(self, some: Sequence[tuple[bytes, Want]]) -> list[tuple[bytes, Want, float]]:
         """The wants in the order in which to fetch them, each with the most chunks to begin."""
-        bulk = self._wants.held.get(self._bulk) if self._bulk is not None else None
+        bulk = self._wants.with_holder.get(self._bulk) if self._bulk is not None else None
         if self._bulk is None or bulk is None:
             return [(key, want, inf) for key, want in some]
         others = [(key, want, inf) for key, want in some if key != self._bulk]

@@ -28,7 +28,7 @@ class Want:
     """When the last chunk came."""
 
     @property
-    def is_held(self) -> bool:
+    def has_holder(self) -> bool:
         """Whether any link is known to hold any of the missing chunks."""
         return bool(self.holders or (self.parts and any(self.parts.values())))
 
@@ -39,7 +39,7 @@ class Want:
 
     def is_orphan(self, now: float) -> bool:
         """Whether no link is known to hold any of it, and none of it has come for `ORPHAN_PATIENCE_S`."""
-        return not self.is_held and max(self.since, self.got_at) <= now - limits.ORPHAN_PATIENCE_S
+        return not self.has_holder and max(self.since, self.got_at) <= now - limits.ORPHAN_PATIENCE_S
 
     def holders_of(self, blob: bytes) -> set[int]:
         part = self.parts.get(blob)
@@ -54,9 +54,9 @@ class _Chunk:
     all the others.
     """
 
-    held: dict[bytes, Want] = field(default_factory=dict)
+    with_holder: dict[bytes, Want] = field(default_factory=dict)
     """Wants of which a link is known to hold some chunk, by key."""
-    unheld: dict[bytes, Want] = field(default_factory=dict)
+    without_holder: dict[bytes, Want] = field(default_factory=dict)
     """All other wants, by key."""
     size: int = 0
     """The largest size that anybody has stated for the chunk."""
@@ -70,9 +70,9 @@ class Wants:
         self._fits = fits
         self._wants: dict[bytes, Want] = {}
         self._chunks: dict[bytes, _Chunk] = {}
-        self._held: dict[bytes, Want] = {}
+        self._with_holder: dict[bytes, Want] = {}
         """The wants of which a link is known to hold some chunk."""
-        self._unheld: list[bytes] = []
+        self._without_holder: list[bytes] = []
         """Chunks newly without known holders, or that may be longer than was thought, until taken."""
 
     # -- what is wanted
@@ -101,28 +101,28 @@ class Wants:
     def _add(self, key: bytes, want: Want, blob: bytes, size: int) -> None:
         want.missing[blob] = size
         chunk = self._chunks.setdefault(blob, _Chunk())
-        if key in self._held:
-            chunk.held[key] = want
+        if key in self._with_holder:
+            chunk.with_holder[key] = want
         else:
-            self._not_held(blob, key, want)
+            self._lost_its_holders(blob, key, want)
         if 0 < chunk.size < size:
-            self._unheld.append(blob)  # a link that failed it may have been cut short
+            self._without_holder.append(blob)  # a link that failed it may have been cut short
         chunk.size = max(chunk.size, size)
 
-    def _not_held(self, blob: bytes, key: bytes, want: Want) -> None:
-        unheld = self._chunks[blob].unheld
-        if not unheld:
-            self._unheld.append(blob)
-        unheld[key] = want
+    def _lost_its_holders(self, blob: bytes, key: bytes, want: Want) -> None:
+        without_holder = self._chunks[blob].without_holder
+        if not without_holder:
+            self._without_holder.append(blob)
+        without_holder[key] = want
 
     def forget(self, key: bytes) -> None:
         """Stop wanting a key (its record became void, or describes something that cannot exist)."""
         want = self._wants.pop(key, None)
-        is_held = self._held.pop(key, None) is not None
+        has_holder = self._with_holder.pop(key, None) is not None
         for blob in want.missing if want else ():
             chunk = self._chunks[blob]
-            del (chunk.held if is_held else chunk.unheld)[key]
-            if not chunk.held and not chunk.unheld:
+            del (chunk.with_holder if has_holder else chunk.without_holder)[key]
+            if not chunk.with_holder and not chunk.without_holder:
                 del self._chunks[blob]
 
     @property
@@ -185,42 +185,42 @@ class Wants:
         self._file(key, want)
 
     def link_down(self, link: int) -> None:
-        for key, want in list(self._held.items()):
+        for key, want in list(self._with_holder.items()):
             want.holders.discard(link)
             for part in want.parts.values():
                 part.discard(link)
             self._file(key, want)
 
-    def take_unheld(self) -> list[bytes]:
+    def take_without_holder(self) -> list[bytes]:
         """Chunks that, since the last call, came to be wanted under a key without any known holder."""
-        taken, self._unheld = self._unheld, []
-        return [blob for blob in taken if self.unheld(blob)]
+        taken, self._without_holder = self._without_holder, []
+        return [blob for blob in taken if self.without_holder(blob)]
 
-    def unheld(self, blob: bytes) -> Mapping[bytes, Want]:
+    def without_holder(self, blob: bytes) -> Mapping[bytes, Want]:
         """The wants that a chunk is part of, by key, of which no link is known to hold any chunk."""
         chunk = self._chunks.get(blob)
-        return chunk.unheld if chunk is not None else {}
+        return chunk.without_holder if chunk is not None else {}
 
     def put_last(self, keys: Iterable[bytes]) -> None:
         """From now on these keys come last among those that somebody is known to hold."""
         for key in keys:
-            if key in self._held:
-                self._held[key] = self._held.pop(key)
+            if key in self._with_holder:
+                self._with_holder[key] = self._with_holder.pop(key)
 
     def _file(self, key: bytes, want: Want) -> None:
-        was_held = key in self._held
-        if want.is_held and not was_held:
-            self._held[key] = want
+        had_holder = key in self._with_holder
+        if want.has_holder and not had_holder:
+            self._with_holder[key] = want
             for chunk in map(self._chunks.__getitem__, want.missing):
-                chunk.held[key] = chunk.unheld.pop(key)
-                chunk.unheld = chunk.unheld or {}  # an emptied one keeps its size
-        elif was_held and not want.is_held:
-            del self._held[key]
+                chunk.with_holder[key] = chunk.without_holder.pop(key)
+                chunk.without_holder = chunk.without_holder or {}  # an emptied one keeps its size
+        elif had_holder and not want.has_holder:
+            del self._with_holder[key]
             for blob in want.missing:
                 chunk = self._chunks[blob]
-                del chunk.held[key]
-                chunk.held = chunk.held or {}
-                self._not_held(blob, key, want)
+                del chunk.with_holder[key]
+                chunk.with_holder = chunk.with_holder or {}
+                self._lost_its_holders(blob, key, want)
 
     # -- what others ask
 
@@ -245,7 +245,7 @@ class Wants:
     def keys_of(self, blob: bytes) -> tuple[bytes, ...]:
         """The keys under which a missing chunk is wanted."""
         chunk = self._chunks.get(blob)
-        return tuple(sorted(chain(chunk.held, chunk.unheld))) if chunk is not None else ()
+        return tuple(sorted(chain(chunk.with_holder, chunk.without_holder))) if chunk is not None else ()
 
     def some_keys_of(self, blob: bytes) -> list[bytes]:
         """`keys_of`, but at most `WANTS_LOOKED_AT_MAX`, and others the next time. Keys that somebody is known
@@ -253,17 +253,17 @@ class Wants:
         chunk = self._chunks.get(blob)
         if chunk is None:
             return []
-        some = list(islice(chain(chunk.held, chunk.unheld), limits.WANTS_LOOKED_AT_MAX))
-        if len(some) < len(chunk.held) + len(chunk.unheld):
+        some = list(islice(chain(chunk.with_holder, chunk.without_holder), limits.WANTS_LOOKED_AT_MAX))
+        if len(some) < len(chunk.with_holder) + len(chunk.without_holder):
             for key in some:
-                wants = chunk.held if key in chunk.held else chunk.unheld
+                wants = chunk.with_holder if key in chunk.with_holder else chunk.without_holder
                 wants[key] = wants.pop(key)
         return sorted(some)
 
     def of(self, blob: bytes) -> Iterable[Want]:
         """The wants that a missing chunk is part of."""
         chunk = self._chunks.get(blob)
-        return chain(chunk.held.values(), chunk.unheld.values()) if chunk is not None else ()
+        return chain(chunk.with_holder.values(), chunk.without_holder.values()) if chunk is not None else ()
 
     def holders_of(self, key: bytes, blob: bytes) -> set[int]:
         """Links whose peers said that they hold a chunk of `key` that is missing here."""
@@ -276,7 +276,7 @@ class Wants:
         return [
             key
             for key, want in self._wants.items()
-            if want.since <= by and (want.is_held or want.since > oldest)
+            if want.since <= by and (want.has_holder or want.since > oldest)
         ]
 
     def chunks_lacking(self, by: float) -> int:
@@ -284,14 +284,14 @@ class Wants:
         return sum(len(want.missing) for want in self._wants.values() if want.since <= by)
 
     @property
-    def held(self) -> Mapping[bytes, Want]:
+    def with_holder(self) -> Mapping[bytes, Want]:
         """The wants of which somebody is known to hold some chunk, in the order in which to fetch them."""
-        return self._held
+        return self._with_holder
 
     @property
-    def are_held(self) -> bool:
+    def any_has_holder(self) -> bool:
         """Whether somebody is known to hold any chunk that is missing."""
-        return bool(self._held)
+        return bool(self._with_holder)
 
     def is_stalled(self, key: bytes, now: float) -> bool:
         """Whether chunks of a key are missing, and none has come for as long as the slowest may take."""

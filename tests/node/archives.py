@@ -46,7 +46,7 @@ def core_with(ledger: Ledger, **changes: Any) -> Any:
         "own_last": 0,
         "identity": SimpleNamespace(node_id=OWN),
         "roster": Roster(OWN),
-        "fetcher": SimpleNamespace(wants=SimpleNamespace(are_held=0)),
+        "fetcher": SimpleNamespace(wants=SimpleNamespace(any_has_holder=0)),
         **NOTHING_ELSE,
     }
     return SimpleNamespace(ledger=ledger, **{**usual, **changes})

@@ -64,7 +64,7 @@ class Setup:
             horizon=10**9,
             somebody_trains=True,
             rests=False,
-            fetcher=SimpleNamespace(wants=SimpleNamespace(are_held=False)),
+            fetcher=SimpleNamespace(wants=SimpleNamespace(any_has_holder=False)),
         )
         self.merging = Merging(self.core, self.port, self.lost.append)  # type: ignore[arg-type]
         self.merged: list[int] = []

@@ -344,7 +344,7 @@ async def test_payloads_on_their_way_are_not_merged_yet(setup: Setup) -> None:
     assert setup.merging.unmerged == 1, "a daemon that has just started: others may have gone on meanwhile"
     setup.core.caught_up = True
     await until(lambda: not setup.merging.unmerged)
-    setup.core.fetcher.wants.are_held = True
+    setup.core.fetcher.wants.any_has_holder = True
     assert setup.merging.unmerged == 1 and setup.merging.behind == 0
 
 

@@ -33,7 +33,7 @@ def test_silence_is_a_failure():
     net.pass_time(0.2)
     assert net.plan() == []
     assert net.fetcher.expected_size(blob_of(1)) is None
-    assert not net.fetcher.wants.are_held, "it is not believed any more"
+    assert not net.fetcher.wants.any_has_holder, "it is not believed any more"
 
 
 def test_who_was_silent_is_not_believed_again():

@@ -242,7 +242,7 @@ def test_of_deltas_those_come_before_a_snapshot_that_it_has_not_in_it(seed):
         world.handle(joiner, ev.Need(key, ((key, 100),)))
     for key in (claim.key, *known.values()):
         joiner.core.fetcher.wants.held_by(1, key)
-    held = list(joiner.core.fetcher.wants.held.items())
+    held = list(joiner.core.fetcher.wants.with_holder.items())
     in_turn = [key for key, *_ in joiner.core.fetcher._picker._in_turn(held)]
     assert in_turn[-3:] == [known[9], claim.key, known[8]]
 

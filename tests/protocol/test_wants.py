@@ -12,22 +12,22 @@ from tests.protocol.fetching import Net, blob_of, key_of
 def test_what_nobody_holds_is_not_on_its_way():
     net = Net(links={1: True})
     net.want(1, 0)
-    assert not net.fetcher.wants.are_held
+    assert not net.fetcher.wants.any_has_holder
     net.fetcher.hint(1, key_of(1))
-    assert net.fetcher.wants.are_held
+    assert net.fetcher.wants.any_has_holder
     net.plan()
     net.arrive(blob_of(0))
-    assert not net.fetcher.wants.are_held
+    assert not net.fetcher.wants.any_has_holder
 
 
 def test_who_held_a_chunk_that_came_is_not_known_to_hold_another():
     net = Net(links={1: True})
     net.want(1, 0, 1)
     net.fetcher.hint_part(1, key_of(1), blob_of(0))
-    assert net.fetcher.wants.are_held
+    assert net.fetcher.wants.any_has_holder
     net.plan()
     net.arrive(blob_of(0))
-    assert not net.fetcher.wants.are_held
+    assert not net.fetcher.wants.any_has_holder
 
 
 def test_what_a_link_that_has_ended_held_a_part_of_nobody_is_known_to_hold():
@@ -35,7 +35,7 @@ def test_what_a_link_that_has_ended_held_a_part_of_nobody_is_known_to_hold():
     net.want(1, 0, 1)
     net.fetcher.hint_part(1, key_of(1), blob_of(0))
     net.drop(1)
-    assert not net.fetcher.wants.are_held
+    assert not net.fetcher.wants.any_has_holder
 
 
 def test_what_comes_slowly_is_not_stalled():
