@@ -154,7 +154,7 @@ class Daemon:
         self.briefing = Briefing(
             self.core, self.port, self.merging, self.publisher, self.links, self.dispatch
         )
-        self.merging.on_offer = self.briefing.tell_clock
+        self.merging.offering.before = self.briefing.tell_clock
 
         # Those who look on.
         self.view = NodeView(

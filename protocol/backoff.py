@@ -1,4 +1,4 @@
-"""Waits that double: a peer that does not do what it was asked for is asked again later each time."""
+"""Exponential backoff: a peer that does not do what it was asked for is asked again later each time."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -6,16 +6,16 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Not to be asked until then, and twice as late the next time, unless this one is forgotten by then."""
+    """A peer is not asked until `until`, and twice as long the next time unless this wait is forgotten."""
 
     until: float
     wait: float
     kept: float
-    """Seconds for which it counts after its end, if that is more than it took."""
+    """Seconds for which the wait is remembered after its end, if that is longer than the wait itself."""
 
     @classmethod
     def after(cls, before: Self | None, now: float, least: float, most: float, kept: float = 0.0) -> Self:
-        """What follows the one before, if any: `least` seconds, or twice that one's, `most` at most."""
+        """The wait after `before`, if any: `least` seconds, or twice the one before, at most `most`."""
         wait = least
         if before is not None and before.forgotten_at > now:
             wait = min(max(least, 2 * before.wait), most)

@@ -1,19 +1,20 @@
 """Sealing, agreeing and forgetting: what becomes of old rounds.
 
 A round is *sealed* once it lies `seal_after` rounds behind the clock. Every `snapshot_every` rounds a node
-writes Phi of the sealed prefix, the same bytes wherever the same records were merged, and *claims* it in its
-signed peer row: round, root of the snapshot, digest of the records merged up to it, and their tokens. What
-enough members claim alike is *agreed*: joiners start from it, and what lies `retain` rounds behind the clock
-and under an agreed snapshot is *closed*: its records and payloads are dropped, and nothing can change it.
+writes Phi of the sealed prefix. These bytes are the same wherever the same records were merged. The node then
+*claims* the snapshot in its signed peer row: round, root of the snapshot, digest of the records merged up to
+it, and their tokens. A claim that enough members make alike is *agreed*: joiners start from it. Rounds that
+lie `retain` rounds behind the clock and under an agreed snapshot are *closed*: their records and payloads are
+dropped, and nothing can change them.
 
-A record of a sealed round that is not closed yet is still merged, wherever it was delayed: the snapshot is
-then written anew. Sealing is a matter of effort, closing one of history.
+A record of a sealed round that is not closed yet is still merged, however late it comes: the snapshot is then
+written again. Sealing is a matter of effort, closing a matter of history.
 
-Two claims for one round that stay different once the ledgers agree mean that the difference lies in what one
-side has closed: a partition outlasted `retain`, or a node joined from a snapshot that a late record has
-since changed. Then the claim that most members make wins, or else the one with more tokens (digest breaks
-ties), and the other side starts again from the winner's snapshot. Tokens are a claim like any other, so
-before most members they count for nothing.
+If two claims for one round stay different once the ledgers agree, the difference lies in what one side has
+closed: a partition outlasted `retain`, or a node joined from a snapshot that a late record has since changed.
+Then the claim that most members make wins, or else the one with more tokens (digest breaks ties), and the
+other side starts again from the winner's snapshot. Tokens are a claim like any other, so against a majority
+of members they count for nothing.
 """
 
 from collections import Counter
@@ -25,15 +26,15 @@ from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.manifest import HistorySection
 
 WITNESSES = 3
-"""Members that are enough to rely on what they claim alike; see `most_of` for fewer."""
+"""How many members' claims must agree for others to rely on them; see `most_of` for small swarms."""
 
 
 class Claim(NamedTuple):
-    """A member's signed word on its snapshot. Ordered so that the greater of two for one round wins."""
+    """A member's signed word on its snapshot. The greater of two claims for one round wins."""
 
     round: int
     tokens: int
-    """Tokens of all deltas merged up to the round."""
+    """Tokens of all deltas merged up to the round, as `TokenCount` counts them."""
     digest: bytes
     """Chain over the rounds' digests of merged records, see `chain`."""
     root: bytes
@@ -41,7 +42,7 @@ class Claim(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """What its chunks are wanted under: the id of no delta, whatever a liar gives for a root."""
+        """The key that the snapshot's chunks are wanted under: no delta's id, whatever root a liar gives."""
         return b"snapshot" + self.root
 
 
@@ -55,10 +56,10 @@ def sealed_round(clock: int, section: HistorySection) -> int:
 
 
 def roundest(last: int, newest: int, every: int) -> int | None:
-    """The snapshot to take after that of `last` where one of `newest` may be; None if there is none between.
+    """The round of the snapshot to take after that of `last`, up to `newest`; None if there is none.
 
-    Of several multiples of `every` the one that most powers of two divide. So members who look at different
-    moments, and pass some over where rounds are fast, take the same ones all the same.
+    Of several multiples of `every`, this is the one that the highest power of two divides. So members that
+    look at different moments, and pass some over where rounds are fast, still take the same ones.
     """
     low, high = last // every + 1, newest // every
     if high < low:
@@ -69,27 +70,27 @@ def roundest(last: int, newest: int, every: int) -> int | None:
 
 
 def most_of(members: int) -> int:
-    """How many of them must say a thing: more than half, or three if that is fewer."""
+    """How many of `members` must say a thing: more than half, or three if that is fewer."""
     return min(WITNESSES, members // 2 + 1)
 
 
 def agreed(claims: Iterable[Claim], members: int) -> Claim | None:
-    """The newest claim that `most_of` the members make, None if there is none."""
+    """The newest claim that `most_of` the members make; None if there is none."""
     counts = Counter(claims)
     return max((claim for claim, count in counts.items() if count >= most_of(members)), default=None)
 
 
 def contest(own: Claim, others: Iterable[Claims]) -> Claim | None:
-    """The claim for our round that should win against ours, None if ours may stay. `others`: each member's.
+    """The claim for our round that should win against ours, None if ours may stay. `others`: by member.
 
-    Those vote who claim anything for our round, and we. What most of them claim wins. Where nothing has a
-    majority, the greatest claim wins that has `WITNESSES` votes, or as many as the most common one where that
-    has fewer, as in two halves of a small swarm. So of three histories one that is shared wins over a longer
-    one that somebody has to itself.
+    The voters are the members that claim anything for our round, and ourselves. The claim that most of them
+    make wins. Where no claim has a majority, the greatest one wins among those with `WITNESSES` votes, or,
+    where even the most common claim has fewer, among those with as many votes as it: as in two halves of a
+    small swarm. So of three histories, a shared one wins over a longer one that one member has to itself.
 
     Members that claim other rounds only do not vote, but may well claim what we do: the winner needs as many
-    votes as we should have with all of theirs. Otherwise a few liars would win about a round that nobody else
-    has come to yet, or claims any more.
+    votes as ours would have with all of theirs. Otherwise a few liars would win about a round that nobody
+    else has come to yet, or that nobody else claims any more.
     """
     of_members = [claims for claims in others if claims]
     of_round = [[claim for claim in claims if claim.round == own.round] for claims in of_members]
@@ -117,15 +118,15 @@ def round_digest(record_ids: Iterable[bytes]) -> bytes:
 
 
 def total(tokens: Iterable[int]) -> int:
-    """Tokens together, as claims state them: they end at the largest number that a claim can hold.
+    """The sum of tokens as claims state it, cut off at the largest number that a claim can hold.
 
-    So whoever adds them up in parts, of closed rounds and of open ones, comes to the same.
+    So a sum taken in parts, of closed rounds and of open ones, comes to the same.
     """
     return min(TOKENS_TOTAL_MAX, sum(tokens))
 
 
 def genesis_claim(root: bytes) -> Claim:
-    """What every node claims at first: round 0 is Phi_0."""
+    """The claim that every node makes at first: round 0 is Phi_0."""
     return Claim(0, 0, bytes(32), root)
 
 

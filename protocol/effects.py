@@ -1,6 +1,6 @@
 """Effects: what comes out of the protocol core.
 
-The core never does anything: it says what should be done. An adapter (the daemon, or a simulator) carries
+The core does nothing itself: it says what should be done. An adapter (the daemon, or a simulator) carries
 effects out in order, and feeds back what happened as events (`events.py`).
 """
 
@@ -12,7 +12,7 @@ from gossamer.protocol.offence import Offence
 from gossamer.protocol.records import Delta
 
 
-@dataclass(slots=True)  # one for every message: frozen ones take three times as long to make
+@dataclass(slots=True)  # made for every message, and frozen ones take three times as long to make
 class Send:
     """Queue a message on a link; if its queue is full, drop it."""
 
@@ -22,12 +22,12 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Connect to an address; if `node_id` is given, to nobody else, and with no other certificate."""
+    """Connect to an address; if `node_id` is given, only to that node, and only under its certificate."""
 
     address: str
     node_id: bytes | None
     fingerprint: bytes = b""
-    """SHA-256 of the certificate that its row names; empty if we know none."""
+    """SHA-256 of the certificate that the node's row names; empty if we know none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Hangup:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Keep a delta record. If `own`, durably, and answer with `Stored` before anything else is said."""
+    """Keep a delta record. If it is our `own`, keep it durably and answer with `Stored`; until then nobody is
+    told of it."""
 
     delta: Delta
     own: bool
@@ -68,9 +69,9 @@ class Get:
     link: int
     blob: bytes
     size: int
-    """The most bytes that it can have."""
+    """The most bytes that the chunk can have."""
     patience: float
-    """Seconds after which it is given up."""
+    """Seconds after which the transfer is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +84,14 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A delta and all of its payload are here, or its round lost a record: merge the round anew."""
+    """A delta and all of its payload are here, or its round lost a record: merge the round again."""
 
     delta: Delta
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """All chunks asked for under `key` are here."""
+    """All chunks that were needed under `key` are here."""
 
     key: bytes
 
@@ -104,7 +105,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Forget all rounds up to `round`: these records, and their payloads."""
+    """Forget all rounds up to `round`: the records in `deltas`, and their payloads."""
 
     round: int
     deltas: tuple[Delta, ...] = ()
@@ -114,7 +115,7 @@ class Close:
 class Adopt:
     """Fetch this snapshot and start from it (from genesis, for round 0).
 
-    Answer with `Adopted`, or with `Unusable` if it turns out so.
+    Answer with `Adopted`, or with `Unusable` if the snapshot turns out to be that.
     """
 
     claim: Claim
@@ -124,7 +125,7 @@ class Adopt:
 class Prefetch:
     """Begin to fetch this snapshot, in place of any other: an `Adopt` of it may follow.
 
-    Answer with `Unusable` if it turns out so.
+    Answer with `Unusable` if the snapshot turns out to be that.
     """
 
     claim: Claim

@@ -2,10 +2,10 @@
 
 Bytes on the wire: ``kind (1) | public key (32) | signature (64) | body``. The signature covers
 ``"gossamer/1" | kind | swarm id | public key | length of body (4, big endian) | body``, so that no bytes
-signed for one purpose, swarm or author hold for another. The record id is SHA-256 of what is signed;
-the signature itself is left out, since one message can have several valid ones.
+signed for one purpose, swarm or author are valid for another. The record id is the SHA-256 of the signed
+bytes. It leaves out the signature, since one message can have several valid ones.
 
-A relayed envelope is never re-encoded: what was received is what is stored and passed on.
+A relayed envelope is never re-encoded: it is stored and passed on as it was received.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ HEADER_BYTES = 1 + PUBLIC_KEY_BYTES + SIGNATURE_BYTES
 
 
 class Kind(IntEnum):
-    """What a record is about; part of what is signed."""
+    """What a record is about; part of the signed bytes."""
 
     DELTA = 1
     ROW = 2

@@ -6,15 +6,15 @@ The first split is whose mistake it is, because the reaction differs::
     ├── LocalError              ours or our operator's: one clear line, exit status 2
     │   ├── ConfigError         a manifest, a flag, an address or a task is wrong
     │   ├── StorageError        a database, blob, key file or disk is unusable
-    │   │   ├── DiskFullError       there is no room left: that is waited for
+    │   │   ├── DiskFullError       there is no room left: the node waits for some
     │   │   └── FolderGoneError     a node's folder is not where it was, or cannot be written to
     │   ├── DivergedError       training blew up: a parameter left the representable range
     │   └── UnreachableError    nobody useful answered where we were told to look
-    │       ├── NobodyThereError    nobody did at all: who should may not run yet
-    │       └── NotAnsweredError    somebody did, and will not tell us: it says why
+    │       ├── NobodyThereError    nobody answered at all: the node there may not run yet
+    │       └── NotAnsweredError    a node answered and turned us down: it says why
     └── PeerError               a peer misbehaved: one log line, a counter, and the node goes on
         ├── MalformedError      bytes that do not parse, or a value out of its bounds
-        │   ├── ImplausibleError    a value that only a wrong clock makes: the peer's, or ours
+        │   ├── ImplausibleError    a value that only a wrong clock explains: the peer's, or ours
         │   └── UnsupportedError    a message, record or manifest of a kind that this release does not know
         ├── SignatureError      a signature or a key that does not hold
         ├── NoRoomError         a sound record for which we have no room: nobody is blamed
@@ -43,11 +43,11 @@ class StorageError(LocalError):
 
 
 class DiskFullError(StorageError):
-    """There is no room for what has to be written; with room again, it can be."""
+    """There is no room for what has to be written. Once there is, the write can succeed."""
 
 
 class FolderGoneError(StorageError):
-    """A node's folder is not where it was, or cannot be written to; where it is back, the node can go on."""
+    """A node's folder is not where it was, or cannot be written to. Once it is back, the node can go on."""
 
 
 class DivergedError(LocalError):
@@ -59,7 +59,7 @@ class UnreachableError(LocalError):
 
 
 class NobodyThereError(UnreachableError):
-    """Nobody answered at all, which may pass: a machine that still starts, a name that is not known yet."""
+    """Nobody answered at all. This may pass: the machine may still be starting, its name not be known yet."""
 
 
 class NotAnsweredError(UnreachableError):
@@ -67,7 +67,7 @@ class NotAnsweredError(UnreachableError):
 
 
 class PeerError(GossamerError):
-    """A peer sent something it should not have. It costs that peer, never the run."""
+    """A peer sent something that it should not have. This costs the peer, never the run."""
 
 
 class MalformedError(PeerError):
@@ -79,7 +79,7 @@ class ImplausibleError(MalformedError):
 
 
 class UnsupportedError(MalformedError):
-    """A message, record or manifest of a kind that this release does not know; another one may."""
+    """A message, record or manifest of a kind that this release does not know; another release may."""
 
 
 class SignatureError(PeerError):
@@ -87,7 +87,7 @@ class SignatureError(PeerError):
 
 
 class NoRoomError(PeerError):
-    """A record as it should be, for which we have no room left. That is the fault of nobody who sends it."""
+    """A sound record for which we have no room left. The peer that sent it is not to blame."""
 
 
 class RefusedError(PeerError):

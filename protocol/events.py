@@ -13,7 +13,7 @@ from gossamer.protocol.records import Delta, DeltaBody
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A handshake succeeded. `outbound` says that we dialled, and at which `address`.
+    """A handshake succeeded. `outbound` says whether we dialled, and `address` where.
 
     `group` names the part of the internet that the peer is in (see `Links`); None on loopback and in a LAN.
     """
@@ -41,7 +41,7 @@ class DialFailed:
     address: str
 
 
-@dataclass(slots=True)  # one for every message: frozen ones take three times as long to make
+@dataclass(slots=True)  # made for every message, and frozen ones take three times as long to make
 class Received:
     """Bytes of one message from a link."""
 
@@ -58,14 +58,14 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Our own record is on disk: it may be spoken of now."""
+    """Our own record is on disk: others may be told of it now."""
 
     delta: Delta
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Nothing can be stored, as on a full disk: until the next `Stored` we have no say in the clock."""
+    """Nothing can be stored, as on a full disk. Until the next `Stored` we have no say in the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The snapshots that we hold now, newest first; what the newest covers is the sealed prefix."""
+    """The snapshots that we hold now, newest first; the newest one covers the sealed prefix."""
 
     claims: tuple[Claim, ...]
 
@@ -118,9 +118,9 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The snapshot that `Adopt` or `Prefetch` named cannot be: its index does not describe this model.
+    """The snapshot that `Adopt` or `Prefetch` named cannot exist: its index does not describe this model.
 
-    A root names its bytes, so whoever else claims it, it never can be.
+    A root names its bytes, so this holds for good, whoever else claims the snapshot.
     """
 
     claim: Claim
@@ -128,14 +128,14 @@ class Unusable:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Somebody handed us a grant or a revocation, which needs no trust but its owner's signature."""
+    """Somebody handed us a grant or a revocation. It needs no trust but its owner's signature."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSet:
-    """The machine's clock was set, or it slept: Unix time less `now` is something else from here on."""
+    """The machine's clock was set, or the machine slept: Unix time minus `now` has changed."""
 
     unix_offset_s: float
 

@@ -1,7 +1,7 @@
 """Phi's arithmetic: int32 fixed point with 24 fractional bits.
 
-Range +-128, resolution 2**-24 (6e-8). Integer addition commutes and wraps, so a sum of merges has one
-value whatever the order in which they arrived.
+Range +-128, resolution 2**-24 (6e-8). Integer addition commutes and wraps, so a sum of merges has one value,
+in whatever order they arrived.
 """
 
 from typing import Any
@@ -14,15 +14,15 @@ from gossamer.protocol.errors import DivergedError
 FRACTION_BITS = 24
 ONE = 1 << FRACTION_BITS
 VALUE_LIMIT = 1 << 30
-"""Magnitude (64.0) from which a parameter counts as diverged; decoded deltas lie below it too."""
+"""Magnitude (64.0) at and beyond which a parameter counts as diverged; decoded deltas lie below it too."""
 
 Ints = npt.NDArray[np.int32]
 
 _ROW = 8192
-"""Values in one dot product: BLAS does not spread so few over threads."""
+"""Values in one dot product: too few for BLAS to spread over threads."""
 
 _ROWS = 8
-"""Dot products at once: their values stay in cache."""
+"""Dot products taken at once: so few that their values stay in cache."""
 
 
 def to_fixed(values: npt.NDArray[Any]) -> Ints:
@@ -39,15 +39,15 @@ def to_float(values: Ints) -> npt.NDArray[np.float32]:
 
 
 def is_healthy(values: Ints) -> bool:
-    """Whether all magnitudes are below 64: no healthy weight is there or beyond."""
+    """Whether all magnitudes are below 64: no healthy weight reaches that."""
     return not values.size or max(int(values.max()), -int(values.min())) < VALUE_LIMIT
 
 
 def sum_of_squares(values: Ints) -> int:
     """Return the exact sum of squares as a Python int.
 
-    Squares are summed by float64 dot products of rows so short that every partial sum is an integer
-    below 2**53, which no order of summation can round.
+    Squares are summed by float64 dot products of short rows, so that every partial sum is an integer below
+    2**53: no order of summation can round it.
     """
     flat = values.reshape(-1)
     whole = flat.size // _ROW * _ROW

@@ -62,8 +62,8 @@ class Identity:
     def from_seed(cls, seed: bytes) -> "Identity":
         """Build the key pair of a 32-byte secret seed.
 
-        Raises ConfigError on any other length, and on zeros: a disk that has lost what a file held gives
-        these in its place, and that key would be everybody's.
+        Raises ConfigError for any other length, and for zeros: a disk that has lost a file's content returns
+        zeros in its place, and everybody would have that key.
         """
         if len(seed) != 32:
             raise ConfigError(f"a secret key has 32 bytes, this one has {len(seed)}")

@@ -2,8 +2,8 @@
 
 Nothing that arrives from the network may grow without one of these. Sizes are bytes, times are seconds.
 
-What decides which bytes are valid binds all nodes: the sections *records* and *manifest*, and the sizes of
-credentials and messages. To change one of those is to make another wire protocol. The rest is a node's own
+The bounds that decide which bytes are valid bind all nodes: the sections *records* and *manifest*, and the
+sizes of credentials and messages. Changing one of them makes another wire protocol. The rest is a node's own
 patience and appetite, and may differ from node to node.
 """
 
@@ -15,11 +15,11 @@ CHUNK_BYTES_MAX = 1024 * 1024
 """Blobs are cut and hashed in pieces of this size: one hash check bounds what a liar can make us hold."""
 
 PAYLOAD_CHUNK_BYTES_MIN = 256 * 1024
-"""A payload is cut into smaller chunks than a snapshot, but not so small that requests for them weigh: heads
-are some 430 bytes, 0.4 % of what this is at int4 as it travels."""
+"""A payload is cut into smaller chunks than a snapshot, but not so small that requests cost much: headers are
+about 430 bytes, 0.4 % of a chunk of this size at int4, packed."""
 
 PAYLOAD_CHUNKS_AIM = 64
-"""Until chunks are CHUNK_BYTES_MAX long, a payload has no more of them than this: 2 KiB of its record."""
+"""A payload has no more chunks than this until they are CHUNK_BYTES_MAX long: 2 KiB of its record."""
 
 PAYLOAD_CHUNKS_MAX = 1024
 """Chunks of one delta (1 GiB): one fragment of a 2 G parameter model at int4."""
@@ -28,7 +28,7 @@ INDEX_CHUNKS_MAX = CHUNK_BYTES_MAX // 32
 """Chunks of a snapshot: its list of hashes is itself one chunk. 32 GiB, 8 G parameters."""
 
 COUNTER_MAX = 2**53
-"""Of whatever only counts: heartbeats, steps, pings. A double still holds it exactly."""
+"""The bound of plain counters: heartbeats, steps, pings. A double still holds it exactly."""
 
 UNIX_S_MAX = 2**40
 
@@ -37,7 +37,7 @@ TOKENS_MAX = 2**40
 """Tokens of one window. A thousand GPUs at a million tokens a second for 10 minutes is 2**39."""
 
 TOKENS_TOTAL_MAX = 2**63 - 1
-"""Tokens of all deltas together; more counts as this. Liars get there in 2**23 records."""
+"""Tokens of all deltas together; a larger sum counts as this. Liars get there with 2**23 records."""
 
 STEPS_MAX = 2**24
 STALENESS_MAX = 2**20
@@ -59,20 +59,20 @@ CREDENTIAL_BYTES_MAX = 1024
 """A grant or a revocation in its envelope; the reason is the longest thing in it."""
 
 REASON_BYTES_MAX = 160
-"""Of a revocation: with what a door says around it, it still is one text of TEXT_BYTES_MAX."""
+"""Reason of a revocation: with the words that a door puts around it, it fits a text of TEXT_BYTES_MAX."""
 
 CHARTER_NODES_MAX = 4096
 """Node ids that grants and revocations may speak of. Only owners can fill this."""
 
 CHARTER_MAX = 3 * CHARTER_NODES_MAX
-"""Of each node id at most one grant a role and one revocation are in force."""
+"""Each node id has at most one grant per role and one revocation in force."""
 
 EXPIRY_LOOK_S = 4.0
-"""At every third of the turns that a node takes (see `replica`): a member's link is cut within 5 s of the end
-of its invitation."""
+"""Expiry is looked at in every third turn that a node takes (see `replica`): a member's link is cut within
+5 s of the end of its invitation."""
 
 ASK_FRESH_S = 300.0
-"""A signed question is answered this long: clocks of people's machines differ by minutes."""
+"""A signed question is answered for this long: clocks of people's machines differ by minutes."""
 
 # --- links and messages --------------------------------------------------------------------------------
 MESSAGE_BYTES_MAX = 2 * 1024 * 1024 + 64 * 1024
@@ -91,10 +91,11 @@ IDS_PER_ROUND_MAX = 2048
 
 ADDRESSES_PER_PEER_MAX = 8
 MEMBERS_MAX = 1024
-"""Rows a node keeps. Full knowledge is meant for up to 256 members; beyond it, down members go first."""
+"""Rows that a node keeps. Full knowledge is meant for up to 256 members; above the limit, members that are
+down go first."""
 
 AUTHORS_KEPT = 4 * MEMBERS_MAX
-"""Authors whose last round we remember: more only while they are members, or their rounds are open."""
+"""Authors whose last round we remember. More stay only as members, or while their rounds are open."""
 
 LINKS_MAX = 64
 """A node wants few links, but takes in many: it may be the only one that others can reach."""
@@ -102,16 +103,16 @@ LINKS_MAX = 64
 LINKS_WANTED = 6
 LINKS_MIN = 4
 LINKS_OUTBOUND_MIN = 2
-"""Links that we chose ourselves: who fills all places that others can take has not surrounded us yet."""
+"""Links that we chose ourselves: a peer that fills all places open to others has not surrounded us yet."""
 
 LINKS_PER_GROUP_MAX = 2
-"""Links that we dialled into one network group: addresses of one network are cheap, of many they are not."""
+"""Links that we dialled into one network group: addresses in one network are cheap, those in many are not."""
 
 LINKS_LOOK_INTERVAL_S = 1.5
-"""How often a node looks whether it has links enough: it wakes once for this and for its rows."""
+"""How often a node looks whether it has enough links: it wakes once for this and for its rows."""
 
 YIELD_INTERVAL_S = 5.0
-"""How often a full node lets a newcomer in for whom another has to go."""
+"""How often a full node lets in a newcomer, for which another peer has to go."""
 
 SEND_QUEUE_BYTES_MAX = 8 * 1024 * 1024
 """Unsent bytes of one link. A peer slower than this misses pushes; anti-entropy brings them later."""
@@ -119,57 +120,57 @@ SEND_QUEUE_BYTES_MAX = 8 * 1024 * 1024
 # --- gossip --------------------------------------------------------------------------------------------
 PUSH_FANOUT = 4
 RELAY_DELAY_S = 1.0
-"""So long a record waits for its payload, if that is one chunk and the sender of the record has it: the two
-then spread in one message, and no later than a promise and its keeping would bring the payload."""
+"""A record waits this long for its payload, if that is one chunk and the sender of the record has it. The two
+then spread in one message, and the payload comes no later than if it had been promised first."""
 
 ANTI_ENTROPY_INTERVAL_S = 10.0
 EXCHANGES_APART_S = 2.0
-"""A link's end makes the next exchange due, this long after the last one."""
+"""When a link ends, the next exchange is due this long after the last one."""
 RANGE_FANOUT_BITS = 4
-"""Ledger digests form a tree of 16 rounds a node, 16 nodes a parent."""
+"""Ledger digests form a tree: 16 rounds to a node, 16 nodes to a parent."""
 
 COMPARED_PARENTS_MAX = 48
-"""Differing ranges followed down in one exchange; what remains is found by the next."""
+"""Differing ranges followed down in one exchange; the next one finds the rest."""
 
 OFFER_DELAY_S = 0.05
-"""What became complete within this time is offered in one message, and not to links that offer it to us
-meanwhile. A payload that goes by way of others waits this long at each."""
+"""Payloads that become complete within this time are offered in one message, and not to links that offer them
+to us meanwhile. A payload that goes by way of other nodes waits this long at each."""
 
 LINKS_TOLD_MAX = 12
 LINK_PREFIX_BYTES = 4
-"""Of the links that a node dialled its row names so many, by so much of the other's id, for displays and to
-know who can tell of whom: 20 bytes with 5 of them, every 4.5 s. Of 1,024 members two begin alike once in
-8,000 swarms."""
+"""A node's row names up to LINKS_TOLD_MAX links that it dialled, each by the first LINK_PREFIX_BYTES of the
+peer's id: for displays, and to know which member can tell of which. Five of them are 20 bytes every 4.5 s.
+Among 1,024 members two ids begin alike once in 8,000 swarms."""
 
 PART_DELAY_S = 0.004
-"""A chunk of a payload that is not complete yet is offered after this time, together with others: it has less
-far to go than a payload, and all who wait for it wait for this at each that it goes through."""
+"""A chunk of a payload that is not complete yet is offered after this time, together with others. It has less
+far to go than a payload, and every node that it goes through delays all that wait for it by this much."""
 
 PART_FANOUT = 6
-"""Links that are offered a chunk of a payload that is not complete: a node with many links would be asked for
-it by all of them at once, and those that wait in its line would not turn to others."""
+"""Links that are offered a chunk of a payload that is not complete. Otherwise all links of a node that has
+many would ask for it at once, and those waiting in its line would not turn to others."""
 
 DEAL_PATIENCE_S = 2.0
-"""A payload that was dealt out is offered to all whole when none of it was heard to spread for this long."""
+"""A payload that was dealt out is offered whole to all links once none of it is heard to spread this long."""
 
 # --- membership ----------------------------------------------------------------------------------------
 HEARTBEAT_INTERVAL_S = 4.5
 ROWS_INTERVAL_S = 1.5
-"""New rows of everybody are gathered this long and told in one message."""
+"""New rows of all members are gathered for this long and told in one message."""
 
 ROSTERS_PER_LINK_MAX = 4
-"""Answered in ANTI_ENTROPY_INTERVAL_S: an honest peer sends one when it links to us, one of its own accord,
-and the answer to ours. Each may draw the rows of all members."""
+"""Roster summaries answered per link in ANTI_ENTROPY_INTERVAL_S: an honest peer sends one when it links to
+us, one of its own accord, and the answer to ours. Each may draw the rows of all members."""
 
 ROWS_LINKS = 2
 ROWS_TELLINGS = 2
-"""A row goes to 2 links at each of 2 intervals, less those that have it: the next one comes after 4.5 s."""
+"""A row goes to 2 links at each of 2 intervals, except those that have it: the next row comes after 4.5 s."""
 
 ROWS_TURN_INTERVALS = 6
-"""Many links are told more at a time, so that none waits longer than this for its turn."""
+"""A node with many links tells more of them at a time: none waits more intervals than this for its turn."""
 
 PROBE_INTERVAL_S = 1.5
-"""How often a node looks which links are silent, and whose silence has lasted."""
+"""How often a node looks which links are silent, and which members' silence has lasted."""
 
 PROBE_AFTER_S = 6.5
 """A link on which nothing has come for this long is pinged. Rows come more often, so most never are."""
@@ -178,32 +179,32 @@ PROBE_TIMEOUT_S = 2.0
 INDIRECT_PROBES = 3
 INDIRECT_PROBE_TIMEOUT_S = 2.0
 VOUCHES_PER_LINK_MAX = 8
-"""Pings in that time that we make for one peer. Each silent node is asked after at three links: who asks one
-of them about more has lost its own network, or wants others flooded with our pings."""
+"""Pings that we make for one peer within INDIRECT_PROBE_TIMEOUT_S. Each silent node is asked after at three
+links: a peer that asks one of them about more has lost its own network, or wants us to flood others."""
 
 ROW_LAG_S = 5.0
-"""So long a row may be on its way, from one to the next: so long after a death its node may seem alive."""
+"""A row may be on its way this long, from node to node: a dead node may seem alive for as long."""
 
 IDLE_MIN_S = 15.0
 IDLE_STRIDES = 3
 STRIDE_MAX_S = 200.0
-"""Whose rows tell of no inner step for so many times what the last one took is taken for idle: not before
-three heartbeats, and after ten minutes at the latest."""
+"""A member counts as idle if its rows tell of no new inner step or round for IDLE_STRIDES times as long as
+the last one took: after three heartbeats at the earliest, and ten minutes at the latest."""
 
 RECOVERY_TRUST_S = 30.0
-"""Whom a row cleared of a suspicion, others are asked about: but not twice within this time, in which silence
-is sign enough."""
+"""When a row has cleared a member of a suspicion, other nodes are asked about that member, but not twice
+within this time. Until then its silence is sign enough."""
 
 RUMOUR_PAUSE_S = 10.0
-"""So long after a suspicion of somebody has been cleared up others' are not believed: who makes them up could
-have all talk of it all the time. What we see ourselves counts."""
+"""For this long after a suspicion of a member has been cleared up, suspicions that others report are not
+believed: a liar could keep the whole swarm talking about them. What we see ourselves counts."""
 
 SUSPICION_TIMEOUT_S = 6.0
 SILENCE_SUSPECT_S = 11.5
 """A member without a link to us is suspected when its gossiped heartbeat stands still this long."""
 
 LINK_SILENCE_S = 20.0
-"""A link on which nothing comes for this long is given up and dialled anew; heartbeats keep it busier."""
+"""A link on which nothing comes for this long is given up and dialled again; heartbeats keep it busier."""
 
 LOCAL_HEALTH_MAX = 8
 """Lifeguard (arXiv 1707.00788): a node that is itself slow multiplies its patience by up to this."""
@@ -213,22 +214,23 @@ REDIAL_DOWN_INTERVAL_S = 30.0
 REDIAL_INTERVAL_S = 4.5
 DIALS_AT_ONCE_MAX = 4
 DIALS_TO_GONE_MAX = 2
-"""Dials at once to members that did not answer: where an address swallows packets one takes ten seconds."""
+"""Of these, dials to members that did not answer: an address that swallows packets takes ten seconds."""
 
 # --- history ------------------------------------------------------------------------------------------
 CLAIMS_MAX = 4
-"""Snapshots that a node holds and tells of: those being downloaded must outlive the next ones."""
+"""Snapshots that a node holds and claims: those being downloaded must outlive the next ones."""
 
 UNUSABLE_MAX = MEMBERS_MAX
-"""Claimed snapshots that cannot be, remembered so that none is fetched twice: 32 KiB. A liar that makes up
-more has the oldest of them looked at again, which costs an index."""
+"""Roots of claimed snapshots that turned out unusable, remembered so that none is fetched twice: 32 KiB. A
+liar that makes up more has the oldest of them looked at again, which costs an index."""
 
 SEAL_SETTLE_S = 5.0
 """However fast rounds follow each other, payloads get this long to arrive before their round is sealed."""
 
 LINEAGE_PATIENCE_S = 30.0
-"""A difference of claims that lasts is one of closed history. But where a network has just split into a ring,
-say, a record needs 20 s to get around: dead links have to be noticed first. Then its round is sealed anew."""
+"""A difference between claims that lasts this long lies in closed history. A shorter one need not: where a
+network has just split into a ring, say, a record takes 20 s to get around, since dead links have to be
+noticed first, and then its round is sealed again."""
 
 LINEAGE_DOUBLINGS_MAX = 5
 """A node that has given its history up waits twice as long the next time, up to 16 minutes: one key can sign
@@ -236,38 +238,41 @@ a second record for a round that some have closed and others have not, and each 
 download."""
 
 LINEAGE_MEMORY_S = 3600.0
-"""So long each time is remembered: honest partitions are seldom more frequent."""
+"""Each such time is remembered for this long: honest partitions are seldom more frequent."""
 
 LINEAGE_MINORITY_PATIENCE_S = 600.0
-"""A difference of claims that missing payloads of a third of the authors may explain gets so long to go away,
-since a few could hand theirs out chunk by chunk for ever. A node that gives its own up closes it, and what
-others had not got of it by then is lost: so this is far longer than joiners wait."""
+"""A difference between claims gets this long to go away if missing payloads of at most a third of the authors
+may explain it. It gets no longer, since a few authors could hand theirs out chunk by chunk for ever. A node
+that gives up its own history closes it, and what others have not got of it by then is lost: so this is far
+longer than joiners wait."""
 
 ROSTER_PATIENCE_S = 2.0
-"""A joiner hears this long of members before it decides how many of them there are."""
+"""A joiner listens this long before it decides how many members there are."""
 
 PREFETCH_AFTER_S = 0.05
-"""Meanwhile it begins to fetch what most of those claim of whom it heard so soon: the first node that it is
-linked to tells of all others at once."""
+"""Meanwhile, after this time, it begins to fetch the snapshot that most members heard of so far claim: the
+first node that it links to tells of all others at once."""
 
 NAMED_PATIENCE_S = 30.0
-"""A joiner waits this long for those at its join addresses to claim what others do; they may be behind."""
+"""A joiner waits this long for nodes at its join addresses to claim what others do; they may be behind."""
 
 CLOCK_PATIENCE_S = 600.0
-"""A joiner waits this long for its clock to be set, if by that most others are where no swarm can be yet."""
+"""A joiner waits this long for its clock to be set if, by that clock, most others are at rounds that no swarm
+can have reached yet."""
 
 RESUME_PATIENCE_S = 15.0
 """A resumed node looks this long for a peer to compare notes with before it goes on alone."""
 
 WAKE_PATIENCE_S = 60.0
-"""One that slept has its network back by then, and hears of the others for RESUME_PATIENCE_S once it has."""
+"""A node that slept waits this long for its network to come back; once it has a link, it listens to the
+others for RESUME_PATIENCE_S."""
 
 OUTLIVED_PATIENCE_S = 600.0
-"""A node that begins anew waits so long for those that went on, if they are gone, and then does without."""
+"""A node that starts over waits this long for members that went on and are gone, then does without them."""
 
 SLEEP_MIN_S = 20.0
-"""A machine that stood still for longer has slept: others have given up its links (LINK_SILENCE_S). A slow
-event loop is late by seconds."""
+"""A machine that stood still for longer than this has slept: others have given up its links (LINK_SILENCE_S).
+A slow event loop is late by seconds."""
 
 # --- fetching ------------------------------------------------------------------------------------------
 FETCHES_MAX = 16
@@ -279,105 +284,109 @@ others have them too."""
 FETCH_WINDOW_BYTES_AT_FIRST = 6 * CHUNK_BYTES_MAX
 FETCH_WINDOW_BYTES_MIN = 64 * 1024
 FETCH_WINDOW_BYTES_MAX = FETCHES_MAX * CHUNK_BYTES_MAX
-"""While less is under way another chunk is asked for, see `window`: one of the largest from each of as
-many links as are wanted until our line has shown that it brings more in time, and one where it is slow."""
+"""Another chunk is asked for while fewer bytes than the window are under way (see `window`). At first that is
+one chunk of the largest size from each of LINKS_WANTED links; it is more once our line has shown that it
+brings more in time, and one chunk at a time where the line is slow."""
 
 FETCH_SHARE_GOOD = 1 / 2
-"""A chunk that took less of the patience with it came in good time: one more beside it would have, too."""
+"""A chunk that took less than this share of its patience came in good time; so would one more beside it."""
 
 GUESSES_KEPT = 2
-"""Of FETCHES_MAX, for payloads that nobody is known to hold, however many there are that somebody holds: on a
-line that is never idle they would not get their turn."""
+"""This many of FETCHES_MAX are kept for payloads that nobody is known to hold, however many others are
+wanted: on a line that is never idle they would not get their turn."""
 
 WANTS_LOOKED_AT_MAX = 512
-"""Payloads whose holders may be busy that are looked at for one to begin with: with every message, so that a
-peer that claims to hold thousands, and sends none, costs others no time."""
+"""Payloads that are looked at, with every message, for one whose holder is not busy. So a peer that claims to
+hold thousands, and sends none, costs others no time."""
 
 SHARED_BY_MAX = 8
-"""Payloads as whose part a chunk is offered, or a second holder asked for it: few list the same one as a
-rule, and a liar does in thousands."""
+"""Payloads as part of which a chunk is offered, or for which a second holder of it is sought: as a rule few
+payloads list the same chunk, but a liar may list it in thousands."""
 
 FETCH_TIMEOUT_S = 60.0
-"""A megabyte within a minute: about 140 kbit/s from the slowest holder worth waiting for, or twice that where
-two ask it."""
+"""A megabyte within a minute: the slowest holder worth waiting for sends about 140 kbit/s, or twice that
+where two nodes ask it."""
 
 FETCH_PATIENCE_S = 12.0
-"""The part of it that does not depend on the size: a request that was lost costs a small chunk no more."""
+"""The part of it that does not depend on the size: a lost request delays a small chunk by no more."""
 
 FETCH_OVERDUE_S = 3.0
 FETCH_OVERDUE_TIMES = 4.0
 FETCH_SHARE_AT_FIRST = 1 / 8
-"""A transfer that lasts four times as long as others usually do, and 3 s at least, may be one that nothing
-comes of: another holder is asked too. Usual is a share of the patience with each; before the first has come
-that of lines of 1 Mbit/s, at which a megabyte takes 8 s of 60 s."""
+"""A transfer that has lasted four times as long as is usual, and at least 3 s, may come to nothing: another
+holder is asked too. What is usual is a share of each transfer's patience. Before the first chunk has come, it
+is the share on a line of 1 Mbit/s, where a megabyte takes 8 s of 60 s."""
 
 FETCHES_TWICE_MAX = 4
-"""Chunks under way from two holders at a time: one of them while nothing has come from anybody, since it may
-be our own line that is slow."""
+"""Chunks under way from two holders at a time; only one while nothing has come from anybody, since it may be
+our own line that is slow."""
 
 TARDY_REST_S = 8.0
 TARDY_REST_MAX_S = 300.0
-"""A link that kept us waiting so is not asked for what others hold so long, then twice as long each time."""
+"""A link that kept us waiting like this is not asked for what others hold for this long, then for twice as
+long each time."""
 
 FETCH_SOON_S = 0.1
 FETCH_RETRY_S = 1.0
 FETCH_RETRY_MAX_S = 8.0
-"""A peer that failed a chunk, perhaps since it is busy, is asked for it again soon, then after twice that, up
-to this, unless it says that it holds it. A wait of FETCH_RETRY_S or more means that we no longer believe it:
-a payload that nobody has costs little while it is looked for."""
+"""A peer that failed a chunk, perhaps because it is busy, is asked for it again after FETCH_SOON_S, then
+after twice as long each time, up to FETCH_RETRY_MAX_S, or at once when it says that it holds the chunk. From
+a wait of FETCH_RETRY_S on we no longer believe that it does: a payload that nobody has costs little while it
+is looked for."""
 
 ORPHAN_PATIENCE_S = 30.0
-"""A payload that nobody is known to hold keeps a node from training this long and no longer: its author
+"""A payload that nobody is known to hold keeps a node from training for this long and no longer: its author
 may have died before anyone had it."""
 
 ORPHAN_RETRY_MAX_S = 60.0
-"""Of a payload of which nothing was found for ORPHAN_PATIENCE_S each peer is asked no more often than this:
-whoever finds it after all tells everybody."""
+"""No peer is asked more often than this for a payload of which nothing was found for ORPHAN_PATIENCE_S: a
+node that finds it after all tells everybody."""
 
 STALL_PATIENCE_S = 30.0
-"""Payloads that somebody says it holds keep a node from training until nothing of them has come for so long.
-The slowest holder worth waiting for brings 384 KiB in it. What is merged late after all costs staleness, and
-nothing else."""
+"""Payloads that some peer says it holds keep a node from training until nothing of them has come for this
+long. The slowest holder worth waiting for sends 384 KiB in that time. A payload that is merged late after all
+costs staleness and nothing else."""
 
 MINORITY_PATIENCE_S = 30.0
-"""Once all that half the authors had published is here, the others' payloads keep a node from training this
-long and no longer: a few could hand theirs out chunk by chunk for ever."""
+"""Once everything that half of the authors had published is here, the others' payloads keep a node from
+training for this long and no longer: a few authors could hand theirs out chunk by chunk for ever."""
 
 UPLOADS_MAX = 16
 UPLOADS_PER_MEMBER_MAX = UPLOADS_MAX // 2
 UPLOAD_COUNTS_S = 1.0
 """Chunks under way from us to all links together, and to one member, which asks for FETCHES_PER_LINK_MAX at a
-time; what is asked for beyond them is declined. Two MiB, as payloads of 10 M parameters are cut: a fifth of a
-second of 100 Mbit/s. What takes longer counts no more."""
+time; requests beyond these are declined. Eight chunks are 2 MiB, as payloads of 10 M parameters are cut: a
+fifth of a second at 100 Mbit/s. An upload that takes longer than UPLOAD_COUNTS_S no longer counts."""
 
 RATION_COPIES = 4.0
-"""How many times over a member may take what we hold, and what comes anew: an honest one takes it once, parts
-of it again where its line breaks, and all of it when it loses its disk."""
+"""How many times over a member may take what we hold, and what comes later: an honest one takes it once,
+parts of it again where its line breaks, and all of it when it loses its disk."""
 
 RATION_PERIOD_S = 24 * 3600.0
-"""As many copies are granted again in this time where nothing comes any more."""
+"""As many copies are granted again in this time, even where nothing new comes."""
 
 RATION_BYTES_MIN = 64 * 1024 * 1024
-"""Of what we hold, at least this is counted: a node with little to give need not count."""
+"""What we hold counts as at least this much: a node with little to give need not count."""
 
 TURN_PATIENCE_S = 2.0
-"""So long a chunk that was asked for waits for its turn on a line that others fill, before it is declined,
-not counting those before it on its link: less than FETCH_OVERDUE_S, lest a full line pass for a slow one."""
+"""A requested chunk waits this long for its turn on a line that others fill, then it is declined. The chunks
+before it on its own link do not count. Less than FETCH_OVERDUE_S, lest a full line pass for a slow one."""
 
 ASKS_PER_LINK_MAX = 64
-"""Chunks a peer may have asked us to send and not yet received."""
+"""Chunks that a peer may have asked us to send and not yet received."""
 
 PUTS_PER_LINK_MAX = 2
-"""Of the chunks asked, under way at a time: one is sent while the answer to the one before is on its way."""
+"""How many of these are under way at a time: one is sent while the answer to the one before is on its way."""
 
 # --- pace ----------------------------------------------------------------------------------------------
 ROUND_SLACK = 64
-"""Rounds a clock may be ahead of the manifest's minimum round length before it is implausible."""
+"""How many rounds beyond what the manifest's minimum round length allows are still plausible."""
 
 CLOCK_READ_ANEW_MEMBERS = 64
 CLOCK_KEPT_PER_MEMBER_S = 0.00025
-"""Of more members than that the round clock is not read anew with every event: a reading is kept for so long
-for each of them. One of 1,024 members takes 0.3 ms, and is kept for a quarter of a second."""
+"""Where there are more members than this, the round clock is not read again with every event: a reading is
+kept for CLOCK_KEPT_PER_MEMBER_S a member. A reading of 1,024 members takes 0.3 ms and is kept for a quarter
+of a second."""
 
 CLOCK_SKEW_S = 120.0
 
@@ -397,40 +406,40 @@ CPU_PER_NODE = 0.08
 
 CPU_PER_NODE_BURST_S = 3.0
 CPU_PER_ADDRESS = 0.25
-"""Keys cost nothing: a budget of each key alone would bind nobody. Honest nodes may share an address."""
+"""Keys cost nothing: a budget per key alone would bind nobody. Honest nodes may share an address."""
 
 CPU_PER_ADDRESS_BURST_S = 10.0
 
 RECORDS_PER_S = 200.0
-"""New ones, at 0.25 ms each for signature, parsing and storing: a twentieth of a processor. 1,024 members
-publish a record each 5 s at the most."""
+"""New records, at 0.25 ms each for signature, parsing and storing: a twentieth of a processor. Each of 1,024
+members publishes at most one record every 5 s."""
 
 RECORDS_BURST = 20_000.0
-"""A joiner is sent all that is not closed yet: by one link alone 1,040 rounds of 19 members, in a swarm as
-`gossamer init` begins it."""
+"""A joiner is sent all that is not closed yet. This is enough for 1,040 rounds of 19 members over one link
+alone, in a swarm as `gossamer init` begins it."""
 
 MESSAGE_OVERHEAD_S = 60e-6
 BYTE_OVERHEAD_S = 2e-9
-"""What a message costs besides its handling, where nobody measures: frames, TLS, system calls, an answer."""
+"""Cost of a message besides its handling, where nobody measures it: frames, TLS, system calls, an answer."""
 
 RECORD_CREDIT_S = 0.0005
-"""CPU time that a record new to us has bought its sender: what a joiner asked for costs a peer nothing."""
+"""CPU time that a record new to us earns its sender: what a joiner asked for costs the peer nothing."""
 
 MISSES_PER_S = 100.0
 MISSES_BURST = 4_096.0
 """A peer that does not know who holds a payload asks everybody: 1,024 chunks, a few times over."""
 
 SMALL_CHUNK_BYTES = 16 * 1024
-"""One that is smaller counts as a miss: it costs us the request, 0.8 ms of processor, and little of a ration.
-1,024 members publish 205 payloads a second, which come over six links or so."""
+"""A request for a smaller chunk counts as a miss: it costs us 0.8 ms of processor, and the peer little of its
+ration. 1,024 members publish 205 payloads a second, which come over six links or so."""
 
 DECLINED_MISSES = 0.5
-"""What a request counts that we decline: a peer that finds us busy asks for others at once, and again
-soon."""
+"""A request that we decline counts as this much of a miss: a peer that finds us busy asks for other chunks at
+once, and again soon."""
 
 REQUESTS_PER_S = 20.0
 REQUESTS_BURST = 400.0
-"""Manifest and status, asked from one address; 64 joiners on one machine ask at once."""
+"""Requests for manifest and status from one address; 64 joiners on one machine ask at once."""
 
 CONNECTIONS_PER_S = 30.0
 """From one address: a TLS handshake takes 2 to 3 ms of processor."""
@@ -439,7 +448,7 @@ CONNECTIONS_BURST = 1_000.0
 """64 nodes behind one router join at once, and open connections for their chunks."""
 
 HANDSHAKES_PER_NODE_S = 0.5
-"""One key that links itself anew: more often than REDIAL_INTERVAL_S lets an honest node."""
+"""Handshakes of one key: more than an honest node makes, which redials after REDIAL_INTERVAL_S."""
 
 HANDSHAKES_PER_NODE_BURST = 20.0
 PAUSE_MAX_S = 5.0
@@ -451,11 +460,11 @@ PEERS_WATCHED_MAX = 4_096
 # --- greylisting ---------------------------------------------------------------------------------------
 GREYLIST_HALF_LIFE_S = 300.0
 GREYLIST_POINTS = 100.0
-"""Three malformed messages or five bad signatures within minutes; see `greylist.Offence`."""
+"""Three malformed messages or five bad signatures within minutes; see `offence.Offence`."""
 
 GREYLIST_POINTS_RELEASED = 50.0
 GREYLIST_POINTS_MAX = 400.0
-"""Nobody is turned away for longer than 15 minutes after it has stopped."""
+"""No peer is turned away for longer than 15 minutes after its last offence."""
 
 # --- the door --------------------------------------------------------------------------------------------
 CONNECTIONS_MAX = 768
@@ -463,7 +472,7 @@ CONNECTIONS_MAX = 768
 open files."""
 
 STRANGERS_MAX = 256
-"""Connections that have proven nothing yet. When they are too many, the oldest gives way."""
+"""Connections that have proven nothing yet. When there are too many, the oldest gives way."""
 
 STRANGERS_PER_ADDRESS_MAX = 128
 CONNECTIONS_PER_LINK_MAX = 8
@@ -471,10 +480,10 @@ CONNECTIONS_PER_LINK_MAX = 8
 
 TLS_HANDSHAKE_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 10.0
-"""A whole request, its headers at least, must be here within this time after the one before."""
+"""A whole request, or at least its headers, must have come within this time after the one before."""
 
 STRANGER_TIMEOUT_S = 60.0
-"""A stranger's connection in all: time for a manifest of 4 MiB at 560 kbit/s."""
+"""How long a stranger's connection lasts in all: enough for a manifest of 4 MiB at 560 kbit/s."""
 
 STRANGER_BYTES_MAX = CHUNK_BYTES_MAX + 64 * 1024
-"""What a stranger may send: requests, a hello, and a chunk behind a header whose session is not yet read."""
+"""What a stranger may send: requests, a hello, and a chunk behind a header whose session is not read yet."""

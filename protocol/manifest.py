@@ -1,8 +1,7 @@
 """The manifest: a swarm's immutable genesis. Its SHA-256 is the swarm id.
 
-People read and edit it as TOML before the swarm exists; nodes exchange and hash its canonical bytes, a
-positional-free msgpack with sorted keys, so that comments and layout of the TOML do not matter and every
-value does.
+People read and edit it as TOML before the swarm exists. Nodes exchange and hash its canonical bytes, msgpack
+maps with sorted keys. So comments and layout of the TOML do not matter, and every value does.
 """
 
 import math
@@ -46,16 +45,17 @@ from gossamer.protocol.rules import RULES
 from gossamer.protocol.wire import at_most, is_printable
 
 _ARRAYS_MAX = 2 + 2 * TENSORS_MAX
-"""The owners, and all tensors, and for each its row and its shape."""
+"""The list of owners, the list of tensors, and for each tensor its row and its shape."""
 
 _MAPS_MAX = 64
-"""A manifest is a map of sections, of which one holds a map of options."""
+"""A manifest is a map of sections, one of which holds a map of options."""
 
 BOUND_MIN = 0.001
-"""A median times less than this leaves nothing to merge, and times much less comes out as 0."""
+"""A bound is a multiple of a median. A multiple smaller than this leaves nothing to merge, and a much smaller
+one comes out as 0."""
 
 _METADATA = "__metadata__"
-"""What a safetensors file, such as an export, keeps among its tensors and is none."""
+"""The key of a safetensors file, such as an export, that stands among its tensors but is not one."""
 
 
 def _printable(text: str) -> str:
@@ -65,7 +65,7 @@ def _printable(text: str) -> str:
 
 
 def _option(value: Any) -> Any:
-    """What TOML and msgpack can both hold; said in one line, where a union would say one for each type."""
+    """Accept what TOML and msgpack can both hold. The error is one line; a union would give one per type."""
     fits = isinstance(value, str | bool) or (isinstance(value, int) and -(2**63) <= value < 2**63)
     if not fits and not (isinstance(value, float) and math.isfinite(value)):
         raise ValueError("an option is a string, a boolean, a finite number or an integer of 64 bits")
@@ -109,10 +109,10 @@ class TaskSection(_Section):
 
     name: Text
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the first parameters, and of each node's order of its data."""
+    """Seeds the first parameters, and the order in which each node takes its data."""
     source: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
-    """SHA-256 of the file with a task of somebody's own: nodes with another file are told. Empty for others,
-    and then no part of the canonical form."""
+    """SHA-256 of the file that holds a task of the user's own: nodes with another file are told. Empty for
+    other tasks; then the canonical form leaves it out."""
     options: dict[str, Option] = {}
 
     @model_serializer(mode="wrap")
@@ -129,17 +129,17 @@ class Outer(_Section):
     codec: str = "int4"
     """How deltas are compressed: a name in `CODECS`."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.5
-    """Of the outer step: the part of a window's progress that becomes a delta."""
+    """The outer learning rate: the part of a window's progress that becomes a delta."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.7
-    """Of the outer steps, as each node keeps it for itself; the form is Nesterov's."""
+    """The outer momentum, in Nesterov's form; each node keeps its own."""
     ef_decay: Annotated[float, Field(ge=0, le=1)] = 1.0
     """What part of the error-feedback residual is carried into the next delta."""
     clip: Bound = 3.0
-    """Times the round's median of norm / sqrt(steps), per tensor; 0 switches clipping off."""
+    """A multiple of the round's median of norm / sqrt(steps), per tensor; 0 switches clipping off."""
     weight_cap: Bound = 4.0
-    """Times the round's median weight; 0 means no cap, for members whose machines differ a thousandfold."""
+    """A multiple of the round's median weight; 0 means no cap, for machines that differ a thousandfold."""
     staleness_max: Annotated[int, Field(ge=0, le=STALENESS_MAX)] = 16
-    """A delta of a fragment that was merged more often than this during its window has no weight."""
+    """A delta has no weight if its fragment was merged more often than this during its window."""
 
     @model_validator(mode="after")
     def _known_codec(self) -> Self:
@@ -152,11 +152,11 @@ class PaceSection(_Section):
     """When a node publishes. Exactly one of the two lengths is not zero."""
 
     every_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 30
-    """Inner steps of one window, that is between two deltas of the same fragment."""
+    """Inner steps in one window, that is, between two deltas of the same fragment."""
     every_seconds: NonNegative = 0.0
     """The length of one window, in seconds."""
     min_round_seconds: Positive = 0.05
-    """No round follows the one before it faster than this; later rounds are refused as implausible."""
+    """No round follows the one before it sooner than this; rounds beyond that are refused as implausible."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -166,7 +166,7 @@ class PaceSection(_Section):
 
 
 class HistorySection(_Section):
-    """When rounds are sealed, snapshotted and forgotten; all counted in rounds."""
+    """When rounds are sealed, snapshotted and forgotten. All values count rounds."""
 
     seal_after: Annotated[int, Field(ge=1, le=10_000)] = 8
     """A round this far behind the clock is part of the next snapshot."""
@@ -183,7 +183,7 @@ class HistorySection(_Section):
 
 
 class LayoutSection(_Section):
-    """The named tensors, in order, and into how many fragments they are split."""
+    """The named tensors, in order, and the number of fragments that they are split into."""
 
     fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
     """Parts of the model that take turns: round `r` concerns fragment ``r % fragments``."""
@@ -192,7 +192,7 @@ class LayoutSection(_Section):
     @model_validator(mode="before")
     @classmethod
     def _tuples(cls, data: Any) -> Any:
-        """TOML and msgpack know arrays only; strict validation wants the tuples we keep."""
+        """TOML and msgpack have arrays only; strict validation wants the tuples that we keep."""
         if isinstance(data, dict) and isinstance(data.get("tensors"), list):
             rows = [_tensor_row(row) for row in data["tensors"]]
             return {**data, "tensors": tuple(rows)}
@@ -268,7 +268,7 @@ class AdmissionSection(_Section):
 
 
 class Manifest(_Section):
-    """Everything all nodes of a swarm must agree on before the first step. Immutable, and checked when made.
+    """Everything that all nodes must agree on before the first step. Immutable, and checked when made.
 
     Read one with `from_toml` or `from_canonical`; `docs/manifest.md` explains every value.
     """
@@ -320,7 +320,7 @@ def _sorted(value: Any) -> Any:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """The first thing wrong, as one line that names the field."""
+    """The first problem, as one line that names the field."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if not where.isprintable():  # an unknown key from a peer may hold anything
@@ -345,21 +345,21 @@ def from_toml(text: str, source: str) -> Manifest:
     """Parse a manifest as people write it. Raises ConfigError naming `source` and the first problem."""
     try:
         return from_values(tomllib.loads(text), source)
-    except (ValueError, RecursionError) as error:  # tomllib lets those of int() and of deep nesting through
+    except (ValueError, RecursionError) as error:  # tomllib passes on those of int() and of deep nesting
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
 
 
 def is_canonical(data: bytes) -> bool:
-    """Whether a file is a manifest's canonical bytes, or damaged ones, and not its TOML: a small map begins
-    with a byte with which no UTF-8 does."""
+    """Whether a file holds a manifest's canonical bytes, perhaps damaged, and not its TOML: a small map
+    begins with a byte that cannot begin UTF-8."""
     return bool(data) and data[0] & 0xF0 == 0x80
 
 
 def from_canonical(data: bytes) -> Manifest:
     """Parse a manifest from a peer or a node's folder.
 
-    Raises MalformedError, also on a second encoding of the same values; UnsupportedError for values that no
-    manifest of this release has.
+    Raises MalformedError, also for another encoding of the same values, and UnsupportedError for values that
+    no manifest of this release has.
     """
     if len(data) > MANIFEST_BYTES_MAX:
         raise MalformedError(f"a manifest of {len(data)} bytes")
@@ -385,7 +385,7 @@ def from_canonical(data: bytes) -> Manifest:
 
 
 def _left_out(values: Mapping[str, Any], written: Mapping[str, Any]) -> str | None:
-    """The first key that our own manifests write and these values lack, for it has a default here."""
+    """The first key that our own manifests write and these values lack: it has a default here."""
     for key, value in written.items():
         if key not in values:
             return key

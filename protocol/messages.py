@@ -1,4 +1,4 @@
-"""What two linked nodes say to each other: one small dataclass a message, positional msgpack on the wire.
+"""What two linked nodes say to each other: one small dataclass per message, positional msgpack on the wire.
 
 `decode` returns a validated message or raises MalformedError; `encode` is its inverse. Adding a message
 means adding a class here and a handler in `replica`.
@@ -35,7 +35,7 @@ def _pairs(fields: Fields, name: str, high: int) -> list[Fields]:
 
 
 def _entry(item: Any) -> tuple[bytes, bool]:
-    """By hand, since most of what a link carries is envelopes."""
+    """An envelope and its flag. Checked by hand for speed, since most of what a link carries is envelopes."""
     if type(item) is list and len(item) == 2:
         envelope, held = item
         if type(envelope) is bytes and type(held) is bool:
@@ -46,7 +46,7 @@ def _entry(item: Any) -> tuple[bytes, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Signed envelopes, each with whether the sender holds its payload too."""
+    """Signed envelopes, each with a flag: whether the sender holds its payload too."""
 
     code: ClassVar[int] = 1
     entries: tuple[tuple[bytes, bool], ...]
@@ -153,7 +153,7 @@ class RosterSummary:
     code: ClassVar[int] = 6
     rows: tuple[tuple[bytes, int, int], ...]
     answer: bool
-    """Whether this answers one, and so wants none back."""
+    """Whether this answers another summary, and so wants none back."""
 
     def fields(self) -> list[Any]:
         return [self.rows, self.answer]
@@ -269,7 +269,7 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class CharterSummary:
-    """Digest of the sender's charter (see `charter`), and where it differed, the ids of all in it."""
+    """Digest of the sender's charter (see `charter`) and, where it differed, the ids of all records in it."""
 
     code: ClassVar[int] = 13
     digest: bytes

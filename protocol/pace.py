@@ -1,7 +1,7 @@
 """When to publish, and which round: the swarm's clock as one node sees it.
 
-Nobody waits and nobody runs away: a fast node does more steps a round, a slow one publishes shorter
-windows, one that cannot finish a step skips rounds.
+Nobody waits and nobody runs away: a fast node takes more steps per round, a slow one publishes shorter
+windows, and one that cannot finish a step skips rounds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,14 +14,14 @@ from gossamer.protocol.manifest import Manifest, PaceSection
 def round_clock(rounds: Iterable[int], members: int = 0) -> int:
     """The highest round among live members, leaving out the top third (rounded down).
 
-    One liar cannot race the clock and an isolated node still moves. 0 when there is nobody. `members` counts
-    those too who have not said a round yet, so that while few have, a liar among them is left out as well.
+    So one liar cannot race the clock, and an isolated node still moves. 0 when there is nobody. `members`
+    also counts those that have not told a round yet, so that a liar is left out even while few have.
     """
     return clock_among(sorted(rounds), members)
 
 
 def clock_among(ascending: Sequence[int], members: int = 0) -> int:
-    """`round_clock` of rounds that are in order."""
+    """`round_clock` of rounds that are sorted already."""
     last = len(ascending) - 1
     out = max(members, len(ascending)) // 3
     return ascending[max(last - out, 0)] if ascending else 0
@@ -45,7 +45,7 @@ class Pace:
             return None
         if clock >= round_:
             return round_
-        # Whoever opens a round keeps the minimum length, or rounds would outrun `is_plausible`.
+        # A node that opens a round keeps the minimum length, or rounds would outrun `is_plausible`.
         timely = seconds >= self.section.min_round_seconds
         return round_ if timely and self._filled(steps, seconds) else None
 
@@ -56,6 +56,6 @@ class Pace:
 
 
 def is_plausible(round_: int, manifest: Manifest, unix_s: float) -> bool:
-    """Whether a round can have been reached by this time, at the manifest's minimum round length."""
+    """Whether the swarm can have reached a round by this time, at the manifest's minimum round length."""
     age = unix_s - manifest.swarm.created + CLOCK_SKEW_S
     return round_ <= age / manifest.pace.min_round_seconds + ROUND_SLACK

@@ -1,8 +1,9 @@
 """Digests of a set by ranges of rounds: two sets are compared in a few messages, however long they are.
 
-A tree over round numbers with 16 children a node: a leaf is the digest of one round, a parent the hash of
-its children, an empty range 32 zero bytes. Equal digests mean equal content; where they differ one
-descends. Parents are computed when asked for and forgotten when something below them changes.
+The digests form a tree (a Merkle tree) over round numbers, with 16 children to a node: a leaf is the digest
+of one round, a parent the hash of its children, an empty range 32 zero bytes. Equal digests mean equal
+content; where digests differ, one descends. Parents are computed when asked for, and forgotten when something
+below them changes.
 """
 
 from hashlib import sha256
@@ -15,7 +16,7 @@ LEVEL_MAX = -(-ROUND_MAX.bit_length() // RANGE_FANOUT_BITS) - 1
 
 
 def can_be(level: int, index: int) -> bool:
-    """Whether there are rounds in a range."""
+    """Whether a range has any valid round numbers in it."""
     return index << (RANGE_FANOUT_BITS * level) <= ROUND_MAX
 
 
@@ -24,12 +25,12 @@ class RangeDigests:
 
     def __init__(self) -> None:
         self._levels: list[dict[int, bytes]] = [{} for _ in range(LEVEL_MAX + 2)]
-        # How many rounds of a range are not empty: a gap of millions of rounds costs nothing to hash.
+        # How many rounds of each range are not empty: so a gap of millions of rounds costs nothing to hash.
         self._counts: list[dict[int, int]] = [{} for _ in range(LEVEL_MAX + 2)]
         self._highest = 0
 
     def update(self, round_: int, digest: bytes) -> None:
-        """Set the digest of one round, EMPTY if nothing is left of it."""
+        """Set the digest of one round; EMPTY if nothing is left in it."""
         leaves = self._levels[0]
         change = (digest != EMPTY) - (round_ in leaves)
         if digest == EMPTY:
@@ -48,7 +49,7 @@ class RangeDigests:
                 del counts[index]
 
     def digest(self, level: int, index: int) -> bytes:
-        """Digest of one range; EMPTY where the set has nothing."""
+        """Digest of one range; EMPTY if the set has nothing there."""
         known = self._levels[level].get(index)
         if known is not None or level == 0:
             return known or EMPTY
@@ -59,7 +60,7 @@ class RangeDigests:
         return combined
 
     def digest_above(self, level: int, index: int, floor: int) -> bytes:
-        """Digest of one range as if nothing up to round `floor` were in the set."""
+        """Digest of one range as if the set had nothing up to round `floor`."""
         first = index << (RANGE_FANOUT_BITS * level)
         if first > floor:
             return self.digest(level, index)

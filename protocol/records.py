@@ -1,7 +1,7 @@
 """The bodies of records: what a delta says of itself, and what a node says of itself in its row.
 
-Bodies are positional msgpack. `parse_*` checks every field; what it returns can be used without further
-thought, except for what only a set can show (equivocation) or only time (plausibility of a round).
+Bodies are positional msgpack. `parse_*` checks every field. Its result can be used without further checks,
+except for what only the whole set can show (equivocation), or only the time (plausibility of a round).
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class Delta:
         return self.body.round
 
     def staleness(self, fragments: int) -> int:
-        """Merges of this fragment that happened during the window."""
+        """How many times this fragment was merged during the window."""
         return (self.body.round - self.body.base) // fragments - 1
 
 
@@ -110,7 +110,7 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBody:
-    """A node's own row in the roster; only its author writes it, the newest wins."""
+    """A node's own row in the roster. Only its author writes it; the newest one wins."""
 
     incarnation: int
     """Grows with every start of the node: milliseconds of Unix time, or one more than the last."""
@@ -118,23 +118,23 @@ class RowBody:
     leaving: bool
     trains: bool
     addresses: tuple[str, ...]
-    """``host:port`` where it may be dialled; empty for a node that can only dial out."""
+    """``host:port`` where the node may be dialled; empty for one that can only dial out."""
     fingerprint: bytes
-    """SHA-256 of its TLS certificate, 32 bytes; empty for a node without TLS."""
+    """SHA-256 of the node's TLS certificate, 32 bytes; empty without TLS."""
     name: str
     device: str
     version: str
     round: int
-    """The last round that it has published since it started; 0 before the first."""
+    """The last round that the node has published since it started or came back; 0 before the first."""
     inner_steps: int
     tokens: int
     tokens_per_s: float
     loss: float
     claims: tuple[Claim, ...] = ()
-    """The snapshots it holds, newest first: what it attests of the sealed past, and can serve."""
+    """The snapshots that the node holds, newest first: what it attests of the sealed past, and can serve."""
     dialled: tuple[bytes, ...] = ()
-    """How the ids of the nodes begin to which it has dialled a link, 4 bytes each: for displays, and
-    for whom to ask about whom. Each link is told by one of its ends."""
+    """The first 4 bytes of the id of each node to which this one has dialled a link: for displays, and to
+    know which member to ask about which. Each link is reported by one of its ends only."""
 
     @property
     def age(self) -> tuple[int, int]:

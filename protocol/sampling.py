@@ -1,11 +1,11 @@
-"""Random choices by the random source that is handed in: the same source chooses the same."""
+"""Random choices, drawn from a random source that is handed in: equal sources make equal choices."""
 
 from collections.abc import Iterable, MutableSequence
 from typing import Any, Protocol
 
 
 class RandomSource(Protocol):
-    """The part of `random.Random` that the core uses; handed in, so that a seed replays everything."""
+    """The part of `random.Random` that the core uses. It is handed in, so that a seed replays everything."""
 
     def random(self) -> float: ...
 
@@ -13,7 +13,7 @@ class RandomSource(Protocol):
 
 
 def sample(items: Iterable[int], count: int, rng: RandomSource) -> list[int]:
-    """Up to `count` different items, in a random order, whatever the order in which they are given."""
+    """Up to `count` different items, in a random order that does not depend on the order of `items`."""
     pool = sorted(items)
     for i in range(min(count, len(pool))):
         j = i + rng.randrange(len(pool) - i)
@@ -22,7 +22,7 @@ def sample(items: Iterable[int], count: int, rng: RandomSource) -> list[int]:
 
 
 def shuffle(items: MutableSequence[Any], rng: RandomSource) -> None:
-    """Bring items into a random order, in place."""
+    """Put items into a random order, in place."""
     for i in range(len(items) - 1, 0, -1):
         j = rng.randrange(i + 1)
         items[i], items[j] = items[j], items[i]

@@ -1,7 +1,7 @@
 """msgpack with a bound on everything.
 
-All structured bytes from the network come through `unpack` and `Fields`: positional arrays whose every
-field is checked for type and range before use, so that the rest of the code never meets a surprise.
+All structured bytes from the network come through `unpack` and `Fields`: positional arrays. The type and
+range of every field are checked before use, so that the rest of the code never meets a surprise.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import ARRAYS_MAX, TEXT_BYTES_MAX
 
 _NOT_PRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"})
-"""Categories of Unicode: controls, marks of direction and the like, surrogates, private ones, separators."""
+"""Unicode categories: control, format (marks of direction and the like), surrogate, private, separators."""
 
 
 def pack(value: Any) -> bytes:
@@ -52,9 +52,9 @@ def unpack(data: bytes, bytes_max: int) -> Any:
 
 
 def _walk(data: bytes) -> None:
-    """Go through a value without making anything of it. Raises where it ends too soon.
+    """Walk through a value without building it. Raises if it ends too soon.
 
-    Space for an array is taken before its items are read, at each level: a few kilobytes that do nothing but
+    msgpack allocates an array, at each level, before it reads the items: a few kilobytes that do nothing but
     open arrays could claim gigabytes.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=len(data))
@@ -79,11 +79,11 @@ def at_most(count: int) -> Callable[..., Any]:
 
 
 def is_printable(text: str) -> bool:
-    """Whether nothing in a text commands a terminal, and no space in it is another than the plain one.
+    """Whether a text has nothing that controls a terminal, and no space other than the plain one.
 
-    By the tables of Unicode 3.2, which every Python has besides its own, newer ones: whether a revocation is
-    valid must not depend on a node's Python. What has become a character since then passes, whatever it is:
-    displays and logs look by their own tables.
+    It goes by the tables of Unicode 3.2, which every Python has besides its own newer ones: whether a
+    revocation is valid must not depend on a node's Python. Characters added since then pass, whatever they
+    are: displays and logs check by their own tables.
     """
     if text.isascii():
         return text.isprintable()
@@ -91,7 +91,7 @@ def is_printable(text: str) -> bool:
 
 
 class Fields:
-    """Reads a positional array field by field; each reader raises MalformedError naming the field."""
+    """Reads a positional array field by field. Each reader raises a MalformedError that names the field."""
 
     __slots__ = ("_next", "_values", "_what")
 
@@ -124,7 +124,7 @@ class Fields:
         return value
 
     def refuses(self) -> bool:
-        """Whether a `false` stands here in place of what is due; then it is skipped."""
+        """Whether the next field is a plain `false` in place of the expected value; if so, skip it."""
         refused = self._values[self._next : self._next + 1] == [False] and self._values[self._next] is False
         self._next += refused
         return refused
@@ -136,11 +136,11 @@ class Fields:
         return value
 
     def blob(self, name: str, low: int, high: int | None = None) -> bytes:
-        """Bytes of exactly `low`, or of `low` to `high`, bytes."""
+        """Bytes, of length `low` exactly, or of length `low` to `high`."""
         return self._as_blob(name, self._take(name), low, low if high is None else high)
 
     def text(self, name: str, high: int = TEXT_BYTES_MAX) -> str:
-        """Text of at most `high` bytes that `is_printable`."""
+        """Text of at most `high` bytes for which `is_printable` holds."""
         return self._as_text(name, self._take(name), high)
 
     def texts(self, name: str, high: int) -> tuple[str, ...]:
@@ -172,6 +172,6 @@ class Fields:
         return value
 
     def end(self) -> None:
-        """Nothing may follow: two encodings of one meaning would have two hashes."""
+        """Check that no field is left: two encodings of one meaning would have two hashes."""
         if self._next != len(self._values):
             raise MalformedError(f"{self._what}: {len(self._values) - self._next} fields too many")

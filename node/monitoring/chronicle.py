@@ -96,7 +96,9 @@ class Chronicle:
         self._merged: dict[int, tuple[Delta, ...]] = {}
         """What Phi holds of the rounds above its base."""
         self._stretches: dict[int, _Stretch] = {}
-        """Those that `_merged` has rounds of, as they were last settled."""
+        """Those that `_merged` has rounds of, ascending, as they were last settled."""
+        self._base = (0, 0)
+        """What could not change any more then: its last round, and its tokens."""
         self._unsettled: set[int] = set()
         self._changed: set[int] = set()
         self._unsaved: set[int] = set()
@@ -169,12 +171,20 @@ class Chronicle:
         """Bring `Round.merged_tokens` up to date; `base` is the part of Phi that cannot change any more."""
         if not self._unsettled:
             return
-        self._merged = {r: deltas for r, deltas in self._merged.items() if r > base_round}
-        below = base_tokens
-        kept, self._stretches = self._stretches, {}
-        for number, rounds in groupby(sorted(self._merged), TokenCount(self._manifest).stretch_of):
-            stretch = _Stretch(tuple(rounds), below)
-            self._stretches[number] = stretch
+        stretch_of = TokenCount(self._manifest).stretch_of
+        first = stretch_of(min(self._unsettled))
+        if (base_round, base_tokens) != self._base:
+            self._merged = {r: deltas for r, deltas in self._merged.items() if r > base_round}
+            self._base, first = (base_round, base_tokens), 0
+        kept = {}
+        while self._stretches and next(reversed(self._stretches)) >= first:
+            number, stretch = self._stretches.popitem()
+            kept[number] = stretch
+        # What comes before the first change counts for what it did: where all is retained that is nearly all.
+        below = next(reversed(self._stretches.values())).up_to_its_end if self._stretches else base_tokens
+        begin = max(base_round, self._manifest.history.snapshot_every * first)
+        for number, rounds in groupby(sorted(r for r in self._merged if r > begin), stretch_of):
+            stretch = self._stretches[number] = _Stretch(tuple(rounds), below)
             self._settle_stretch(stretch, kept.get(number))
             below = stretch.up_to_its_end
         self._unsettled.clear()

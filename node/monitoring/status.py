@@ -20,7 +20,7 @@ async def status_of(view: "NodeView", query: Mapping[str, str]) -> dict[str, Any
 
     ``digest``: those of the records merged and of Phi. ``up_to``: that of the records merged up to a round.
     """
-    digests = await view.merging.recent_digest() if query.get("digest") else None
+    digests = await view.merging.recent_digest.get() if query.get("digest") else None
     status = describe(view)
     if digests is not None:
         status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)

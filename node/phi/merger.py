@@ -8,7 +8,6 @@ in which rounds are caught up does not matter. Blocking: runs in worker threads.
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf, sqrt
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.payloads import Payloads
@@ -20,19 +19,10 @@ from gossamer.protocol.fixedpoint import Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merging.conduct import RoundFigures, figures
 from gossamer.protocol.merging.merge import Contribution, RoundMerge
+from gossamer.protocol.merging.outliers import UsualRates, of_ordinary_tokens
 from gossamer.protocol.merging.token_count import TokenCount
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.records import Delta
-from gossamer.protocol.rules.clipping import usual_rates
-
-OUTLIER_TIMES = 8.0
-"""A delta this many times as long as usual, or of so many times the tokens, is looked at twice. Honest ones
-grow by less from round to round; if one does not, it waits for those of others, and nothing else happens to
-it."""
-
-USUAL_ROUNDS = 8
-"""What is usual is the longest of so many rounds. A single number's delta is 8 times as long as that before
-it in a twelfth of all rounds, where that was near zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +75,7 @@ class Merger:
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
         self._phi_digest: tuple[int, bytes] | None = None
-        self._usual: dict[int, dict[int, list[float]]] = {}
-        """Per fragment and round merged, the usual rate of each tensor (see `clipping`)."""
+        self._usual = UsualRates(own_id)
         self.version = 0
         self.diverged = {f.index for f in self._layout.fragments if not is_healthy(self.view(f))}
         """Fragments in which a magnitude has reached 64. They are merged like others: without what is void
@@ -117,7 +106,7 @@ class Merger:
         if new != old and round_ > self.base.round:
             found = self._exchange(fragment, self.view(fragment), old, new)
             self._note(round_, old, new)
-            self._note_usual(round_, fragment, found)
+            self._usual.note(round_, fragment, found)
             if new:
                 merge = RoundMerge(found, fragment, self._manifest.outer)
                 self.figures = figures(merge, void=self._payloads.undecodable(new))
@@ -130,32 +119,19 @@ class Merger:
 
         Raises MissingChunkError.
         """
-        ordinary = self._of_ordinary_tokens(deltas)
+        ordinary = deltas
+        if self._manifest.outer.weight_cap:
+            ordinary = of_ordinary_tokens(deltas, self._count)
         if not ordinary:
             return bool(deltas)
         fragment = self._layout.of_round(round_)
-        rates = self._usual.get(fragment.index)
-        if rates is None:
+        if not self._usual.are_known(fragment):
             return False
-        usual = [
-            max((rate for rate in known if 0.0 < rate < inf), default=inf)
-            for known in zip(*rates.values(), strict=True)
-        ]
         with self._payloads.room_for(ordinary, fragment):
             found = self._contributions(fragment, ordinary)
         if not found:
             return len(ordinary) < len(deltas)
-        return all(
-            any(n > OUTLIER_TIMES * rate * sqrt(c.steps) for n, rate in zip(c.norms, usual, strict=True))
-            for c in found
-        )
-
-    def _of_ordinary_tokens(self, deltas: tuple[Delta, ...]) -> tuple[Delta, ...]:
-        """The deltas that do not state far more tokens than others lately; all where no weight is capped."""
-        if not self._manifest.outer.weight_cap:
-            return deltas
-        most = OUTLIER_TIMES * self._count.usual(but={delta.author for delta in deltas})
-        return tuple(delta for delta in deltas if delta.body.tokens <= most)
+        return self._usual.are_exceeded(fragment, found)
 
     def state(self, fragment: Fragment) -> MergedState:
         """How far a fragment has been merged."""
@@ -281,20 +257,6 @@ class Merger:
         """The deltas of a round whose payloads decode. Raises MissingChunkError."""
         read = (self._payloads.contribution(delta, fragment) for delta in deltas)
         return [contribution for contribution in read if contribution is not None]
-
-    def _note_usual(self, round_: int, fragment: Fragment, contributions: list[Contribution]) -> None:
-        """Remember what was usual in a round; a single delta is taken for that only if it is our own."""
-        if not contributions or (len(contributions) == 1 and contributions[0].author != self._own_id):
-            return
-        root_steps = [sqrt(c.steps) for c in contributions]
-        norms = [c.norms for c in contributions]
-        rates = self._usual.setdefault(fragment.index, {})
-        if len(contributions) == 1:
-            rates[round_] = [norm / root_steps[0] for norm in norms[0]]
-        else:
-            rates[round_] = usual_rates(norms, [slot.numel for slot in fragment.slots], root_steps)
-        if len(rates) > USUAL_ROUNDS:
-            del rates[min(rates)]
 
 
 def _digest_of(deltas: tuple[Delta, ...]) -> bytes:

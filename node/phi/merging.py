@@ -13,9 +13,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from gossamer.node.ipc import control
 from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.phi.merger import Merger, Prefix
+from gossamer.node.phi.offering import Offering
+from gossamer.node.phi.recent_digest import RecentDigest
 from gossamer.node.seldom import Trouble
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
@@ -33,9 +34,6 @@ PATIENCE_S = 1.0
 """A trainer that has not looked for this long does not hold merging up."""
 
 RETRY_S = 5.0
-
-DIGEST_REST = 9
-"""So many times as long as it took to find the digest out it is not found out anew for those who ask."""
 
 OnJudged = Callable[[int, tuple[Delta, ...], RoundFigures | None], None]
 
@@ -57,8 +55,6 @@ class Merging:
         self.chunk_lost = chunk_lost
         self.on_merged: Callable[[int], None] = lambda round_: None
         """Called with every round that was merged."""
-        self.on_offer: Callable[[], None] = lambda: None
-        """Called before Phi is offered to the trainer, which is to know of how many tokens it is."""
         self.on_judged: OnJudged = lambda round_, deltas, found: None
         """Called with every round looked at, all deltas merged into it, and what was found in them."""
         self.seconds = 0.0
@@ -68,7 +64,8 @@ class Merging:
         self._merger: Merger | None = None
         self._begun = asyncio.Event()
         self.schedule = MergeSchedule(core)
-        self._unoffered: set[int] = set()
+        self.offering = Offering(core, port, self.schedule)
+        self.recent_digest = RecentDigest(self.digest)
         self._trouble = Trouble(log, "payloads can be read again")
         self._diverged_by: dict[int, str] = {}
         """Of fragments that diverged here: by which round, and whose."""
@@ -76,10 +73,6 @@ class Merging:
         self._news = asyncio.Event()
         self._merged_some = asyncio.Event()
         self._busy = asyncio.Lock()
-        self._attachments = 0
-        self._digesting = asyncio.Lock()
-        self._digest: tuple[bytes, bytes] | None = None
-        self._digest_due = 0.0
 
     @property
     def ready(self) -> bool:
@@ -142,7 +135,7 @@ class Merging:
                 merger.version = self._merger.version + 1
             self._merger = merger
         self.schedule.begin(merger.base.round, reach)
-        self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
+        self.offering.all_changed()
         self._begun.set()
         self._news.set()
 
@@ -199,7 +192,7 @@ class Merging:
                 await self._wait_for_news()
                 await asyncio.sleep(GATHER_S)
                 newest_next = True
-            self._note_new_trainer()
+            self.offering.look_for_a_new_trainer()
             reached = self.schedule.look(time.monotonic())
             # What was due once is: it need not wait until the trainer has taken what was merged before it.
             due = {round_ for round_ in reached if round_ in due or self._is_due(round_)}
@@ -211,7 +204,8 @@ class Merging:
             self._merged_some.set()
             self.schedule.look_whether_ready(time.monotonic())
             if self.ready:
-                await self._offer()
+                assert self._merger is not None
+                await self.offering.offer(self._merger)
 
     async def _wait_for_news(self) -> None:
         """Sleep until something changed; while anything is held up, look again soon."""
@@ -236,11 +230,6 @@ class Merging:
         self.schedule.hold_back(round_, time.monotonic())
         names = ", ".join(self._core.roster.label(delta.author) for delta in deltas)
         log.info("%s: a delta far beyond what is usual; round %d waits for those of others", names, round_)
-
-    def _note_new_trainer(self) -> None:
-        if self._port.attachments != self._attachments:
-            self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
-        self._attachments = self._port.attachments
 
     def _is_due(self, round_: int) -> bool:
         if not self._port.attached:
@@ -286,7 +275,7 @@ class Merging:
         self.schedule.merged(round_)
         self.on_merged(round_)
         self._merged_at[fragment.index] = time.monotonic()
-        self._unoffered.add(fragment.index)
+        self.offering.changed(fragment.index)
         if was_sound and fragment.index in self._merger.diverged:
             self._note_diverged(fragment.index, round_, deltas)
 
@@ -312,43 +301,12 @@ class Merging:
             else:
                 log.warning("%s: %s", label, change.verdict)
 
-    async def _offer(self) -> None:
-        assert self._merger is not None
-        for index in sorted(self._unoffered):
-            if index not in self._merger.diverged and self._port.attached and self._port.is_free(index):
-                fragment = self._core.layout.fragments[index]
-                self._unoffered.discard(index)
-                self.on_offer()
-                await self._port.offer(fragment, self._merger.view(fragment), self._told_of(fragment))
-
-    def _told_of(self, fragment: Fragment) -> control.Phi:
-        """How far a fragment has been merged. If we began anew where the swarm is far behind our own last
-        delta we need not wait for that one: until the swarm has reached it, it is not to come."""
-        assert self._merger is not None
-        state = self._merger.state(fragment)
-        last = self._core.ledger.last_round(self._core.identity.node_id)
-        own_round = state.own_round
-        if last > self.schedule.horizon:
-            own_round = max(own_round, last - (last - fragment.index) % len(self._core.layout.fragments))
-        return control.Phi(fragment.index, state.merged_round, own_round, state.version)
-
     async def digest(self) -> tuple[bytes, bytes] | None:
         """Digest of the records merged, and of Phi; None before genesis is here."""
         if self._merger is None:
             return None
         async with self._busy:
             return self._merger.chain(), await asyncio.to_thread(self._merger.digest)
-
-    async def recent_digest(self) -> tuple[bytes, bytes] | None:
-        """What `digest` finds, or found a moment ago: however often it is asked for, merging waits for it a
-        tenth of the time at most."""
-        async with self._digesting:
-            if time.monotonic() >= self._digest_due:
-                begun = time.monotonic()
-                self._digest = await self.digest()
-                now = time.monotonic()
-                self._digest_due = now + DIGEST_REST * (now - begun)
-            return self._digest
 
     async def prefix_digest(self, up_to: int) -> bytes | None:
         """Digest of the records merged up to a round; None if it is closed already, or nothing is here."""

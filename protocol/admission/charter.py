@@ -200,9 +200,12 @@ class Charter:
         return revocation
 
     def _check_room(self, node_id: bytes) -> None:
-        known = self._grants.keys() | self._revocations.keys()
-        if node_id not in known and len(known) >= limits.CHARTER_NODES_MAX:
+        if not self._has_room(node_id):
             raise NoRoomError("grants and revocations for more nodes than a swarm may have")
+
+    def _has_room(self, node_id: bytes) -> bool:
+        known = self._grants.keys() | self._revocations.keys()
+        return node_id in known or len(known) < limits.CHARTER_NODES_MAX
 
     def records(self) -> Iterable[Grant | Revocation]:
         """All that is in force, in no particular order."""
@@ -256,8 +259,9 @@ class Charter:
     def vet(self, node_id: bytes, unix_s: float, credential: bytes = b"") -> None:
         """May this node speak to us now, showing this credential (a grant's envelope, or nothing)?
 
-        The credential is judged and not yet taken into the set. Raises RefusedError with what the operator
-        of that node should know.
+        The credential is judged and not yet taken into the set. One for which there is no room there is worth
+        nothing: what its node published would count nowhere. Raises RefusedError with what the operator of
+        that node should know.
         """
         self._check_not_revoked(node_id)
         if self.is_open:
@@ -273,6 +277,11 @@ class Charter:
             raise RefusedError(
                 f"the invitation of node {short(node_id)} ran out {span(unix_s - end)} ago; ask an owner for"
                 f" one (it held until {moment(end)}: if that is to come, set the clock that is wrong)"
+            )
+        if not self._has_room(node_id):
+            raise RefusedError(
+                f"owners have invited or revoked {limits.CHARTER_NODES_MAX} nodes, as many as there may be:"
+                f" no room for node {short(node_id)} is left. Start with the key of one that was invited"
             )
 
     def check_of_use(self, data: bytes) -> None:

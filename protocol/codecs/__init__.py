@@ -1,8 +1,8 @@
 """Codecs: how a tensor of fixed-point values becomes few bytes, and back.
 
-What nodes must agree on is the wire form and its decoding; `encode` is the reference that the trainer's
-device encoders (`gossamer.node.training.encoders`) match bit for bit. A record names its codec, and
-Merge sees integers only, so one round could mix them; nodes take those of the manifest's codec.
+Nodes must agree on the wire form and its decoding. `encode` is the reference that the trainer's device
+encoders (`gossamer.node.training.encoders`) match bit for bit. A record names its codec, and the merge sees
+integers only, so one round could mix codecs; but nodes accept only records of the manifest's codec.
 """
 
 from gossamer.protocol.codecs.base import Codec

@@ -18,11 +18,11 @@ GRAIN = 4096
 """Parts of a section begin at multiples of this: every codec's blocks divide it."""
 
 ZERO_BLOCK = 255
-"""Exponent of a block that decodes to zeros, for codecs whose levels leave out zero."""
+"""Exponent of a block that decodes to zeros, for codecs that have no level for zero."""
 
 
 class Survey(NamedTuple):
-    """What a first look at part of a tensor gives."""
+    """What a first pass over part of a tensor gives; see `Codec.survey`."""
 
     squares: int
     sample: Ints
@@ -34,7 +34,7 @@ class Codec(Protocol):
     name: str
 
     def section_bytes(self, numel: int) -> int:
-        """How long a section of `numel` values is."""
+        """The length in bytes of a section of `numel` values."""
         ...
 
     def encode(self, values: Ints) -> bytes:
@@ -44,22 +44,22 @@ class Codec(Protocol):
     def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
         """Read values `start` to `stop` of a section back, int32[stop - start], magnitudes below 2**30.
 
-        `start` is a multiple of `GRAIN`, and so is `stop` unless it is the end. Raises PayloadError for what
-        is wrong in that part at least.
+        `start` is a multiple of `GRAIN`, and so is `stop` unless it is the end. Raises PayloadError, at least
+        for what is wrong in that part.
         """
         ...
 
     def accumulate(self, section: memoryview, numel: int, start: int, factor: int, sums: Sums) -> None:
-        """Add `factor` times the values from `start` on to `sums`, int64, of which each has one."""
+        """Add `factor` times the values from `start` on to `sums`, int64, one element for each value."""
         ...
 
     def survey(self, section: memoryview, numel: int, start: int, stop: int, sampling: slice) -> Survey:
-        """The exact sum of squares of values `start` to `stop`, and what `sampling` picks of them."""
+        """The exact sum of squares of values `start` to `stop`, and those values that `sampling` picks."""
         ...
 
 
 class Dense(ABC):
-    """What a codec that writes every value does with the values of a part."""
+    """`accumulate` and `survey` for codecs that write every value, by way of `decode`."""
 
     @abstractmethod
     def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
@@ -91,13 +91,13 @@ def in_blocks(values: Ints, block: int) -> Ints:
 
 
 def values_in_blocks(numel: int, block: int) -> npt.NDArray[np.int64]:
-    """How many of `numel` values lie in each of their blocks: the last one may have fewer."""
+    """How many of `numel` values lie in each block: the last one may have fewer."""
     starts = np.arange(0, numel, block, dtype=np.int64)
     return np.minimum(numel - starts, block)
 
 
 def multipliers(exponents: Bytes, exponent_max: int, zero_allowed: bool = False) -> Ints:
-    """Turn exponent bytes to factors ``2**e``, int32, 0 for ZERO_BLOCK. Raises PayloadError."""
+    """Turn exponent bytes into factors ``2**e``, int32, 0 for ZERO_BLOCK. Raises PayloadError."""
     factors = _multipliers(exponent_max, zero_allowed)[exponents]
     if factors.size and factors.min() < 0:
         raise PayloadError(f"a block exponent is over {exponent_max}")
@@ -106,7 +106,7 @@ def multipliers(exponents: Bytes, exponent_max: int, zero_allowed: bool = False)
 
 @cache
 def _multipliers(exponent_max: int, zero_allowed: bool) -> Ints:
-    """The factor of every exponent byte, -1 for those that must not be."""
+    """The factor for every exponent byte, -1 for invalid ones."""
     table = np.full(256, -1, dtype=np.int32)
     table[: exponent_max + 1] = 1 << np.arange(exponent_max + 1)
     if zero_allowed:

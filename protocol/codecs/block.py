@@ -2,19 +2,18 @@
 
 A section holds one exponent byte per block, then the codes of all blocks. Codes are offset binary: code
 ``c`` means ``(c - 2**(bits-1)) << exponent``. In an int4 block, byte ``j`` holds value ``j`` in its low
-half and value ``j + 128`` in its high half, so that both directions work on whole rows.
+half and value ``j + 128`` in its high half, so that encoding and decoding work on whole rows.
 
-A step is as fine as a block's largest magnitude allows; in `int4` no finer than once to twice the mean
-magnitude, which is 1.1 sigma of a bell-shaped source. Most codes are -1, 0 and 1 then, and a value takes two
+A step is as fine as a block's largest magnitude allows. In `int4` it is no finer than once to twice the mean
+magnitude, which is 1.1 sigma of a bell-shaped source. Then most codes are -1, 0 and 1, and a value takes two
 bits as chunks travel (`packing`), not three: an entropy-coded uniform quantizer (Gish and Pierce,
-"Asymptotically Efficient Quantizing", 1968). Before it is rounded, a value is brought nearer to 0 by an
-eighth of a step, as in video (Sullivan, "Efficient Scalar Quantization of Exponential and Laplacian Random
-Variables", 1996): zeros cost least, and rounding does not make a delta longer than it is. Error feedback
-brings the rest later. Where that would leave nothing of a block whose values are all as large, its step is
-half as long.
+"Asymptotically Efficient Quantizing", 1968). Before rounding, a value is brought nearer to 0 by an eighth of
+a step, as in video coding (Sullivan, "Efficient Scalar Quantization of Exponential and Laplacian Random
+Variables", 1996): zeros cost least, and rounding does not lengthen a delta. Error feedback sends the rest
+later. Where a block of values that are all about as large would round to 0, its step is half as long.
 
-Error: at most half a step of ``2**exponent``, in `int4` five eighths; a whole step for a block's largest
-positive values, which saturate rather than double everybody's step.
+Error: at most half a step of ``2**exponent``, in `int4` five eighths of one; a whole step for a block's
+largest positive values, which saturate so as not to double the whole block's step.
 """
 
 import numpy as np
@@ -31,8 +30,8 @@ class BlockCodec(Dense):
     """Linear quantization of 8 or 4 bits with power-of-two steps."""
 
     def __init__(self, name: str, bits: int, *, is_coarse: bool = False) -> None:
-        """`is_coarse`: whether a step is at least the largest power of two in twice a block's mean magnitude,
-        and values are brought nearer to 0 by an eighth of it."""
+        """`is_coarse`: a step is at least the largest power of two in twice a block's mean magnitude, and
+        values are brought nearer to 0 by an eighth of it."""
         self.name = name
         self.bits = bits
         self.is_coarse = is_coarse
@@ -57,7 +56,7 @@ class BlockCodec(Dense):
         return section
 
     def _exponents(self, magnitudes: Ints, counts: npt.NDArray[np.int64]) -> Ints:
-        """Each block's, of magnitudes in blocks, so many of which are real."""
+        """Each block's exponent. `magnitudes` are in blocks; the first `counts` of each are no padding."""
         peaks = magnitudes.max(axis=1)
         exponents = bit_length(peaks) - (self.bits - 1)
         if self.is_coarse:

@@ -1,7 +1,7 @@
 """`exact`: every bit of every value, for tests and tiny models.
 
-A section is the values, zigzagged, in blocks of 4096 (the last one shorter), each written byte plane by byte
-plane from the lowest up: small values leave the high planes almost empty, which packing makes use of.
+A section holds the values, zigzagged, in blocks of 4096 (the last one shorter). Each block is written byte
+plane by byte plane, lowest first: small values leave the high planes almost empty, and those pack well.
 """
 
 import numpy as np
@@ -46,6 +46,6 @@ class ExactCodec(Dense):
 
 
 def _interleave(planes: Bytes, values: npt.NDArray[np.uint32]) -> None:
-    """Put blocks' byte planes, uint8[blocks, 4, n], together again: `values`, uint32[blocks * n]."""
+    """Put byte planes, uint8[blocks, 4, n], together again into `values`, uint32[blocks * n]."""
     blocks, _, n = planes.shape
     values.view(np.uint8).reshape(blocks, n, 4)[:] = planes.transpose(0, 2, 1)

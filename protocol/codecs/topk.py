@@ -1,12 +1,12 @@
-"""`topk`: of every 64 values the largest, as one byte; 0.13 bit a parameter.
+"""`topk`: the largest of every 64 values, as one byte; 0.13 bit a parameter.
 
-A section holds one exponent byte per block of 4096 values, then one byte per run of 64: from the lowest bit
-up the value's position in its run (6 bits), whether it is negative, and whether its magnitude is 3 or 2
-times ``2**exponent``. NOTHING says that all of the run is 0. What is not sent stays in the sender's
+A section holds one exponent byte per block of 4096 values, then one byte per run of 64. From the lowest bit
+up, the byte holds the value's position in its run (6 bits), whether it is negative, and whether its magnitude
+is 3 or 2 times ``2**exponent``. NOTHING says that the whole run is 0. What is not sent stays in the sender's
 error-feedback residual.
 
-The 64 largest of all 4096 would hold a fifth more of a delta's energy, but take 12 bits each for their
-positions, or 8 as Elias and Fano coded ascending integers, where the largest of each run take 6.
+The 64 largest of all 4096 values would hold a fifth more of a delta's energy. But their positions would take
+12 bits each, or 8 in Elias-Fano coding, where that of the largest of a run takes 6.
 """
 
 import numpy as np
@@ -19,16 +19,16 @@ from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 BLOCK = 4096
 RUN = 64
 RUNS = BLOCK // RUN
-"""Of a whole block."""
+"""Runs of a whole block."""
 EXPONENT_MAX = 27
 NEGATIVE = 64
 LARGE = 128
 NOTHING = 255
-"""Entry of a run of which nothing is sent. A run's last value, negative and large, is sent as a small one."""
+"""Entry of a run of which nothing is sent. So a run's last value, if negative and large, is sent as small."""
 
 
 class TopKCodec:
-    """Sparse, one magnitude bit."""
+    """Sparse, with one bit of magnitude."""
 
     name = "topk"
 
@@ -37,7 +37,7 @@ class TopKCodec:
 
     def encode(self, values: Ints) -> bytes:
         runs = in_blocks(values, RUN)
-        positions = np.abs(runs).argmax(axis=1)  # the first, of equals
+        positions = np.abs(runs).argmax(axis=1)  # of equal values, the first
         picked = np.take_along_axis(runs, positions[:, None], axis=1)[:, 0]
         magnitudes = np.abs(picked)
         exponents = _exponents(in_blocks(magnitudes, RUNS).astype(np.int64))
@@ -73,7 +73,7 @@ class TopKCodec:
     def _entries(
         self, section: memoryview, numel: int, start: int, stop: int
     ) -> tuple[npt.NDArray[np.intp], Ints]:
-        """Ascending positions after `start`, one in a run, and the values there."""
+        """Ascending positions, counted from `start`, one per run, and the values there."""
         if len(section) != self.section_bytes(numel):
             raise PayloadError(f"topk: a section of {len(section)} bytes for {numel} values")
         data, blocks = np.frombuffer(section, dtype=np.uint8), -(-numel // BLOCK)
@@ -83,7 +83,7 @@ class TopKCodec:
         positions += entries & (RUN - 1)
         levels = LEVELS[entries]
         levels *= factors.repeat(RUNS)[: len(levels)]
-        if len(entries) and positions[-1] >= stop - start:  # only a last run in part has such positions
+        if len(entries) and positions[-1] >= stop - start:  # only an incomplete last run has such positions
             if entries[-1] != NOTHING:
                 raise PayloadError(f"topk: a position past the last of {numel} values")
             positions, levels = positions[:-1], levels[:-1]
@@ -91,9 +91,10 @@ class TopKCodec:
 
 
 def _exponents(magnitudes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Each block's exponent, uint8[blocks], by the largest magnitudes of its runs, [blocks, RUNS].
+    """Each block's exponent, uint8[blocks], from the largest magnitudes of its runs, [blocks, RUNS].
 
-    The levels suit the mean of those at or above the mean: of rare tokens' embeddings most hardly moved.
+    The levels suit the mean of those magnitudes that are at or above the mean: most of rare tokens'
+    embeddings hardly moved.
     """
     sums = magnitudes.sum(axis=1, keepdims=True)
     above = np.where(magnitudes < -(-sums // RUNS), 0, magnitudes)
@@ -108,4 +109,4 @@ def _level_of_entry() -> Ints:
 
 
 LEVELS = _level_of_entry()
-"""What each byte stands for, in units of ``2**exponent``."""
+"""The value that each byte stands for, in units of ``2**exponent``."""

@@ -1,8 +1,8 @@
 """`int2`: blocks of 256 values, each one of the four levels -3, -1, 1, 3 times the block's power of two.
 
-Four levels without zero are the least-error uniform quantizer of 2 bits for a bell-shaped source (Max,
-"Quantizing for Minimum Distortion", 1960): unit 0.498 sigma, which is 0.62 of the mean magnitude. What
-saturates is left to error feedback. A block of zeros has the exponent ZERO_BLOCK.
+Four levels without zero are the 2-bit uniform quantizer of least error for a bell-shaped source (Max,
+"Quantizing for Minimum Distortion", 1960): the unit is 0.498 sigma, which is 0.62 of the mean magnitude.
+Error feedback makes up for values that saturate. A block of zeros has the exponent ZERO_BLOCK.
 
 A section holds one exponent byte per block, then the codes; byte ``j`` of a block holds the values
 ``j``, ``j + 64``, ``j + 128`` and ``j + 192`` from its lowest bits up, as ``(level + 3) / 2``.

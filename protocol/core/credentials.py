@@ -1,4 +1,4 @@
-"""What follows from a grant or a revocation that is new: whom to tell, what to ask for again, whom to cut."""
+"""What follows from a new grant or revocation: whom to tell, what to ask for again, whom to cut off."""
 
 from gossamer.protocol.admission.charter import Charter, Grant, Revocation
 from gossamer.protocol.admission.vetting import Vetting
@@ -11,7 +11,7 @@ from gossamer.protocol.membership.roster import Roster
 
 
 class Credentials:
-    """Carries changes of the charter through to the machines that they concern."""
+    """Carries changes of the charter to the state machines that they concern."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Credentials:
         self._peering = peering
 
     def received(self, data: bytes, source: int | None, now: float) -> list[Effect]:
-        """Take in a grant or a revocation, and tell everybody of it but its source. Raises PeerError."""
+        """Take in a grant or a revocation, and tell it to everybody but its source. Raises PeerError."""
         record = self._charter.learn(data)
         if record is None:
             return []
@@ -42,7 +42,7 @@ class Credentials:
         return told + (self._expel(record, now) if isinstance(record, Revocation) else self._admit(record))
 
     def _admit(self, grant: Grant) -> list[Effect]:
-        """Ask again for what was passed over while its author was a stranger."""
+        """Ask again for the records that were passed over while their author was a stranger."""
         result: list[Effect] = []
         for link in self._vetting.met_strangers():
             result += [
@@ -50,14 +50,14 @@ class Credentials:
                 Send(link, self._presence.summary(answer=False)),
             ]
         if self._charter.role_of(grant.node_id) is not grant.role:
-            return result  # it was revoked, or may do more already: what members hear of first varies
+            return result  # the node was revoked, or may do more already: what members hear first varies
         return [
             *result,
             Notice(f"{self._roster.label(grant.node_id)} may {grant.role.name.lower()} in this swarm"),
         ]
 
     def _expel(self, revocation: Revocation, now: float) -> list[Effect]:
-        """Cut a revoked member's links, forget it, and merge anew the rounds that it had part in."""
+        """Cut a revoked member's links, forget the member, and merge the rounds again that it was part of."""
         node_id, last_round = revocation.node_id, revocation.last_round
         if node_id == self._own_id:
             return [Expelled(revocation.reason)]

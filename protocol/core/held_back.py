@@ -50,3 +50,7 @@ class HeldBack:
     def waits(self, round_: int, clock: int, now: float) -> bool:
         """Whether it is not to be merged yet in a swarm that is at round `clock`."""
         return round_ >= clock and now < self._until.get(round_, now)
+
+    def until(self, round_: int) -> float | None:
+        """When it will have waited for long enough; None if it does not wait."""
+        return self._until.get(round_)

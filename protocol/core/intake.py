@@ -1,9 +1,9 @@
-"""Records as they come from links: what is known is passed over, what is new is checked and taken in.
+"""Records as they come from links: known ones are passed over, new ones are checked and taken in.
 
-The checks come in the order signature, bounds, admission, plausibility, set rules (length and form of the
-message came before); of rows admission comes before bounds, of credentials even before the signature. A
-record that fails any of them but admission costs its sender a `Blame`, and reaches nothing else; the others
-of the same message are judged on their own.
+The checks come in the order signature, bounds, admission, plausibility, set rules; length and form of the
+message were checked before. For rows, admission comes before bounds; for credentials, even before the
+signature. A record that fails any check but admission costs its sender a `Blame`, and goes no further. The
+other records of the same message are judged on their own.
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ _CREDENTIALS = frozenset(map(int, (Kind.GRANT, Kind.REVOCATION)))
 
 
 def _kind(data: bytes) -> int:
-    """What a record says that it is: a `Kind`, unless it is to be refused."""
+    """What a record says that it is: the value of a `Kind`, unless the record is to be refused."""
     return data[0]
 
 
@@ -46,7 +46,7 @@ class _Delivery:
     fresh: list[Delta] = field(default_factory=list)
     """The deltas that were new to us."""
     is_held: bool = False
-    """Whether the sender holds the payload of the last of them."""
+    """Whether the sender holds the payload of the last delta."""
 
 
 class Intake:
@@ -87,14 +87,14 @@ class Intake:
         entries = [
             (data, held)
             for data, held in message.entries
-            if _kind(data) != _ROW or not is_known_row(data, link)  # most are known
+            if _kind(data) != _ROW or not is_known_row(data, link)  # most rows are known
         ]
         if not entries:
             return []
         delivery = _Delivery(link, now)
         result: list[Effect] = []
         for data, held in entries:
-            if result and self._links.get(link) is None:  # the record before this was its peer's revocation
+            if result and self._links.get(link) is None:  # the record before this one revoked the link's peer
                 break
             if _kind(data) == _ROW or not self._is_known(data, held, delivery):
                 result += self._judge(data, held, delivery)
@@ -102,19 +102,19 @@ class Intake:
         return result + self._anti_entropy.received(link, delivery.record_ids)
 
     def _pass_on(self, delivery: _Delivery, *, is_push: bool) -> list[Effect]:
-        """Relay what was new. A message of a single record is taken for a push of it."""
+        """Relay what was new. A message of a single record is taken for a push."""
         fresh = [delta for delta in delivery.fresh if delta.record_id in self._ledger]
         if not fresh:
             return []
         if is_push and delivery.is_held:
             return self._push.relay(fresh[0], delivery.link, delivery.now)
-        # A node that has just started is told what all others know.
+        # All others know already what a node learns just after its start.
         if is_push or self._anti_entropy.synced_once:
             return self._push.tell(fresh, {delivery.link})
         return []
 
     def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
-        """Whether these very bytes were taken in before: most are, and no signature need be checked again."""
+        """Whether these very bytes were taken in before. Most were, and need no second signature check."""
         record_id = self._ledger.id_of(data)
         if record_id is None:
             return False
@@ -133,7 +133,7 @@ class Intake:
             self._holdings.lacks(record_id, delivery.link, delivery.now)
 
     def _judge(self, data: bytes, held: bool, delivery: _Delivery) -> list[Effect]:
-        """Take in a record if it is right, blame its sender if not."""
+        """Take in a record if it is valid, blame its sender if not."""
         envelope = None
         try:
             if _kind(data) in _CREDENTIALS:
@@ -146,7 +146,7 @@ class Intake:
             return []
         except PeerError as error:
             is_others = envelope is not None and not self._is_author(envelope, delivery.link)
-            relayed = is_others or _kind(data) in _CREDENTIALS  # owners sign those, and members hand them on
+            relayed = is_others or _kind(data) in _CREDENTIALS  # owners sign these, and members hand them on
             return [Blame(delivery.link, str(error), offence_in_record(error, relayed=relayed))]
 
     def _is_author(self, envelope: Envelope, number: int) -> bool:
@@ -167,12 +167,12 @@ class Intake:
 
     def _new_delta(self, envelope: Envelope, delivery: _Delivery) -> list[Effect]:
         delta = parse_delta(envelope, self._layout)
-        if delta.body.codec != self._codec:  # another could multiply everybody's traffic
+        if delta.body.codec != self._codec:  # another codec could multiply everybody's traffic
             raise MalformedError(f"codec {delta.body.codec}, where the manifest says {self._codec}")
         if not self._charter.counts(delta.author, delta.round):
             return self._vetting.stranger(delivery.link, delivery.now)
         if delta.round <= self._ledger.floor:
-            self._ledger.note_last(delta.author, delta.round, delta.record_id)  # it takes part, if only there
+            self._ledger.note_last(delta.author, delta.round, delta.record_id)  # its author does take part
             return []
         if not self._clock.allows(delta.round, delivery.now):
             raise ImplausibleError(f"round {delta.round} is too early for this swarm's age")

@@ -98,6 +98,10 @@ class MergeSchedule:
         """A round has been merged."""
         self.reach = max(self.reach, round_)
 
+    def held_back_until(self, round_: int) -> float | None:
+        """When a round that is held back will have waited for long enough; None if it is not."""
+        return self._held_back.until(round_)
+
     def stand_alone(self, round_: int, deltas: Sequence[Delta]) -> bool:
         """Whether nothing in a round that is still under way shows what is usual in it: too few have
         published for it, and we are not among them.

@@ -1,4 +1,4 @@
-"""What the coming and going of a link means to every machine that keeps something by link."""
+"""What the coming and going of a link means to every state machine that keeps something per link."""
 
 from gossamer.protocol.admission.vetting import Vetting
 from gossamer.protocol.effects import Effect, Hangup, Send
@@ -17,7 +17,7 @@ from gossamer.protocol.messages import Records
 
 
 class Peering:
-    """Takes links up and down in all machines at once."""
+    """Takes links up and down in all state machines at once."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Peering:
         stays, result = self._links.up(event, now)
         if not stays:
             return [*self._presence.all_rows(event.link), *result]
-        # Before an old link of the same node goes: nobody is missing.
+        # Before an old link of the same node goes, so that nobody seems to be missing.
         self._membership.link_up(event.link, event.node_id, now)
         for hangup in list(result):
             if isinstance(hangup, Hangup):
@@ -61,7 +61,7 @@ class Peering:
         return result
 
     def greet(self, link: int, *, outbound: bool) -> list[Effect]:
-        """Say over a new link who we are; the end that dialled it begins to compare notes."""
+        """Say over a new link who we are. The end that dialled also begins to compare ledgers and rosters."""
         result = self._vetting.link_up(link)
         result.append(Send(link, Records(((self._presence.data, False),))))
         self._push.link_up(link)
@@ -71,7 +71,7 @@ class Peering:
         return result
 
     def down(self, number: int, now: float) -> list[Effect]:
-        """A link is gone; nothing comes of one that we gave up ourselves."""
+        """A link is gone. If we gave it up ourselves, there is nothing left to do."""
         return self._forget(number, now) if self._links.get(number) else []
 
     def cut(self, node_id: bytes, reason: str, now: float) -> list[Effect]:
@@ -80,20 +80,20 @@ class Peering:
         return [effect for number in numbers for effect in self._hang_up(number, reason, now)]
 
     def cut_all(self, reason: str, now: float) -> list[Effect]:
-        """Hang up on everybody; whom we need is dialled anew."""
+        """Hang up on everybody; the peers that we need are dialled again."""
         return [effect for link in self._links.all() for effect in self._hang_up(link.number, reason, now)]
 
     def wake(self, now: float) -> list[Effect]:
-        """When membership is due, let it judge, and act upon it."""
+        """When membership is due, let it judge, and act on its verdicts."""
         if now < self._membership.deadline():
             return []
         return [*self._membership.wake(now), *self._drop_dead(now)]
 
     def _drop_dead(self, now: float) -> list[Effect]:
-        """Hang up where nobody answers.
+        """Hang up on links whose peers do not answer.
 
-        A link to a member that is down may stay open for a quarter of an hour and lead nowhere. So may one to
-        a member that others vouch for: TCP doubles its time-out while a path is broken, and would sleep for
+        A link to a member that is down may stay open for a quarter of an hour and lead nowhere. So may a link
+        to a member that others vouch for: TCP doubles its timeout while a path is broken, and would sleep for
         as long again once the path works.
         """
         down = {m.row.node_id for m in self._roster.doubted() if m.health is Health.DOWN}

@@ -3,7 +3,7 @@
 `handle(event, now)` takes one event and returns the effects to carry out, in order; `next_wake` says when
 to send a Wake. `now` is seconds of a monotonic clock. The daemon and the simulator drive the same object.
 
-Which machine an event or a message concerns is decided here; what comes of it, there.
+This module decides which state machine an event or a message concerns; that machine decides what comes of it.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,7 +34,8 @@ from gossamer.protocol.history.absence import ROUNDS_UNDER_WAY, known_up_to
 from gossamer.protocol.history.catchup import CatchUp
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.sealing import Sealing
-from gossamer.protocol.history.snapshots import Snapshots
+from gossamer.protocol.history.snapshot_pull import SnapshotPull
+from gossamer.protocol.history.witnesses import Witnesses
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
@@ -63,8 +64,8 @@ class Replica:
         unix_offset_s: float,
         rng: RandomSource,
     ) -> None:
-        """`fits` tells whether a chunk that is here has a size, None if it is not here. `unix_offset_s` is
-        Unix time less `now`; `TimeSet` tells when that has changed."""
+        """`fits` tells whether a chunk has the given size; None if the chunk is not here. `unix_offset_s` is
+        Unix time minus `now`; `TimeSet` tells when that has changed."""
         self.identity = identity
         self.manifest = manifest
         self.info = info
@@ -92,8 +93,15 @@ class Replica:
             tells_of=lambda round_, but: self.ledger.tells_of(round_, {identity.node_id, *but}),
             own_last=lambda: self.own_last,
         )
-        self._snapshots = Snapshots(
-            self.sealing, self.ledger, self.roster, self.links, self.fetcher, self.holdings
+        self._witnesses = Witnesses(self.sealing.genesis, self.ledger, self.roster, self.links, self.holdings)
+        self._snapshot_pull = SnapshotPull(
+            self.sealing,
+            self._witnesses,
+            self.ledger,
+            self.roster,
+            self.links,
+            self.fetcher,
+            self.holdings,
         )
         self._author = Author(identity, self.swarm_id, self.layout, self.charter, self.ledger, self.holdings)
         self._clock = SwarmClock(
@@ -161,7 +169,7 @@ class Replica:
         )
         self._now = 0.0
         self._next_turn = 0.0
-        """Deadline of what is done in turns: a Wake moves it and nothing else does."""
+        """Deadline of what is done in turns: only a Wake moves it."""
 
     # -- what others ask
 
@@ -171,12 +179,12 @@ class Replica:
 
     @property
     def own_last(self) -> int:
-        """The highest round we have signed a delta for, 0 if none."""
+        """The highest round that we have signed a delta for; 0 if none."""
         return self._author.last_round
 
     @property
     def own_last_spread(self) -> bool:
-        """Whether somebody else holds our last delta, payload and all: we may go without losing it."""
+        """Whether another node holds our last delta, payload and all: we may leave without losing it."""
         return self._author.last_is_spread
 
     @property
@@ -192,9 +200,9 @@ class Replica:
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether most others are at rounds that we refuse, since by our clock they cannot be yet.
+        """Whether most others are at rounds that we refuse, since by our clock the swarm cannot be there yet.
 
-        As of when the clock was last read, which is all the time.
+        As of the last reading of the round clock, which is read all the time.
         """
         return self._clock.is_contradicted
 
@@ -202,19 +210,18 @@ class Replica:
     def horizon(self) -> int:
         """The newest round that the swarm can have reached: later ones are not merged until it has.
 
-        Whoever signs for later ones would have those to itself, with nobody's delta beside its own to clip
-        it by.
+        A node that signs for later rounds would have them to itself, with no other delta to clip its own by.
         """
         return max(self.clock + 1, self.ledger.horizon)
 
     @property
     def somebody_trains(self) -> bool:
-        """Whether a live member, or we, went on lately, so that the swarm will get further."""
+        """Whether a live member, or we, made progress lately, so that the swarm will get further."""
         return self._clock.somebody_trains(self._now)
 
     @property
     def rests(self) -> bool:
-        """Whether nobody trains any more: the swarm is then as far as it gets."""
+        """Whether nobody trains any more: the swarm will get no further."""
         return self._clock.rests(self._now)
 
     @property
@@ -228,7 +235,7 @@ class Replica:
         return self.presence.row
 
     def _clock_is_wrong(self) -> bool:
-        """`is_contradicted`, by a reading of now: a node that has just started has hardly read its clock."""
+        """`is_contradicted`, from a fresh reading: a node that has just started has hardly read its clock."""
         self._clock.read(self._now)
         return self._clock.is_contradicted
 
@@ -260,9 +267,9 @@ class Replica:
         """Take over what a previous run stored; returns `Ready` for each delta whose payload is here.
 
         A delta that does not count (any more) is `Ready` too: Phi may hold it. `credentials` are grants and
-        revocations; what does not verify is left out. `claims` are the snapshots still held, `floor` the
-        round up to which history was closed, `own_last` our last round, should that have been closed too.
-        Where all that `is_copy`, we may have signed more than it tells.
+        revocations; those that do not verify are left out. `claims` are the snapshots still held, `floor` the
+        round up to which history was closed, `own_last` our last round, in case that has been closed too.
+        `is_copy`: all this comes from a copy of the folder, and we may have signed more than it tells.
         """
         self._clock.begin(now)
         self.ledger.close(floor)
@@ -274,7 +281,7 @@ class Replica:
         extent = known_up_to(sealed, {delta.round for delta in stored})
         self.sealing.restore(claims, floor, extent)
         signed = [delta.round for delta in stored if delta.author == self.identity.node_id]
-        self._author.restore([own_last, *signed], is_copy=is_copy)  # whether they count or not
+        self._author.restore([own_last, *signed], is_copy=is_copy)  # whether these deltas count or not
         counting = [delta for delta in stored if self.charter.counts(delta.author, delta.round)]
         revoked = [delta for delta in stored if not self.charter.counts(delta.author, delta.round)]
         return self.holdings.restore(counting, revoked, held, now)
@@ -300,7 +307,7 @@ class Replica:
             case ev.Wake():
                 return self._wake(now)
             case ev.Publish():
-                if self._author.is_copy and not self.caught_up:  # a trainer that handed it in before we knew
+                if self._author.is_copy and not self.caught_up:  # our trainer handed it in before we knew
                     text = f"not signing round {event.body.round}: we may have, and nobody has told yet"
                     return [fx.Notice(text)]
                 return self._author.publish(event.body)
@@ -316,7 +323,7 @@ class Replica:
                 self.fetcher.failed(event.link, event.blob, now)
                 return []
             case ev.Need():
-                return self._snapshots.need(event, now)
+                return self._snapshot_pull.need(event, now)
             case ev.LinkUp():
                 return self._link_up(event, now)
             case ev.LinkDown():
@@ -338,7 +345,7 @@ class Replica:
                 self.presence.changed()
                 return [self.holdings.close(event.claim.round)]
             case ev.Unusable():
-                self._snapshots.unusable(event.claim)
+                self._snapshot_pull.unusable(event.claim)
                 return []
             case ev.Deliver():
                 return self._credentials.received(event.data, None, now)
@@ -349,9 +356,9 @@ class Replica:
                 return self.presence.leave()
 
     def _woke(self, now: float) -> list[Effect]:
-        """This machine slept, or its clock was set, which looks the same and costs a moment of silence.
+        """This machine slept. A clock that was set looks the same, and costs a moment of silence.
 
-        Of the last rounds that we know of we may lack some deltas: those who went on published for them too.
+        We may lack deltas of the last rounds that we know of: members that went on published for them too.
         """
         if not self.roster.members():
             return []
@@ -379,8 +386,8 @@ class Replica:
         return result + self._take_turns(now) if now >= self._next_turn else result
 
     def _take_turns(self, now: float) -> list[Effect]:
-        """What is done every so often, whatever happens: when rows are due, so that a node wakes up once for
-        all of it. A node that joins or has just come back looks for its snapshot more often."""
+        """Do what is done at intervals, whatever happens. It is done when rows are due, so that a node wakes
+        up once for all of it. A node that joins or has just come back looks for its snapshot more often."""
         result = [
             *self.presence.wake(now),
             *self.links.wake(now),
@@ -388,10 +395,10 @@ class Replica:
             *self.anti_entropy.wake(now),
         ]
         self._next_turn = self.presence.deadline()
-        if self._clock.listens(now):  # others may still take what we had not handed on
+        if self._clock.listens(now):  # others may still fetch what we had not handed on
             return result
         if now >= self.sealing.deadline():
-            result += self._snapshots.wake(now, self.clock)
+            result += self._snapshot_pull.wake(now, self.clock)
         if self.sealing.is_in_a_hurry:
             self._next_turn = min(self._next_turn, self.sealing.deadline())
         return result
@@ -402,13 +409,13 @@ class Replica:
         if event.credential and self.links.get(event.link):
             with suppress(PeerError):  # an open swarm lets anybody in, whatever they show
                 result += self._credentials.received(event.credential, event.link, now)
-        if self.links.get(event.link) is None:  # not kept, or what it showed was its own revocation
+        if self.links.get(event.link) is None:  # the link was not kept, or its peer showed its own revocation
             return result
         return result + self._peering.greet(event.link, outbound=event.outbound)
 
     def _stored(self, delta: Delta, now: float) -> list[Effect]:
         result = self._author.stored(delta)
-        if delta.record_id not in self.ledger:  # others, for whom its round is open, would have it merged
+        if delta.record_id not in self.ledger:  # if told, others, for whom its round is open, would merge it
             return result
         self._clock.published(delta.round, now)
         self.presence.changed()
@@ -432,7 +439,7 @@ class Replica:
         match message:
             case msg.Records():
                 result = self._intake.received(link, message, now)
-                self._snapshots.hint(link)
+                self._snapshot_pull.hint(link)
                 return result
             case msg.Holding():
                 return self._holding(link, message)

@@ -1,8 +1,8 @@
 """What a node missed while it was away, stopped or asleep: whether the swarm has outlived what it holds.
 
-Rounds that were closed meanwhile nobody has any more. Without them what came after makes another model than
-the swarm's, and those who came back together could be most of it. So who finds that out begins anew, from
-the snapshot of those who went on; from its own, if those are gone.
+Nobody has the rounds any more that were closed meanwhile. Without them, what came after makes another model
+than the swarm's, and the nodes that came back together could be most of the swarm. So a node that finds this
+out starts over from the snapshot of those that went on, or from its own if those are gone.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -10,20 +10,20 @@ from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, closable_round
-from gossamer.protocol.history.joining import Witness
+from gossamer.protocol.history.testimony import Witness
 from gossamer.protocol.manifest import HistorySection
 
 RETURN_S = 30.0
-"""So long after its start a node looks whether the swarm has outlived what its folder holds."""
+"""For this long after its return a node looks whether the swarm has outlived what it holds."""
 
 ROUNDS_UNDER_WAY = 2
-"""A member that is behind by one round skips the next at most; what is older has been published for."""
+"""A member that is one round behind skips at most the next one; it has published for older rounds."""
 
 
 def known_up_to(sealed: int, rounds: Iterable[int]) -> int:
-    """The newest of the `rounds` with records up to which, since the newest `sealed` one, none was missed.
+    """The newest of `rounds`, those with records, up to which none was missed since the newest `sealed` one.
 
-    What lies beyond a gap was heard of after a return: who stops before that gap is made good has it still.
+    Rounds beyond a gap were heard of after a return: a node that stops before it fills the gap keeps it.
     """
     newest = sealed
     for round_ in sorted(rounds):
@@ -34,31 +34,31 @@ def known_up_to(sealed: int, rounds: Iterable[int]) -> int:
 
 
 class Absence:
-    """The last time that we were away, until it is known what we have missed and that is made good."""
+    """Our last absence, until we know what we have missed, and that is made good."""
 
     def __init__(self, section: HistorySection, tells_of: Callable[[int, Collection[bytes]], bool]) -> None:
         """`tells_of`: see `Sealing`."""
         self._section = section
         self._tells_of = tells_of
         self.extent = 0
-        """The newest round of which we knew anything when we went away, and of all those since."""
+        """The newest round that we knew of when we went away, moved on past those that we know since."""
         self._company: frozenset[bytes] | None = None
-        """Who was there then, None if that is not known."""
+        """The members that were there then; None if that is not known."""
         self.looks_until = 0.0
-        """So long it may turn out what we have missed: for ever until we have looked, 0 once that is over."""
+        """Until when we look for what we have missed: infinite before the first look, 0 once that is over."""
         self._outlived_since: float | None = None
-        """Since when those who are heard say so."""
+        """Since when the members that we hear say that we were outlived."""
         self.given_up: Claim | None = None
-        """The newest snapshot that we held, while we begin anew from the swarm's."""
+        """The newest snapshot that we held, while we start over from the swarm's."""
         self._ahead_at = 0.0
-        """When somebody was last there, since then, who went on."""
+        """When, since we gave that up, a member that went on was last there."""
 
     # -- what happens
 
     def came_back(self, extent: int, company: frozenset[bytes] | None, has_history: bool) -> None:
-        """We are back, and knew of rounds up to `extent` when we went. `company`: who was there then.
+        """We are back, and knew of rounds up to `extent` when we went. `company`: the members there then.
 
-        If we have not looked since we came back the last time, for want of a network, that was no return.
+        If we have not looked since our last return, for want of a network, that was no return.
         """
         if self.looks_until == inf or self.given_up is not None:
             return
@@ -68,7 +68,7 @@ class Absence:
         self.looks_until = inf if has_history else 0.0
 
     def give_up(self, claim: Claim, now: float) -> None:
-        """We begin anew. `claim`: the newest of what we held."""
+        """We start over. `claim`: the newest snapshot that we held."""
         self.given_up, self._ahead_at = claim, now
         self.looks_until = 0.0
 
@@ -80,11 +80,11 @@ class Absence:
 
     @property
     def may_be_outlived(self) -> bool:
-        """Whether those who are heard say that the swarm went on without us, and it is not settled yet."""
+        """Whether the members that we hear say that the swarm went on without us; not settled yet."""
         return self._outlived_since is not None
 
     def is_outlived(self, clock: int, members: Sequence[Witness], now: float) -> bool:
-        """Whether those whom we left have closed rounds, while we were away, that we never heard of."""
+        """Whether the members that we left have closed rounds, while we were away, that we never heard of."""
         if now >= self.looks_until:
             self.looks_until, self._outlived_since = 0.0, None
             return False
@@ -98,19 +98,19 @@ class Absence:
         return now - self._outlived_since >= limits.ROSTER_PATIENCE_S  # the first to be heard may be a liar
 
     def who_went_on(self, members: Sequence[Witness]) -> list[Witness]:
-        """Whose word about the past is newer than all that we knew."""
+        """The members that claim something newer than all that we knew."""
         return [member for member in members if member.claims and member.claims[0].round > self.extent]
 
     def are_gone(self, ahead: Sequence[Witness], now: float) -> bool:
-        """Whether nobody who went on has been there for long. `ahead`: those who are there now."""
+        """Whether no member that went on has been there for long. `ahead`: those that are there now."""
         if ahead:
             self._ahead_at = now
         return now - self._ahead_at > limits.OUTLIVED_PATIENCE_S
 
     def _extend(self, members: Sequence[Witness]) -> None:
-        """We know of more rounds as our ledger tells of them: we take part, or had not been gone for long.
+        """Move `extent` on while our ledger tells of further rounds: we take part, or were not gone for long.
 
-        What others who were away publish now, late, tells nothing of those rounds.
+        What other members that were away publish now, late, tells nothing of those rounds.
         """
         away = {member.node_id for member in members}
         away.difference_update(member.node_id for member in self.who_went_on(members))
@@ -118,10 +118,10 @@ class Absence:
             self.extent += 1
 
     def _is_ahead(self, clock: int, members: Sequence[Witness]) -> bool:
-        """Whether somebody went on whom we left, to where all that we know of is closed.
+        """Whether a member that we left went on, to where all that we know of is closed.
 
-        Who was not there then had been cut off from us, or we from it: then neither history is the one that
-        went on.
+        A member that was not there then had been cut off from us, or we from it: then neither history is the
+        one that went on.
         """
         ahead = self.who_went_on(members)
         known = any(self._company is None or member.node_id in self._company for member in ahead)

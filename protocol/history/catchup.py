@@ -26,8 +26,8 @@ class CatchUp:
         signs: bool,
         clock_is_wrong: Callable[[], bool],
     ) -> None:
-        """`is_first`: there is nobody to join. `signs`: it is to train. `clock_is_wrong`: by the word of most
-        of the others."""
+        """`is_first`: there is nobody to join. `signs`: the node is to train. `clock_is_wrong`: whether most
+        of the others contradict our clock."""
         self._clock_is_wrong = clock_is_wrong
         self._ledger = ledger
         self._links = links
@@ -41,17 +41,17 @@ class CatchUp:
         """When there was last somebody to learn from."""
         self._synced_at: float | None = None
         self._refuses = False
-        """Whether we have refused what others publish, since by our clock it cannot be."""
+        """Whether we have refused what others publish, because by our clock it cannot exist yet."""
         self._lacking = math.inf
-        """The fewest chunks of what is waited for that were missing so far."""
+        """The smallest number of chunks so far that were missing of what we wait for."""
         self._moved_at = math.inf
-        """When it became so few."""
+        """When that number was reached."""
         self._few_since = math.inf
-        """Since when only a minority's payloads have been missing of what is waited for."""
+        """Since when only a minority's payloads have been missing of what we wait for."""
         self._next_look = -math.inf
 
     def observe(self, now: float) -> None:
-        """Look, after each event, whether a peer's ledger has been seen, and how its payloads get on."""
+        """After each event, look whether a peer's ledger has been seen, and how its payloads get on."""
         self._now = now
         self._began = min(self._began, now)
         if self._links:
@@ -70,7 +70,7 @@ class CatchUp:
             self._count_lacking(self._synced_at)
 
     def _is_misled(self) -> bool:
-        """Whether what the others publish is refused, and we hope that our clock will be set."""
+        """Whether we refuse what the others publish, and still hope that our clock will be set."""
         return self._now <= self._began + limits.CLOCK_PATIENCE_S and self._clock_is_wrong()
 
     def _count_lacking(self, synced_at: float) -> None:
@@ -80,20 +80,20 @@ class CatchUp:
         self._few_since = min(self._few_since, self._now) if self._lacks_few(synced_at) else math.inf
 
     def is_done(self, *, has_signed: bool) -> bool:
-        """Whether we may train: nobody to learn from, or a peer's ledger seen and its payloads here.
+        """Whether we may train: there is nobody to learn from, or we have a peer's ledger and its payloads.
 
-        * Payloads of which nothing comes any more are not waited for: whoever says that it holds them may be
-          a liar that withholds its own. Those of a minority of the authors are waited for only a while: a
-          liar may hand its own out ever so slowly. What comes after all is merged late. What is published
-          meanwhile does not count: on a slow line some of it is always under way.
+        * Payloads of which nothing comes any more are not waited for: the peer that says it holds them may be
+          a liar that withholds its own. Payloads of a minority of the authors are waited for only a while: a
+          liar may hand its own out ever so slowly. Whatever comes after all is merged late. Payloads that are
+          published meanwhile do not count: on a slow line some of them are always under way.
         * A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with
           a peer, or has found none for a while: its folder may be an old copy, and no round may be signed
-          twice. A node whose folder is known to be a copy, or that lost its disk and hears of its own deltas
-          from others, has not `has_signed`: it must learn of all of them first.
+          twice. For a node whose folder is known to be a copy, or that lost its disk and hears of its own
+          deltas from others, `has_signed` is false: it must learn of all of them first.
         * A node that signs nothing goes on with what it has once it has had nobody to learn from for a while.
         * A node whose clock is wrong would refuse what the others publish as too early. It waits until the
-          clock has been set, as happens a moment after a machine without a battery starts; but not for ever,
-          since the others may be liars.
+          clock has been set, as happens a moment after a machine without a clock battery starts, but not for
+          ever, since the others may be liars.
         """
         return self._has_learned(has_signed) and not self._refuses
 
@@ -110,7 +110,7 @@ class CatchUp:
         return stalled or dribbled or not self._wants.lacking(self._synced_at, self._now)
 
     def _lacks_few(self, by: float) -> bool:
-        """Whether all that is missing is payloads of half the authors at most."""
+        """Whether only payloads of at most half of the authors are missing."""
         deltas = [self._ledger.get(key) for key in self._wants.lacking(by, self._now)]
         missing = {delta.author for delta in deltas if delta is not None}
         return None not in deltas and 2 * len(missing) <= len({delta.author for delta in self._ledger})

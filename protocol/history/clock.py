@@ -1,4 +1,4 @@
-"""The swarm's round clock as one node reads it, and which rounds it takes for possible by now."""
+"""The swarm's round clock as one node reads it, and the rounds that the node takes for possible by now."""
 
 from collections.abc import Iterator
 from math import inf
@@ -28,14 +28,14 @@ class SwarmClock:
         trains: bool,
         unix_time: UnixTime,
     ) -> None:
-        """`author`: of our own deltas. `trains`: whether we are a member of the clock."""
+        """`author`: the author of our own deltas. `trains`: whether we count in the clock."""
         self._manifest = manifest
         self._charter = charter
         self._roster = roster
         self._ledger = ledger
         self._author = author
         self.published_round = 0
-        """The last round that we have published since we came or came back, 0 before the first."""
+        """The last round that we have published since we started or came back; 0 before the first."""
         self._own = Activity(-inf)
         self._inner_steps = 0
         self._listens_until = -inf
@@ -46,15 +46,15 @@ class SwarmClock:
         self._near = 0
         self._reading = 0
         self._read_as: tuple[int, int, int] | None = None
-        """What we had published, and what was closed, when it was read."""
+        """What we had published, and what was closed, when the clock was read."""
         self._reads_until = -inf
         self.is_contradicted = False
-        """Whether most of the others that have published were, as the clock was last read, where by our time
-        the swarm cannot be yet: ours is wrong, or was that of whoever began the swarm. We refuse what they
-        publish."""
+        """Whether, when the clock was last read, most of the others that have published were at rounds that
+        the swarm cannot have reached yet by our time. Either our time is wrong, or that of the swarm's
+        founder was. We refuse what they publish."""
 
     def begin(self, now: float) -> None:
-        """We have started: our own trainer is given time until its first step."""
+        """We have started: our own trainer gets time for its first step."""
         self._own = Activity(now)
 
     def allows(self, round_: int, now: float) -> bool:
@@ -64,17 +64,17 @@ class SwarmClock:
     def is_near(self, round_: int, now: float) -> bool:
         """Whether a round is no further ahead of the swarm than one side of a partition can have got.
 
-        A key could sign for every round that the swarm is old enough for, and have us keep them all. What is
-        refused for this is offered again by whoever has it, and taken when the swarm has come near.
+        Otherwise a key could sign for every round that the swarm is old enough for, and have us keep them
+        all. A record refused for this is offered again by its holders, and taken once the swarm is near.
         """
         if round_ > self._near:
             self._near = self._ahead + self.read(now)
         return round_ <= self._near
 
     def read(self, now: float) -> int:
-        """The round that the swarm is at; in a large one, as it was a moment ago.
+        """The round that the swarm is at; in a large swarm, as it was a moment ago.
 
-        It is asked for with every event, and to find out takes a look at every member.
+        It is asked for with every event, and finding it means looking at every member.
         """
         members = len(self._roster.live())
         if members <= limits.CLOCK_READ_ANEW_MEMBERS:
@@ -94,15 +94,15 @@ class SwarmClock:
         """The round that the members are at.
 
         A member *has a say* if it trains now, and has published since it started, woke up or began to train
-        again. Those without a say still count as members: of three nodes the one that goes on, while the
-        other two are away or hang, neither waits for them nor has to be caught up with round by round.
+        again. Members without a say still count as members: when two of three nodes are away or hang, the one
+        that goes on neither waits for them nor has to be caught up with round by round.
 
-        * The clock is not before that of all that members are known to have published: else the few with a
-          say could take the swarm back to where they are, and those ahead, who then publish nothing, would
-          never have a say again.
-        * Rounds for which the swarm is too young are left out: to follow them would be to sign what all
+        * The clock is never behind the one taken of everything that members are known to have published.
+          Otherwise the few with a say could take the swarm back to where they are, and members ahead of them,
+          which then publish nothing, would never have a say again.
+        * Rounds for which the swarm is too young are left out: a node that followed them would sign what all
           others refuse.
-        * Where nobody has a say, we have just come back, and go on where those who are gone left off.
+        * Where nobody has a say, we have just come back, and go on where the members that are gone left off.
         """
         own = self._author.last_round
         known, said = self._rounds_of_others(now)
@@ -122,11 +122,11 @@ class SwarmClock:
         return clock if len(said) == len(known) else max(clock, round_clock(known, members))
 
     def _are_impossible(self, rounds: list[int], now: float) -> bool:
-        """Whether most of the rounds that were published cannot be yet."""
+        """Whether the swarm cannot have reached most of the rounds that were published."""
         return 2 * sum(not self.allows(round_, now) for round_ in rounds) > sum(map(bool, rounds))
 
     def somebody_trains(self, now: float) -> bool:
-        """Whether a live member, or we, went on while we looked, and not long ago."""
+        """Whether a live member, or we, made progress while we looked, and not long ago."""
         return any(one.has_moved and not one.is_idle(now) for one in self._activities())
 
     def rests(self, now: float) -> bool:
@@ -134,20 +134,20 @@ class SwarmClock:
         return not self.listens(now) and all(one.is_idle(now) for one in self._activities())
 
     def progress(self, inner_steps: int, now: float) -> None:
-        """Our own trainer has told how far it is."""
+        """Our own trainer has reported how far it is."""
         if self._own.is_idle(now) and self.read(now) > self._author.last_round + 1:
             self.published_round = 0  # the swarm has gone on without us
         self._inner_steps = inner_steps
         self._own.note(inner_steps, self._author.last_round, now)
 
     def published(self, round_: int, now: float) -> None:
-        """A delta of ours is out. One that was on its way when we fell asleep is of the round of then."""
+        """A delta of ours is out. One that was on its way when we fell asleep has the round of that time."""
         if not self.listens(now):
             self.published_round = round_
         self._own.note(self._inner_steps, round_, now)
 
     def paused(self) -> None:
-        """We cannot publish: the others need not wait until we can, even if most of them could not."""
+        """We cannot publish. The others need not wait until we can, even if most of them cannot either."""
         self.published_round = 0
 
     def woke(self, now: float) -> None:
@@ -158,13 +158,13 @@ class SwarmClock:
             activity.forget()
 
     def linked(self, now: float) -> None:
-        """There is somebody to hear."""
+        """A link came up: there is a peer to listen to."""
         self._listens_until = min(self._listens_until, now + limits.RESUME_PATIENCE_S)
 
     def listens(self, now: float) -> bool:
         """Whether we slept until just now, and have still to hear where the swarm is.
 
-        The first to be heard may have slept too, and the first rows may be from before.
+        The first peer that we hear may have slept too, and the first rows may date from before.
         """
         return now < self._listens_until
 
@@ -174,7 +174,7 @@ class SwarmClock:
             yield member.activity
 
     def _rounds_of_others(self, now: float) -> tuple[list[int], list[int]]:
-        """The latest round of every live member that may train, and of those that have a say."""
+        """The latest rounds of all live members that may train, and of those among them that have a say."""
         last_rounds, role_of, train = self._ledger.last_rounds, self._charter.role_of, Role.TRAIN
         known, said = [], []
         for member in self._roster.live():
@@ -182,7 +182,7 @@ class SwarmClock:
             if not row.trains or role_of(node_id) is not train:
                 continue
             told, signed = row.round, last_rounds.get(node_id, 0)
-            round_ = told if told > signed else signed  # sooner than by `max`, and there may be many members
+            round_ = told if told > signed else signed  # faster than `max`, and there may be many members
             known.append(round_)
             if told and not member.activity.is_idle(now):
                 said.append(round_)

@@ -1,48 +1,34 @@
 """Which snapshot a joiner starts from, where members may lie about the past.
 
-Nothing in a snapshot proves itself, and where keys are free a count of names proves little. What a joiner has
-of its own is whom it was told of: the nodes at its join addresses. So those come first, unless they are alone
-with what they say; and what others say against them is believed only if the user says so.
+Nothing in a snapshot proves itself, and where keys are free a count of node ids proves little. The one thing
+that a joiner knows by itself is which nodes it was told of: those at its join addresses. So these come first,
+unless they are alone with what they say. What others say against them is believed only if the user says so.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from math import inf
-from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import WITNESSES, Claim, most_of
 from gossamer.protocol.effects import Effect, Notice, Prefetch
+from gossamer.protocol.history.testimony import Witness
 from gossamer.protocol.identity import short
 
 REMIND_S = 15.0
 PREFETCHES_MAX = 3
-"""Snapshots that a joiner begins to fetch before it believes in one: a liar whose claim changes all the
+"""Snapshots that a joiner begins to fetch before it believes in one: a liar that changes its claim all the
 time cannot make it fetch for ever."""
 
 NAMED_TOLD_MAX = 4
-"""So many members are named behind each of two claims that contradict each other."""
-
-
-class Witness(NamedTuple):
-    """A live member's word about the past."""
-
-    claims: tuple[Claim, ...]
-    node_id: bytes = b""
-    is_named: bool = False
-    """Whether we were told of it: it answers at one of our join addresses."""
-    told: float = inf
-    """When its word came, by the local clock, seconds."""
-    round: int = 0
-    """The last round that it has published; 0 if none since it came (back), or if we know no delta of its."""
+"""How many members are named for each of two claims that contradict each other."""
 
 
 class Joining:
     """Listens to members' claims until there is one to start from."""
 
     def __init__(self, trusted: Collection[bytes] = ()) -> None:
-        """`trusted` are node ids whose word alone counts, if the user has named any."""
+        """`trusted`: the node ids that the user has named, if any; then only their word counts."""
         self._trusted = frozenset(trusted)
         self._heard_since: float | None = None
         self._reminded_at = 0.0
@@ -50,7 +36,7 @@ class Joining:
         self._prefetches = 0
 
     def choose(self, members: Sequence[Witness], now: float) -> tuple[Claim | None, list[Effect]]:
-        """The claim to start from, None as long as there is none; and what to do and say meanwhile."""
+        """The claim to start from, None as long as there is none, and what to do and say meanwhile."""
         witnesses = [member for member in members if member.claims]
         if not witnesses:
             return None, []
@@ -63,7 +49,7 @@ class Joining:
         return best, [] if best is not None else self._remind(witnesses, now)
 
     def prefers_another(self, claim: Claim, members: Sequence[Witness]) -> bool:
-        """Whether we would by now start from another one."""
+        """Whether we would start from another claim by now."""
         return self._best([member for member in members if member.claims]) not in (claim, None)
 
     def _best(self, witnesses: Sequence[Witness], *, patient: bool = False) -> Claim | None:
@@ -72,9 +58,9 @@ class Joining:
         return believable(witnesses, patient=patient)
 
     def _prefetch(self, witnesses: Sequence[Witness]) -> list[Effect]:
-        """Begin to fetch what most members claim while we hear of more of them.
+        """Begin to fetch what most members claim while we hear of more members.
 
-        It is adopted only if it is believed in the end. If that is another, some bytes came for nothing.
+        The snapshot is adopted only if it is believed in the end. If another one is, some bytes came in vain.
         """
         if self._trusted:
             witnesses = [witness for witness in witnesses if witness.node_id in self._trusted]
@@ -100,12 +86,12 @@ class Joining:
 def believable(witnesses: Sequence[Witness], *, patient: bool = False) -> Claim | None:
     """The claim to start from, None if there is none.
 
-    1. The newest that a named member makes and, where there are three or more, another one with it: so
-       names cannot outvote it, and it cannot lead us astray alone. Of several named members' that which more
-       make: one of them may lie.
-    2. Where named members make no such claim, unless we are `patient` with them: the newest that most make,
-       or else the one that more make than any other. It must be one that `most_of` all make, and that nobody
-       named contradicts, nor as many others.
+    1. The newest claim that a named member makes and, where there are three or more witnesses, another one
+       too: so free node ids cannot outvote a named member, and it cannot lead us astray alone. If several
+       named members make such claims, the claim with more witnesses: a named member may lie.
+    2. Where named members make no such claim, unless we are `patient` with them: the newest claim that most
+       witnesses make, or else the one that more make than any other. It must be one that `most_of` all make,
+       and that neither a named member nor as many others contradict.
     """
     support = Counter(claim for witness in witnesses for claim in set(witness.claims))
     named = {claim for witness in witnesses if witness.is_named for claim in witness.claims}
@@ -126,7 +112,7 @@ def _newest(claims: Iterable[Claim]) -> Claim | None:
 
 
 def _unrivalled(support: Mapping[Claim, int], named: Collection[Claim]) -> Iterator[Claim]:
-    """Claims that more make than any other of the same round, where nobody named makes another."""
+    """Claims with more witnesses than any other for the same round, where no named member makes another."""
     by_round: dict[int, list[Claim]] = {}
     for claim in support:
         by_round.setdefault(claim.round, []).append(claim)
@@ -138,7 +124,7 @@ def _unrivalled(support: Mapping[Claim, int], named: Collection[Claim]) -> Itera
 
 
 def _dispute(witnesses: Sequence[Witness]) -> str:
-    """Who contradicts whom, in words; empty where nobody does."""
+    """Which members contradict which, in words; empty if none do."""
     support = Counter(claim for witness in witnesses for claim in set(witness.claims))
     claimed = Counter(claim.round for claim in support)
     newest = max((round_ for round_, claims in claimed.items() if claims > 1), default=None)

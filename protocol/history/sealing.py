@@ -20,8 +20,9 @@ from gossamer.protocol.claims import (
 )
 from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Seal
 from gossamer.protocol.history.absence import Absence
-from gossamer.protocol.history.joining import Joining, Witness
+from gossamer.protocol.history.joining import Joining
 from gossamer.protocol.history.lineages import Defeat, Lineages
+from gossamer.protocol.history.testimony import Testimony, Witness
 from gossamer.protocol.manifest import Manifest
 
 LOOK_INTERVAL_S = 2.5
@@ -44,10 +45,11 @@ class Sealing:
     def __init__(
         self,
         manifest: Manifest,
+        *,
         is_first: bool,
-        trusted: Collection[bytes] = (),
-        tells_of: Callable[[int, Collection[bytes]], bool] = lambda round_, but: False,
-        own_last: Callable[[], int] = lambda: 0,
+        trusted: Collection[bytes],
+        tells_of: Callable[[int, Collection[bytes]], bool],
+        own_last: Callable[[], int],
     ) -> None:
         """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
         `Joining`. `tells_of`: whether our ledger has a record of a round by anybody but ourselves and
@@ -132,30 +134,20 @@ class Sealing:
     def deadline(self) -> float:
         return self._next_look
 
-    def wake(
-        self,
-        now: float,
-        clock: int,
-        members: Sequence[Witness],
-        share_lacking: Callable[[int], float] = lambda round_: 0.0,
-        contributors: Callable[[], Sequence[Claims]] | None = None,
-        is_stalled: Callable[[Claim], bool] = lambda claim: False,
-        authors: Callable[[], int] = lambda: 0,
-    ) -> list[Effect]:
-        """Look at the members' claims.
+    def wake(self, now: float, clock: int, others: Testimony, *, is_stalled: bool = False) -> list[Effect]:
+        """Look at what the others claim, if that is due.
 
-        `share_lacking` tells of how many of the authors, from 0 to 1, payloads up to a round are missing here
-        that somebody holds. `contributors` gives the claims of those whose deltas are here; without it, all
-        count as such. `is_stalled` tells whether a snapshot is being fetched and nothing of it comes.
-        `authors` counts the members, live or not, of whom we know deltas.
+        `clock`: the swarm's round. `is_stalled`: the snapshot that is being adopted is being fetched, and
+        nothing of it comes.
         """
         if now < self._next_look:
             return []
         self._next_look = now + self._look_interval(now)
-        others = [member.claims for member in members]
+        members = others.witnesses()
+        claims = [member.claims for member in members]
         if self.adopting is not None:
-            if self._is_gone(self.adopting, others, now) or (
-                is_stalled(self.adopting) and self._joining.prefers_another(self.adopting, members)
+            if self._is_gone(self.adopting, claims, now) or (
+                is_stalled and self._joining.prefers_another(self.adopting, members)
             ):  # one liar can claim for ever what it does not serve
                 self.adopting = None
             return []
@@ -165,13 +157,12 @@ class Sealing:
             return self._begin_anew(members, now)
         if self.may_be_outlived:
             return []
-        defeat = self._lineages.left_behind(self.floor, members, authors, now)
+        defeat = self._lineages.left_behind(self.floor, members, others.authors, now)
         if defeat is not None:
             return self._yield(defeat, now)
         settled = self._settled(clock, now)
-        result = [*self._seal(settled), *self._close(settled, others)]
-        voices = contributors or (lambda: others)
-        defeat = self._lineages.outweighed(self.claims[0], self._claimed, members, voices, share_lacking, now)
+        result = [*self._seal(settled), *self._close(settled, claims)]
+        defeat = self._lineages.outweighed(self.claims[0], self._claimed, members, others, now)
         return result if defeat is None else [*result, *self._yield(defeat, now)]
 
     def _look_interval(self, now: float) -> float:

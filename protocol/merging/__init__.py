@@ -1,1 +1,1 @@
-"""What becomes of a round's records: one step of Phi, and what it says of their authors."""
+"""What becomes of a round's records: one step of Phi, and what that says of their authors."""

@@ -1,9 +1,9 @@
 """What members' deltas have been like lately, and whose are bad often enough to say so.
 
-Merge bounds what a bad delta can do; this names who sends them. It judges and never acts: nothing here
-reaches Phi, so nodes may differ in it. Per member the figures of its latest merged rounds are kept. A
-*verdict* begins when half of them are bad in one way, and ends when only a quarter are, so that it is
-announced once each.
+The merge bounds what a bad delta can do; this module names the members that send them. It judges and never
+acts: nothing here reaches Phi, so nodes may differ in it. The figures of each member's latest merged rounds
+are kept. A *verdict* begins when half of these rounds are bad in one way, and ends when at most a quarter
+are, so that its beginning and its end are announced once each.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,75 +17,75 @@ from gossamer.protocol import limits
 from gossamer.protocol.merging.merge import RoundMerge, Sample
 
 ROUNDS_KEPT = 20
-"""Rounds of a member that are looked at: enough for shares to mean something, few enough to be recent."""
+"""How many rounds of a member are looked at: enough for shares to mean something, few enough to be recent."""
 
 ROUNDS_MIN = 8
-"""Fewer judged rounds than this say nothing: a joiner's first windows are odd, a resumed node's too."""
+"""Fewer judged rounds than this say nothing: the first windows of a joiner or a resumed node are odd."""
 
 BLAME_SHARE, PARDON_SHARE = 0.5, 0.25
 """Shares of bad rounds at which a verdict begins and ends. Apart, or it would come and go with each round."""
 
 VOID_MIN = 2
-"""Void rounds are evidence by themselves and need no share. Not at the first: whoever puts a backup of a
-node's folder back in place equivocates once."""
+"""Void rounds are evidence by themselves, whatever their share. The first one is not enough: a node whose
+folder was restored from a backup equivocates once."""
 
 CLIPPED_MIN = 1.5
-"""A delta is called clipped if it was shortened by this or more, and if it is as much too long per step, too.
-A window twice as long makes a delta between 1.4 and 2 times as long; clipping assumes the first, so that the
+"""A delta is called clipped if it was shortened by this factor or more, and is too long per step by as much,
+too. A window twice as long makes a delta between 1.4 and 2 times as long. Clipping assumes 1.4, so that the
 fastest honest members are clipped often (docs/attacks.md), but their length per step is below the median."""
 
 OPPOSED_BELOW = -0.1
-"""Cosine with the others' sum under which a delta is opposed. Measured (docs/attacks.md): of honest members
--0.02 in the worst single round, where each has a text of its own; of deltas turned around -0.5 at the most.
-Those that have nothing in common scatter around 0, by 1/256 and less."""
+"""A delta is opposed if its cosine with the others' sum is below this. Measured (docs/attacks.md): -0.02 for
+honest members in the worst single round, where each has a text of its own; -0.5 at most for deltas turned
+around. Deltas that have nothing in common scatter around 0, by 1/256 and less."""
 
 CAPPED_MIN = 100.0
-"""A weight cut by less may be a faster machine's. It may be by more, too: so the verdict names both."""
+"""A weight cut by less may be a faster machine's. So may one cut by more: the verdict names both reasons."""
 
 COMPARED_MIN = 3
-"""Of two deltas that point apart nobody can tell who is opposed to whom."""
+"""Deltas needed to compare: if two point apart, nobody can tell which is opposed to the other."""
 
 FORGOTTEN_SHARE = 16
-"""When there are too many members, one in so many of those who may be kept is forgotten at once."""
+"""When there are too many members, one in this many of those that may be kept is forgotten at once."""
 
 CANCELLED_BELOW = 0.01
-"""Others whose directions add up to less than this part of one of them have no direction in common."""
+"""If the others' directions add up to less than this part of one of them, they have none in common."""
 
 
 class Figures(NamedTuple):
     """One member in one merged round."""
 
     void: bool = False
-    """It equivocated, or its payload does not decode."""
+    """The member equivocated, or its payload does not decode."""
     stale: bool = False
-    """Too old to weigh anything."""
+    """Its delta was too old to weigh anything."""
     capped: float = 1.0
-    """By what factor its weight was cut."""
+    """The factor by which its weight was cut."""
     clipped: float = 1.0
-    """By what factor its delta was shortened."""
+    """The factor by which its delta was shortened."""
     pace: float = 1.0
-    """Its length per inner step, against the round's median."""
+    """Its delta's length per inner step, relative to the round's median."""
     agreement: float | None = None
     """Cosine with the sum of the others' directions; None where fewer than 3 deltas could be compared."""
 
     @property
     def is_overweight(self) -> bool:
-        """Whether its weight was cut a good deal."""
+        """Whether the member's weight was cut a good deal."""
         return self.capped >= CAPPED_MIN
 
     @property
     def is_clipped(self) -> bool:
-        """Whether it was shortened a good deal, and is long for its steps, too."""
+        """Whether the delta was shortened a good deal, and is long for its steps, too."""
         return min(self.clipped, self.pace) >= CLIPPED_MIN
 
     @property
     def is_opposed(self) -> bool:
-        """Whether it points away from where the others go."""
+        """Whether the delta points away from where the others go."""
         return self.agreement is not None and self.agreement < OPPOSED_BELOW
 
 
 class RoundFigures(NamedTuple):
-    """A merged round: its members' figures, and how far its deltas agree."""
+    """A merged round: its members' figures, and how much its deltas agree."""
 
     members: Mapping[bytes, Figures]
     agreement: float | None
@@ -93,7 +93,7 @@ class RoundFigures(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A verdict began, or (None) ended."""
+    """A verdict on a member began or changed, or (None) ended."""
 
     node_id: bytes
     verdict: str | None
@@ -111,7 +111,7 @@ class Summary(NamedTuple):
     clip_factor: float
     opposed: int
     agreement: float | None
-    """Mean."""
+    """Mean over the rounds in which it could be measured."""
     verdict: str | None
 
 
@@ -136,8 +136,9 @@ def figures(merge: RoundMerge, void: Iterable[bytes] = ()) -> RoundFigures:
 def agreement(samples: Mapping[bytes, Sample]) -> tuple[dict[bytes, float], float | None]:
     """Each delta's cosine with the sum of the others' directions, and the mean cosine of pairs.
 
-    Directions, not deltas: each member has one vote, or whoever sends the longest would be the standard by
-    which the others are measured. The first is empty with fewer than 3 deltas that are not zero.
+    Directions are summed, not deltas: each member has one vote, or the sender of the longest delta would be
+    the standard for the others. The cosines are empty with fewer than 3 deltas that are not zero, the mean is
+    None with fewer than 2.
     """
     lengths = {author: float(np.linalg.norm(sample)) for author, sample in samples.items()}
     units = {author: samples[author] / np.float32(n) for author, n in lengths.items() if n > 0.0}
@@ -166,15 +167,15 @@ class Conduct:
         self._rounds: dict[bytes, dict[int, Figures]] = {}
         self._charges: dict[bytes, frozenset[str]] = {}
         self._summaries: dict[bytes, Summary] = {}
-        """Of the members whose figures have not changed since a summary was asked for: pages ask often."""
+        """Summaries of members whose figures have not changed since: pages ask for them often."""
         self.agreement: float | None = None
         """Mean cosine of pairs of deltas in the newest round that had two."""
         self._newest = 0
 
     def note(self, round_: int, found: RoundFigures, equivocated: Iterable[bytes] = ()) -> list[Change]:
-        """Take in a round that was merged, or merged again with other records, and who is void in it.
+        """Take in a round that was merged, or merged again with other records, and the members void in it.
 
-        Returns whose verdicts changed.
+        Returns the changes of verdicts.
         """
         if found.agreement is not None and round_ >= self._newest:
             self._newest, self.agreement = round_, found.agreement
@@ -195,8 +196,8 @@ class Conduct:
         return None if self._charges[author] == before else Change(author, self.of(author).verdict)
 
     def _forget_oldest(self) -> None:
-        """Some at a time: to find them takes a look at all, and where keys are free new authors come by
-        thousands."""
+        """Forget several at a time: finding them means looking at all, and where keys are free new authors
+        come by the thousand."""
         age = {author: (max(rounds), author) for author, rounds in self._rounds.items()}
         for author in nsmallest(max(1, limits.MEMBERS_MAX // FORGOTTEN_SHARE), age, key=age.__getitem__):
             del self._rounds[author]
@@ -204,7 +205,7 @@ class Conduct:
             self._summaries.pop(author, None)
 
     def of(self, author: bytes) -> Summary:
-        """A member's figures; of one that has sent nothing lately, zeros."""
+        """A member's figures; zeros if it has sent nothing lately."""
         if author not in self._rounds:
             return NOTHING_SENT
         if author not in self._summaries:
@@ -237,11 +238,11 @@ _CHARGES: dict[str, Callable[[Figures], bool]] = {
     "opposed": lambda figures: figures.is_opposed,
     "overweight": lambda figures: figures.is_overweight,
 }
-"""What a round of a member can be bad in, in the order in which a verdict names it."""
+"""The ways in which a member's round can be bad, in the order in which a verdict names them."""
 
 
 def _charges(rounds: Sequence[Figures], before: frozenset[str]) -> frozenset[str]:
-    """The charges that stand, given those that stood."""
+    """The charges that stand now, given those that stood before."""
     return frozenset(
         name
         for name, is_bad in _CHARGES.items()

@@ -1,8 +1,8 @@
 """Merge: a round's records become one step of Phi.
 
-A pure function of the *set* of contributions: they are sorted by author first, all scalar arithmetic is on
-Python ints and IEEE doubles in that order, and arrays follow `rules.base`. Tensors are independent, so
-callers may merge them in any order and on any number of threads.
+The merge is a pure function of the *set* of contributions: they are sorted by author first, all scalar
+arithmetic is on Python ints and IEEE doubles in that order, and arrays follow `rules.base`. Tensors are
+independent, so callers may merge them in any order and on any number of threads.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,14 +25,14 @@ Sample = npt.NDArray[np.float32]
 
 SAMPLE_MAX = 1 << 16
 """Elements of a delta that are kept to compare it with others: cosines of samples of dense deltas scatter by
-1/256. Exact ones would cost one more pass over every delta, and a merge only two."""
+1/256. Exact cosines would cost one more pass over every delta, where a merge takes only two."""
 
 
 class Measures(NamedTuple):
     """What is remembered of a payload that has been decoded once."""
 
     norms: tuple[float, ...]
-    """Of each tensor."""
+    """The norm of each tensor."""
     sample: Sample
     """Evenly spaced elements of the whole delta: float32[up to SAMPLE_MAX]."""
 
@@ -41,8 +41,8 @@ class Measures(NamedTuple):
 class Contribution:
     """One valid record as Merge sees it.
 
-    `tensor(i)` reads the fragment's tensor `i`; `norms` are those of its tensors, and `sample` some of its
-    elements, see `measure`. The sample has no influence on the merge.
+    `tensor(i)` reads the fragment's tensor `i`. `norms` are the norms of its tensors, and `sample` is some of
+    its elements (see `measure`). The sample has no influence on the merge.
     """
 
     author: bytes
@@ -55,23 +55,23 @@ class Contribution:
 
 
 class Treatment(NamedTuple):
-    """What a merge did to one contribution, as factors of at least 1.0."""
+    """What a merge did to one contribution, as factors; all but `pace` are at least 1.0."""
 
     weighed: bool
-    """Whether it counted at all; not if it was too stale."""
+    """Whether the contribution counted at all; false if it was too stale."""
     capped: float
-    """By how much its weight was cut."""
+    """The factor by which its weight was cut."""
     clipped: float
-    """By how much clipping shortened it, all tensors together."""
+    """The factor by which clipping shortened it, all tensors together."""
     pace: float
-    """Its length per inner step, against the round's median."""
+    """Its length per inner step, relative to the round's median."""
 
 
 def weight_of(tokens: int, steps: int, staleness: int, staleness_max: int) -> float:
     """``tokens * (tokens / steps) / sqrt(1 + staleness)``, 0 beyond `staleness_max`.
 
-    Quantity times quality as in Decoupled DiLoCo; the decay of asynchronous local SGD (arXiv 2401.09135).
-    Division and square root are correctly rounded everywhere, a general power is not.
+    Quantity times quality as in Decoupled DiLoCo, with the staleness decay of asynchronous local SGD (arXiv
+    2401.09135). Division and square root are correctly rounded everywhere; a general power is not.
     """
     if staleness > staleness_max:
         return 0.0
@@ -81,10 +81,10 @@ def weight_of(tokens: int, steps: int, staleness: int, staleness_max: int) -> fl
 def measure(payload: Payload) -> Measures:
     """Decode every tensor once: norms, a sample, and the proof that the payload decodes.
 
-    Raises PayloadError; such a record weighs nothing, on every node alike, since all hold the same bytes.
+    Raises PayloadError if not. Such a record weighs nothing, on every node alike: all hold the same bytes.
     """
     norms, picked = [], []
-    # Odd, or in matrices whose width is a power of two it would always fall on the same columns.
+    # Odd: otherwise it would always fall on the same columns of matrices whose width is a power of two.
     stride = -(-payload.numel // SAMPLE_MAX) | 1
     offset = 0
     for index in range(payload.tensors):
@@ -102,9 +102,9 @@ def measure(payload: Payload) -> Measures:
 def _root_steps(steps: Sequence[int], weight_cap: float) -> list[float]:
     """Square roots of the steps, to compare lengths by.
 
-    Steps are a claim, like tokens, and buy no more: where weights are capped, steps beyond as many times the
-    median excuse no greater length. Anybody could state 2**24 of them, and have a delta of a thousand times
-    the usual length pass unclipped.
+    Steps are only claimed, like tokens, and are bounded alike: where weights are capped, steps beyond
+    `weight_cap` times the median excuse no greater length. Otherwise anybody could state 2**24 steps, and
+    have a delta of a thousand times the usual length pass unclipped.
     """
     most = ceiling(steps, weight_cap)
     return [sqrt(min(s, most)) for s in steps]
@@ -134,13 +134,13 @@ class RoundMerge:
     def subtract(self, index: int, view: Ints, *, back: bool = False) -> None:
         """Subtract what `tensor` gives from that tensor of Phi, int32[numel], or add it `back`.
 
-        Part by part, in little memory; nothing is raised on the way, since every payload has been measured.
+        It goes part by part, in little memory. Nothing is raised on the way: every payload has been measured.
         """
         for step in self._steps(index):
             step.add_to(view, 1 if back else -1)
 
     def _steps(self, index: int) -> Iterator[Step]:
-        """The merged tensor part by part; what is not yielded is 0."""
+        """The merged tensor part by part; parts that are not yielded are 0."""
         if not self._counted:
             return no_step()
         norms = [c.norms[index] for _, c in self._counted]

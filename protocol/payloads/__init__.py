@@ -1,1 +1,1 @@
-"""What a delta is made of: where tensors lie, how values become bytes, chunks and hashes."""
+"""What a delta is made of: where tensors lie, and how values become bytes, chunks and hashes."""

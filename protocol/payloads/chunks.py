@@ -1,8 +1,8 @@
 """Content addressing: anything large is cut into chunks of at most 1 MiB, each known by its SHA-256.
 
-A *root* names a whole file by one hash: it is the SHA-256 of its chunk hashes written one after another,
-and that list is itself a blob (the *index*), so a file of any size can be fetched from strangers knowing
-its root alone. Genesis parameters, snapshots and the digest of a replica all use it.
+A *root* names a whole file by one hash: it is the SHA-256 of the file's chunk hashes, one after another. That
+list is itself a chunk (the *index*), so a file can be fetched from strangers with nothing known but its root.
+Genesis parameters, snapshots and the digest of a replica all use roots.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ HASH_BYTES = 32
 def payload_chunk_bytes(total: int) -> int:
     """Size of the chunks of a payload of `total` bytes: a power of two, for about 64 chunks.
 
-    A node can pass a chunk on only when it has all of it, so what goes through many hands goes in small ones.
+    A node can pass on a chunk only when it has all of it: what goes through many hands goes in small chunks.
     """
     size = limits.PAYLOAD_CHUNK_BYTES_MIN
     while size * limits.PAYLOAD_CHUNKS_AIM < total and size < limits.CHUNK_BYTES_MAX:

@@ -1,8 +1,9 @@
 """How named tensors lie in Phi: which fragment each belongs to, and where it starts.
 
-The model is split into `F` fragments of about equal size (Streaming DiLoCo, arXiv 2501.18512), by tensor:
-largest first into the lightest fragment, which every node computes alike. Within a fragment tensors keep
-the order of the manifest. A snapshot is the fragments' int32 values one after another.
+The model is split by tensor into `F` fragments of about equal size (Streaming DiLoCo, arXiv 2501.18512):
+tensors go, largest first, into the fragment that is lightest so far. Every node computes the same split.
+Within a fragment, tensors keep the order of the manifest. A snapshot is the fragments' int32 values, one
+fragment after another.
 """
 
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,7 @@ class Layout:
     payload_bytes: dict[str, tuple[int, ...]] = field(
         init=False, default_factory=dict, repr=False, compare=False
     )
-    """Of the fragments, by codec, once they have been found out: see `payload.length_in`."""
+    """The fragments' payload lengths by codec, once computed: a cache for `payload.length_in`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "numel", sum(fragment.numel for fragment in self.fragments))
@@ -66,7 +67,7 @@ class Layout:
         return 4 * self.numel
 
     def tensors(self) -> Iterator[tuple[TensorSpec, slice]]:
-        """Every tensor, and the elements of a snapshot that it is."""
+        """Every tensor, with the slice of a snapshot's elements that belongs to it."""
         for fragment in self.fragments:
             for slot in fragment.slots:
                 start = fragment.offset + slot.offset
@@ -77,9 +78,9 @@ class Layout:
         return self.fragments[round_ % len(self.fragments)]
 
     def trained_tokens(self, delta_tokens: int) -> int:
-        """Tokens that were trained on, of deltas of all fragments that state so many together.
+        """Tokens that were trained on, if deltas of all fragments state `delta_tokens` together.
 
-        An inner step moves all fragments, and its tokens stand in the next delta of each: `F` times in all.
+        An inner step moves all fragments, and the next delta of each states its tokens: `F` times in all.
         """
         return delta_tokens // len(self.fragments)
 

@@ -1,11 +1,11 @@
 """How a chunk travels and lies on disk: packed, where that makes it smaller.
 
-Codecs write codes of fixed width, which NumPy and torch work through at memory speed, and of which some come
-far more often than others: those of `int4` hold two bits. zstd (RFC 8878) takes out the rest of each chunk:
-a core packs 300 MB of `int4` a second, and unpacks 1 GB.
+Codecs write codes of fixed width, which NumPy and torch process at memory speed. Some codes come far more
+often than others: a code of `int4` holds about two bits of information. zstd (RFC 8878) takes out the rest,
+chunk by chunk: a core packs 300 MB of `int4` a second, and unpacks 1 GB.
 
-Chunks are hashed, signed for and merged as they are, and packing is undone before any of that. So what a
-release of the library makes of odd input decides over one transfer, and never over a replica's bits.
+Chunks are hashed, signed for and merged unpacked. So what a release of the library makes of odd input affects
+one transfer, and never a replica's bits.
 """
 
 from typing import Final, NamedTuple
@@ -16,18 +16,18 @@ from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 
 LEVEL: Final = 1
-"""Higher ones find 1 % more in codes, and take a third longer."""
+"""The zstd level. Higher ones save 1 % more on codes, and take a third longer."""
 
 WORTH_IT: Final = 0.95
-"""What is not smaller than so much of it goes as it is: unpacking would cost more than the line saves."""
+"""A chunk that packs to more than this part of its size goes as it is: unpacking costs more than is saved."""
 
 
 class Chunk(NamedTuple):
-    """A chunk, and the frame that it is packed to."""
+    """A chunk, and the zstd frame that it packs to."""
 
     data: bytes
     frame: bytes | None
-    """None where that would hardly be smaller."""
+    """None if the frame would hardly be smaller."""
 
     @property
     def as_it_travels(self) -> bytes:
@@ -35,18 +35,18 @@ class Chunk(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes) -> "Chunk":
-        """Pack it: 1 MiB of `int4` takes 3 ms. Any thread."""
+        """Pack a chunk: 1 MiB of `int4` takes 3 ms. Any thread."""
         return cls(data, pack_chunk(data))
 
 
 def pack_chunk(chunk: bytes) -> bytes | None:
-    """One zstd frame that tells its content's size, or None if that is hardly smaller. Any thread."""
+    """One zstd frame that states its content's size, or None if it is hardly smaller. Any thread."""
     frame = zstandard.ZstdCompressor(LEVEL, write_checksum=False).compress(chunk)
     return frame if len(frame) <= WORTH_IT * len(chunk) else None
 
 
 def packed_size(frame: bytes) -> int:
-    """How long the chunk in a frame says that it is. Raises PayloadError if it does not, or too long."""
+    """The size in bytes that a frame states for its chunk. Raises PayloadError if none, or too large."""
     try:
         size: int = zstandard.get_frame_parameters(frame).content_size
     except zstandard.ZstdError:
@@ -57,7 +57,7 @@ def packed_size(frame: bytes) -> int:
 
 
 def unpack_chunk(frame: bytes) -> bytes:
-    """The chunk in a frame, in no more memory than that takes. Any thread. Raises PayloadError."""
+    """The chunk in a frame, unpacked in no more memory than it takes. Any thread. Raises PayloadError."""
     size = packed_size(frame)
     try:
         chunk: bytes = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)

@@ -1,7 +1,7 @@
 """A payload: one fragment's delta, encoded tensor by tensor.
 
-Sections lie one after another in the fragment's order, so that a merge walks tensor by tensor in bounded
-memory and never holds a decoded delta whole.
+Sections lie one after another in the fragment's order, so that a merge can go tensor by tensor in bounded
+memory, and never holds a whole decoded delta.
 """
 
 from collections.abc import Iterable
@@ -15,17 +15,18 @@ from gossamer.protocol.payloads.layout import Fragment, Layout, Slot
 
 
 def section_starts(codec: Codec, fragment: Fragment) -> list[int]:
-    """Where each tensor's section begins in a payload, in bytes, and where the last one ends."""
+    """The byte offsets at which the tensors' sections begin in a payload, and where the last one ends."""
     return list(accumulate((codec.section_bytes(slot.numel) for slot in fragment.slots), initial=0))
 
 
 def payload_length(codec: Codec, fragment: Fragment) -> int:
-    """Bytes of every payload of this fragment."""
+    """The length in bytes of every payload of this fragment."""
     return section_starts(codec, fragment)[-1]
 
 
 def length_in(round_: int, codec_name: str, layout: Layout) -> int:
-    """`payload_length` of a round, which every record is checked for: there may be thousands of tensors."""
+    """`payload_length` for a round's fragment. Cached: every record is checked against it, and there may be
+    thousands of tensors."""
     lengths = layout.payload_bytes.get(codec_name)
     if lengths is None:
         found = (payload_length(CODECS[codec_name], fragment) for fragment in layout.fragments)
@@ -50,7 +51,7 @@ class Section:
         self.numel = numel
 
     def __len__(self) -> int:
-        """Bytes of it."""
+        """The length of the section in bytes."""
         return len(self._data)
 
     def decode(self, start: int = 0, stop: int | None = None) -> Ints:
@@ -67,12 +68,12 @@ class Section:
 
 
 def section_of(codec_name: str, slot: Slot, data: memoryview) -> Section:
-    """One tensor, from bytes that are all of its section: see `section_starts`."""
+    """One tensor, from the bytes of its whole section (see `section_starts`)."""
     return Section(CODECS[codec_name], data, slot.numel)
 
 
 class Payload:
-    """A payload cut into its sections, decoded only when asked. Raises PayloadError if it cannot be."""
+    """A payload cut into its sections, decoded on demand. Raises PayloadError if its length is wrong."""
 
     __slots__ = ("_codec", "_data", "_fragment", "_starts", "size")
 
@@ -87,12 +88,12 @@ class Payload:
 
     @property
     def tensors(self) -> int:
-        """How many tensors there are."""
+        """How many tensors the payload holds."""
         return len(self._fragment.slots)
 
     @property
     def numel(self) -> int:
-        """Values of all tensors together."""
+        """How many values all tensors have together."""
         return self._fragment.numel
 
     def tensor(self, index: int) -> Ints:

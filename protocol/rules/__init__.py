@@ -1,7 +1,7 @@
 """Averaging rules: how the deltas of one tensor, one per author, become one step.
 
-A rule is a named strategy in the manifest's layout (`averaging` of each tensor), one file each. All of
-them reduce to integer coefficients and one float factor, see `base`.
+The manifest's layout names a rule for each tensor (`averaging`); each rule has its own file. All of them
+reduce to integer coefficients and one float factor (see `base`).
 """
 
 from gossamer.protocol.rules.base import Deltas, Rule

@@ -2,8 +2,8 @@
 
 ``result = round_half_even(scale * sum_i a_i * v_i)`` with integers ``a_i``, the sum in int64, and a single
 IEEE double multiplication per element: the same bits on every machine. A rule chooses ``a_i`` such that
-``a_i * |v_i|`` stays below 2**48, which leaves room for 2**14 authors of one round. No rule counts them: the
-sum of more wraps, alike on every node. A liar with so many keys has the majority anyway.
+``a_i * |v_i|`` stays below 2**48, which leaves room for 2**14 authors in one round. No rule checks their
+number: with more, the sum wraps, alike on every node. A liar with that many keys has the majority anyway.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from gossamer.protocol.codecs.base import Sums
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, sum_of_squares
 
 SPARSE = 4
-"""A sum of which less than a fourth is not 0 is kept as positions and values."""
+"""A sum is kept as positions and values if fewer than one in this many of its elements are not 0."""
 
 PART = 1 << 17
 """Values summed at a time: an int64 sum of 1 MiB stays in cache. A multiple of `codecs.base.GRAIN`."""
@@ -41,9 +41,9 @@ class Vector(Protocol):
 class Deltas:
     """One tensor's deltas in a round, in order of author, with what a rule may look at.
 
-    `shrink` holds the factors (at most 1.0) by which clipping shortens each; weights are positive.
-    `root_steps` are square roots of the inner steps of each window, to compare lengths by, and `usual` is the
-    usual ``norm / root_steps`` (see `clipping`).
+    `shrink` holds the factors (at most 1.0) by which clipping shortens each delta; weights are positive.
+    `root_steps` are the square roots of the inner steps of each window, to compare lengths by, and `usual` is
+    the usual ``norm / root_steps`` (see `clipping`).
     """
 
     vectors: Sequence[Vector]
@@ -55,17 +55,17 @@ class Deltas:
 
     @property
     def numel(self) -> int:
-        """Values of the tensor."""
+        """How many values the tensor has."""
         return self.vectors[0].numel
 
     def parts(self) -> Iterator[slice]:
-        """The tensor from its start to its end."""
+        """Slices of `PART` values that cover the tensor from its start to its end."""
         for start in range(0, self.numel, PART):
             yield slice(start, min(start + PART, self.numel))
 
 
 class Step(NamedTuple):
-    """One part of what a rule makes of a tensor's deltas."""
+    """One part of the step that a rule makes of a tensor's deltas."""
 
     part: slice
     positions: npt.NDArray[np.intp] | None
@@ -73,7 +73,7 @@ class Step(NamedTuple):
     values: Ints
 
     def add_to(self, tensor: Ints, sign: int) -> None:
-        """Add or subtract it, int32[numel] in place; sums wrap."""
+        """Add the step to `tensor`, int32[numel], in place, or subtract it (`sign` -1); sums wrap."""
         target = tensor[self.part]
         place = slice(None) if self.positions is None else self.positions
         if sign > 0:
@@ -86,9 +86,9 @@ Rule = Callable[[Deltas], Iterator[Step]]
 """Yields a tensor's step part by part, so that it need not be in memory as a whole."""
 
 UNIT = 1 << 48
-"""Length that the longest of stretched directions gets. Coefficients thus have 14 bits and more for every
-norm below 2**34 (1024 in float), each for itself: a delta next to nothing must not, by its huge
-``length / |v|``, round the coefficients of the others to 0 and have the direction to itself."""
+"""The length that the longest of the stretched directions gets. So each coefficient has 14 bits or more of
+its own for every norm below 2**34 (1024 in float): a delta of next to nothing must not, by its huge
+``length / |v|``, round the coefficients of the others to 0 and set the direction alone."""
 
 
 class PartialSum(NamedTuple):
@@ -103,7 +103,7 @@ class PartialSum(NamedTuple):
 def combine(deltas: Deltas, coefficients: Sequence[int]) -> Iterator[PartialSum]:
     """Yield ``sum_i a_i * v_i`` part by part; at least one coefficient is positive.
 
-    Sums of sparse deltas are mostly zeros, which are left out.
+    Sums of sparse deltas are mostly zeros; these are left out.
     """
     if not any(coefficients):
         raise ValueError("no delta with a positive coefficient")
@@ -112,7 +112,7 @@ def combine(deltas: Deltas, coefficients: Sequence[int]) -> Iterator[PartialSum]
         sums = np.zeros(part.stop - part.start, dtype=np.int64)
         for vector, coefficient in counted:
             vector.accumulate(part.start, coefficient, sums)
-        is_set = sums != 0  # NumPy finds the set ones among booleans six times as fast
+        is_set = sums != 0  # in an array of booleans, NumPy finds the true ones six times as fast
         if np.count_nonzero(is_set) < sums.size // SPARSE:
             positions = np.flatnonzero(is_set)
             yield PartialSum(part, positions, sums[positions])
@@ -121,9 +121,9 @@ def combine(deltas: Deltas, coefficients: Sequence[int]) -> Iterator[PartialSum]
 
 
 def stretched(deltas: Deltas, lengths: Sequence[float]) -> Iterator[PartialSum]:
-    """``sum_i l_i * unit(v_i)``, in units in which the longest is `UNIT`; deltas of norm 0 have no direction.
+    """``sum_i l_i * unit(v_i)``, scaled so that the longest is `UNIT`; deltas of norm 0 have no direction.
 
-    At least one length of a delta that is not 0 is positive.
+    At least one delta that is not 0 must have a positive length.
     """
     pairs = list(zip(lengths, deltas.norms, strict=True))
     longest = max(length for length, n in pairs if n > 0.0)
@@ -131,7 +131,7 @@ def stretched(deltas: Deltas, lengths: Sequence[float]) -> Iterator[PartialSum]:
 
 
 def norm_of_sum(sums: Sequence[PartialSum]) -> float:
-    """Euclidean norm of an int64 sum, from its 30 leading bits (floor), in the same units."""
+    """Euclidean norm of an int64 sum, from its 30 leading bits (floor), in the units of the sum."""
     peak = max((_peak(sums_.values) for sums_ in sums), default=0)
     shift = max(0, peak.bit_length() - 30)
     squares = sum(sum_of_squares((sums_.values >> shift).astype(np.int32)) for sums_ in sums)
@@ -143,7 +143,7 @@ def _peak(values: Sums) -> int:
 
 
 def scaled(sums: Iterable[PartialSum], scale: float) -> Iterator[Step]:
-    """``round_half_even(scale * sum)`` as int32, saturated at +-64 (never reached in health)."""
+    """``round_half_even(scale * sum)`` as int32, saturated at +-64 (which no healthy run reaches)."""
     for part, positions, values in sums:
         exact = np.multiply(values, scale, dtype=np.float64)
         np.rint(exact, out=exact)
@@ -152,12 +152,12 @@ def scaled(sums: Iterable[PartialSum], scale: float) -> Iterator[Step]:
 
 
 def no_step() -> Iterator[Step]:
-    """What leaves Phi as it is."""
+    """A step that leaves Phi as it is."""
     return iter(())
 
 
 def whole(steps: Iterable[Step], numel: int) -> Ints:
-    """All of a tensor's step: int32[numel]."""
+    """A tensor's whole step: int32[numel]."""
     result = np.zeros(numel, dtype=np.int32)
     for step in steps:
         step.add_to(result, 1)

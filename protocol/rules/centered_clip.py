@@ -4,15 +4,16 @@ Karimireddy, He, Jaggi, "Learning from History for Byzantine Robust Optimization
 
     v_{l+1} = v_l + sum_i p_i (x_i - v_l) min(1, tau_l / |x_i - v_l|)
 
-with ``p = w / sum w``. However long a delta is, it moves the centre by at most ``p * tau`` an iteration. The
-radius ``tau`` is the median distance, one vote a member, so it is an honest member's as long as those are
-more than half; the paper's fixed radius would have to be known beforehand. It never grows: a centre that
-was drawn away from the many would widen it by that, and be drawn further. We keep no state between rounds
-(Phi is a function of each round's set), so the centre starts at 0, where the distances are the norms that
-are known already and a first iteration is ordinary clipping at the median norm.
+with ``p = w / sum w``. However long a delta is, it moves the centre by at most ``p * tau`` per iteration. The
+radius ``tau`` is the median distance, with one vote per member, so it lies among the honest members'
+distances as long as these are more than half. (The paper's fixed radius would have to be known beforehand.)
+The radius never grows: otherwise a centre that was drawn away from the majority would widen it, and be drawn
+further. We keep no state between rounds (Phi is a function of each round's set), so the centre starts at 0.
+There the distances are the norms, which are known already, and the first iteration is ordinary clipping at
+the median norm.
 
-Every centre is a combination ``sum c_i x_i`` of the deltas themselves, with ``c >= 0`` and ``sum c <= 1``, so
-iterating changes scalars only, and each centre reaches integers in the one way of `base`.
+Every centre is a combination ``sum c_i x_i`` of the deltas themselves, with ``c >= 0`` and ``sum c <= 1``. So
+iterating changes scalars only, and each centre is turned into integers by the arithmetic of `base`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,16 +24,16 @@ from gossamer.protocol.rules.base import UNIT, Deltas, Step, no_step, scaled, st
 from gossamer.protocol.rules.clipping import median_low, shrink_to
 
 ITERATIONS = 3
-"""Each costs two passes over the deltas, the first only one. The distance to where the iteration would end
-falls by the hostile share of the weight each time: to 1/64 with a quarter."""
+"""Each iteration costs two passes over the deltas, the first only one. Each multiplies the distance to the
+limit of the iteration by the hostile share of the weight: with a quarter hostile, three bring it to 1/64."""
 
 
 def centered_clip(deltas: Deltas) -> Iterator[Step]:
-    """The centre after `ITERATIONS`; of two deltas, the mean of both at the shorter one's length.
+    """The centre after `ITERATIONS`; for two deltas, the mean of both, each at the shorter one's length.
 
-    `Deltas.shrink` is not looked at: the radius here is tighter than any clip of 1 or more. Distances are
-    compared per square root of steps, like norms in clipping. Whoever left the tensor alone draws the centre
-    towards 0 by its share, and has no vote on the radius: at the centre of what others do it stands far off.
+    `Deltas.shrink` is ignored: the radius here is tighter than any clip of 1 or more. Distances are compared
+    per square root of steps, like norms in clipping. A member that left the tensor alone pulls the centre
+    towards 0 by its share, but has no vote on the radius: it is far from the centre of the others' deltas.
     """
     total = fsum(deltas.weights)
     shares = [weight / total for weight in deltas.weights]
@@ -53,7 +54,7 @@ def centered_clip(deltas: Deltas) -> Iterator[Step]:
 
 
 def _combination(deltas: Deltas, coefficients: Sequence[float]) -> Iterator[Step]:
-    """``sum_i c_i x_i``, rounded once an element."""
+    """``sum_i c_i x_i``, with one rounding per element."""
     lengths = [c * n for c, n in zip(coefficients, deltas.norms, strict=True)]
     longest = max(lengths)
     if longest == 0.0:

@@ -6,13 +6,13 @@ from math import fsum
 from gossamer.protocol.rules.base import Deltas, Step, combine, no_step, scaled
 
 COEFFICIENT_MAX = (1 << 14) - 1
-"""With values below 2**30: a delta that weighs less than 1/32766 of the heaviest does not count."""
+"""Times values below 2**30. A delta that weighs less than 1/32766 of the heaviest does not count."""
 
 
 def weighted_mean(deltas: Deltas) -> Iterator[Step]:
-    """``sum w s v / sum w``, where `s` is what clipping left of each.
+    """``sum w s v / sum w``, where `s` is the factor by which clipping shortened each delta.
 
-    A clipped delta keeps its weight in the denominator: it is shortened, not taken less seriously.
+    A clipped delta keeps its weight in the denominator: it is shortened, but counts no less.
     """
     importance = [w * s for w, s in zip(deltas.weights, deltas.shrink, strict=True)]
     largest = max(importance)

@@ -12,17 +12,17 @@ from math import fsum, sqrt
 from gossamer.protocol.rules.base import UNIT, Deltas, Step, no_step, norm_of_sum, scaled, stretched
 
 RESULTANT_MIN = 0.5
-"""Directions whose sum is shorter than this part of what independent ones leave, ``sqrt(sum w**2)``, cancel
-each other, and what remains is no direction but the residue: of codecs, of rounding coefficients. (The
-yardstick is not ``sum w``: 64 honest members with nothing in common leave an eighth of that.) In a tensor of
-n elements, cosines of independent deltas scatter by ``1 / sqrt(n)``; two fall under this at a cosine of
--0.75, which for 80 elements is over 6 standard deviations away."""
+"""Directions cancel each other if their sum is shorter than this part of what independent ones leave,
+``sqrt(sum w**2)``. What remains then is no direction but a residue, of codecs and of rounded coefficients.
+(The yardstick is not ``sum w``: 64 honest members with nothing in common leave an eighth of that.) In a
+tensor of n elements, cosines of independent deltas scatter by ``1 / sqrt(n)``. Two deltas fall below this
+bound at a cosine of -0.75, which for 80 elements is over 6 standard deviations away."""
 
 
 def radial_directional(deltas: Deltas) -> Iterator[Step]:
     """Mean length times mean direction. Clipping shortens lengths and leaves directions alone.
 
-    Where directions cancel the step falls to 0 with their sum: its length is divided by no less than
+    Where directions cancel, the step falls to 0 with their sum: the sum is divided by no less than
     `RESULTANT_MIN` of what independent directions would leave. Elsewhere this changes no bit.
     """
     pairs = list(zip(deltas.weights, deltas.norms, strict=True))
@@ -30,8 +30,8 @@ def radial_directional(deltas: Deltas) -> Iterator[Step]:
     if heaviest == 0.0:
         return no_step()
     lengths = [w / heaviest * n * s for (w, n), s in zip(pairs, deltas.shrink, strict=True)]
-    # fsum rounds once, whatever the order and the version of Python; sum does neither.
+    # fsum rounds once, in whatever order and version of Python; sum guarantees neither.
     length = fsum(lengths) / fsum(w / heaviest for w in deltas.weights)
-    sums = list(stretched(deltas, deltas.weights))  # of one tensor, since its norm comes before its values
+    sums = list(stretched(deltas, deltas.weights))  # the whole tensor: its norm is needed before its values
     independent = UNIT * sqrt(fsum((w / heaviest) * (w / heaviest) for w, n in pairs if n > 0.0))
     return scaled(sums, length / max(norm_of_sum(sums), RESULTANT_MIN * independent))

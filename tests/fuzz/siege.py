@@ -78,7 +78,7 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "fetcher._guesses._spared": lambda: limits.LINKS_MAX,
     "sealing.claims": lambda: limits.CLAIMS_MAX,
     "sealing._lineages._yields": lambda: limits.LINEAGE_DOUBLINGS_MAX,
-    "_snapshots._unusable": lambda: limits.UNUSABLE_MAX,
+    "_witnesses._unusable": lambda: limits.UNUSABLE_MAX,
 }
 """The tables of the core's machines with a bound of their own. Others must not outgrow what happened."""
 

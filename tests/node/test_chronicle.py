@@ -109,6 +109,23 @@ def test_a_late_record_costs_no_look_at_all_that_came_after_it() -> None:
     assert cost(150) - cost(50) < 100 * 20
 
 
+def test_a_new_round_costs_no_look_at_the_stretches_before_it() -> None:
+    """Where nothing is ever closed they are thousands after a day, and it was each of them, each second."""
+    setting = manifest(fragments=1, history={"snapshot_every": 1, "seal_after": 1, "retain": 0})
+
+    def cost(rounds: int) -> int:
+        chronicle = Chronicle(ME, setting)
+        for round_ in range(1, rounds + 1):
+            merged(chronicle, delta(0, round_, tokens=10))
+        chronicle.settle(0, 0)
+        merged(chronicle, delta(0, rounds + 1, tokens=10))
+        work = calls(lambda: chronicle.settle(0, 0))
+        assert row(chronicle, rounds + 1).merged_tokens == 10 * (rounds + 1)
+        return work
+
+    assert cost(150) - cost(50) < 10
+
+
 def test_late_is_what_came_after_a_later_round_was_merged(chronicle: Chronicle) -> None:
     first, second, late = delta(1, 1), delta(1, 2), delta(2, 1)
     heard(chronicle, first)

@@ -11,6 +11,7 @@ import pytest
 
 from gossamer.node.ipc import control
 from gossamer.node.phi import merging as merging_module
+from gossamer.node.phi import recent_digest
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.fixedpoint import ONE, Ints
@@ -44,14 +45,14 @@ async def test_records_from_before_the_model_wait_for_it(setup: Setup) -> None:
 async def test_who_asks_for_the_digest_all_the_time_holds_nothing_up(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging_module, "DIGEST_REST", 10**6)
+    monkeypatch.setattr(recent_digest, "REST", 10**6)
     await setup.merging.begin(setup.merger)
-    first = await setup.merging.recent_digest()
+    first = await setup.merging.recent_digest.get()
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
-    assert first == await setup.merging.recent_digest() != await setup.merging.digest(), "of a moment ago"
-    setup.merging._digest_due = 0.0
-    assert await setup.merging.recent_digest() == await setup.merging.digest()
+    assert first == await setup.merging.recent_digest.get() != await setup.merging.digest(), "of a moment ago"
+    setup.merging.recent_digest._due = 0.0
+    assert await setup.merging.recent_digest.get() == await setup.merging.digest()
 
 
 async def test_what_was_due_before_it_began_anew_waits_until_the_swarm_is_there(setup: Setup) -> None:
@@ -125,7 +126,7 @@ async def test_only_what_is_held_is_merged(setup: Setup) -> None:
 async def test_of_how_many_tokens_phi_is_is_told_before_it_is_offered(setup: Setup) -> None:
     """A joiner's schedule begins where the swarm is, and not where it was when it attached."""
     told: list[int] = []
-    setup.merging.on_offer = lambda: told.append(len(setup.offered()))
+    setup.merging.offering.before = lambda: told.append(len(setup.offered()))
     await setup.merging.begin(setup.merger)
     setup.port.attach()
     setup.merging.look()

@@ -1,8 +1,11 @@
 """Made-up histories: what members claim, and a node that looks at it."""
 
-from gossamer.protocol.claims import Claim
-from gossamer.protocol.history.joining import Witness
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gossamer.protocol.claims import Claim, Claims
 from gossamer.protocol.history.sealing import Sealing
+from gossamer.protocol.history.testimony import Witness
 from tests.protocol import builders
 
 MANIFEST = builders.manifest(history={"seal_after": 4, "snapshot_every": 8, "retain": 16})
@@ -12,11 +15,40 @@ def claim(round_: int, tokens: int = 0, mark: int = 1) -> Claim:
     return Claim(round_, tokens, bytes([mark]) * 32, bytes([mark]) * 32)
 
 
+@dataclass
+class Told:
+    """What the others say of the past, made up: unless told otherwise, all of it by contributors."""
+
+    members: Sequence[Witness] = ()
+    heard: Sequence[Claims] | None = None
+    known: int = 0
+    """How many authors are known of."""
+    lacking: Callable[[int], float] = lambda round_: 0.0
+
+    def witnesses(self) -> Sequence[Witness]:
+        return self.members
+
+    def contributors(self) -> Sequence[Claims]:
+        return [member.claims for member in self.members] if self.heard is None else self.heard
+
+    def authors(self) -> int:
+        return self.known
+
+    def share_lacking(self, round_: int, now: float) -> float:
+        return self.lacking(round_)
+
+
+def sealing_of(*, is_first=False, trusted=(), tells_of=lambda round_, but: False, own_last=0):
+    return Sealing(MANIFEST, is_first=is_first, trusted=trusted, tells_of=tells_of, own_last=lambda: own_last)
+
+
 def drive(sealing, start, seconds, clock=0, others=(), lacking=0.0):
     """Wake it twice a second; returns everything it asked for."""
     result = []
     for tick in range(int(seconds * 2) + 1):
-        result += sealing.wake(start + tick / 2, clock, list(map(Witness, others)), lambda round_: lacking)
+        result += sealing.wake(
+            start + tick / 2, clock, Told(list(map(Witness, others)), lacking=lambda round_: lacking)
+        )
     return result
 
 
@@ -26,6 +58,6 @@ def kinds(effects, kind):
 
 def joined(*claims, floor=0, own_last=0):
     """As after an earlier run that has missed nothing."""
-    sealing = Sealing(MANIFEST, is_first=False, own_last=lambda: own_last)
+    sealing = sealing_of(is_first=False, own_last=own_last)
     sealing.restore(claims, floor, extent=10**6)
     return sealing

@@ -5,16 +5,16 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Notice
 from gossamer.protocol.history.absence import RETURN_S, known_up_to
-from gossamer.protocol.history.joining import Witness
-from gossamer.protocol.history.sealing import LOOK_INTERVAL_S, Sealing
+from gossamer.protocol.history.sealing import LOOK_INTERVAL_S
+from gossamer.protocol.history.testimony import Witness
 from tests.protocol.builders import unsigned
-from tests.protocol.histories import MANIFEST, claim, drive, joined, kinds
+from tests.protocol.histories import MANIFEST, Told, claim, drive, joined, kinds, sealing_of
 from tests.protocol.wiring import World
 
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_who_missed_rounds_that_the_swarm_has_closed_begins_anew(is_first):
-    sealing = Sealing(MANIFEST, is_first=is_first)
+    sealing = sealing_of(is_first=is_first)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     others = [(claim(96), claim(88))] * 2 + [()]
     assert drive(sealing, 0.0, 2, clock=39, others=others) == [], "these are kept yet"
@@ -30,30 +30,28 @@ def test_who_missed_rounds_that_the_swarm_has_closed_begins_anew(is_first):
 @pytest.mark.parametrize("others", [[], [(claim(16), claim(8))]], ids=["alone", "all were away"])
 def test_who_comes_back_and_goes_on_by_itself_has_missed_nothing(others):
     """However fast its rounds are: nobody has gone on without it."""
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     for tick in range(60):
-        sealing.wake(tick / 2, 20 + 2 * tick, list(map(Witness, others)))
+        sealing.wake(tick / 2, 20 + 2 * tick, Told(list(map(Witness, others))))
     assert not sealing.begins_anew and sealing.joined
 
 
 def test_who_is_told_of_every_round_since_it_came_back_has_missed_none():
     """By those who went on: theirs are the records of all these rounds."""
     ledger = set(range(1, 21))
-    sealing = Sealing(
-        MANIFEST, is_first=False, tells_of=lambda round_, but: round_ in ledger and b"on" not in but
-    )
+    sealing = sealing_of(is_first=False, tells_of=lambda round_, but: round_ in ledger and b"on" not in but)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     for clock in range(21, 100):
         ledger.add(clock)
         others = [Witness((claim(clock // 8 * 8),), b"on")] * 2
-        sealing.wake(clock / 4, clock, others)
+        sealing.wake(clock / 4, clock, Told(others))
     assert not sealing.begins_anew and sealing.joined
 
 
 def test_who_is_told_of_new_rounds_only_has_missed_those_between():
     ledger = {*range(1, 21), *range(42, 60)}
-    sealing = Sealing(MANIFEST, is_first=False, tells_of=lambda round_, but: round_ in ledger)
+    sealing = sealing_of(is_first=False, tells_of=lambda round_, but: round_ in ledger)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     drive(sealing, 0.0, 5, clock=59, others=[(claim(56), claim(48))] * 2)
     assert sealing.begins_anew
@@ -85,13 +83,13 @@ def test_a_node_counts_what_it_has_missed_from_the_records_that_it_stored(seed):
 def test_what_others_who_were_away_publish_late_tells_nothing_of_the_rounds_since():
     """They wake as we do, and hand out deltas of the round of then: of those after it nobody tells us."""
     ledger = {round_: {b"away"} for round_ in range(21, 25)} | {round_: {b"on"} for round_ in range(42, 60)}
-    sealing = Sealing(
-        MANIFEST, is_first=False, tells_of=lambda round_, but: bool(ledger.get(round_, set()) - set(but))
+    sealing = sealing_of(
+        is_first=False, tells_of=lambda round_, but: bool(ledger.get(round_, set()) - set(but))
     )
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     others = [Witness((claim(56), claim(48)), b"on"), Witness((claim(16), claim(8)), b"away")]
     for tick in range(40):
-        sealing.wake(tick / 4, 59, others)
+        sealing.wake(tick / 4, 59, Told(others))
     assert sealing.begins_anew
     assert sealing._absence.extent == 20
 
@@ -106,21 +104,21 @@ def slept(company):
 
 def finds_out(sealing, now, members):
     """Look for long enough to be sure that the swarm went on to round 100."""
-    sealing.wake(now - limits.ROSTER_PATIENCE_S, 100, members)
+    sealing.wake(now - limits.ROSTER_PATIENCE_S, 100, Told(members))
     assert sealing.may_be_outlived and not sealing.begins_anew
-    return sealing.wake(now, 100, members)
+    return sealing.wake(now, 100, Told(members))
 
 
 def test_the_first_to_be_heard_after_a_return_is_not_believed_alone():
     """It may be a liar, whose word about the clock is all there is for a moment."""
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     liar = Witness((claim(5_000_000),), b"liar")
-    assert not sealing.wake(0.0, 5_000_000, [liar])
+    assert not sealing.wake(0.0, 5_000_000, Told([liar]))
     assert sealing.may_be_outlived
     others = [Witness((claim(16), claim(8)), b"friend %d" % number) for number in range(3)]
     for tick in range(2 * int(RETURN_S)):
-        assert not kinds(sealing.wake(0.5 + tick / 2, 22, [liar, *others]), Adopt)
+        assert not kinds(sealing.wake(0.5 + tick / 2, 22, Told([liar, *others])), Adopt)
         assert not sealing.begins_anew and not sealing.may_be_outlived
 
 
@@ -130,7 +128,7 @@ def test_who_slept_for_longer_than_rounds_are_kept_begins_anew(woke_in_between):
     if woke_in_between:
         sealing.came_back(18, frozenset())  # for half a minute, without a network: nobody was there
     others = [Witness((claim(96), claim(88)), b"friend"), Witness((claim(96), claim(88)), b"new")]
-    effects = [effect for tick in range(10) for effect in sealing.wake(100 + tick / 2, 100, others)]
+    effects = [effect for tick in range(10) for effect in sealing.wake(100 + tick / 2, 100, Told(others))]
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
     assert sealing.begins_anew
     sealing.adopted(claim(96))
@@ -142,7 +140,7 @@ def test_who_slept_and_was_cut_off_before_keeps_its_history():
     sealing = slept([b"friend"])
     others = [Witness((claim(96), claim(88)), b"stranger"), Witness((claim(16), claim(8)), b"friend")]
     for tick in range(120):
-        assert not kinds(sealing.wake(100 + tick / 2, 100, others), Adopt)
+        assert not kinds(sealing.wake(100 + tick / 2, 100, Told(others)), Adopt)
     assert claim(16) in sealing.claims
 
 
@@ -150,7 +148,7 @@ def test_who_begins_anew_does_not_start_from_the_snapshot_of_one_that_was_away_t
     """Though that one answers at its join address, and has not found out yet."""
     sealing = slept([b"friend"])
     others = [Witness((claim(96),), b"friend"), Witness((claim(16), claim(8)), b"away", is_named=True)]
-    effects = [effect for tick in range(20) for effect in sealing.wake(100 + tick / 2, 100, others)]
+    effects = [effect for tick in range(20) for effect in sealing.wake(100 + tick / 2, 100, Told(others))]
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
 
 
@@ -163,9 +161,11 @@ def test_who_begins_anew_goes_on_from_its_own_snapshot_if_those_who_went_on_are_
     assert not kinds(finds_out(sealing, 100.0, [away, ahead]), Adopt)
     assert sealing.begins_anew
     patience = int(limits.OUTLIVED_PATIENCE_S)
-    effects = [effect for tick in range(patience - 5) for effect in sealing.wake(101.0 + tick, 100, [away])]
+    effects = [
+        effect for tick in range(patience - 5) for effect in sealing.wake(101.0 + tick, 100, Told([away]))
+    ]
     assert not effects, "they may come back"
-    effects = [e for tick in range(30) for e in sealing.wake(100.0 + patience + tick, 100, [away])]
+    effects = [e for tick in range(30) for e in sealing.wake(100.0 + patience + tick, 100, Told([away]))]
     assert kinds(effects, Adopt) == [Adopt(claim(16))]
     assert "from our own snapshot of round 16" in kinds(effects, Notice)[0].text
     sealing.adopted(claim(16))
@@ -178,7 +178,7 @@ def test_who_begins_anew_and_falls_asleep_again_still_does():
     others = [Witness((claim(96),), b"friend")]
     finds_out(sealing, 100.0, others)
     sealing.came_back(98, frozenset([b"friend"]))
-    effects = [effect for tick in range(20) for effect in sealing.wake(200 + tick / 2, 100, others)]
+    effects = [effect for tick in range(20) for effect in sealing.wake(200 + tick / 2, 100, Told(others))]
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
 
 
@@ -188,12 +188,12 @@ def test_a_snapshot_that_was_being_written_does_not_bring_back_what_is_given_up(
     finds_out(sealing, 100.0, others)
     sealing.sealed((claim(24), claim(16)))
     assert not sealing.joined
-    effects = [effect for tick in range(20) for effect in sealing.wake(101 + tick / 2, 100, others)]
+    effects = [effect for tick in range(20) for effect in sealing.wake(101 + tick / 2, 100, Told(others))]
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
 
 
 def test_who_has_been_in_the_swarm_for_a_while_has_missed_nothing():
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     assert sealing.is_in_a_hurry
     drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=22)

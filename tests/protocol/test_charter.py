@@ -13,7 +13,7 @@ from gossamer.protocol.admission import charter as charter_module
 from gossamer.protocol.admission.charter import NEVER, Charter, Grant, Revocation, Role
 from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.errors import NoRoomError, PeerError, RefusedError, SignatureError
-from gossamer.protocol.identity import Identity
+from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.builders import OWNER, grant, identity, revocation
@@ -349,6 +349,9 @@ def test_the_charter_speaks_of_so_many_nodes_and_no_more(monkeypatch):
     for data in (grant(STRANGER, INVITED), revocation(STRANGER, INVITED)):
         with pytest.raises(NoRoomError, match="more nodes"):
             made.learn(data)
+    made.vet(ALICE.node_id, 0.0, grant(ALICE, INVITED, expires=100))
+    with pytest.raises(RefusedError, match=f"no room for node {short(STRANGER.node_id)} is left"):
+        made.vet(STRANGER.node_id, 0.0, grant(STRANGER, INVITED))
     assert made.learn(revocation(ALICE, INVITED)) is not None, "of those known there may be more"
 
 

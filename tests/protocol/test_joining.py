@@ -7,7 +7,8 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Notice
-from gossamer.protocol.history.joining import REMIND_S, Joining, Witness, believable
+from gossamer.protocol.history.joining import REMIND_S, Joining, believable
+from gossamer.protocol.history.testimony import Witness
 
 
 def claim(round_: int, mark: int = 1) -> Claim:

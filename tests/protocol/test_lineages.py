@@ -6,10 +6,9 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Notice, Seal
-from gossamer.protocol.history.joining import Witness
 from gossamer.protocol.history.lineages import DIFFERENCE_KEPT_S, SILENCE_S
-from gossamer.protocol.history.sealing import Sealing
-from tests.protocol.histories import MANIFEST, claim, drive, joined, kinds
+from gossamer.protocol.history.testimony import Witness
+from tests.protocol.histories import Told, claim, drive, joined, kinds, sealing_of
 
 
 def test_a_snapshot_that_cannot_be_does_not_hold_our_own_history_up():
@@ -94,7 +93,7 @@ def test_who_is_not_there_holds_up_no_contest_for_long():
     for tick in range(2 * int(SILENCE_S + limits.LINEAGE_PATIENCE_S + 10)):
         now = tick / 2
         there = [Witness(theirs, told=now)] * 2
-        effects = sealing.wake(now, 16, there, contributors=lambda: [theirs] * 2 + [(claim(8),)] * 9)
+        effects = sealing.wake(now, 16, Told(there, heard=[theirs] * 2 + [(claim(8),)] * 9))
         adopted += [now for _ in kinds(effects, Adopt)]
     assert adopted and adopted[0] >= SILENCE_S
 
@@ -115,11 +114,11 @@ def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
     winner = claim(16, tokens=9, mark=2)
     for tick in range(100):
         said = [Witness((winner,), told=min(tick / 2, 3.0))] * 3
-        assert not kinds(sealing.wake(tick / 2, 16, said), Adopt)
+        assert not kinds(sealing.wake(tick / 2, 16, Told(said)), Adopt)
     back = [
         effect
         for now in range(50, 50 + int(limits.LINEAGE_PATIENCE_S) + 8)
-        for effect in sealing.wake(float(now), 16, [Witness((winner,), told=float(now))] * 3)
+        for effect in sealing.wake(float(now), 16, Told([Witness((winner,), told=float(now))] * 3))
     ]
     assert kinds(back, Adopt) == [Adopt(winner)]
 
@@ -130,7 +129,7 @@ def test_a_claim_of_nobody_who_is_there_is_not_adopted():
     gone = (claim(16, tokens=9, mark=2),)
     for tick in range(200):
         effects = sealing.wake(
-            2.5 * tick, 16, [Witness((claim(16, tokens=4, mark=3),))], contributors=lambda: [gone] * 3
+            2.5 * tick, 16, Told([Witness((claim(16, tokens=4, mark=3),))], heard=[gone] * 3)
         )
         assert not kinds(effects, Adopt)
 
@@ -147,16 +146,16 @@ def test_the_lighter_lineage_yields_loudly_after_a_while():
 
 
 def test_names_without_deltas_have_no_voice_against_our_history():
-    sealing = Sealing(MANIFEST, is_first=True)
+    sealing = sealing_of(is_first=True)
     sealing.adopted(claim(8, tokens=10, mark=1))
     invented = [(claim(8, tokens=2**59, mark=2),)] * 5
     effects = []
     for tick in range(100):
-        effects += sealing.wake(tick / 2, 0, list(map(Witness, invented)), contributors=lambda: [])
+        effects += sealing.wake(tick / 2, 0, Told(list(map(Witness, invented)), heard=[]))
     assert effects == []
     for tick in range(int(2 * limits.LINEAGE_PATIENCE_S) + 2):
         now = 60.0 + tick / 2
-        effects += sealing.wake(now, 0, list(map(Witness, invented)), contributors=lambda: invented[:3])
+        effects += sealing.wake(now, 0, Told(list(map(Witness, invented)), heard=invented[:3]))
     assert kinds(effects, Adopt), "those who contribute have one"
 
 
@@ -196,7 +195,7 @@ def test_payloads_of_later_rounds_explain_no_difference():
     witnesses = [Witness((claim(16, tokens=9, mark=2),))] * 3
     effects = []
     for tick in range(2 * int(limits.LINEAGE_PATIENCE_S) + 6):
-        effects += sealing.wake(tick / 2, 16, witnesses, lambda round_: float(round_ > 16))
+        effects += sealing.wake(tick / 2, 16, Told(witnesses, lacking=lambda round_: float(round_ > 16)))
     assert kinds(effects, Adopt)
 
 
@@ -251,7 +250,7 @@ def yields(sealing, start, seconds):
     for tick in range(int(seconds)):
         own = sealing.claims[0]
         other = own._replace(root=bytes([own.root[0] % 250 + 1]) * 32)
-        found = kinds(sealing.wake(start + tick, 16, [Witness((other,))] * 3), Adopt)
+        found = kinds(sealing.wake(start + tick, 16, Told([Witness((other,))] * 3)), Adopt)
         if found:
             times.append(start + tick)
             sealing.adopted(other)
@@ -304,7 +303,7 @@ STARTED = at(0, (claim(32),), b"just started")
 def look(sealing, members, seconds=60, authors=0):
     effects = []
     for tick in range(2 * seconds):
-        effects += sealing.wake(tick / 2, 112, members, authors=lambda: authors)
+        effects += sealing.wake(tick / 2, 112, Told(members, known=authors))
     return effects
 
 

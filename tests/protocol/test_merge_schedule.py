@@ -93,6 +93,7 @@ def test_what_is_closed_is_merged_no_more(swarm: Swarm) -> None:
     schedule.hold_back(4, 0.0)
     swarm.ledger.close(4)
     assert schedule.look(60.0) == [] and not schedule.unmerged
+    assert schedule.held_back_until(4) is None
 
 
 def test_what_is_held_back_waits_for_a_time(swarm: Swarm) -> None:
@@ -170,4 +171,5 @@ def test_a_round_waits_for_two_of_the_last_rounds() -> None:
     for clock, at in ((7, 0.0), (8, 100.0), (10, 300.0), (11, 4000.0)):  # 100, 100 and 3700 s; not the first
         held_back.note_clock(clock, at)
     held_back.hold(12, 4000.0)
+    assert held_back.until(12) == 4200.0
     assert held_back.waits(12, 11, 4199.0) and not held_back.waits(12, 11, 4200.0)

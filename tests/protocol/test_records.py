@@ -155,7 +155,7 @@ def test_truncated_and_extended_bodies(parse, body):
 def test_kinds_are_not_confused():
     with pytest.raises(MalformedError, match="not a delta"):
         parse_delta(seal(ME, Kind.ROW, SWARM, ROW.pack()), LAYOUT)
-    with pytest.raises(MalformedError, match="not a peer"):
+    with pytest.raises(MalformedError, match="not a row"):
         parse_row(seal(ME, Kind.DELTA, SWARM, GOOD.pack()))
 
 

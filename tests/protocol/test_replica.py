@@ -219,7 +219,7 @@ def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
     joiner = world.add(9, [0])
     world.run(0.5, lambda: len(joiner.core.links) == 1)
-    joiner.core._snapshots.seek(claim)
+    joiner.core._snapshot_pull.seek(claim)
     chunk = b"chunk" * 6 + b"--"
     world.handle(joiner, ev.Need(claim.key, ((chunk, 100),)))
     world.run(0.5)
@@ -236,7 +236,7 @@ def test_of_deltas_those_come_before_a_snapshot_that_it_has_not_in_it(seed):
         world.run(2.0)
     known = {delta.round: delta.record_id for delta in joiner.core.ledger}
     claim = Claim(8, 1000, bytes(32), b"root" * 8)
-    joiner.core._snapshots.seek(claim)
+    joiner.core._snapshot_pull.seek(claim)
     world.handle(joiner, ev.Need(claim.key, ((b"s" * 32, 100),)))
     for key in known.values():  # as if their payloads had still to come
         world.handle(joiner, ev.Need(key, ((key, 100),)))
@@ -256,8 +256,8 @@ def test_nobody_is_believed_about_round_0_which_the_manifest_tells():
     world.handle(liar, ev.Sealed((Claim(0, 2**59, b"d" * 32, b"r" * 32),)))
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
     assert here.core.roster.get(liar.core.identity.node_id).row.body.claims == liar.core.sealing.claims
-    assert here.core._snapshots._claims_of_contributors() == [()]
-    assert sorted(len(witness.claims) for witness in here.core._snapshots._witnesses()) == [0, 1]
+    assert here.core._witnesses.contributors() == [()]
+    assert sorted(len(witness.claims) for witness in here.core._witnesses.witnesses()) == [0, 1]
 
 
 def test_a_snapshot_that_cannot_be_is_not_chosen_again_whoever_claims_it(seed):
@@ -301,11 +301,11 @@ def test_a_snapshot_called_like_a_delta_does_not_keep_that_from_being_fetched(se
     world.run(1.0)
     record_id = author.core.ledger.last_record(author.identity.node_id)
     lie, other = Claim(8, 1000, bytes(32), record_id), Claim(8, 1000, bytes(32), b"root" * 8)
-    here.core._snapshots.seek(lie)
+    here.core._snapshot_pull.seek(lie)
     world.handle(here, ev.Need(lie.key, ((record_id, 32),)))
     world.heal()
     world.run(60.0, lambda: record_id in here.core.ledger)
-    here.core._snapshots.seek(other)
+    here.core._snapshot_pull.seek(other)
     world.run(20.0)
     assert here.core.holds(record_id)
 
@@ -315,13 +315,13 @@ def test_so_many_lies_about_the_past_are_remembered_and_no_more():
     lies = [Claim(8, 1, bytes(32), sha256(bytes([n % 256, n // 256])).digest()) for n in range(1500)]
     for lie in lies:
         node.core.handle(ev.Unusable(lie), 20.0)
-    assert list(node.core._snapshots._unusable) == [lie.root for lie in lies[-limits.UNUSABLE_MAX :]]
+    assert list(node.core._witnesses._unusable) == [lie.root for lie in lies[-limits.UNUSABLE_MAX :]]
 
 
 def test_only_those_whose_deltas_are_here_have_a_voice_about_our_history():
     world = swarm(5, 3)
     here, author, _ = world.running()
-    voices = here.core._snapshots._claims_of_contributors
+    voices = here.core._witnesses.contributors
     assert voices() == []
     world.publish(author)
     world.run(5.0)
@@ -336,7 +336,7 @@ def test_who_publishes_only_rounds_that_we_have_closed_takes_part_all_the_same()
     world.publish(author, 9)
     world.run(5.0)
     assert len(here.core.ledger) == 0
-    assert here.core._snapshots._authors() == 1
+    assert here.core._witnesses.authors() == 1
 
 
 def test_who_gives_closed_rounds_up_for_an_older_snapshot_takes_what_others_publish_since(seed):

@@ -5,48 +5,49 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.claims import genesis_claim
 from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
-from gossamer.protocol.history.joining import PREFETCHES_MAX, Witness
-from gossamer.protocol.history.sealing import CLAIMED_MAX, GONE_AFTER_S, LOOK_INTERVAL_S, Sealing
-from tests.protocol.histories import MANIFEST, claim, drive, joined, kinds
+from gossamer.protocol.history.joining import PREFETCHES_MAX
+from gossamer.protocol.history.sealing import CLAIMED_MAX, GONE_AFTER_S, LOOK_INTERVAL_S
+from gossamer.protocol.history.testimony import Witness
+from tests.protocol.histories import MANIFEST, Told, claim, drive, joined, kinds, sealing_of
 
 
 def test_the_first_node_begins_with_genesis():
-    sealing = Sealing(MANIFEST, is_first=True)
-    assert sealing.wake(0.0, 0, []) == [Adopt(genesis_claim(MANIFEST.genesis.root))]
+    sealing = sealing_of(is_first=True)
+    assert sealing.wake(0.0, 0, Told([])) == [Adopt(genesis_claim(MANIFEST.genesis.root))]
     sealing.adopted(genesis_claim(MANIFEST.genesis.root))
     assert sealing.joined
     assert sealing.floor == 0
 
 
 def test_a_joiner_waits_for_somebody():
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     assert drive(sealing, 0.0, 60) == []
     assert drive(sealing, 60.0, 10, others=[(), ()]) == []  # others who have not joined themselves
 
 
 def test_a_joiner_hears_the_roster_before_it_decides():
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     genesis = genesis_claim(MANIFEST.genesis.root)
-    assert sealing.wake(0.0, 0, [Witness((genesis,))]) == []
+    assert sealing.wake(0.0, 0, Told([Witness((genesis,))])) == []
     late = drive(sealing, 0.5, limits.ROSTER_PATIENCE_S, others=[(genesis,)] * 4)
     assert kinds(late, Adopt) == [Adopt(genesis)]
 
 
 def test_a_joiner_takes_the_newest_snapshot_that_enough_claim():
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     others = [(claim(16), claim(8)), (claim(8),), (claim(8),), (claim(16),)]
     assert kinds(drive(sealing, 0.0, 5, others=others), Adopt) == [Adopt(claim(8))]
 
 
 def test_a_joiner_believes_whom_it_was_told_to():
-    sealing = Sealing(MANIFEST, is_first=False, trusted=[b"friend"])
+    sealing = sealing_of(is_first=False, trusted=[b"friend"])
     members = [*[Witness((claim(16, mark=9),))] * 5, Witness((claim(8),), b"friend")]
-    assert kinds(sealing.wake(0.0, 0, members), Adopt) == []
-    assert kinds(sealing.wake(3.0, 0, members), Adopt) == [Adopt(claim(8))]
+    assert kinds(sealing.wake(0.0, 0, Told(members)), Adopt) == []
+    assert kinds(sealing.wake(3.0, 0, Told(members)), Adopt) == [Adopt(claim(8))]
 
 
 def test_a_joiner_fetches_what_most_claim_while_it_listens():
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     others = [(claim(16), claim(8)), (claim(8),), (claim(8),)]
     effects = drive(sealing, 0.0, limits.ROSTER_PATIENCE_S - 0.5, others=others)
     assert effects == [Prefetch(claim(8))]
@@ -55,7 +56,7 @@ def test_a_joiner_fetches_what_most_claim_while_it_listens():
 
 
 def test_what_is_fetched_early_is_not_adopted_unless_enough_claim_it():
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     first = drive(sealing, 0.0, 0.5, others=[(claim(8, mark=2),)])
     assert first == [Prefetch(claim(8, mark=2))]
     others = [(claim(8, mark=2),), *[(claim(8),)] * 3]
@@ -64,16 +65,16 @@ def test_what_is_fetched_early_is_not_adopted_unless_enough_claim_it():
 
 
 def test_who_changes_its_claim_all_the_time_is_not_followed_for_ever():
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     effects = []
     for tick in range(15):
-        effects += sealing.wake(tick * 0.1, 0, [Witness((claim(8, mark=1 + tick),))])
+        effects += sealing.wake(tick * 0.1, 0, Told([Witness((claim(8, mark=1 + tick),))]))
     assert len(kinds(effects, Prefetch)) == PREFETCHES_MAX
     assert not kinds(effects, Adopt)
 
 
 def test_a_joiner_without_agreement_says_so_and_goes_on_trying():
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     split = [(claim(8, mark=1),), (claim(8, mark=2),)]
     effects = drive(sealing, 0.0, 20, others=split)
     assert not kinds(effects, Adopt)
@@ -83,7 +84,7 @@ def test_a_joiner_without_agreement_says_so_and_goes_on_trying():
 
 
 def test_a_snapshot_that_nobody_claims_any_more_is_given_up():
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
     drive(sealing, 0.0, 5, others=[(claim(8),)])
     assert sealing.adopting == claim(8)
     again = drive(sealing, 6.0, GONE_AFTER_S + 4, others=[(claim(16),)])
@@ -95,13 +96,13 @@ def test_a_snapshot_that_one_liar_claims_for_ever_holds_nobody_up(is_stalled):
     """But one that comes is not given up, however few claim it."""
     old, new = claim(8), claim(16)
     honest = [Witness((old,), bytes([n])) for n in range(4)]
-    sealing = Sealing(MANIFEST, is_first=False)
+    sealing = sealing_of(is_first=False)
 
     def look(start, members):
         found = []
         for tick in range(240):
             now = start + tick / 2
-            found += sealing.wake(now, 0, members, is_stalled=lambda claim: is_stalled and claim == old)
+            found += sealing.wake(now, 0, Told(members), is_stalled=is_stalled and sealing.adopting == old)
         return kinds(found, Adopt)
 
     assert look(0.0, honest) == [Adopt(old)]
@@ -110,7 +111,7 @@ def test_a_snapshot_that_one_liar_claims_for_ever_holds_nobody_up(is_stalled):
 
 
 def test_sealing_waits_until_payloads_had_time():
-    sealing = Sealing(MANIFEST, is_first=True)
+    sealing = sealing_of(is_first=True)
     sealing.adopted(genesis_claim(MANIFEST.genesis.root))
     early = drive(sealing, 0.0, limits.SEAL_SETTLE_S - 1, clock=20)
     assert not kinds(early, Seal)

@@ -357,12 +357,12 @@ def test_one_of_two_links_breaking_is_no_reason():
 
 def test_rumours_are_believed_unless_we_know_better():
     bench = Bench(3)
-    age = bench.roster.get(IDS[1]).peer.body.age
+    age = bench.roster.get(IDS[1]).row.body.age
     assert bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + 1.0) == []  # fresh
     relayed = bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + limits.PROBE_TIMEOUT_S)
     assert relayed == []  # it has just come
     stale = Suspect(IDS[1], age[0], age[1] - 1)
-    newer = Records(((bench.roster.get(IDS[1]).peer.data, False),))
+    newer = Records(((bench.roster.get(IDS[1]).row.data, False),))
     assert bench.machine.suspicion(2, stale, bench.now) == [Send(2, newer)]  # refuted already
     bench.now += limits.RUMOUR_PAUSE_S
     assert bench.machine.suspicion(2, Suspect(IDS[9], 1, 1), bench.now) == []  # a stranger
@@ -377,7 +377,7 @@ def test_who_has_just_spoken_to_us_hears_of_the_rumour_about_it():
     bench = Bench(3)
     bench.now += limits.RUMOUR_PAUSE_S
     bench.machine.heard_on(1, bench.now)
-    rumour = Suspect(IDS[1], *bench.roster.get(IDS[1]).peer.body.age)
+    rumour = Suspect(IDS[1], *bench.roster.get(IDS[1]).row.body.age)
     assert bench.machine.suspicion(2, rumour, bench.now) == [Send(1, rumour)]
     assert bench.health(1) is Health.ALIVE
     bench.now += limits.PROBE_TIMEOUT_S
@@ -452,7 +452,7 @@ def test_a_rumour_of_a_newer_row_than_ours_is_believed_until_a_newer_one_comes()
     relayed = _sent(bench.machine.suspicion(2, Suspect(IDS[1], 1, 2), bench.now), Suspect)
     assert bench.health(1) is Health.SUSPECT
     seen = (relayed[0].message.incarnation, relayed[0].message.heartbeat)
-    assert seen == bench.roster.get(IDS[1]).peer.body.age, "we vouch for no row that we have not seen"
+    assert seen == bench.roster.get(IDS[1]).row.body.age, "we vouch for no row that we have not seen"
     bench.row(1, 2, bench.now)
     assert bench.health(1) is Health.ALIVE
     assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor), "it may have been the last"
@@ -461,7 +461,7 @@ def test_a_rumour_of_a_newer_row_than_ours_is_believed_until_a_newer_one_comes()
 def test_a_newer_row_refutes():
     bench = Bench(3)
     bench.now += limits.PROBE_TIMEOUT_S
-    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).peer.body.age), bench.now)
+    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).row.body.age), bench.now)
     bench.row(1, 2, bench.now)
     assert bench.health(1) is Health.ALIVE
 
@@ -511,7 +511,7 @@ def test_a_night_asleep_says_nothing_of_who_was_suspected_before():
     bench = Bench(4)
     bench.wake(limits.PROBE_INTERVAL_S)
     bench.now += limits.RUMOUR_PAUSE_S
-    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).peer.body.age), bench.now)
+    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).row.body.age), bench.now)
     bench.wake(8 * 3600.0)
     assert bench.health(1) is Health.SUSPECT
 

@@ -136,7 +136,7 @@ class Liar:
         """A record in another member's name, with a signature of our own making."""
         members = self._node.core.roster.members()
         if members and self._node.fold is not None:
-            victim = members[self._rng.randrange(len(members))].peer
+            victim = members[self._rng.randrange(len(members))].row
             round_ = self._round()
             body = self._body(round_, self._payload(round_)).pack()
             key = victim.data[1:33]
