@@ -6,6 +6,7 @@ Nothing in it is typed by hand that was measured: tables, goals and plots come f
 import json
 import os
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,14 @@ def _machines(docs: Path) -> str:
         found.setdefault(words, []).append(benchmark.name)
     if len(found) == 1:
         return f"All of it was measured on one machine: {next(iter(found))}."
-    return "\n".join(f"* {', '.join(names)}: {words}" for words, names in found.items())
+    return "\n".join(_item(f"{', '.join(names)}: {words}") for words, names in found.items())
+
+
+def _item(text: str) -> str:
+    """An item of a list, in lines as long as those of the other documents."""
+    return textwrap.fill(
+        text, 120, initial_indent="* ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _goals(docs: Path) -> str:
@@ -98,7 +106,7 @@ def _goals(docs: Path) -> str:
             cells = (goal.what, goal.bound_text(), goal.measured_text(figures), verdict)
             lines.append(f"| {' | '.join(cells)} | `python -m benchmarks {benchmark.name}` |")
             if not met:
-                reasons.append(f"* *{goal.what}*: {goal.reason or 'not explained yet.'}")
+                reasons.append(_item(f"*{goal.what}*: {goal.reason or 'not explained yet.'}"))
     why = "Why those that are missed are:\n\n" + "\n".join(reasons) if reasons else ""
     return "\n".join(lines) + "\n\n" + why
 

@@ -153,14 +153,6 @@ def test_every_module_has_its_line_in_the_architecture() -> None:
     assert missing == []
 
 
-def test_what_several_tests_begin_with_has_its_line_in_the_architecture() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("[!_]*.py"))
-    shared = [path for path in files if not re.search(r"/test_|^tests/(sim|fuzz)/", path)]
-    assert len(shared) > 30
-    assert [path for path in shared if f"`{path}`" not in text] == []
-
-
 def rows_of(heading: str) -> dict[str, list[str]]:
     """The tables of a section of docs/manifest.md: other cells by a row's first, without backticks."""
     page = (ROOT / "docs" / "manifest.md").read_text("utf-8")
