@@ -239,11 +239,14 @@ class RecordStore:
             yield
 
     def load(self, layout: Layout) -> list[Delta]:
-        """Read all deltas back, in order of round, checking signatures again. Raises StorageError.
+        """Read all deltas back, in order of round, checking signatures again.
 
         A database row that does not verify is left out and, unless read-only, dropped: its record is fetched
         again from nodes that hold it. The record may have been our own. So until others have told us, we may
         have signed more than what is left shows.
+
+        Raises StorageError, also if a record that verifies cannot be read: it was a delta to the release that
+        stored it, and nobody could send it to us again.
         """
         found: list[Delta] = []
         broken: list[object] = []
@@ -253,9 +256,17 @@ class RecordStore:
                 try:
                     if not isinstance(envelope, bytes):  # SQLite does not enforce a column's type
                         raise MalformedError("not an envelope")
-                    found.append(parse_delta(open_envelope(envelope, self._swarm_id), layout))
+                    opened = open_envelope(envelope, self._swarm_id)
                 except PeerError:
                     broken.append(record_id)
+                    continue
+                try:
+                    found.append(parse_delta(opened, layout))
+                except PeerError as error:
+                    raise StorageError(
+                        f"this release cannot read the records in {self._path} ({error}): run the one that"
+                        " wrote them"
+                    ) from None
         if broken and not self._read_only:
             log.warning("%d records in %s are damaged; they are fetched again", len(broken), self._path)
             self._drop_broken(broken)

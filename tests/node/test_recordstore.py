@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.recordstore import FORMAT, RecordStore, StoredHistory
 from gossamer.protocol.claims import Claim
+from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import LAYOUT, SMALL, identity, random_delta
@@ -137,6 +139,25 @@ def test_a_tampered_row_is_dropped_for_good(path: Path, deltas: list[Delta]) -> 
     assert {d.record_id for d in store.load(LAYOUT)} == {d.record_id for d in deltas[2:]}
     store.add(deltas[:2], durable=False)  # fetched again
     assert len(store.load(LAYOUT)) == len(deltas)
+    store.close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_whole_records_of_another_release_are_left_alone(
+    path: Path, deltas: list[Delta], read_only: bool
+) -> None:
+    """They are not damaged, and nobody could send them again: the model would begin anew."""
+    store = RecordStore(path, SMALL.swarm_id)
+    store.add(deltas, durable=True)
+    body = replace(deltas[0].body, payload_bytes=deltas[0].body.payload_bytes + 1)
+    theirs = seal(identity(0), Kind.DELTA, SMALL.swarm_id, body.pack())
+    store._db.execute("INSERT INTO deltas VALUES (?, 3, ?, 0)", (theirs.record_id, theirs.data))
+    store.close()
+    store = RecordStore(path, SMALL.swarm_id, read_only=read_only)
+    with pytest.raises(StorageError, match="this release cannot read the records in .*: run the one that"):
+        store.load(LAYOUT)
+    assert store._db.execute("SELECT COUNT(*) FROM deltas").fetchone() == (len(deltas) + 1,)
+    assert not store.is_copy
     store.close()
 
 
