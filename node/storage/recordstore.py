@@ -52,7 +52,8 @@ CREATE TABLE IF NOT EXISTS place (
 """
 
 FORMAT = 1
-"""Version of the tables, kept in `PRAGMA user_version`: raised when an older Gossamer could not read them."""
+"""Version of the tables and of the chunks beside them, kept in `PRAGMA user_version`: raised when an older
+Gossamer could not read them."""
 
 log = logging.getLogger("gossamer.records")
 

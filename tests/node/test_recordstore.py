@@ -55,6 +55,25 @@ def test_a_newer_format_is_left_alone(path: Path, read_only: bool) -> None:
     assert path.read_bytes() == before
 
 
+def test_the_tables_are_those_of_format_1(path: Path) -> None:
+    """A change of these needs a new `FORMAT`, and a way to bring older folders to it. One more table does
+    not: older releases leave it alone."""
+    RecordStore(path, SMALL.swarm_id).close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        columns = {name: [row[1] for row in db.execute(f"PRAGMA table_info({name})")] for name in tables}
+    assert columns == {
+        "swarm": ["id"],
+        "deltas": ["record_id", "round", "envelope", "covered"],
+        "credentials": ["record_id", "envelope"],
+        "snapshots": ["root", "round", "tokens", "digest", "number"],
+        "history": ["one", "floor", "chain", "tokens", "own_last"],
+        "reach": ["one", "round"],
+        "place": ["one", "file"],
+    }
+    assert FORMAT == 1
+
+
 def test_writes_ahead_and_waits_for_the_disk_when_it_must(path: Path, deltas: list[Delta]) -> None:
     store = RecordStore(path, SMALL.swarm_id)
     said: list[str] = []
