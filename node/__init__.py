@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gossamer.node.peer import Peer as Peer
 
 __all__ = ["Peer"]
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from gossamer.bootstrap.manifests import create
+from gossamer.node import __version__
 from gossamer.node.exports import tensorfile
 from gossamer.node.exports.export import export
 from gossamer.node.phi import restore, snapshots
@@ -94,7 +95,7 @@ def test_the_file_holds_every_tensor_as_torch_would_round_it(
         "round": "6",
         "tokens": str(6 * 3 * 1000 // 2),  # two fragments: every token stands in a delta of each
         "phi_digest": merger.digest().hex(),
-        "gossamer_version": "0.1.0",
+        "gossamer_version": __version__,
     }
     assert int.from_bytes(out.read_bytes()[:8], "little") % 8 == 0, "tensors can be mapped where they are"
     assert done.size == out.stat().st_size and done.parameters == folder.manifest.plan().numel
