@@ -1,7 +1,8 @@
 """`Peer`: a training loop's membership in the swarm.
 
-Whatever trains, calls `step` after each inner step; it applies what the swarm has merged and publishes
-when the pace says so. Its `RankRole` does that: of several ranks the first leads, and the others follow.
+A training loop calls `step` after each inner step. `step` applies what the swarm has merged, and publishes
+when the pace says so. The peer's `RankRole` does this work: of several ranks, the first leads and the others
+follow.
 """
 
 import asyncio
@@ -47,30 +48,30 @@ POLL_S = 0.01
 log = logging.getLogger("gossamer.peer")
 
 INTERRUPTS = KeyboardInterrupt | SystemExit | asyncio.CancelledError | GeneratorExit
-"""What ends a loop that nothing is wrong with: it is left as at its end. Where an event loop runs it, Ctrl-C
-comes as CancelledError; a generator that nobody reads any more is closed."""
+"""Exceptions that end a loop in which nothing went wrong: the peer leaves as at the loop's end. Under an
+event loop, Ctrl-C arrives as CancelledError. GeneratorExit closes a generator that nobody reads any more."""
 
 
 class Peer(Standing):
     """One model's place in the swarm. Not thread-safe: it belongs to the training thread.
 
-    A script makes one with `attach`; the built-in trainer, whose daemon somebody else runs, with `connect`.
+    A script makes one with `attach`. The built-in trainer, whose daemon the supervisor runs, uses `connect`.
     """
 
     def __init__(self, model: nn.Module, role: RankRole) -> None:
         super().__init__(model, role)
         self.contact = ""
-        """Where others join an attached peer's node, from this machine; its first rank knows."""
+        """Where other nodes on this machine join an attached peer's node. Only the first rank knows it."""
         self.folder: Path | None = None
-        """An attached peer's node's folder; its first rank knows."""
+        """The folder of an attached peer's node. Only the first rank knows it."""
         self._callbacks: list[Callable[[Peer], object]] = []
         self._told_taken = 0
-        """What they know of, as `RankRole.taken` counts."""
+        """The count of `RankRole.taken` that the callbacks were last called for."""
         _, first = named_tensors(model, frozen=True)[0]
         self._reporter = Reporter(str(first.device))
         self._stepping: int | None = None
-        """The thread that is in `step`. A lock would stay taken where Ctrl-C comes between taking it and the
-        `try` that gives it back."""
+        """The thread that is in `step`. A lock would stay taken if Ctrl-C came between taking it and the
+        `try` that releases it."""
         self._told_to_stop = False
         self._left = False
         self._is_closed = False
@@ -87,12 +88,12 @@ class Peer(Standing):
         *,
         stop_round: int = 0,
     ) -> "Peer":
-        """Join the daemon that runs in `folder`; call `begin` next.
+        """Connect to the daemon that runs in `folder`; call `begin` next.
 
         Args:
             model: on its device already; must fit `manifest`.
             optimizers: the inner optimizers, whose state the node's checkpoint keeps.
-            stop_round: publish no round past this one; 0 for never.
+            stop_round: publish no round past this one; 0 for no limit.
 
         Raises UnreachableError if no daemon answers there, ConfigError if the model does not fit.
         """
@@ -140,35 +141,36 @@ class Peer(Standing):
     ) -> "Peer":
         """Make this script a node: start a daemon beside it, wait for the swarm's model, and load it.
 
-        Use it in a `with`, and call `step` after each step of the optimizer. Where torch.distributed is
-        initialised, all its ranks are one node: every rank calls `attach`, `step` and leaves the `with`.
+        Use the peer in a `with`, and call `step` after each step of the optimizer. If torch.distributed is
+        initialised, all its ranks are one node: every rank calls `attach` and `step`, and leaves the `with`.
 
         Args:
-            model: on its device already. The parameters that the manifest lists become the swarm's; others,
-                which have to be frozen, and buffers (a batch norm's statistics) stay this node's own. May be
-                compiled, wrapped in DistributedDataParallel, or sharded by FSDP2.
-            optimizer: any inner optimizer, or several that share the parameters between them.
-            manifest: the swarm, as a TOML file or read already; None takes it from `join` or `folder`.
+            model: on its device already. The parameters that the manifest lists become the swarm's. All other
+                parameters must be frozen; they and the buffers (a batch norm's statistics) stay this node's
+                own. The model may be compiled, wrapped in DistributedDataParallel, or sharded by FSDP2.
+            optimizer: any inner optimizer, or several, each with its own share of the parameters.
+            manifest: the swarm's manifest, as a TOML file or already read; None takes it from `join` or
+                `folder`.
             join: nodes of the swarm, ``HOST:PORT`` or ``gossamer://NODE_ID@HOST:PORT``. Without any, the node
-                in `folder` goes on; a new one founds the swarm, for which `model` must hold the swarm's first
+                in `folder` resumes; a new node founds the swarm, and `model` must then hold the swarm's first
                 parameters.
             invite: what ``gossamer invite`` printed for this node, or its file.
             folder: the node's folder; the default is that of ``gossamer node``, ~/.gossamer/SWARM. Two nodes
-                on one machine need two.
-            name: what displays call this node.
-            listen: where others reach it; port 0 chooses one, [::] is every address, 0.0.0.0 all of IPv4.
-            advertise: addresses to tell others, where they are not as it listens.
-            swarm_id: refuse any other swarm than this (its id or the beginning of it).
-            trust: ids of nodes whose word is enough for which model to start from, where members disagree.
-            stop_round: publish no round past this one; 0 for never. See `finished`.
+                on one machine need two folders.
+            name: the node's name in displays.
+            listen: the address to listen on; port 0 picks one, [::] is every address, 0.0.0.0 all of IPv4.
+            advertise: addresses to announce to others, where those differ from `listen`.
+            swarm_id: refuse any swarm but this one (its id, or the beginning of it).
+            trust: ids of nodes that decide which model to start from, where members disagree.
+            stop_round: publish no round past this one; 0 for no limit. See `finished`.
             plaintext: no TLS. For tests on loopback; all nodes must do the same.
             debug: have the daemon log more.
 
         Raises:
-            ConfigError: model, manifest, folder or addresses do not fit (the message says which, and how), or
-                this is torch.inference_mode().
-            UnreachableError: nobody answers at `join`, where the manifest has to come from there (else it is
-                waited for), or the daemon keeps ending before it listens.
+            ConfigError: the model, manifest, folder or addresses do not fit (the message says which, and
+                how), or the call is made under torch.inference_mode().
+            UnreachableError: no node answers at `join`, and the manifest has to come from there (otherwise
+                `attach` waits for an answer), or the daemon keeps ending before it listens.
             StorageError: the folder cannot be used.
             SystemExit: the node was told to stop before it had the model.
         """
@@ -194,7 +196,7 @@ class Peer(Standing):
             peer.folder, peer.contact = place.folder, place.contact
             peer._begin_attached(place.tell_waiting)
             return peer
-        except BaseException as error:  # Ctrl-C anywhere: nobody else could stop the daemon
+        except BaseException as error:  # also Ctrl-C at any point: nothing else would stop the daemon
             if place is not None:
                 place.role.close()
             if isinstance(error, LocalError):
@@ -223,38 +225,39 @@ class Peer(Standing):
     def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
         """Wait for the swarm's model and load it. Returns False if the node is stopping instead.
 
-        The one place that waits: nobody should train from fresh weights because a peer was slow.
+        Training waits for the network here only: no node should train from fresh weights because a peer was
+        slow.
         """
         has_begun = self._role.begin(on_wait)
         self._told_taken = self._role.taken
         return has_begun
 
     def step(self, tokens: SupportsInt, loss: SupportsFloat | Tensor) -> int | None:
-        """Note an inner step; apply and publish what is due. Returns the round published, if any.
+        """Record an inner step; apply and publish what is due. Returns the round published, if any.
 
         Call it once per step of the optimizer, not per micro-batch, and never between a forward pass, its
-        backward pass and that step. Of several ranks all call it.
+        backward pass and that step. With several ranks, every rank calls it.
 
         Args:
             tokens: tokens (or samples, always the same unit) that this step trained on, on this rank; a
-                whole number, at least 1. Deltas are weighed by them.
-            loss: their mean loss, for displays; a tensor of one element stays on its device until the window
-                closes.
+                whole number, at least 1. Deltas are weighted by it.
+            loss: the mean loss over these tokens, for displays; a tensor of one element stays on its device
+                until the window closes.
 
         Raises:
-            ValueError: no tokens, or a loss that is no number; nothing has been noted then.
-            RuntimeError: the peer has left, another thread is in here, or this is a forked process.
+            ValueError: `tokens` is no such count, or `loss` is not one number; the step was not recorded.
+            RuntimeError: the peer has left, `step` is running already, or this is a forked process.
             DivergedError: a parameter is not finite, or moved too far.
             ConfigError: the model's parameters are not those that it attached with.
             UnreachableError: another rank of this node is gone.
-            SystemExit: the loop went on although `should_stop` (attached peers only).
+            SystemExit: the loop went on although `should_stop` was true (attached peers only).
         """
         thread = get_ident()
         if self._stepping is not None:
             raise RuntimeError(
                 "step is running already, in another thread or around this callback: a peer has one loop"
             )
-        self._stepping = thread  # nothing is called from the test to the `try`, so that nothing comes between
+        self._stepping = thread  # nothing is called between the test and the `try`, so nothing can interrupt
         try:
             self._check_here()
             count, mean = token_count(tokens), mean_loss(loss)
@@ -266,12 +269,13 @@ class Peer(Standing):
             self._stepping = None
 
     def _after_step(self) -> None:
-        """Callbacks, and what an attached peer does besides."""
+        """Call the callbacks. An attached peer also reports, and ends a loop that goes on when told to
+        stop."""
         taken = self._role.taken
-        if taken != self._told_taken:  # at this step, or at one that an error or Ctrl-C ended
+        if taken != self._told_taken:  # by this step, or by one that an error or Ctrl-C ended
             for callback in self._callbacks:
                 callback(self)
-            self._told_taken = taken  # not before: Ctrl-C may come within one of them
+            self._told_taken = taken  # only now: Ctrl-C may come within a callback
         if self._role.beside is None:
             return
         self._tell("training")
@@ -283,9 +287,9 @@ class Peer(Standing):
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
 
-        Where an error or Ctrl-C has ended a step that did, or one of these calls, the next makes them all.
+        If an error or Ctrl-C ends such a step, or one of the callbacks, the next step calls all of them.
 
-        Returns the callback, so that this may decorate it. Raises TypeError if it cannot be called.
+        Returns the callback, so that this works as a decorator. Raises TypeError if it cannot be called.
         """
         if not callable(callback):
             raise TypeError(f"on_merged takes a function of the peer, not {callback!r:.60}")
@@ -293,21 +297,23 @@ class Peer(Standing):
         return callback
 
     def request_stop(self) -> None:
-        """Have the training loop stop: `should_stop` is true from now on, and of several ranks on all of them
-        after their next step. Leaving the loop, in `finish` or at the end of the `with`, fulfils it.
+        """Ask the training loop to stop: `should_stop` is true from now on or, with several ranks, on all of
+        them after their next step. Leaving the loop, in `finish` or at the end of the `with`, fulfils the
+        request.
 
         May be called from any thread, and on any rank.
         """
         self._role.stop_requested = True
 
     def flush(self, timeout_s: float) -> None:
-        """Before leaving: publish the next round's fragment, and see that all of it is on disk.
+        """Before leaving: publish the next round's fragment, save a checkpoint, and wait until our last delta
+        is on disk.
 
-        Waits for the disk at most `timeout_s` seconds. What other fragments have learnt since their last
-        deltas is not published.
+        Waits at most `timeout_s` seconds. What other fragments have learnt since their last deltas is not
+        published.
 
         Raises:
-            ValueError: `timeout_s` is no time; nothing has happened then.
+            ValueError: `timeout_s` is not a number of seconds, 0 or more; nothing was published.
             RuntimeError: the peer has left, or this is a forked process.
             DivergedError: a parameter is not finite, or moved too far.
             ConfigError: the model's parameters are not those that it attached with.
@@ -317,27 +323,27 @@ class Peer(Standing):
         self._role.flush(timeout_s)
 
     def drop_progress(self) -> None:
-        """After the last round: go back to Phi, leaving out what the open windows hold."""
+        """After the last round: go back to Phi, and discard what the open windows hold."""
         self._check_here()
         self._role.drop_progress()
 
     def settle(self) -> bool:
         """After `drop_progress`: take over Phi as it changes. Returns whether it did, or may be about to; on
-        other ranks than the first, only whether it did."""
+        ranks other than the first, only whether it did."""
         self._check_here()
         return self._role.settle()
 
     def finish(self, *, quiet_s: float = 2.0, timeout_s: float = 30.0) -> bool:
         """Stop training and hold the swarm's own model, with nothing in it that is this node's alone.
 
-        Publishes the open window of the next round's fragment, as leaving does, and follows Phi until nothing
-        has changed it for `quiet_s`, with a daemon that has stored our last delta, and has nothing to merge
-        and nothing on its way, or `timeout_s` have passed; returns whether it came to rest. Nodes that have
-        merged the same deltas then hold the same parameters, bit for bit. What this node has learnt since its
-        last delta is left out if it has diverged.
+        Publishes the open window of the next round's fragment, as leaving does, and follows Phi until it
+        rests: nothing has changed it for `quiet_s` seconds, the daemon has stored our last delta, and it has
+        nothing to merge and nothing on its way. Gives up after `timeout_s` seconds, or when the node is told
+        to stop. Returns whether Phi came to rest. Nodes that have merged the same deltas then hold the same
+        parameters, bit for bit. If this node has diverged, what it learnt since its last delta is left out.
 
         Raises:
-            ValueError: `quiet_s` or `timeout_s`, in seconds, is no time; nothing has happened then.
+            ValueError: `quiet_s` or `timeout_s` is not a number of seconds, 0 or more; nothing was published.
             RuntimeError: the peer has left, or this is a forked process.
             ConfigError: the model's parameters are not those that it attached with.
         """
@@ -365,7 +371,7 @@ class Peer(Standing):
         self._role.report(report)
 
     def _tell(self, state: str) -> None:
-        """Report, where nobody else does."""
+        """Report to the daemon as an attached peer; the built-in trainer calls `report` itself."""
         if self._role.beside is not None:
             self._reporter.report(self, state)
 
@@ -378,27 +384,27 @@ class Peer(Standing):
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that has attached, and not one forked off it."""
+        """Whether this is the process that attached, and not one forked from it."""
         return os.getpid() == self._pid
 
     def _check_here(self) -> None:
-        """Raise RuntimeError where nothing that the model still learns would reach the swarm."""
+        """Raise RuntimeError if nothing that the model learns from now on can reach the swarm."""
         if self._left:
             raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
         if not self.is_here:
             raise RuntimeError("a peer belongs to the process that attached, and not to those forked off it")
 
     def leave(self) -> None:
-        """Publish the next round's fragment, save, and stop the daemon; what leaving the `with` does."""
+        """Publish the next round's fragment, save, and stop the daemon, as leaving the `with` does."""
         self._end(in_order=True)
 
     def abandon(self) -> None:
-        """Save what is whole, publish nothing more, and stop the daemon; what an exception in the `with`
+        """Save what is whole, publish nothing more, and stop the daemon, as an exception in the `with`
         does."""
         self._end(in_order=False)
 
     def _leave_at_exit_too(self) -> None:
-        """See that `leave_at_exit` is called: children of multiprocessing end without atexit."""
+        """Have `leave_at_exit` called at the end; children of multiprocessing end without atexit."""
         if multiprocessing.parent_process() is None:
             atexit.register(self.leave_at_exit)
         else:
@@ -411,25 +417,26 @@ class Peer(Standing):
             self._at_exit.cancel()
 
     def leave_at_exit(self) -> None:
-        """The process ends and nobody has left: do what the `with` would, for what has ended it.
+        """The process ends and the peer has not left: do what the end of the `with` would do, given the error
+        that ends the process.
 
-        A session that is typed, as a notebook is, ends with whatever error it showed last, hours ago perhaps.
+        In an interactive session no error counts: the last one that it showed may be hours old.
         """
         ended_by = getattr(sys, "last_value", None) or sys.exc_info()[1] or child_end.error()
         error = None if hasattr(sys, "ps1") else ended_by
         try:
             self.__exit__(type(error) if error else None, error, None)
-        except LocalError as found:  # there is no script any more that it could end
+        except LocalError as found:  # no script is left for it to end
             log.error("%s", found)
 
     def close(self) -> None:
-        """Disconnect from the daemon; an attached peer's daemon stops. In a forked process, nothing."""
+        """Disconnect from the daemon; an attached peer's daemon stops. Does nothing in a forked process."""
         if self.is_here and not self._is_closed:
             self._role.close()
             self._is_closed = True
 
     def __reduce__(self) -> NoReturn:
-        """Raise TypeError: no copy could be the same node, in this process or another."""
+        """Raise TypeError: a copy cannot be the same node, in this process or another."""
         raise TypeError(
             "a Peer can be neither copied nor pickled: keep it out of what is, such as a model that you copy,"
             " or the dataset of a worker that is spawned"
@@ -447,7 +454,7 @@ class Peer(Standing):
         self._end(in_order=ends_alike or (interrupted and self._role.team.size == 1))
 
     def _end(self, *, in_order: bool) -> None:
-        # Workers that SIGTERM ends one after another would have torch raise an error for each.
+        # SIGTERM may end a DataLoader's workers one after another, and torch would raise an error for each.
         with held_back() if self._role.was_terminated else nullcontext():
             self._end_now(in_order)
 
@@ -460,7 +467,7 @@ class Peer(Standing):
                 self._forget_exit()
                 self._hand_over(in_order)
         finally:
-            self.close()  # again, where Ctrl-C has kept it from coming to an end
+            self.close()  # also if the peer has left: Ctrl-C may have cut the first call short
 
     def _hand_over(self, in_order: bool) -> None:
         """Publish and save, or only save, unless a step is half done."""
@@ -472,7 +479,7 @@ class Peer(Standing):
             self._role.save_if_whole()
 
     def _others_step_is_over(self) -> bool:
-        """Wait a moment for a step that another thread is in, or both would publish. Returns if it ended."""
+        """Wait up to `LEAVE_S` for another thread's step, or both would publish. Returns whether it ended."""
         deadline = time.monotonic() + LEAVE_S
         while self._stepping not in (None, get_ident()):
             if time.monotonic() > deadline:
@@ -482,7 +489,7 @@ class Peer(Standing):
 
 
 def _check_seconds(**given: object) -> None:
-    """Raise ValueError for what is no time: only the waiting would show it, after the last delta."""
+    """Raise ValueError for what is not a number of seconds; the wait would only fail after the last delta."""
     for name, seconds in given.items():
         if not (isinstance(seconds, SupportsFloat) and float(seconds) >= 0):
             raise ValueError(f"{name} is {seconds!r:.60}: give seconds, 0 or more")
