@@ -30,7 +30,7 @@ def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
 
 
 def port_of(address: object) -> int:
-    """The port of an address that a file says was ours; 0 for anything else."""
+    """The port of this node's earlier address, as a file has it; 0 if that is not an address."""
     try:
         return parse_address(address)[1] if isinstance(address, str) else 0
     except ConfigError:
@@ -53,7 +53,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def is_ip(host: str) -> bool:
-    """Whether this is an address, and no name that would have to be looked up."""
+    """Whether this is an IP address, and not a name that would have to be looked up."""
     return _parsed(host) is not None
 
 
@@ -67,14 +67,14 @@ def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def unmapped(host: str) -> str:
-    """An IPv4 address as such, which a socket for both families shows as an IPv6 one, ``::ffff:1.2.3.4``."""
+    """An IPv4 address in its plain form; a dual-stack socket shows it as an IPv6 one, ``::ffff:1.2.3.4``."""
     return host.removeprefix("::ffff:") if "." in host else host
 
 
 def origin_of(host: str) -> str | None:
-    """Under which name an address has a budget: itself, or its /64; None for loopback.
+    """The name under which an address has a budget: itself, or its /64 for IPv6; None for loopback.
 
-    Whoever has one IPv6 address has a /64 of them. On loopback are our own machine's processes.
+    A host with one IPv6 address has a whole /64. Only our own machine's processes use loopback.
     """
     address = _parsed(host)
     if address is None or address.is_loopback:
@@ -101,14 +101,15 @@ def is_loopback(host: str) -> bool:
 
 
 def is_of_one_interface(host: str) -> bool:
-    """Whether an IPv6 address is link-local: what it means depends on the interface, so nobody is told it."""
+    """Whether an IPv6 address is link-local. Its meaning depends on the interface, so it is never
+    announced."""
     address = _parsed(host)
     return isinstance(address, ipaddress.IPv6Address) and address.is_link_local
 
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """Where a node can be dialled and, where that is known, which node must answer there."""
+    """Where a node can be dialled and, if known, which node must answer there."""
 
     address: str
     node_id: bytes | None = None
@@ -126,18 +127,18 @@ def parse_node_id(text: str) -> bytes:
 
 
 def check_swarm_id(text: str) -> None:
-    """Raise ConfigError for what no swarm id begins with. A shell's unset variable would fit every swarm."""
+    """Raise ConfigError unless this can begin a swarm id. An unset shell variable would match every swarm."""
     if not _SWARM_ID.fullmatch(text.lower()):
         raise ConfigError(f"{text!r} is no swarm id, nor how one begins: that is up to 64 hex digits")
 
 
 def is_swarm(swarm_id: bytes, wanted: str) -> bool:
-    """Whether a swarm is the one that is wanted: `wanted` is its id, or the beginning of it."""
+    """Whether a swarm is the wanted one: `wanted` is its id, or the beginning of it."""
     return swarm_id.hex().startswith(wanted.lower())
 
 
 def check_is_swarm(swarm_id: bytes, wanted: str | None, subject: str) -> None:
-    """Raise ConfigError, ``SUBJECT swarm ID, not WANTED``, if another swarm is wanted than this one."""
+    """Raise ConfigError, ``SUBJECT swarm ID, not WANTED``, if a swarm other than this one is wanted."""
     if wanted is not None and not is_swarm(swarm_id, wanted):
         raise ConfigError(f"{subject} swarm {swarm_id.hex()[:12]}, not {wanted}")
 
@@ -149,7 +150,7 @@ def check_node_name(text: str) -> None:
 
 
 def check_plaintext(host: str) -> None:
-    """Raise ConfigError if a node without TLS would listen where others than this machine reach it."""
+    """Raise ConfigError if a node without TLS would listen where other machines can reach it."""
     if not is_loopback(host):
         raise ConfigError(f"plaintext is for loopback only; listen on 127.0.0.1, not {host}, or use TLS")
 

@@ -11,7 +11,7 @@ from gossamer.protocol.core.replica import BEFORE_ALL_ROUNDS, Replica
 
 
 class Briefing:
-    """The port's `Attendant`: what is said between one daemon's core and whichever trainer is attached."""
+    """The port's `Attendant`: carries what a daemon's core and its attached trainer tell each other."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Briefing:
         self._clock_sent: tuple[int, int, int, int] | None = None
 
     def welcome(self) -> control.Welcome:
-        """The first words to a new trainer; the clock is told it next."""
+        """The first message to a new trainer; a `Clock` follows it."""
         self._clock_sent = None
         core, publisher = self._core, self._publisher
         return control.Welcome(
@@ -60,7 +60,7 @@ class Briefing:
 
     def tell_clock(self) -> None:
         """Tell the trainer how far the swarm is, if that has changed."""
-        if not self._port.attached:  # asked after every event: while a node joins, of many
+        if not self._port.attached:  # called after every event, and a joining node has many
             return
         told = (self._clock, self._merging.tokens, len(self._links), self._unmerged)
         if told != self._clock_sent:
@@ -69,10 +69,10 @@ class Briefing:
 
     @property
     def _unmerged(self) -> int:
-        """Rounds that are not in Phi, one at least where those of most others are refused."""
+        """How many rounds are not in Phi yet; at least 1 while most others are at rounds that we refuse."""
         return max(self._merging.unmerged, int(self._core.is_contradicted))
 
     @property
     def _clock(self) -> int:
-        """The clock to publish by: none for a model that has diverged, which nobody can train."""
+        """The clock to publish by. For a diverged model, which nobody can train, there is none."""
         return BEFORE_ALL_ROUNDS if self._merging.diverged else self._core.clock_to_publish_by

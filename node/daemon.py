@@ -1,7 +1,8 @@
-"""The daemon: one process that carries out what the protocol core decides. The composition root.
+"""The daemon: one process that carries out what the protocol core decides. This is its composition root.
 
-It owns the folder, the network, the stores and Phi; it has no opinion on validity, and does not import
-torch. Started by the supervisor (or by `Peer.attach`) as ``python -m gossamer.node.daemon FOLDER ...``.
+It owns the folder, the network, the stores and Phi. It has no opinion on validity, and does not import torch.
+The supervisor (or `Peer.attach`) starts it as ``python -m gossamer.node.daemon OPTIONS``, where OPTIONS is
+one JSON argument (see `DaemonOptions`).
 """
 
 import asyncio
@@ -64,10 +65,10 @@ STOP_GRACE_S = 2.5
 """Time for the trainer to hand in its open window, and for a peer to fetch it, when the node stops."""
 
 FAREWELL_S = 0.5
-"""Time for what is queued for the peers, when all that is done."""
+"""Time after that to send what is queued for the peers."""
 
 STOP_POLL_S = 0.05
-"""The core is plain data: whether our last delta has spread is looked at, not awaited."""
+"""How often to look whether our last delta has spread: the core is plain data and cannot be awaited."""
 
 log = logging.getLogger("gossamer.node")
 
@@ -83,7 +84,7 @@ class Daemon:
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
 
-        # What lies in the folder.
+        # The node's folder.
         self.home, manifest = _opened(options)
         self.identity = self.home.identity()
         certificate = None if options.plaintext else Certificate.of(self.home.tls_path)
@@ -92,7 +93,7 @@ class Daemon:
         self.records = RecordStore(self.home.ledger_path, manifest.swarm_id)
         self.writer = RecordWriter(self.records, self._own_stored, lambda: self.dispatch(ev.Paused()))
 
-        # What decides, and its time.
+        # The core, which decides, and its timer.
         self.core = Replica(
             identity=self.identity,
             manifest=manifest,
@@ -144,7 +145,7 @@ class Daemon:
         )
         self.dialler = Dialler(self.transport, self.policing, self.core, self.dispatch)
 
-        # Phi, and the trainer that it is offered to.
+        # Phi, and the trainer to which it is offered.
         self.port = TrainerPort(options.socket or self.home.socket_path(), manifest)
         self.merging = Merging(self.core, self.port, self.local_chunks.refetch)
         self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self.dispatch)
@@ -156,7 +157,7 @@ class Daemon:
         )
         self.merging.offering.before = self.briefing.tell_clock
 
-        # Those who look on.
+        # Monitoring, and the admin server.
         self.view = NodeView(
             home=self.home,
             core=self.core,
@@ -183,8 +184,8 @@ class Daemon:
         for number in lifeline.stop_signals():
             loop.add_signal_handler(number, self.stop)
         try:
-            # Before anyone can speak to us: a trainer that hands its last delta over again would have us
-            # sign that round a second time, did we not know of it, and so equivocate.
+            # Before anything can talk to us. A trainer may hand in its last delta again: if we did not know
+            # that delta, we would sign its round a second time, which is equivocation.
             invitation = self.home.invitation()
             effects = await self.archive.restore([invitation.grant.data] if invitation else [])
             self.publisher.acknowledged = self.core.own_last
@@ -219,11 +220,11 @@ class Daemon:
                     until = loop.time() + STOP_GRACE_S + FAREWELL_S
                     if not self.admitting.is_expelled:
                         await self._take_leave()
-                    # Or the next start would not know of it.
+                    # Otherwise the next start would not know these credentials.
                     await self.admitting.kept_all(max(0.0, until - loop.time()))
-                    self.transport.close()  # nobody would be here for who still comes
+                    self.transport.close()  # nothing would answer new connections from here on
                 finally:
-                    self._has_left = True  # also where a task has failed: the group takes no more of them
+                    self._has_left = True  # also if a task has failed: the group takes no new tasks then
                 for task in [*lasting, *self._link_tasks]:
                     task.cancel()
         except BaseExceptionGroup as group:
@@ -242,7 +243,7 @@ class Daemon:
         self._stopping.set()
 
     def _begin(self, host: str, port: int, admin: str | None) -> None:
-        """Make ourselves known."""
+        """Note the listening address in the core and in the folder, and log how the node starts."""
         advertised = self.options.advertise or (
             (format_address(host, port),) if host not in WILDCARDS else ()
         )
@@ -297,9 +298,9 @@ class Daemon:
     # -- the core
 
     def dispatch(self, event: ev.Event) -> list[fx.Effect]:
-        """Give the core an event and carry out what it answers.
+        """Give the core an event and carry out the effects that it returns.
 
-        What comes after we have left is nothing to it: nobody is here to write it down, or to answer.
+        Events after we have left are dropped: nothing is running that could store them or answer.
         """
         if self._has_left:
             return []
@@ -322,7 +323,7 @@ class Daemon:
                     self.links.send(effect.link, effect.message)
                 case fx.Store():
                     self.writer.add(effect.delta, own=effect.own)
-                    if not effect.own:  # ours, once it is stored: until then it counts nowhere
+                    if not effect.own:  # our own is noted once stored: until then it counts nowhere
                         self.watching.heard(effect.delta)
                 case fx.StoreCredential():
                     self.admitting.keep(effect)
@@ -368,20 +369,20 @@ class Daemon:
         return task
 
     def _own_stored(self, delta: Delta) -> None:
-        """Our delta is durable: now the core may speak of it, and the trainer go on."""
+        """Our delta is durable: now the core may announce it, and the trainer may go on."""
         self.dispatch(ev.Stored(delta))
         self.watching.heard(delta)
         self.publisher.acknowledge(delta.round)
 
     async def _status(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """What others are told who ask how we are."""
+        """The answer to other nodes that ask for our status."""
         return await status_of(self.view, query)
 
 
 def _opened(options: DaemonOptions) -> tuple[Home, Manifest]:
-    """A node's folder, which is ours as long as this process lives. Raises StorageError.
+    """A node's folder, locked for as long as this process lives. Raises StorageError.
 
-    Where there is none, none is made: it has been moved, and would be in the way where it comes back.
+    A missing folder is not created: it has been moved, and a new one would be in the way when it comes back.
     """
     home = Home(options.folder)
     manifest = home.own_manifest()
@@ -392,7 +393,7 @@ def _opened(options: DaemonOptions) -> tuple[Home, Manifest]:
 
 
 def _info(options: DaemonOptions, home: Home, fingerprint: bytes) -> NodeInfo:
-    """What the core has to know of us. Raises ConfigError for contacts that cannot be any."""
+    """What the core has to know about this node. Raises ConfigError for invalid contacts."""
     contacts = whom_to_join(options.join, home)
     told = {parse_contact(text).address for text in options.join}
     return NodeInfo(
@@ -409,14 +410,14 @@ def _info(options: DaemonOptions, home: Home, fingerprint: bytes) -> NodeInfo:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first error of a task group, however deep."""
+    """The first error of a task group, however deeply nested."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def main() -> int:
-    """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person has to mend."""
+    """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person has to fix."""
     options = DaemonOptions.from_json(sys.argv[1])
     logs.configure(
         level=options.log_level,
@@ -425,7 +426,7 @@ def main() -> int:
         wording=for_a_script if options.is_beside_a_script else str,
     )
     lifeline.reset_signals()
-    os.umask(0o077)  # SQLite makes files of its own
+    os.umask(0o077)  # SQLite creates files itself
     ask_for_open_files()
     logging.getLogger("asyncio").addFilter(SaidSeldom())
     try:

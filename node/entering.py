@@ -1,6 +1,6 @@
 """Becoming a node of a swarm: its folder, its manifest, its invitation.
 
-What `gossamer node` and `Peer.attach` have in common before a daemon is started.
+This is what `gossamer node` and `Peer.attach` have in common before a daemon is started.
 """
 
 import logging
@@ -28,9 +28,9 @@ log = logging.getLogger("gossamer.node")
 
 
 def once_somebody_is_there(enter: Callable[[], Home]) -> Home:
-    """Enter a swarm as soon as a node to join answers. Raises what `enter` does, but for NobodyThereError.
+    """Enter a swarm as soon as a node to join answers. Raises what `enter` does, except NobodyThereError.
 
-    Of machines that start together, the one to join may be the last; nobody is there to start a node again.
+    When machines start together, the one to join may be the last, and nobody may be there to try again.
     """
     seldom = Seldom()
     while True:
@@ -53,11 +53,11 @@ def enter_swarm(
     plaintext: bool,
     tell: Callable[[str], object] = _tell_terminal,
 ) -> Home:
-    """The folder of the swarm to take part in, made if need be. Raises ConfigError or UnreachableError.
+    """The folder of the swarm to take part in, made if needed. Raises ConfigError or UnreachableError.
 
-    A `folder` that has a manifest decides which swarm that is; otherwise the nodes to `join` do. Where none
-    of them answers and no folder was given, this machine's own node goes on, if one can be meant (see
-    `_home_of`). `tell` is given what a person should know.
+    If `folder` has a manifest, that decides which swarm it is; otherwise the nodes to `join` do. If none of
+    them answers and no folder was given, this machine's own node goes on, if it is clear which one is meant
+    (see `_home_of`). `tell` is called with what a person should know.
     """
     known = Home(folder).manifest() if folder is not None else None
     if folder is not None and known is not None:
@@ -91,7 +91,7 @@ def enter_swarm(
 
 
 def _home_to_go_on_in(folder: Path, manifest: Manifest, *, can_join: bool) -> Home:
-    """A node's folder as it is. Raises ConfigError if it lacks the model and knows nobody who has it."""
+    """An existing node's folder. Raises ConfigError if it lacks the model and knows no node that has it."""
     home = Home(folder)
     if not can_join and not home.read_peers() and not has_model(home, manifest):
         raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
@@ -99,7 +99,7 @@ def _home_to_go_on_in(folder: Path, manifest: Manifest, *, can_join: bool) -> Ho
 
 
 def _nothing_to_enter(folder: Path | None) -> ConfigError:
-    """There is nobody to ask which swarm is meant, and no folder that says it."""
+    """The error when no node can be asked which swarm is meant, and no folder says it."""
     if folder is None:
         return ConfigError("which swarm? Give a node of it with --join ADDRESS, or a folder with --dir")
     lacks = "has no manifest" if folder.exists() else "is not there"
@@ -107,9 +107,9 @@ def _nothing_to_enter(folder: Path | None) -> ConfigError:
 
 
 def _home_of(contacts: tuple[Contact, ...], swarm_id: str | None) -> Home | None:
-    """The one node of this machine that has a model to go on from and can be meant; None if several can.
+    """The node of this machine that must be meant and has a model to go on from; None if none or several do.
 
-    That is one of the swarm `swarm_id`, or if none is given, one that knows somebody at the same addresses.
+    That is a node of the swarm `swarm_id` or, if none is given, one that knows a node at the same addresses.
     """
     told = {contact.address for contact in contacts}
     meant = []
@@ -129,9 +129,9 @@ def enter_invited(
     manifest: Manifest | None = None,
     swarm_id: str | None = None,
 ) -> Home:
-    """The folder of the swarm that we were invited to; without its `manifest` we fetch that.
+    """The folder of the swarm that we were invited to; its `manifest` is fetched if not given.
 
-    Raises ConfigError, also if that swarm's id does not begin with `swarm_id`, or UnreachableError.
+    Raises ConfigError (also if that swarm's id does not begin with `swarm_id`) or UnreachableError.
     """
     check_is_swarm(invitation.swarm_id, swarm_id, "the invitation is for")
     if manifest is not None and manifest.swarm_id != invitation.swarm_id:

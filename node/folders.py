@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 
 def nodes_root() -> Path:
-    """Where nodes live unless told otherwise; ``key`` in it is this machine's, see `gossamer id`.
+    """Where nodes live by default; the ``key`` in it is this machine's, see `gossamer id`.
 
-    Raises ConfigError if that cannot be told.
+    Raises ConfigError if this user has no home folder.
     """
     if root := os.environ.get("GOSSAMER_HOME"):
         return expanded(Path(root))
     try:
         return Path.home() / ".gossamer"
-    except RuntimeError:  # a user whom the system does not know, as in many a container
+    except RuntimeError:  # a user unknown to the system, as in many containers
         raise ConfigError(
             "this user has no home folder: set GOSSAMER_HOME to a folder for nodes, or name the node's own"
         ) from None
 
 
 def default_folder(swarm_id: bytes, suffix: str = "") -> Path:
-    """Where a node of a swarm lives unless told otherwise."""
+    """Where a node of a swarm lives by default."""
     return nodes_root() / (swarm_id.hex()[:12] + suffix)
 
 
 def new_home(folder: Path | None, swarm_id: bytes) -> Home:
-    """A folder for a node; the default one becomes this machine's own node (see `gossamer id`)."""
+    """Make a node's folder. The default folder gets this machine's own key, if any (see `gossamer id`)."""
     home = Home((folder or default_folder(swarm_id)).absolute())
     home.create()
     machine = Home(nodes_root()) if folder is None else None
@@ -43,9 +43,9 @@ def new_home(folder: Path | None, swarm_id: bytes) -> Home:
 
 
 def homes_here() -> list[tuple[Home, "Manifest"]]:
-    """The folders that are this machine's own nodes', as `new_home` makes them, with their manifests.
+    """The folders of this machine's own nodes, in the default places of `new_home`, with their manifests.
 
-    One whose manifest cannot be read is left out.
+    A folder whose manifest cannot be read is left out.
     """
     found = []
     for path in sorted(nodes_root().glob("*/manifest")):
@@ -60,7 +60,7 @@ def homes_here() -> list[tuple[Home, "Manifest"]]:
 
 
 def node_in(folder: Path | None) -> Home:
-    """The node in a folder; without one, that of the only swarm of this machine. Raises ConfigError."""
+    """The node in a folder; without a folder, one of this machine's only swarm. Raises ConfigError."""
     if folder is not None:
         return Home(folder)
     found = {path.parent: path.read_bytes() for path in sorted(nodes_root().glob("*/manifest"))}
@@ -68,11 +68,11 @@ def node_in(folder: Path | None) -> Home:
         raise ConfigError(f"there is no node in {nodes_root()}; give one's folder with --dir")
     if len(set(found.values())) > 1:
         raise ConfigError(f"which node? Give one of {', '.join(f'--dir {where}' for where in found)}")
-    return Home(next(iter(found)))  # any will do: they hold one model
+    return Home(next(iter(found)))  # any will do: all hold the same model
 
 
 def own_id(folder: Path | None) -> str:
-    """Id of the node in a folder, or of this machine's node; a key is made if there is none."""
+    """Id of the node in a folder, or of this machine's own node; makes a key if there is none."""
     home = Home(folder or nodes_root())
     home.create()
     return home.identity().node_id.hex()

@@ -13,17 +13,18 @@ from gossamer.protocol.manifest import Manifest, from_canonical, from_toml, is_c
 
 
 def checked_join(join: Iterable[str] | None) -> tuple[str, ...]:
-    """Join addresses. Raises ConfigError for one that is none."""
+    """Addresses to join. Raises ConfigError for one that is not valid."""
     return tuple(str(parse_contact(text)) for text in join or ())
 
 
 def checked_trust(trust: Iterable[str] | None) -> tuple[str, ...]:
-    """Node ids in hex, as options hold them. Raises ConfigError for one that is none."""
+    """Node ids in hex, as options hold them. Raises ConfigError for one that is not valid."""
     return tuple(parse_node_id(text).hex() for text in trust or ())
 
 
 def checked_advertise(advertise: Sequence[str] | None) -> tuple[str, ...]:
-    """Addresses to be dialled at. Raises ConfigError for one that is none, and for more than others take."""
+    """Addresses to be dialled at. Raises ConfigError for an invalid one, or for more than other nodes
+    accept."""
     addresses = tuple(text.strip() for text in advertise or ())
     for address in addresses:
         host, _ = parse_address(address)
@@ -50,7 +51,7 @@ def given_invitation(text: str | None) -> Invitation | None:
                 text = file.read(INVITATION_BYTES_MAX)
         except UnicodeDecodeError:
             raise ConfigError(f"{text} is not text; an invitation is, as gossamer invite prints it") from None
-        except (OSError, ValueError) as error:  # the latter where there is a null in it
+        except (OSError, ValueError) as error:  # ValueError: a null character in the path
             raise ConfigError(
                 f"--invite takes an invitation or a file with one; {text!r:.60}: "
                 + (error.strerror if isinstance(error, OSError) and error.strerror else str(error))
@@ -59,8 +60,8 @@ def given_invitation(text: str | None) -> Invitation | None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest that a person has written or edited, or that a node's folder holds, which is the same
-    in another form. Raises ConfigError."""
+    """Read a manifest: a person's TOML file, or the canonical form that a node's folder holds. Raises
+    ConfigError."""
     data = read_bytes(path, MANIFEST_BYTES_MAX, kind="manifest")
     if not is_canonical(data):
         text = as_text(data, path, kind="manifest", hint="TOML, as gossamer init writes it")

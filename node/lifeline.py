@@ -1,8 +1,9 @@
 """No orphans: a child process ends when its parent does, however the parent died.
 
-The parent keeps the write end of a pipe and hands the read end to the child; the kernel closes the write
-end with the parent, even on kill -9, and the child reads end-of-file. Works on every Unix. Other processes
-that the parent forks (a DataLoader's workers, say) let go of the write end at once: it is the parent's alone.
+The parent keeps the write end of a pipe and hands the read end to the child. When the parent ends, even by
+kill -9, the kernel closes the write end, and the child reads end-of-file. This works on every Unix. Other
+processes that the parent forks (a DataLoader's workers, say) close the write end at once, so that only the
+parent holds it.
 """
 
 import os
@@ -21,8 +22,8 @@ _STDERR = 2
 POLL_S = 0.02
 
 STATUS_LOST = 1
-"""Stands for the exit status of a child that is gone, and nobody can tell how any more: a failure, so that it
-is started again. A script that ignores SIGCHLD, or reaps whatever ends, takes it."""
+"""Stands for the exit status of a child that ended when nobody can tell how. It counts as a failure, so that
+the child is started again. A script that ignores SIGCHLD, or reaps every child, loses the real status."""
 
 _children: "weakref.WeakSet[Child]" = weakref.WeakSet()
 
@@ -36,7 +37,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _open_standard_streams() -> None:
-    """Where they are closed (``<&-``), what is opened next would be taken for them, a lifeline for one."""
+    """If they are closed (``<&-``), the next file opened, such as a lifeline, would get one's number."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         os.set_inheritable(opened, True)
     os.close(opened)
@@ -57,7 +58,7 @@ class Child:
         """Start ``python -m module args``. Raises OSError if it cannot be started."""
         _open_standard_streams()
         given = {**os.environ, **(env or {})}
-        given.pop("PYTHONINSPECT", None)  # with it a child ends with a traceback, and always with 0
+        given.pop("PYTHONINSPECT", None)  # with it, a child ends with a traceback, and always with status 0
         read_end, self._write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
@@ -81,9 +82,9 @@ class Child:
         return self.process.pid
 
     def poll(self) -> int | None:
-        """Exit status, or None while it runs; STATUS_LOST where somebody else in this process has taken it.
+        """Exit status, or None while it runs; STATUS_LOST if other code in this process has reaped it.
 
-        Popen's own would say 0 then, as if it had ended in good order.
+        `Popen.poll` would return 0 in that case, as if the child had ended in good order.
         """
         if self.process.returncode is None:
             try:
@@ -100,7 +101,7 @@ class Child:
             self.process.terminate()
 
     def end(self, grace_s: float) -> int:
-        """Wait `grace_s` for it to end, then kill it and what it has started; returns its exit status."""
+        """Wait `grace_s` for it to end, then kill it and its own children; returns its exit status."""
         deadline = time.monotonic() + grace_s
         try:
             while (status := self.poll()) is None:
@@ -112,23 +113,24 @@ class Child:
             self.close()
 
     def _kill(self) -> None:
-        # Its session is its own. A DataLoader's worker whose parent goes before it looks stays for ever.
+        # The whole session, which is the child's own: a DataLoader's worker that has not yet begun to watch
+        # its parent when that ends would stay for ever.
         with suppress(OSError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.kill()
 
     def close(self) -> None:
-        """Let go of the lifeline, which tells a child that still runs to end."""
+        """Close the lifeline, which tells a child that still runs to end."""
         if self._write_end >= 0:
             os.close(self._write_end)
             self._write_end = -1
 
 
 def end_within(seconds: float, status: int) -> None:
-    """See that this process ends, with this exit status, also where a thread that is still there will not.
+    """Make this process end, with this exit status, even if one of its threads does not.
 
-    Python waits for threads that are no daemons: one that waits for more work would keep a trainer that is
-    done, or has failed, from being started again.
+    Python waits for threads that are not daemon threads. One that waits for more work would keep the process
+    of a trainer alive that is done or has failed, so that it would never be started again.
     """
 
     def end() -> None:
@@ -139,19 +141,19 @@ def end_within(seconds: float, status: int) -> None:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that ask for a stop in good order: Ctrl-C, `kill`, and a terminal that closes.
+    """The signals that ask for an orderly stop: those of Ctrl-C, of `kill`, and of a terminal that closes.
 
-    Not the last where it is ignored already, as under nohup.
+    The last is left out if it is ignored already, as under nohup.
     """
     asked = [signal.SIGINT, signal.SIGTERM]
     return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*asked, signal.SIGHUP]
 
 
 def reset_signals() -> None:
-    """Undo what the parent has set for its own sake, which a child inherits.
+    """Undo signal settings that a child inherits from its parent.
 
-    Where it blocks SIGTERM to wait for it (`signal.sigwait`), the child could not be asked to stop; where it
-    ignores SIGCHLD, the child would never hear how its own children end.
+    If the parent blocks SIGTERM to wait for it (`signal.sigwait`), the child could not be asked to stop. If
+    it ignores SIGCHLD, the child would never hear how its own children end.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

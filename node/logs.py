@@ -1,4 +1,4 @@
-"""Logging: one line an event, on standard error."""
+"""Logging: one line per event, on standard error."""
 
 import json
 import logging
@@ -15,13 +15,13 @@ INFO = "info"
 LEVELS = ("debug", INFO, "warning", "error")
 
 Wording = Callable[[str], str]
-"""What a line becomes for who reads it."""
+"""Rewords a line for its readers."""
 
 LINES_MAX = 1000
-"""Lines that wait to be written. Further ones are left out."""
+"""How many lines may wait to be written. Further ones are dropped."""
 
 FLUSH_S = 1.0
-"""How long a process that ends waits for them."""
+"""How long a process that ends waits for its last lines to be written."""
 
 
 class _Line(logging.Formatter):
@@ -36,7 +36,7 @@ class _Line(logging.Formatter):
         line = f"{clock} {record.levelname.lower():8}{_visible(self._wording(record.getMessage()))}"
         if not record.exc_info:
             return line
-        traceback = self.formatException(record.exc_info)  # an exception may say what a peer has sent
+        traceback = self.formatException(record.exc_info)  # an exception may quote what a peer has sent
         return "\n".join((line, *map(_visible, traceback.split("\n"))))
 
 
@@ -45,7 +45,7 @@ def _visible(text: str) -> str:
 
 
 class _Json(logging.Formatter):
-    """One JSON object a line: t (Unix seconds), level, logger, text."""
+    """One JSON object per line: t (Unix seconds), level, logger, text; traceback, where there is one."""
 
     def __init__(self, wording: Wording) -> None:
         super().__init__()
@@ -64,18 +64,18 @@ class _Json(logging.Formatter):
 
 
 class _Aside(logging.Handler):
-    """Has a thread write: a node must not stand still with a terminal that does (Ctrl-S), or a full pipe."""
+    """Writes in a thread: a stopped terminal (Ctrl-S) or a full pipe must not stop the node."""
 
     def __init__(self, writer: logging.Handler) -> None:
         super().__init__(writer.level)
         self._writer = writer
         self._pid = os.getpid()
-        # Of all queues the one that a line may come to while another is put into it: garbage is collected
-        # anywhere, and what it ends with may log.
+        # SimpleQueue, as its `put` is reentrant: garbage collection may run anywhere, and a finalizer may
+        # log.
         self._waiting: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
         try:
             threading.Thread(target=self._write, name="log", daemon=True).start()
-        except RuntimeError:  # the system has no thread left: lines are written where they are said
+        except RuntimeError:  # the system has no thread left: lines are written by the thread that logs
             self._pid = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -83,18 +83,18 @@ class _Aside(logging.Handler):
             self._writer.handle(record)
             return
         try:
-            record.msg, record.args = record.getMessage(), None  # as things are now
+            record.msg, record.args = record.getMessage(), None  # format now: the arguments may change
         except Exception:
             self.handleError(record)
         if self._waiting.qsize() < LINES_MAX:
             self._waiting.put(record)
 
     def flush(self) -> None:
-        """Wait a moment for what is still to be written; `logging` calls it when the process ends."""
+        """Wait a moment for lines still to be written; `logging` calls this when the process ends."""
         if os.getpid() == self._pid:
             written = threading.Event()
             self._waiting.put(written)
-            with suppress(KeyboardInterrupt):  # who is as impatient as that does without the rest
+            with suppress(KeyboardInterrupt):  # Ctrl-C now gives up the remaining lines
                 written.wait(FLUSH_S)
 
     def _write(self) -> None:
@@ -107,7 +107,7 @@ class _Aside(logging.Handler):
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Writes to standard error as it is then: what a cell's capture puts in its place is gone after it."""
+    """Writes to the current standard error: a notebook cell may replace it for as long as the cell runs."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -115,14 +115,14 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 
 def handler(*, as_json: bool = False, wording: Wording = str) -> logging.Handler:
-    """Writes to standard error."""
+    """A handler that writes to standard error."""
     handler = _StandardError(sys.stderr)
     handler.setFormatter(_Json(wording) if as_json else _Line(wording))
     return handler
 
 
 def level_of(logger: logging.Logger) -> str:
-    """What has been set on a logger, as `configure` takes it; info if nothing has."""
+    """A logger's own level, as `configure` takes it; info if none is set."""
     wanted = logger.level or logging.INFO
     return next(
         (level for level in LEVELS if wanted <= logging.getLevelNamesMapping()[level.upper()]), LEVELS[-1]
@@ -132,10 +132,10 @@ def level_of(logger: logging.Logger) -> str:
 def configure(
     *, level: str = INFO, debug: bool = False, as_json: bool = False, wording: Wording = str
 ) -> None:
-    """Send this process's log to standard error, from a level on; all of it with `debug`."""
+    """Send this process's log to standard error, from `level` up; all of it with `debug`."""
     shown = handler(as_json=as_json, wording=wording)
     shown.setLevel("DEBUG" if debug else level.upper())
-    # The level is the handler's: what a node tells its page, from info on, does not depend on it.
+    # The level is set on the handler: what the node's page shows, from info up, does not depend on it.
     logging.basicConfig(level=min(shown.level, logging.INFO), handlers=[_Aside(shown)], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.WARNING)

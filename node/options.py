@@ -1,4 +1,4 @@
-"""What a daemon and a trainer are started with, passed as one JSON argument."""
+"""The options of a daemon and of a trainer, passed to their processes as one JSON argument."""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 ADMIN_OFF = "off"
-"""In place of an admin address: there is none."""
+"""Given as the admin address: there is no admin server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,30 +30,30 @@ class _Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions(_Options):
-    """How one daemon runs; what the swarm agrees on is in the manifest."""
+    """How one daemon runs. What the whole swarm agrees on is in the manifest."""
 
     listen: str = "127.0.0.1:0"
     advertise: tuple[str, ...] = ()
-    """Addresses where others can dial us; empty to find out."""
+    """Addresses where others can dial us; if empty, the node finds out."""
     join: tuple[str, ...] = ()
     trust: tuple[str, ...] = ()
-    """Node ids in hex whose word about the past is enough when we join; empty: what members agree on."""
+    """Ids in hex of nodes that we believe about the past when we join; if empty, what members agree on."""
     name: str = ""
     trains: bool = True
     plaintext: bool = False
     admin: str = ""
-    """Where this machine's pages, metrics and `gossamer top` find us: ``host:port``, "off", or empty for the
-    first free port from 7780 of loopback."""
+    """Where the page, the metrics and `gossamer top` are served: ``host:port``, "off", or empty for the first
+    free port of loopback from 7780 up."""
     socket: str = ""
-    """Where a script looks for us; empty: where `Home.socket_path` says. That depends on TMPDIR, which a
-    script may change when it has used it already."""
+    """Path of the Unix socket where a script finds us; if empty, `Home.socket_path()`. That path depends on
+    TMPDIR, which a script may change after it has used it."""
     debug: bool = False
     log_json: bool = False
     log_level: str = "info"
 
     @property
     def is_beside_a_script(self) -> bool:
-        """Whether the daemon runs beside a script, whose words its log has."""
+        """Whether the daemon runs beside a script, and words its log for one (see `wording`)."""
         return bool(self.socket)
 
 
@@ -66,11 +66,11 @@ class TrainerOptions(_Options):
     """Threads for torch; 0 leaves it to torch."""
     device: str = "auto"
     stop_round: int = 0
-    """Publish no round past this one and then stay to evaluate; 0 trains without end."""
+    """Publish no round past this one, and then stay to evaluate; 0 for no limit."""
     evaluate_every: int = 5
-    """Evaluate after every so many own rounds; 0 never."""
+    """Evaluate whenever the own round reaches or passes a multiple of this; 0 for never."""
     restarted: bool = False
-    """Whether it ran before and died: what goes wrong now may pass, as it had worked."""
+    """Whether the trainer ran before and died. As it worked then, what goes wrong now may pass."""
     debug: bool = False
     log_json: bool = False
     log_level: str = "info"

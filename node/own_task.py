@@ -1,8 +1,7 @@
-"""Which task a node runs: one that comes with Gossamer, or one in a file that its owner has named, once.
+"""Which task a node runs: one that comes with Gossamer, or one in a file that its owner has named once.
 
-A manifest says what is trained by name only, and that name is never looked up on this machine: code of
-somebody's own runs here because the person at it gave its file to `gossamer node --task`, which the folder
-remembers.
+A manifest only names what is trained, and that name is never looked up on this machine. Custom code runs here
+only because the person at this machine gave its file to `gossamer node --task`, which the folder remembers.
 """
 
 import logging
@@ -24,7 +23,7 @@ log = logging.getLogger("gossamer.node")
 
 
 def remember_task(home: Home, text: str) -> None:
-    """Keep which file holds the swarm's task, as the command line names it.
+    """Store which file holds the swarm's task, as the command line names it.
 
     Raises ConfigError if the swarm trains something else, or StorageError.
     """
@@ -32,9 +31,9 @@ def remember_task(home: Home, text: str) -> None:
 
 
 def check_trainable(home: Home) -> None:
-    """Raise ConfigError if the swarm's task is not one of ours, and no file of it is known here.
+    """Raise ConfigError if the swarm's task does not come with Gossamer and no file of it is known here.
 
-    A file that is not the one that the manifest was written with will do, and the log says so.
+    A file that differs from the one that the manifest was written with will do, and the log says so.
     """
     manifest = manifest_of(home)
     if manifest.task.name not in task_names():
@@ -54,9 +53,9 @@ def build(home: Home, manifest: Manifest, data: Sequence[Path] = ()) -> "Task":
 
 
 def task_file(manifest: Manifest, text: str | None) -> TaskFile:
-    """Where the swarm's task is, as a person at this machine has said; None if they have not.
+    """The file of the swarm's task. `text` names it as a person at this machine has; None if nobody has.
 
-    Raises ConfigError: they have not, or named something else, or it is not there.
+    Raises ConfigError if nobody has named it, if it holds another task, or if it is not there.
     """
     swarm, name = manifest.swarm.name, manifest.task.name
     if name in task_names():
@@ -75,7 +74,8 @@ def task_file(manifest: Manifest, text: str | None) -> TaskFile:
 
 
 def difference_of(manifest: Manifest, file: TaskFile) -> str:
-    """What to say if the file is not the one that the manifest was written with. Raises ConfigError."""
+    """A warning if the file is not the one that the manifest was written with, else "". Raises
+    ConfigError."""
     try:
         source = file.source()
     except TaskError as error:

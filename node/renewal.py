@@ -1,7 +1,7 @@
-"""Which invitation a node's folder goes by: of the one kept there and another, the one that gives more.
+"""Which invitation a node's folder goes by: the one kept there or another, whichever grants more.
 
-An owner may have renewed it, or promoted the node, while the node ran (`gossamer invite --tell`), and who
-starts the node may still give it the first one.
+An owner may have renewed the invitation, or promoted the node, while the node ran (`gossamer invite --tell`),
+and the command that starts the node may still name the first one.
 """
 
 import time
@@ -18,15 +18,15 @@ EXPIRES_SOON_S = 3 * 86_400.0
 
 
 def runs_out_soon(expires: int | None, unix_s: float) -> str | None:
-    """What to say of an invitation that ends within days, at `expires` in Unix seconds; None of any other."""
+    """A warning for an invitation that ends within days, at `expires` in Unix seconds; None for any other."""
     if not expires or not 0.0 < expires - unix_s < EXPIRES_SOON_S:
         return None
     return f"the invitation runs out in {span(expires - unix_s)}; have it renewed"
 
 
 def better_invitation(home: Home, offered: Invitation) -> Invitation:
-    """The one kept in a folder if it holds now and gives its node more; else the one that is offered, whose
-    addresses are the newer ones."""
+    """The invitation kept in a folder if it is valid now and grants its node more; else the offered one,
+    whose addresses are newer."""
     try:
         manifest, kept = home.manifest(), home.invitation()
     except StorageError:
@@ -38,9 +38,9 @@ def better_invitation(home: Home, offered: Invitation) -> Invitation:
 
 
 def _rights(invitation: Invitation, manifest: Manifest, node_id: bytes) -> tuple[int, float]:
-    """`Grant.rights` that it gives a node now, (0, 0.0) for none; the greater gives more."""
+    """The `Grant.rights` that an invitation gives a node now, (0, 0.0) for none; greater means more."""
     charter = Charter(manifest.admission, manifest.swarm_id)
-    with suppress(PeerError):  # signed by nobody who owns this swarm
+    with suppress(PeerError):  # not signed by an owner of this swarm
         charter.learn(invitation.grant.data)
     return invitation.grant.rights if charter.credential_of(node_id, time.time()) else (0, 0.0)
 
@@ -52,9 +52,9 @@ def keep_better(home: Home, offered: Invitation) -> None:
 
 
 def keep_grant(home: Home, swarm_id: bytes, grant: Grant) -> None:
-    """Have a folder's invitation hold a grant that came without addresses. Raises as `keep_better` does."""
+    """Put a grant that came without addresses into a folder's invitation. Raises as `keep_better` does."""
     try:
         kept = home.invitation()
     except StorageError:
-        kept = None  # damaged: it is of no use any more
+        kept = None  # damaged, and of no more use
     keep_better(home, Invitation(swarm_id, grant, kept.contacts if kept else ()))

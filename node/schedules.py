@@ -1,7 +1,7 @@
 """Learning-rate schedules by the swarm's tokens.
 
-A schedule is a function from the tokens that the whole swarm has trained on to a factor on the peak
-learning rate. Not of a node's own steps: a newcomer is at once at the right place, and all nodes slow down
+A schedule maps the tokens that the whole swarm has trained on to a factor on the peak learning rate. It does
+not depend on a node's own steps, so a newcomer is at the right place at once, and all nodes slow down
 together.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gossamer.protocol.errors import ConfigError
 
 Schedule = Callable[[int], float]
-"""Tokens that the swarm has trained on so far -> factor, as `Task.lr_scale` of the built-in tasks is one."""
+"""Tokens that the swarm has trained on so far -> factor. `Task.lr_scale` of the built-in tasks is one."""
 
 
 def constant(*, warm_up_tokens: int = 0) -> Schedule:
@@ -45,5 +45,5 @@ def _falling(total: int, warm_up: int, floor: float, shape: Callable[[float], fl
 def _warmed_up(warm_up: int, after: Schedule) -> Schedule:
     if warm_up < 0:
         raise ConfigError(f"warm_up_tokens is {warm_up}: it cannot be negative")
-    # Begins a little above 0: with no step at all there would never be tokens to warm up with.
+    # Starts a little above 0: with steps of 0 there would never be tokens to warm up with.
     return lambda tokens: max(0.01, tokens / warm_up) if tokens < warm_up else after(tokens)

@@ -1,4 +1,4 @@
-"""What is met again and again is said once, and again only after minutes."""
+"""An event that keeps coming is logged once, and again only after minutes."""
 
 import logging
 import time
@@ -8,19 +8,20 @@ from math import inf
 REPEAT_S = 300.0
 
 CALM_S = 30.0
-"""Trouble that was not met for so long is over: a disk that has room for one file may be full at the next."""
+"""Trouble is over when it has not been met for this long. A single success is not enough: a disk with room
+for one file may be full at the next."""
 
 
 class Seldom:
-    """Which events were said lately."""
+    """Which events were logged lately."""
 
     def __init__(self) -> None:
         self._said: dict[Hashable, float] = {}
 
     def is_due(self, event: Hashable, now: float) -> bool:
-        """Whether to say an event now, in seconds of any clock: not if that was done within REPEAT_S.
+        """Whether to log an event at time `now` (seconds of any clock): not if it was within REPEAT_S.
 
-        If so, it counts as said.
+        If so, it counts as logged.
         """
         if now - self._said.get(event, -inf) < REPEAT_S:
             return False
@@ -29,10 +30,10 @@ class Seldom:
 
 
 class Trouble:
-    """What keeps one thing from being done, which is tried every few seconds until it can be."""
+    """Logs what keeps something from being done that is tried every few seconds until it works."""
 
     def __init__(self, log: logging.Logger, over: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`over` is said once it can be done again."""
+        """`over` is logged once the thing can be done again."""
         self._log = log
         self._over = over
         self._clock = clock

@@ -1,6 +1,6 @@
 """A child process that should always run: started again with backoff when it dies.
 
-A child that ends with exit status 0 or 2 is not: it is done, or has told a person what to mend.
+A child that ends with exit status 0 or 2 is not restarted: it is done, or has told a person what to fix.
 """
 
 import logging
@@ -62,7 +62,7 @@ class Service:
 
 
 def says_it_ended(text: str, name: str) -> bool:
-    """Whether this is what the log says of a child that has ended, and is started again."""
+    """Whether this is the log line for a child that has ended and is started again."""
     return text.startswith(_ended(name))
 
 
@@ -71,14 +71,14 @@ def _ended(name: str) -> str:
 
 
 def daemon_service(options: DaemonOptions) -> Service:
-    """A daemon."""
+    """The service that runs a daemon."""
 
     def start() -> Child:
         env = {
-            # The daemon sums pieces that fit in cache: a BLAS that spreads them over threads would only wait.
+            # The daemon sums pieces that fit in cache: BLAS threads would spend their time waiting.
             "OPENBLAS_NUM_THREADS": "1",
-            # With a heap for each of its threads glibc keeps what all of them have let go of, and grows for
-            # thousands of rounds: a fifth more memory than with one.
+            # With one heap per thread, glibc keeps the memory that each of them has freed, and the process
+            # grows for thousands of rounds: a fifth more memory than with a single heap.
             "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "1"),
         }
         return Child("gossamer.node.daemon", [options.to_json()], env=env)
@@ -87,7 +87,7 @@ def daemon_service(options: DaemonOptions) -> Service:
 
 
 def trainer_service(options: TrainerOptions) -> Service:
-    """A trainer. A restarted one is told so, see `TrainerOptions.restarted`."""
+    """The service that runs a trainer. A restarted one is told so, see `TrainerOptions.restarted`."""
     threads = {"OMP_NUM_THREADS": str(options.threads)} if options.threads else {}
 
     def start() -> Child:

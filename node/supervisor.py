@@ -2,7 +2,7 @@
 
 A trainer that dies is restarted with backoff and resumes; a daemon that dies is restarted while the
 trainer goes on alone. If this process dies, however, both end with it (see `lifeline`). A child that ends
-with exit status 2 has told the person what to mend: then the node stops.
+with exit status 2 has told the person what to fix: then the node stops.
 """
 
 import logging
@@ -23,7 +23,7 @@ class Supervisor:
     """Runs one node until it is told to stop."""
 
     def __init__(self, daemon: DaemonOptions, trainer: TrainerOptions | None) -> None:
-        self._asked_to_stop = False  # not an Event, whose lock the signal may find taken, by the wait for it
+        self._asked_to_stop = False  # not an Event: the signal may interrupt code that holds its lock
         self._services = [daemon_service(daemon)]
         if trainer is not None:
             self._services.append(trainer_service(trainer))
@@ -33,7 +33,8 @@ class Supervisor:
         self._asked_to_stop = True
 
     def run(self) -> int:
-        """Run until `stop`, a signal, or an error that a person must mend; returns the exit status."""
+        """Run until `stop`, a signal, or the end of a child that is not restarted; returns the exit
+        status."""
         for number in lifeline.stop_signals():
             signal.signal(number, lambda *_: self.stop())
         lifeline.reset_signals()
@@ -48,7 +49,7 @@ class Supervisor:
                 }
                 if ended:
                     status = max(ended.values())
-                    if status == 0:  # which was not our doing, and it has said nothing itself
+                    if status == 0:  # we did not ask it to end, and it has logged nothing itself
                         names = " and the ".join(ended)
                         log.warning("the %s ended, though this node was not asked to stop; it stops", names)
                     break

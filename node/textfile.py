@@ -6,7 +6,7 @@ from gossamer.protocol.errors import ConfigError
 
 
 def read_bytes(path: Path, bytes_max: int, *, kind: str) -> bytes:
-    """A whole file. Raises ConfigError if it cannot be read, or is too large for the `kind` of file it is."""
+    """A whole file. Raises ConfigError if it cannot be read, or is too large for its `kind`."""
     try:
         with open(path, "rb") as file:
             data = file.read(bytes_max + 1)
@@ -18,14 +18,14 @@ def read_bytes(path: Path, bytes_max: int, *, kind: str) -> bytes:
 
 
 def read_text(path: Path, bytes_max: int, *, kind: str, hint: str) -> str:
-    """A whole file as text, as `read_bytes` and `as_text` have it. Raises ConfigError."""
+    """A whole file as text: `read_bytes`, then `as_text`. Raises ConfigError."""
     return as_text(read_bytes(path, bytes_max, kind=kind), path, kind=kind, hint=hint)
 
 
 def as_text(data: bytes, path: Path, *, kind: str, hint: str) -> str:
     """A file's content without a byte order mark.
 
-    Raises ConfigError, which says by `hint` what a file of that `kind` is, if it is not UTF-8.
+    Raises ConfigError if it is not UTF-8; the message says by `hint` what a file of that `kind` is.
     """
     try:
         return data.decode("utf-8-sig")

@@ -1,12 +1,13 @@
-"""``~`` in paths that no shell has seen: in a file, in an environment that a file sets, behind ``--dir=``."""
+"""``~`` in paths that no shell has expanded: in a file, in an environment set by a file, in ``--dir=~/x``."""
 
 from pathlib import Path
 
 
 def expanded(path: Path) -> Path:
-    """A path with the home folder for its tilde; as it is where nobody knows that folder.
+    """A path with its tilde expanded; unchanged if the home folder is not known.
 
-    Whoever found a folder named ``~`` one day, and removed it as it is written, would remove their home.
+    Otherwise a folder named ``~`` would be created, and a person who removed it by that name would remove
+    their home.
     """
     try:
         return path.expanduser()

@@ -1,4 +1,4 @@
-"""Wakes the core when it asked for it, and tells it of a clock that was set."""
+"""Wakes the core when it asked to be woken, and tells it when the system clock was set."""
 
 import asyncio
 import logging
@@ -9,13 +9,13 @@ from gossamer.protocol import events as ev
 from gossamer.protocol.core.replica import Replica
 
 CLOCK_MOVED_S = 2.0
-"""What time servers correct by and by is none of our business."""
+"""Smaller changes are ignored: time servers correct the clock gradually."""
 
 log = logging.getLogger("gossamer.node")
 
 
 def unix_offset_s() -> float:
-    """Unix time less the monotonic clock, seconds."""
+    """Unix time minus the monotonic clock, in seconds."""
     return time.time() - time.monotonic()
 
 
@@ -29,7 +29,7 @@ class Timekeeper:
         self._moved = asyncio.Event()
 
     def look(self) -> None:
-        """The core may want to be woken at another time."""
+        """Look at the core's wake time again: it may have changed."""
         self._moved.set()
 
     async def run(self) -> None:
@@ -47,8 +47,8 @@ class Timekeeper:
                 pass
 
     def check_clock(self) -> bool:
-        """Notice a clock that was set, and a sleep, in which only the one for people goes on: before anything
-        that comes after it. Returns whether there was either."""
+        """Notice a system clock that was set, or a sleep, in which only the system clock goes on. To be
+        called before any event that comes after it. Returns whether there was either."""
         offset_s = unix_offset_s()
         if abs(offset_s - self._unix_offset_s) <= CLOCK_MOVED_S:
             return False

@@ -1,4 +1,4 @@
-"""What a message calls a flag, in the words of a script: there it is an argument of `Peer.attach`."""
+"""Messages reworded for scripts, where a flag is an argument of `Peer.attach`."""
 
 import re
 
@@ -12,7 +12,8 @@ _ONE = {
 _SEVERAL = {"join": "join", "trust": "trust", "advertise": "advertise"}
 _SWITCHES = {"insecure-plaintext": "plaintext=True", "debug": "debug=True"}
 
-# A command to be typed (`gossamer id --dir D`) is left as it is. Of values PLACEHOLDERS and paths go along.
+# A command to be typed (`gossamer id --dir D`) is left as it is. A flag's value is taken along if it is a
+# PLACEHOLDER or a path.
 _FLAG = re.compile(
     r"(?P<command>gossamer [a-z]+(?: [A-Z_]+| --[a-z-]+(?: (?!--)[^\s;,]+)?)+)"
     r"|--(?P<flag>[a-z-]+)(?: (?P<value>[A-Z_:]{2,}|[/~]\S+))?"
@@ -20,7 +21,7 @@ _FLAG = re.compile(
 
 
 def for_a_script(text: str) -> str:
-    """A command's message as a script reads it: ``--join ADDRESS`` is ``join=[ADDRESS]``."""
+    """A command's message in a script's terms: ``--join ADDRESS`` becomes ``join=[ADDRESS]``."""
     return _FLAG.sub(_as_argument, text)
 
 
