@@ -1,14 +1,15 @@
 """The built-in trainer: runs a task's inner loop as one peer of the swarm.
 
-Started beside its daemon as ``python -m gossamer.node.trainer``; a user's own script with a `Peer`
-takes the same place.
+The supervisor starts it beside its daemon as ``python -m gossamer.node.trainer``. A user's own script with a
+`Peer` takes the same place.
 
-A mistake in a task that shows before the first step is for a person to mend: exit status 2, and the node
-stops. One that shows later may pass (a file out of reach, another process that took the memory), and so does
-what keeps a daemon from answering: exit status 1, and the trainer is started again, with pauses, for as long
-as it takes; the daemon goes on. So it is with training that diverges after it went well (a batch whose loss
-is no number, an overflow), also in an earlier process whose inner state this one took up: the next begins
-with the swarm's model, a fresh inner optimizer and the data that comes after.
+A mistake in a task that shows before the first step is for a person to fix: the exit status is 2, and the
+node stops. An error that comes later may pass (a file out of reach, another process that took the memory),
+and so may what keeps a daemon from answering: the exit status is 1, and the trainer is started again, with
+pauses, for as long as it takes, while the daemon goes on. The same holds for training that diverges after it
+went well (a batch whose loss is not a number, an overflow), whether in this process or in an earlier one
+whose inner state this one took up. The next process begins with the swarm's model, a fresh inner optimizer
+and the data that comes after.
 """
 
 import atexit
@@ -48,18 +49,18 @@ from gossamer.protocol.manifest import Manifest
 LEAVE_S = 2.0
 STAY_POLL_S = 0.05
 END_S = 10.0
-"""How long what a task has left running, such as a thread of its own, may keep the process after its end."""
+"""How long a task's leftovers, such as a thread of its own, may keep the process alive after its end."""
 
 log = logging.getLogger("gossamer.trainer")
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. Raises ConfigError."""
+    """The device of that name; `auto` is CUDA if available, else the CPU. Raises ConfigError."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        torch.zeros(1, device=device).cpu()  # which "meta" cannot
-    except (RuntimeError, AssertionError, ImportError) as error:  # the last: a backend's own package
-        reason = str(error).splitlines()[0].split(". ")[0]  # where torch goes on to name all that it knows
+        torch.zeros(1, device=device).cpu()  # fails on "meta"
+    except (RuntimeError, AssertionError, ImportError) as error:  # ImportError: a backend's own package
+        reason = str(error).splitlines()[0].split(". ")[0]  # torch goes on to list all devices it knows
         raise ConfigError(f"device {name!r} cannot be used: {reason}") from None
     return device
 
@@ -91,7 +92,7 @@ class Trainer:
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
         self._published = False
-        self._asked_to_stop = False  # not an Event, whose lock the signal may find taken, by the wait for it
+        self._asked_to_stop = False  # not an Event: the signal may interrupt code that holds its lock
 
     @property
     def _must_stop(self) -> bool:
@@ -99,8 +100,8 @@ class Trainer:
 
     @property
     def went_well(self) -> bool:
-        """Whether training went well for a while: this process has published, or goes on from another one's
-        inner state, which is to blame then, as may be."""
+        """Whether training went well for a while: this process has published, or it resumed the inner state
+        of an earlier one, which may then be to blame."""
         return self._published or self.peer.resumed
 
     def stop(self) -> None:
@@ -118,7 +119,7 @@ class Trainer:
             afresh = "" if self.peer.resumed else ", with a fresh inner optimizer"
             log.info("resumed after %d inner steps%s", self.peer.progress.steps, afresh)
         steps = self.peer.progress.steps
-        # A task that draws from torch's own generator draws others on each node, and after each restart.
+        # A task that uses torch's own generator draws other numbers on each node and after each restart.
         torch.manual_seed(stream.derived_seed(f"torch after {steps} steps"))
         batches = self._task.batches(replace(stream, skip_batches=steps))
         if self.peer.clock == 0 and self._options.evaluate_every:
@@ -133,7 +134,8 @@ class Trainer:
         self.peer.flush(LEAVE_S)
 
     def _tell_data(self) -> None:
-        """Say what this node trains on, and that it is not what it was: the folder keeps no --data."""
+        """Log what this node trains on, with a warning if that differs from the last run's data: a start
+        takes no --data from the folder."""
         sources = self._options.data
         before = Home(self._options.folder).keep_data(sources)
         log.info("training on %s", self._task.data_in_words())
@@ -147,8 +149,8 @@ class Trainer:
             )
 
     def give_up_window(self) -> None:
-        """Go back to the swarm's model, and keep for the next process how far this one is with its data, but
-        no inner state, with which it might diverge at once."""
+        """Go back to the swarm's model. Save how far this process got with its data for the next one, but no
+        inner state, with which the next might diverge at once."""
         self.peer.drop_progress()
         self.peer.flush(LEAVE_S)
         self.peer.close()
@@ -167,12 +169,12 @@ class Trainer:
         published = self.peer.step(tokens, loss)
         self._published = self._published or published is not None
         every = self._options.evaluate_every
-        if published is not None and every and published // every > before // every:  # some are skipped
+        if published is not None and every and published // every > before // every:  # rounds may be skipped
             if not self.peer.finished:
                 self._evaluate()
 
     def _evaluate(self) -> float | None:
-        """Measure the held-out loss for displays, None if it is no number that they could show."""
+        """Measure the held-out loss for displays; None if it is not finite, and so cannot be shown."""
         measured = float(self._task.evaluate(self._model))
         self._evaluated_version, self._evaluated_round = self.peer.version, self.peer.round
         is_number = isfinite(measured)
@@ -183,7 +185,8 @@ class Trainer:
         return self._val_loss
 
     def _stay(self) -> None:
-        """After the last round: follow Phi until all deltas are in, evaluating it whenever it changed."""
+        """After the last round: follow Phi until told to stop, and evaluate it once it rests after a
+        change."""
         self._state = "finished"
         self.peer.drop_progress()
         stale = True
@@ -208,7 +211,7 @@ class Trainer:
 
 
 class _Ending:
-    """Ends the loop from a signal or a cut lifeline, whether there is one yet or not."""
+    """Ends the process from a signal or a cut lifeline, whether its loop has begun or not."""
 
     def __init__(self) -> None:
         self.trainer: Trainer | None = None
@@ -216,7 +219,7 @@ class _Ending:
 
     def terminate(self, number: int = signal.SIGTERM, _: object = None) -> None:
         """A signal to stop: after the current step, or at once if the loop has not begun."""
-        if os.getpid() != self._pid:  # a process that the task has forked: it has no loop that would stop
+        if os.getpid() != self._pid:  # a process that the task has forked: it has no loop to stop
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         if self.trainer is None:
@@ -224,7 +227,7 @@ class _Ending:
         self.trainer.stop()
 
     def node_is_gone(self) -> None:
-        """By force if a step takes too long."""
+        """The supervisor is gone: stop, by force if a step takes too long."""
         self.terminate()
         time.sleep(LEAVE_S)
         os._exit(1)
@@ -232,7 +235,7 @@ class _Ending:
 
 def main() -> int:
     """Run a trainer from its one JSON argument; returns its exit status."""
-    atexit.register(gc.freeze)  # with torch loaded, a last look through all objects takes up to a second
+    atexit.register(gc.freeze)  # with torch loaded, the last garbage collection takes up to a second
     options = TrainerOptions.from_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     ending = _Ending()
@@ -249,7 +252,7 @@ def main() -> int:
         return _diverged(error, ending.trainer, options)
     except Exception as error:
         if ending.trainer is not None:
-            ending.trainer.peer.abandon()  # the next process goes on from what this one has whole
+            ending.trainer.peer.abandon()  # the next process resumes from what is whole here
         if not isinstance(error, LocalError | TaskError):
             raise
         log.error("%s", error, exc_info=error if options.debug else None)
@@ -261,20 +264,21 @@ def main() -> int:
 
 
 def _diverged(error: DivergedError, trainer: Trainer, options: TrainerOptions) -> int:
-    """Say so and give the window up; returns the exit status: whether another process may do better."""
+    """Log the error and give up the window; returns the exit status: whether another process may do
+    better."""
     went_well = trainer.went_well
     if went_well:
         on = "Back to the swarm's model, and on with the next data"
         log.warning("%s, should it come again. %s", error, on)
     else:
         log.error("%s", error, exc_info=error if options.debug else None)
-    with suppress(LocalError):  # what would keep it from that, the next process will meet and say
+    with suppress(LocalError):  # the next process will meet the same error and log it
         trainer.give_up_window()
     return exit_status.FAILED if went_well else exit_status.USER_ERROR
 
 
 def _may_pass(error: Exception, has_worked: bool) -> bool:
-    """Whether another process may get further: with a task that `has_worked` before, too."""
+    """Whether another process may get further; a task's error may pass if the task `has_worked` before."""
     if isinstance(error, TaskError):
         return has_worked
     return isinstance(error, UnreachableError | FolderGoneError)

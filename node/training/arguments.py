@@ -1,4 +1,4 @@
-"""What a script gives `Peer.attach`, before anything is made of it."""
+"""Checks the arguments of `Peer.attach` before they are used."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -11,7 +11,7 @@ from gossamer.protocol.manifest import Manifest
 
 
 def check_arguments(options: AttachOptions) -> None:
-    """Raise ConfigError for what cannot be meant, whatever the swarm is."""
+    """Raise ConfigError for arguments that are wrong in any swarm."""
     if fault := next(_faults_of_kind(options), None):
         raise ConfigError(fault)
     host, _ = parse_address(options["listen"], port_min=0)
@@ -29,7 +29,7 @@ def check_arguments(options: AttachOptions) -> None:
 
 
 def _faults_of_kind(options: AttachOptions) -> Iterator[str]:
-    """Arguments of a type that they cannot have, for scripts are seldom type-checked."""
+    """Messages about arguments of a wrong type, since scripts are seldom type-checked."""
     lists: dict[str, object] = {name: options[name] for name in ("join", "advertise", "trust")}
     for argument, given in lists.items():
         if isinstance(given, str):
@@ -63,5 +63,5 @@ def _is_path(given: object) -> bool:
 
 
 def _is_files_path(given: object) -> bool:
-    """Not an empty text, as of a variable that is unset, nor the TOML itself."""
+    """Whether this is a path, and neither empty, as from an unset variable, nor the TOML itself."""
     return bool(given) and _is_path(given) and "\n" not in str(given)

@@ -1,4 +1,5 @@
-"""`Peer.attach`: a script becomes a node. Of several ranks the first starts it, and tells the others."""
+"""`Peer.attach`: a script becomes a node. With several ranks, the first starts the node and tells the
+others."""
 
 import logging
 import multiprocessing
@@ -37,7 +38,7 @@ log = logging.getLogger("gossamer.peer")
 
 
 class Attached(Protocol):
-    """A peer, as far as it matters here."""
+    """What this module needs of a peer."""
 
     model: nn.Module
 
@@ -53,19 +54,19 @@ _attached: "weakref.WeakSet[Attached]" = weakref.WeakSet()
 
 
 def claim(peer: Attached) -> None:
-    """From now on, until it has left, nobody else attaches its model."""
+    """Keep others from attaching this peer's model until it has left."""
     _attached.add(peer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a script has become. `folder` and `contact` are the first rank's to know."""
+    """What a script has become. Only the first rank has `folder` and `contact`."""
 
     role: RankRole
     folder: Path | None = None
     contact: str = ""
     tell_waiting: Callable[[], None] = lambda: None
-    """To be called as long as the swarm's model is not here: tells the person why, now and then."""
+    """To be called while the swarm's model is not here: tells the person why, now and then."""
 
 
 def attach(
@@ -73,7 +74,7 @@ def attach(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     **options: Unpack[AttachOptions],
 ) -> Place:
-    """Do what `Peer.attach` says, but for waiting. Raises what it does."""
+    """Do what `Peer.attach` says, except waiting for the model. Raises the same errors."""
     _show_log()
     if torch.is_inference_mode_enabled():
         raise ConfigError(
@@ -98,7 +99,7 @@ def attach(
             node = started(tensors, lambda manifest: _bound(team, manifest), options)
             _say(team, node.link.node_id)
             return _leader(model, optimizers, node, team, stop_round)
-        except BaseException as error:  # no memory for what the outer loop needs, say, or Ctrl-C
+        except BaseException as error:  # such as no memory for the outer loop, or Ctrl-C
             if node is None:
                 _say_failed(team, error)
             else:
@@ -110,9 +111,10 @@ def attach(
 
 
 def _check_not_imported_by_a_worker() -> None:
-    """Raise ConfigError where a worker that was spawned runs the script of the process that has started it.
+    """Raise ConfigError in a spawned worker that is importing its parent's script.
 
-    Python does so to know its functions, and would not say what is wrong before that starts workers, too.
+    Python runs the script there to define its functions, and would only object once the script in turn starts
+    workers.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
@@ -122,7 +124,7 @@ def _check_not_imported_by_a_worker() -> None:
 
 
 def _do_without_threads_that_a_fork_lost() -> None:
-    """Threads that torch started in the parent are not in a forked process, and torch waits for them."""
+    """Torch's threads in the parent do not exist in a forked process, where torch would wait for them."""
     if os.getpid() != _imported_in and torch.get_num_threads() > 1:
         torch.set_num_threads(1)  # as a DataLoader's workers do
         log.warning(
@@ -132,7 +134,7 @@ def _do_without_threads_that_a_fork_lost() -> None:
 
 
 def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError if a peer has this model already: each would take the other's work for progress."""
+    """Raise ConfigError if a peer has this model already: each would take the other's work for its own."""
     own = set(map(_place, tensors.values()))
     for peer in _attached:
         if peer.has_left or own.isdisjoint(_place(p) for _, p in named_tensors(peer.model)):
@@ -147,14 +149,15 @@ def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _place(tensor: Tensor) -> tuple[object, int]:
-    """Where a parameter lies, which two that are no one object may share; some kinds have no such place."""
+    """Where a parameter lies: two parameter objects may share the place. If it has no address, its
+    identity."""
     if type(tensor) is not nn.Parameter or tensor.layout is not torch.strided or not tensor.data_ptr():
         return None, id(tensor)
     return tensor.device, tensor.data_ptr()
 
 
 def _warn_of_memory_of_several_processes(tensors: Mapping[str, Tensor]) -> None:
-    """Whoever hands a model to `torch.multiprocessing.spawn` hands all its processes the same parameters."""
+    """A model passed to `torch.multiprocessing.spawn` has the same parameters in all of its processes."""
     if multiprocessing.parent_process() is None:
         return
     plain = (p for p in tensors.values() if type(p) is nn.Parameter)  # others may not have any memory
@@ -192,7 +195,7 @@ def _leader(
 
 
 def _follower(tensors: Mapping[str, Tensor], team: Team, stop_round: int) -> Follower:
-    """Hear from the first rank what is done. Raises ConfigError if it failed."""
+    """Take part in what the first rank does. Raises ConfigError if it failed."""
     manifest = from_canonical(_heard(team))
     check_fits(tensors, manifest)
     team.bind(manifest.plan())
@@ -203,13 +206,13 @@ def _follower(tensors: Mapping[str, Tensor], team: Team, stop_round: int) -> Fol
 
 
 def _bound(team: Team, manifest: Manifest) -> Mapping[str, Tensor]:
-    """The parameters in full; other ranks hear the manifest first, and then take part."""
+    """The parameters in full. The other ranks hear the manifest first, and then take part in gathering."""
     _say(team, manifest.canonical())
     return team.bind(manifest.plan())
 
 
 def _say(team: Team, data: bytes) -> None:
-    """Tell the other ranks, who wait in `_heard`."""
+    """Tell the other ranks, which wait in `_heard`."""
     team.share(b"=" + data)
 
 
@@ -230,7 +233,7 @@ class _Waiting:
     """Tells the person what is being waited for."""
 
     def __init__(self, link: DaemonLink, joins: tuple[str, ...], *, is_alone: bool) -> None:
-        """`is_alone` says that no member has been met: without any to join, the model is in the folder."""
+        """`is_alone`: no member has been met. If there is none to join either, the model is in the folder."""
         self._link = link
         self._joins = joins
         self._is_alone = is_alone
@@ -252,7 +255,7 @@ class _Waiting:
 
 
 def _show_log() -> None:
-    """Show our lines on standard error, unless the script has arranged for logs itself, or does so later."""
+    """Show our log on standard error, unless the script has set up logging itself, or does so later."""
     ours = logging.getLogger("gossamer")
     if logging.getLogger().handlers or ours.handlers:
         return

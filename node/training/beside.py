@@ -1,10 +1,10 @@
 """What runs beside a script that trains: its daemon, and an orderly end for both.
 
-The daemon is started again with backoff when it dies, while training goes on alone. It ends with the script:
-told to when the script leaves, and by its lifeline however the script died.
+A daemon that dies is started again with backoff, while training goes on alone. It ends with the script: it is
+told to when the script leaves, and its lifeline ends it however the script died.
 
-SIGTERM asks the training loops of this process to stop instead of killing them in the middle of a step. It is
-taken over only where nobody else has, and only once: a second one kills at once, as it always did.
+SIGTERM asks the training loops of this process to stop, instead of killing them in the middle of a step. It
+is handled only if no other handler is set, and only once: a second SIGTERM kills at once, as it always did.
 """
 
 import logging
@@ -25,7 +25,7 @@ TERMINATED = 128 + signal.SIGTERM
 log = logging.getLogger("gossamer.peer")
 
 _listening: "set[Beside]" = set()
-"""Whom SIGTERM asks to stop."""
+"""Those that SIGTERM asks to stop."""
 
 
 def _terminate(*_: object) -> None:
@@ -33,12 +33,12 @@ def _terminate(*_: object) -> None:
     asked = [beside for beside in tuple(_listening) if beside.is_here]
     for beside in asked:
         beside.ask()
-    if not asked:  # a forked worker: nobody there looks at a flag
+    if not asked:  # a forked worker, in which nothing looks at the flag
         signal.raise_signal(signal.SIGTERM)
 
 
 class Beside:
-    """A script's daemon (where it has one) and its SIGTERM."""
+    """A script's daemon, if it has one, and its handling of SIGTERM."""
 
     def __init__(self, options: DaemonOptions | None = None) -> None:
         """`options` are None in a script whose daemon runs beside another rank."""
@@ -66,11 +66,11 @@ class Beside:
 
     @property
     def is_here(self) -> bool:
-        """Whether this is the process that it was made in, and not one forked off it."""
+        """Whether this is the process in which it was made, and not one forked from it."""
         return os.getpid() == self._pid
 
     def ask(self) -> None:
-        """Have the training loop stop."""
+        """Ask the training loop to stop."""
         self._asked = True
 
     @property
@@ -85,19 +85,19 @@ class Beside:
 
     @property
     def has_died(self) -> bool:
-        """Whether the daemon ended when it should not, though another may run by now."""
+        """Whether the daemon ended when it should not have; another may run by now."""
         return self._service is not None and self._service.failures > 0
 
     def ending(self) -> BaseException:
-        """What to end a loop with that goes on although it must stop."""
+        """The exception for a loop that goes on although it must stop."""
         if self._ended:
             return ConfigError("the node's daemon gave up: its last line says why")
         return SystemExit(TERMINATED)
 
     def stop(self) -> None:
-        """End the daemon, within `STOP_S`, and give SIGTERM back.
+        """End the daemon, within `STOP_S`, and restore SIGTERM.
 
-        Where Ctrl-C ends the waiting, the daemon ends all the same.
+        If Ctrl-C cuts the wait short, the daemon ends all the same.
         """
         try:
             self._closing.set()
@@ -112,11 +112,11 @@ class Beside:
             while not self._closing.is_set() and self._ended is None:
                 try:
                     self._ended = self._service.keep_running(time.monotonic())
-                except OSError as error:  # no memory for a process just now, say
+                except OSError as error:  # such as no memory for a process just now
                     log.warning("cannot start the daemon: %s", error)
                     self._closing.wait(10 * POLL_S)
                 self._closing.wait(POLL_S)
-        finally:  # here, where no signal comes between
+        finally:  # in this thread, which no signal interrupts
             child = self._service.child
             if child is not None:
                 child.terminate()
@@ -125,5 +125,5 @@ class Beside:
     def _give_signal_back(self) -> None:
         _listening.discard(self)
         if not _listening and signal.getsignal(signal.SIGTERM) is _terminate:
-            with suppress(ValueError):  # not the main thread: then it kills all the same, as nobody listens
+            with suppress(ValueError):  # not the main thread: SIGTERM kills all the same, as nothing listens
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,7 +1,7 @@
-"""Small tensors worked through together, since each costs some 40 calls of torch, whatever its size.
+"""Small tensors processed together, since each one costs some 40 torch calls, whatever its size.
 
-A bucket's values lie one tensor after the other. To be encoded each tensor is padded with zeros to whole
-blocks, so that a codec's kernel takes all of them at once, and writes what it would write of each.
+A bucket's values lie one tensor after the other. For encoding, each tensor is padded with zeros to whole
+blocks, so that a codec's kernel takes all of them at once, and writes what it would write for each alone.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,12 @@ from gossamer.node.training.encoders import KERNELS, piece_numel
 from gossamer.protocol.codecs import CODECS
 
 SMALL_NUMEL = 1 << 14
-"""Of 4,096 values each, int4 takes 3.5 times as long without buckets, and topk six times; of 32,768 neither
-gains any more, for what is spared in calls is spent on gathering and padding."""
+"""The largest tensor that goes into a bucket on the CPU. For tensors of 4,096 values, int4 takes 3.5 times as
+long without buckets, and topk six times. At 32,768 values neither gains: gathering and padding cost as much
+as the calls that are saved."""
 
 SMALL_NUMEL_DEVICE = 1 << 22
-"""On accelerators, which work through so many values in the time that 40 calls take to get there."""
+"""The same on accelerators, which process this many values in the time that it takes to launch 40 calls."""
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ class Bucket:
         zeros = torch.zeros(self._block, dtype=torch.int32, device=device)
         self.numels = list(numels)
         self.section_bytes = [CODECS[codec].section_bytes(numel) for numel in numels]
-        """Of each tensor."""
+        """Length of each tensor's section."""
         self._padding = [zeros[:count] for count in padding]
         self._padded = _alternating(self.numels, padding)
         self._blocks = blocks
@@ -48,7 +49,7 @@ class Bucket:
         self._counts = torch.tensor(list(chain(*counts)), device=device).unsqueeze(1)
 
     def encode(self, values: Tensor, decoded: Tensor) -> Tensor:
-        """Returns the tensors' sections, one after the other, and leaves in `decoded` what they say.
+        """Return the tensors' sections, one after the other, and write to `decoded` what they decode to.
 
         `values` and `decoded` are int32[n], n being the sum of `numels`.
         """
@@ -64,12 +65,12 @@ class Bucket:
 
 
 def together(codec: str, tensors: Sequence[Tensor]) -> list[list[int]]:
-    """The places of tensors that are worked through together, in buckets; all others are alone."""
+    """The places of the tensors in groups: small ones in buckets, each other tensor alone."""
     alone = [i for i, tensor in enumerate(tensors) if codec not in KERNELS or not _is_small(tensor)]
     small = set(range(len(tensors))).difference(alone)
     groups = [[i] for i in alone]
     filling: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    # From the smallest on: each is padded as the largest in its bucket, at worst.
+    # Smallest first, so that tensors in a bucket are of similar size: each is padded at most to the largest.
     for i in sorted(small, key=lambda i: (tensors[i].numel(), i)):
         tensor = tensors[i]
         run = KERNELS[codec].run

@@ -1,9 +1,9 @@
 """What only this node knows, kept across restarts: residuals, momenta, inner optimizer, data position.
 
-Phi is the swarm's; all else that training needs is here. A checkpoint is one safetensors file, written while
-training goes on (see `checkpointwriter`) and again when the node leaves, and read at the next start (see
-`checkpointreader`). It carries a checksum, since a flipped bit in a momentum would make the node diverge at
-every start.
+Phi is the swarm's; a checkpoint holds everything else that training needs. It is one safetensors file,
+written while training goes on (see `checkpointwriter`) and again when the node leaves, and read at the next
+start (see `checkpointreader`). It carries a checksum, since a flipped bit in a momentum would make the node
+diverge at every start.
 """
 
 import json
@@ -36,7 +36,7 @@ class Progress:
     """How far this node has come over all its runs."""
 
     steps: int = 0
-    """Inner steps, and so batches drawn."""
+    """Inner steps, which is also the number of batches drawn."""
     tokens: int = 0
 
 
@@ -47,9 +47,9 @@ class Saved:
     name: str
     tensor: Tensor
     fragment: int | None = None
-    """The fragment whose residual or momentum it is."""
+    """For a residual or a momentum: its fragment."""
     parameter: int | None = None
-    """The parameter whose inner state it is."""
+    """For an inner state: its parameter."""
 
 
 class State:
@@ -59,18 +59,18 @@ class State:
     """
 
     def __init__(self, tensors: Sequence[Saved], metadata: Mapping[str, str]) -> None:
-        # The widest numbers first: then all lie at multiples of their size, as readers like them.
+        # The widest dtypes first: then every tensor is aligned to its item size, as readers prefer.
         self.tensors = sorted(tensors, key=lambda saved: -saved.tensor.itemsize)
         self.groups = _groups(tensors, self.tensors)
-        """Indices of the tensors whose elements are copied together, the widest first: what is kept of one
-        parameter's elements. Groups of one parameter or fragment stand one after another."""
+        """Indices of tensors whose elements are copied together, the widest first: an inner optimizer's
+        tensors for one parameter. Groups of the same parameter or fragment follow each other."""
         self._metadata = dict(metadata)
         ends = accumulate((saved.tensor.nbytes for saved in self.tensors), initial=0)
         self._offsets = list(ends)
 
     @classmethod
     def of(cls, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> "State":
-        """The state as it is now; its tensors go on changing."""
+        """The current state. It refers to the live tensors, which go on changing."""
         keepers = state_keepers(optimizers)
         inner = inner_state(keepers) if keepers else None
         tensors = [
@@ -103,17 +103,17 @@ class State:
         return self._offsets[-1]
 
     def offset(self, index: int, elements: int) -> int:
-        """Where, counted from the first tensor, an element of a tensor stands."""
+        """Byte offset of an element of a tensor, counted from the first tensor."""
         return self._offsets[index] + elements * self.tensors[index].tensor.itemsize
 
     def header(self, progress: Progress, rounds: Sequence[int], checksums: Mapping[str, int]) -> bytes:
-        """The header, JSON; `rounds` are those that the fragments' residuals belong to, `checksums` the
+        """The header, JSON. `rounds` are the rounds to which the fragments' residuals belong, `checksums` the
         CRC-32 of each tensor's bytes."""
         metadata = self._with(progress, rounds)
         return self._header({**metadata, CHECKSUM: checksum(checksums, metadata)})
 
     def header_bytes(self, rounds: int) -> int:
-        """How long the header can be, of so many rounds."""
+        """The largest size of the header, with this number of rounds."""
         longest = self._with(Progress(2**63, 2**63), [2**63] * rounds)
         return len(self._header({**longest, CHECKSUM: checksum({}, {})}))
 
@@ -130,7 +130,8 @@ class State:
 
     @cached_property
     def _entries(self) -> str:
-        """What the header says of the tensors. Each by itself, so that training need not wait for all."""
+        """The header's entries for the tensors. Each is encoded by itself: one long call would hold up
+        training."""
         return ", ".join(
             f"{json.dumps(saved.name)}: "
             + json.dumps(
@@ -145,12 +146,12 @@ class State:
 
 
 def _parameter(name: str) -> int:
-    """Of which parameter an inner tensor is, counted through all optimizers."""
+    """The index of the parameter that an inner tensor belongs to, counted through all optimizers."""
     return int(name.split("/", 2)[1])
 
 
 def _groups(tensors: Sequence[Saved], in_file: Sequence[Saved]) -> list[list[int]]:
-    """Which tensors of a file to copy together, in the order of `tensors`."""
+    """Which tensors of a file to copy together, as indices into `in_file`; in the order of `tensors`."""
     places = {saved.name: place for place, saved in enumerate(in_file)}
     groups: dict[object, list[int]] = {}
     for saved in tensors:
@@ -160,12 +161,12 @@ def _groups(tensors: Sequence[Saved], in_file: Sequence[Saved]) -> list[list[int
 
 
 def checksum(found: Mapping[str, int], metadata: Mapping[str, str]) -> str:
-    """A checkpoint's checksum, from those of its tensors: against bad disks, not against people."""
+    """A checkpoint's checksum, from those of its tensors. It guards against bad disks, not against people."""
     whole = json.dumps([sorted(found.items()), sorted(metadata.items())])
     return f"{zlib.crc32(whole.encode()):08x}"
 
 
 def checksums_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The CRC-32 of each tensor's bytes; they are on the CPU."""
+    """The CRC-32 of each tensor's bytes. The tensors are on the CPU."""
     views = {name: tensor.reshape(-1).view(torch.uint8) for name, tensor in tensors.items()}
     return {name: zlib.crc32(view.numpy().data) for name, view in views.items()}

@@ -1,8 +1,8 @@
-"""Taking up a checkpoint at the start.
+"""Restores a checkpoint at the start.
 
-A fragment's residual counts only if it belongs to the last delta that we published of it: what an older one
-holds has been sent since. A checkpoint that is damaged, or of something else, is left alone: all begins
-afresh then, and the node says so.
+A fragment's residual is used only if it belongs to the last delta that we published of that fragment: what an
+older residual holds has been sent since. A checkpoint that is damaged, or belongs to something else, is left
+alone. Everything then begins afresh, and the node logs it.
 """
 
 import json
@@ -28,7 +28,7 @@ from gossamer.node.training.innerstate import (
 from gossamer.node.training.outer import OuterLoop
 
 _NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
-"""What reading JSON, and using what it holds, comes to where something else was written."""
+"""Errors from reading JSON, or from using its content, when the file holds something else."""
 
 _OTHER = "the inner optimizer has other {} than its saved state"
 
@@ -38,11 +38,11 @@ log = logging.getLogger("gossamer.checkpoint")
 def restore(
     path: Path, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[Progress, bool] | None:
-    """Take up a checkpoint. The fragments' `last_published` must say what others have of us.
+    """Restore a checkpoint. The fragments' `last_published` must already say what others have of us.
 
-    Returns how far the node had come, and whether the inner optimizers go on from there (some cannot be
-    saved, and others than those that were saved begin afresh). None, with nothing changed, if there is no
-    checkpoint or it does not fit the model.
+    Returns how far the node had come, and whether the inner optimizers resumed: some cannot be saved, and
+    optimizers that differ from the saved ones begin afresh. Returns None, with nothing changed, if there is
+    no checkpoint or it does not fit the model.
     """
     try:
         tensors, metadata = _read(path)
@@ -61,7 +61,7 @@ def restore(
             state.momentum[i].copy_(tensors[f"momentum/{slot.spec.name}"])
             if saved == state.last_published:
                 state.residual[i].copy_(tensors[f"residual/{slot.spec.name}"])
-    return progress, has_inner and progress.steps > 0  # one that has done no step is as fresh as any
+    return progress, has_inner and progress.steps > 0  # before the first step, an optimizer is fresh
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -91,9 +91,9 @@ def _take_up_inner(
     tensors: dict[str, Tensor],
     metadata: Mapping[str, str],
 ) -> bool:
-    """Have the inner optimizers go on where they were, if they can; returns whether they do.
+    """Restore the inner optimizers' state, if it fits them; returns whether it does.
 
-    *Places* are the positions of the model's parameters among those of the optimizers that were saved.
+    *Places* are the positions that the parameters had among those of the optimizers when they were saved.
     """
     keepers = state_keepers(optimizers)
     if not keepers or "optimizers" not in metadata:
@@ -108,7 +108,7 @@ def _take_up_inner(
         return _begins_afresh(_OTHER.format("parameters"))
     difference = _difference(keepers, places, metadata, around=optimizers)
     if difference is not None:
-        has_state = bool(keys or learnt)  # without any, nothing is lost, and nothing need be said
+        has_state = bool(keys or learnt)  # without any, nothing is lost, and there is nothing to log
         return has_state and _begins_afresh(_OTHER.format(difference))
     groups = [group for keeper in keepers for group in keeper.param_groups]
     are_grouped_alike = [*map(sorted, names_then)] == [*map(sorted, names_now)]
@@ -134,9 +134,10 @@ def _difference(
     *,
     around: Sequence[torch.optim.Optimizer],
 ) -> str | None:
-    """What the optimizers have other than those that were saved, whose parameters stood at these places."""
+    """In what the optimizers differ from the saved ones, whose parameters stood at these places; None if in
+    nothing."""
     kept, now = _each(json.loads(metadata["optimizers"])), [_each(kinds(keepers))]
-    if "names" not in metadata:  # earlier releases wrote down what was around them
+    if "names" not in metadata:  # earlier releases wrote down the wrappers around the optimizers
         now.append(_each(kinds(around)))
     if len(kept) != len(places) or [kept[place] for place in places] not in now:
         return "classes or shapes"
@@ -148,13 +149,13 @@ def _difference(
 
 
 def _begins_afresh(why: str) -> Literal[False]:
-    """Say why the inner optimizers do not go on; returns that they do not."""
+    """Log why the inner optimizers do not resume; returns False, for that."""
     log.warning("%s: it begins afresh", why)
     return False
 
 
 def _places(then: Sequence[str], now: Sequence[str]) -> list[int] | None:
-    """Where each of `now` stood; None if others did. Those of one name are taken to be in order."""
+    """Where each of `now` stood in `then`; None if the names differ. Equal names are taken in order."""
     stood, stand = (sorted(range(len(names)), key=names.__getitem__) for names in (then, now))
     if [then[place] for place in stood] != [now[place] for place in stand]:
         return None
@@ -163,12 +164,12 @@ def _places(then: Sequence[str], now: Sequence[str]) -> list[int] | None:
 
 
 def _each(optimizers: Sequence[Sequence[Any]]) -> list[tuple[str, list[int]]]:
-    """The class of each parameter's optimizer, and its shape."""
+    """For each parameter, the class of its optimizer and its shape."""
     return [(kind, shape) for kind, shapes in optimizers for shape in shapes]
 
 
 def _keys(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[int, set[str]]:
-    """What was kept of each parameter, by its place then."""
+    """The keys of each parameter's saved state, by the place that the parameter had then."""
     keys: dict[int, set[str]] = {}
     for name in (*(name[len("inner/") :] for name in tensors if name.startswith("inner/")), *plain):
         index, key = name.split("/", 1)
@@ -179,10 +180,11 @@ def _keys(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[int, 
 def _is_torn(
     optimizers: Sequence[torch.optim.Optimizer], places: Sequence[int], keys: Mapping[int, set[str]]
 ) -> bool:
-    """Whether it was saved within a first step, as earlier releases did: it ends training at every start.
+    """Whether the state was saved in the middle of a first step, as earlier releases could: it would end
+    training at every start.
 
-    Of parameters of one group and as many dimensions one has a part of what another has, then. Some keep
-    other things of larger ones, but no fewer.
+    In such a state, of two parameters in one group with equally many dimensions, one has only some of the
+    other's keys. Some optimizers keep other keys for larger parameters, but not fewer.
     """
     place = iter(places)
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):

@@ -1,9 +1,10 @@
-"""Writing a checkpoint while training goes on.
+"""Writes a checkpoint while training goes on.
 
-At each inner step a share of the state is copied to memory that is kept for it, and a thread writes that to
-a file aside, which is renamed when all is there. So no step is held up by all of a checkpoint, no second copy
-of the state is made, and few pages are touched for the first time, which is most of what copying a state
-costs. The file is safetensors, by hand for the same reason: the library wants all tensors in memory at once.
+At each inner step a share of the state is copied to memory that is kept for it, and a thread writes that
+share to a temporary file, which is renamed when it is complete. So no step is held up by a whole checkpoint,
+there is no second copy of the state, and few pages are touched for the first time, which is most of the cost
+of copying a state. The file is safetensors, written by hand for the same reason: the library wants all
+tensors in memory at once.
 """
 
 import logging
@@ -28,29 +29,30 @@ from gossamer.protocol.errors import DivergedError
 
 SHARE_BYTES = 2 * 1024 * 1024
 SHARES = 64
-"""A state is copied over at most 64 inner steps, at least 2 MiB at each: a third of a millisecond."""
+"""A state is copied over at most 64 inner steps, with at least 2 MiB at each: a third of a millisecond."""
 
 SHARE_TENSORS = 512
-"""And no more than so many, however small: each costs some 15 us."""
+"""The most tensors in a share, however small: each costs some 15 us."""
 
 WIDEST_BYTES = 8
-"""Shares are a multiple of the widest number, so that none is cut."""
+"""Shares are a multiple of the widest number, so that no number is cut."""
 
 BYTES_PER_S = 4 * 1024 * 1024
-"""How much is written on average: a MiB costs a third of a millisecond, so this is about a thousandth of a
+"""How much is written on average. A MiB costs a third of a millisecond, so this takes about a thousandth of a
 core's time."""
 
 TENSORS_PER_S = 200
-"""And how many of them, however small: each costs some 20 to 40 us, so this is less than a hundredth of it,
-of which half holds up training."""
+"""How many tensors are written on average, however small. Each costs some 20 to 40 us, so this takes less
+than a hundredth of a core's time; half of that holds up training."""
 
 SYNCED_AT_THE_END_BYTES = 64 * 1024 * 1024
-"""A larger one is not waited for as the process ends, which is in a hurry then: a power cut within seconds of
-that may cost it."""
+"""A larger checkpoint is not synced as the process ends, since the process is in a hurry then: a power cut
+within seconds of its end may lose that checkpoint."""
 
 INTERVAL_MIN_S = 5.0
 INTERVAL_MAX_S = 300.0
-"""A crash costs no more of the inner optimizer's state than this, however large it is."""
+"""The longest time between checkpoints: a crash loses no more of the inner optimizer's state than this,
+however large the state is."""
 
 log = logging.getLogger("gossamer.checkpoint")
 
@@ -63,14 +65,14 @@ class CheckpointWriter:
         self._thread = WorkThread("checkpoint")
         self._room = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._growth = 1
-        """By how much the last one's shares had to grow."""
+        """By what factor the last checkpoint's shares had to grow."""
         self._under_way: _Writing | None = None
         self._begun_at = -inf
         self._interval = INTERVAL_MIN_S
         self._said = ""
-        """What has kept the last one from being written, and has been said."""
+        """The logged reason why the last checkpoint could not be written."""
         self._said_of_inner = False
-        """Whether it has been said that the inner optimizer's state is none that can be saved."""
+        """Whether it has been logged that the inner optimizer's state cannot be saved."""
 
     def is_due(self) -> bool:
         """Whether a checkpoint should be begun now: never while one is under way."""
@@ -94,7 +96,7 @@ class CheckpointWriter:
         self._under_way = _Writing(self._path, state, outer, self._room, self._growth, submit)
 
     def advance(self, progress: Progress, *, wait: bool = False) -> None:
-        """Copy the next share of the one under way; never waits for the disk, unless told to."""
+        """Copy the next share of the checkpoint under way. Waits for the disk only if told to."""
         writing = self._under_way
         if writing is None or not (wait or writing.is_ready):
             return
@@ -103,17 +105,18 @@ class CheckpointWriter:
                 if writing.advance(progress):
                     self._under_way = None
                     self._said = ""
-                    # Unless that was for good: a disk that hung for a while had them grow, too.
+                    # If shares need not have grown this time, try smaller ones next: perhaps the disk had
+                    # hung.
                     self._growth = writing.growth if writing.has_grown else max(1, writing.growth // 2)
         except OSError as error:
             self._say_cannot(error.strerror or str(error))
             self._give_up()
 
     def save(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress) -> None:
-        """Write all of a checkpoint now, in place of one under way; returns when the file is there.
+        """Write a whole checkpoint now, in place of one under way; returns when the file is there.
 
-        Without the thread: a script that never left its peer leaves as the interpreter exits, when no thread
-        can be given work any more.
+        It does not use the thread: a script that never left its peer leaves as the interpreter exits, when
+        threads take no more work.
         """
         self._give_up()
         self._begin(outer, optimizers, at_once)
@@ -123,25 +126,25 @@ class CheckpointWriter:
     def save_if_sound(
         self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
     ) -> None:
-        """As `save`, after an error that is what is to be seen: what hinders this is a log line.
+        """As `save`, but after an error, which must stay the one to be seen: a failure here is only logged.
 
-        Raises DivergedError where parameters are out of range, and saves nothing then.
+        Raises DivergedError, and saves nothing, if parameters are out of range.
         """
         try:
             outer.check()
             self.save(outer, optimizers, progress)
         except DivergedError:
             raise
-        except Exception as error:  # a device that failed, say, which has ended training
+        except Exception as error:  # such as a failed device, which has ended training
             self._say_cannot(str(error))
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Give up the checkpoint under way, if any, and end the thread."""
         self._give_up()
         self._thread.end()
 
     def _say_cannot(self, problem: str) -> None:
-        if problem != self._said:  # and not again every few seconds, as long as a disk is full
+        if problem != self._said:  # not again every few seconds while a disk is full
             log.warning("cannot save the trainer's state to %s: %s", self._path, problem)
         self._said = problem
 
@@ -157,25 +160,24 @@ class _Copied(NamedTuple):
     name: str
     bytes: Tensor
     offset: int
-    """In bytes, counted from the first tensor."""
+    """Place in the file in bytes, counted from the first tensor."""
     is_first: bool
 
 
 class _Writing:
     """One checkpoint under way.
 
-    A fragment's residual and momentum are those of one time, with the round that they belong to: if it is
-    published before all of it has been copied, it is copied again, and if all of its next window was not
-    enough either, in shares of twice the size. What the inner optimizer keeps of one element is of one time,
-    too: a variance without the momentum that came with it would make the next process take a huge step.
-    Elements may be some steps apart from each other, which does no harm.
+    A fragment's residual and momentum are saved as of one time, with the round that they belong to. If the
+    fragment is published before all of it has been copied, it is copied again; if its whole next window was
+    not enough either, in shares of twice the size. The inner optimizer's values for one element are also of
+    one time: a variance without the momentum that came with it would make the next process take a huge step.
+    Different elements may be some steps apart, which does no harm.
     """
 
     def __init__(
         self, path: Path, state: State, outer: OuterLoop, room: Tensor, growth: int, submit: Submit
     ) -> None:
-        """`room` is for a share, which is `growth` times the usual one; `submit` has what waits for the disk
-        done."""
+        """`room` holds one share, `growth` times the usual size; `submit` runs what waits for the disk."""
         self._path = path
         self._state = state
         self._outer = outer
@@ -186,16 +188,16 @@ class _Writing:
         self._gpus = {saved.tensor.device for saved in state.tensors if saved.tensor.is_cuda}
         self._rounds = [0] * len(outer.fragments)
         self._checksums = {saved.name: 0 for saved in state.tensors}
-        """Of what has been written of each tensor."""
+        """CRC-32 of what has been written of each tensor so far."""
         self._data_at = 0
         """Where the tensors begin in the file."""
         self._group = 0
         self._done = 0
-        """How much of each tensor of which group has been copied, in elements."""
+        """How many elements have been copied of each tensor of the group `_group`."""
         self._began = 0
-        """The first group of the fragment that it is of."""
+        """The first group of the fragment that `_group` belongs to."""
         self._times_again = 0
-        """How often that fragment has been begun again."""
+        """How often the copy of that fragment has been begun again."""
         self._file: BinaryIO | None = None
         self._aside = ""
         self._written = submit(self._open)
@@ -227,10 +229,10 @@ class _Writing:
         return False
 
     def give_up(self) -> None:
-        """Leave nothing behind."""
+        """Stop, and remove the temporary file."""
         self._written.wait()
         if self._file:
-            with suppress(OSError):  # what could not be written is tried again
+            with suppress(OSError):  # closing tries to write the rest again
                 self._file.close()
             with suppress(OSError):
                 os.unlink(self._aside)
@@ -238,20 +240,20 @@ class _Writing:
     def _begin_again_if_published(self) -> None:
         fragment = self._fragment(self._group)
         if fragment is None or fragment != self._fragment(self._began):
-            return  # nothing of it has been copied
+            return  # nothing of this fragment has been copied
         if self._rounds[fragment] != self._outer.fragments[fragment].last_published:
             self._group, self._done = self._began, 0
             self._times_again += 1
-            if self._times_again > 1:  # all of a window was not enough
+            if self._times_again > 1:  # a whole window was not enough
                 self._grow()
 
     def _grow(self) -> None:
-        """Have larger shares: each holds training up for longer, but one for all needs no second try."""
+        """Use larger shares: each holds up training for longer, but a single one needs no second try."""
         self.growth, self.has_grown = 2 * self.growth, True
         self._room = _room(2 * self._room.numel(), self._state)
 
     def _copy(self, room: Tensor) -> list[_Copied]:
-        """Copy as many of the next group's elements as there is room for; nothing if there is for none."""
+        """Copy as many of the next group's elements as `room` can take; nothing if it can take none."""
         group = self._state.groups[self._group]
         tensors = [self._state.tensors[index].tensor.detach() for index in group]
         start, numel = self._done, tensors[0].numel()
@@ -263,7 +265,7 @@ class _Writing:
         pieces: list[_Copied] = []
         for index, tensor in zip(group, tensors, strict=True):
             copied = room[: (end - start) * tensor.itemsize]
-            # A GPU goes on with what it was told before, and neither it nor the loop waits for the other.
+            # The copy is queued behind the GPU's earlier work: neither the GPU nor the loop waits.
             copied.view(tensor.dtype).copy_(_elements(tensor, start, end), non_blocking=tensor.is_cuda)
             name, offset = self._state.tensors[index].name, self._state.offset(index, start)
             pieces.append(_Copied(name, copied, offset, is_first=not start))
@@ -287,9 +289,9 @@ class _Writing:
     # -- in the thread
 
     def _open(self) -> None:
-        # How long the header will be is not known yet; what it does not need is spaces.
+        # The header's length is not known yet: the room that it does not need is filled with spaces.
         self._data_at = 8 + self._state.header_bytes(len(self._rounds))
-        # Of trainers that were killed.
+        # Temporary files of trainers that were killed.
         remove_unfinished(self._path.parent.glob(".*-*"), self._path.name.__eq__)
         fd, self._aside = open_aside(self._path)
         self._file = os.fdopen(fd, "wb")
@@ -299,7 +301,7 @@ class _Writing:
     ) -> None:
         assert self._file
         for gpu, event in arrived:
-            with torch.cuda.device(gpu):  # of this thread it is the first one, which it would take memory of
+            with torch.cuda.device(gpu):  # not the first one, which would take memory there
                 event.synchronize()
         at = -1
         for name, piece, offset, is_first in share:
@@ -325,22 +327,22 @@ class _Writing:
 
 
 def _room(size: int, state: State) -> Tensor:
-    """Memory for so many bytes: pinned, if a GPU is to copy to it."""
+    """Memory of `size` bytes, pinned if a GPU is to copy to it."""
     if any(saved.tensor.is_cuda for saved in state.tensors):
-        with suppress(RuntimeError):  # there is no more of that; then each copy is waited for
+        with suppress(RuntimeError):  # no more memory can be pinned: then each copy is waited for
             return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
     return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 def _mark(device: torch.device) -> torch.cuda.Event:
-    """What a GPU reaches once all is done that it was told up to now."""
-    event = torch.cuda.Event(blocking=True)  # the thread that waits for it shall not spin
+    """An event that a GPU reaches once all work queued up to now is done."""
+    event = torch.cuda.Event(blocking=True)  # so that the waiting thread does not spin
     event.record(torch.cuda.current_stream(device))
     return event
 
 
 def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
-    """A tensor's elements from `start` to `end`, row-major; a copy of little more than them, if any."""
+    """A tensor's elements from `start` to `end`, row-major. If that takes a copy, it is of little more."""
     if tensor.is_contiguous():
         return tensor.view(-1)[start:end]
     row = tensor[0].numel()

@@ -1,7 +1,7 @@
 """The role of every rank but the first: to do what the first has decided.
 
-A follower has no outer loop and no daemon. Each of its methods exchanges as many words as the leader's does,
-and takes part in what these say.
+A follower has no outer loop and no daemon. Each of its methods exchanges as many words as the leader's method
+does, and takes part in what they say.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from gossamer.node.training.ranks import Team, Word
 
 @dataclass(slots=True)
 class _Hearsay:
-    """A link to nowhere: what is known of the swarm comes with the words."""
+    """Stands in for a link to the daemon: a follower hears of the swarm only by the words."""
 
     node_id: bytes
     own_last: int = 0
@@ -34,7 +34,7 @@ class _Hearsay:
 
 
 class Follower(RankRole):
-    """On another rank than the first; `team` knows the fragments."""
+    """The role of a rank other than the first; `team` knows the fragments."""
 
     def __init__(self, team: Team, *, node_id: bytes, stop_round: int, beside: Beside) -> None:
         super().__init__(_Hearsay(node_id), team, stop_round=stop_round, beside=beside)
@@ -77,7 +77,7 @@ class Follower(RankRole):
         word = self.team.agree(said)
         with self.team.full(word.touched):
             pass
-        self._word = word  # not where the first rank could not do what it says
+        self._word = word  # only now: `full` raises if the first rank could not do what the word says
         self.version, self.taken, self.last_loss = word.version, word.taken, word.loss
         self.progress = Progress(word.steps, word.own_tokens)
         return word

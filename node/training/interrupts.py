@@ -1,8 +1,8 @@
-"""Ctrl-C, and whatever else a script's handlers of signals raise, waits until what is under way is whole.
+"""Ctrl-C, and anything else that a script's signal handlers raise, waits until what is under way is whole.
 
-Whoever interrupts a cell of a notebook goes on with the next one, and whoever has a watchdog with its next
-step. Of a delta that is half made, or of a Phi that is half taken over, the other half would be lost, or be
-published as progress.
+A person who interrupts a notebook's cell goes on with the next cell, and a loop whose watchdog fires goes on
+with its next step. The other half of a half-made delta, or of a Phi that is half taken over, would be lost or
+be published as progress.
 """
 
 import os
@@ -26,19 +26,19 @@ HELD = (
 )
 """Signals whose handlers raise in a training loop: a person's, a scheduler's, watchdogs', a DataLoader's.
 
-Others are left as they are, since what is set below a handler in Python (`signal.siginterrupt`, a chain of
-`faulthandler`) does not come back with it.
+Other signals are left alone: what is set below a handler in Python (`signal.siginterrupt`, a chain of
+`faulthandler`) does not come back when the handler is put back.
 """
 
 _held: dict[int, Handler] = {}
-"""The handlers of those that the main thread holds back, until each is put back: what is called inside need
-not do so again."""
+"""Handlers of the signals that the main thread holds back, until each is put back. While there are any, a
+nested `held_back` has nothing to do."""
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Inside, signals with handlers in Python are noted; those are called in the order in which they came,
-    when this is left. Only the main thread ever gets any."""
+    """Inside, signals with handlers in Python are noted. On leaving, their handlers are called in the order
+    in which the signals came. Only the main thread ever gets any."""
     if threading.current_thread() is not threading.main_thread() or _held:
         yield
         return
@@ -55,13 +55,13 @@ def held_back() -> Iterator[None]:
         try:
             _put_back()
         finally:
-            with ExitStack() as calls:  # as each may raise; the last that is pushed comes first
+            with ExitStack() as calls:  # each may raise; the last one pushed is called first
                 for number, frame in reversed(came.items()):
                     calls.callback(handlers[number], number, frame)
 
 
 def _put_back() -> None:
-    """Set them all, though one may be called as soon as it is set, and raise."""
+    """Put all handlers back, though each may be called as soon as it is set, and raise."""
     try:
         while _held:
             number = next(iter(_held))
@@ -72,5 +72,5 @@ def _put_back() -> None:
             _put_back()
 
 
-# A process that another thread forks meanwhile, a DataLoader's worker say, would never hear of SIGTERM.
+# Otherwise a process that another thread forks meanwhile, a DataLoader's worker say, would miss SIGTERM.
 os.register_at_fork(after_in_child=_put_back)

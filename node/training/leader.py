@@ -1,6 +1,6 @@
 """The role of the first rank, or of the only one: it forms the deltas, and talks to the daemon.
 
-It never waits for the network: what it spends is encoding and adding, and it keeps count of that.
+It never waits for the network. It spends its time on encoding and adding, and measures it.
 """
 
 import logging
@@ -69,10 +69,11 @@ class Leader(RankRole):
         self._steps_since = 0
         self._published_at = time.monotonic()
         self._window_loss = 0.0
-        """Of the last window that was published and had one: `last_loss`, as soon as all ranks know it."""
+        """Mean loss of the last published window with a finite one. It becomes `last_loss` once all ranks
+        know it."""
         self._share_waits = False
         self._has_diverged = False
-        """Since the last delta."""
+        """Whether the model has diverged since the last delta."""
         self._idle = IdleWatch(len(self._outer.fragments))
         self._step_watch = StepWatch(state_keepers(self._saved_optimizers) or ())
 
@@ -106,11 +107,11 @@ class Leader(RankRole):
         begun = time.perf_counter()
         self._has_stepped = True
         self._step_watch.begin_anew()
-        self.is_stepping = self.team.size > 1  # which are out of step until this is over
+        self.is_stepping = self.team.size > 1  # several ranks are out of step until this is over
         round_ = self._due()
         offers = self._incoming.take_for_step(round_)
         if self.team.size == 1 and not offers and round_ is None:
-            self._note(tokens, loss)  # most steps: nobody to agree with, and nothing to do
+            self._note(tokens, loss)  # most steps: no ranks to agree with, and nothing to do
         else:
             with self._changing(offers, round_, tokens):
                 self._note(self._word.tokens, loss)
@@ -136,7 +137,7 @@ class Leader(RankRole):
         with self._changing([], round_):
             if round_ is not None:
                 self._publish(round_)
-        if not self._step_watch.is_torn:  # by Ctrl-C, say: what was saved last is better
+        if not self._step_watch.is_torn:  # if it is, by Ctrl-C say, the last checkpoint is better
             self._checkpoint.save(self._outer, self._sound_optimizers, self.progress)
         self._link.wait_acknowledged(left)
 
@@ -151,7 +152,7 @@ class Leader(RankRole):
             self._has_diverged = True
 
     def drop_progress(self) -> None:
-        self._binding.check(seldom=False)  # what a script has put in their place is not the swarm's
+        self._binding.check(seldom=False)  # parameters that a script has replaced are not the swarm's
         everything = frozenset(range(len(self._outer.fragments)))
         self._agree(everything)
         with held_back(), self.team.full(everything):
@@ -175,7 +176,7 @@ class Leader(RankRole):
         self._step_watch.end()
         try:
             self._incoming.close()
-            if self._has_diverged:  # or an earlier one would have the next process diverge at once
+            if self._has_diverged:  # an earlier checkpoint could make the next process diverge at once
                 self._checkpoint.save(self._outer, (), self.progress)
             self._checkpoint.close()
         finally:
@@ -217,9 +218,8 @@ class Leader(RankRole):
     def _changing(
         self, offers: Sequence[Offer] = (), round_: int | None = None, tokens: int = 0
     ) -> Iterator[None]:
-        """Agree with the other ranks on what changes now; inside, those fragments are here in full.
-
-        Ctrl-C comes after it.
+        """Agree with the other ranks on what changes now. Inside, those fragments are here in full, and
+        Ctrl-C is held back.
         """
         if offers or round_ is not None:
             self._binding.check()
@@ -227,7 +227,7 @@ class Leader(RankRole):
         if round_ is not None:
             touched.add(round_ % len(self._outer.fragments))
         if offers:
-            # They come in order; a daemon that was started again counts from 0.
+            # Offers come in order, so the last is the newest; a restarted daemon counts from 0 again.
             self.version, self.taken = offers[-1].version, self.taken + 1
         before = self._word
         self._agree(frozenset(touched), tokens=tokens, round_=round_ or 0)
@@ -236,7 +236,7 @@ class Leader(RankRole):
             try:
                 with self.team.full(frozenset(touched)):
                     yield
-            except DivergedError:  # nothing is half done then: what a script puts right can be published
+            except DivergedError:  # nothing is half done: a script may repair the model and go on
                 self.is_stepping, self._has_diverged = False, True
                 self._word = before
                 raise
@@ -265,14 +265,14 @@ class Leader(RankRole):
         """
         if self.finished or not self._link.can_publish:
             return None
-        # Where the swarm is may not be known, after a sleep: then what the window holds is as late as it is.
+        # The clock may be unknown, after a sleep. Then the window's delta is published however late it is.
         clock = self._link.clock if self._link.clock >= 0 else self._link.own_last
         round_ = max(self._link.own_last + 1, clock)
         window = self._outer.fragments[round_ % len(self._outer.fragments)].window
         return round_ if window.steps > 0 and round_ <= clock + 1 else None
 
     def _warn_of_an_inner_state_that_diverged(self) -> None:
-        """A notebook, say, may give the optimizer that its last peer has diverged with."""
+        """Warn if the optimizer's state is not finite: a notebook may reuse one whose last peer diverged."""
         keepers = state_keepers(self._saved_optimizers)
         inner = inner_state(keepers) if keepers else None
         if inner is not None and not is_sound(inner.tensors, inner.learnt):
@@ -293,11 +293,12 @@ class Leader(RankRole):
         area = self._link.payload_area
         length, window = self._outer.publish(index, round_, area)
         self._idle.look(index, window.changed)
-        # A loss is for displays: one that overflowed (float16 before its scaler has settled) costs no delta.
+        # The loss is only for displays: one that overflowed (float16 before its scaler has settled) must not
+        # cost the delta.
         loss = window.mean_loss
         if isfinite(loss):
             self._window_loss = max(-LOSS_MAX, min(LOSS_MAX, loss))
-        if self.team.size == 1:  # others hear of it with the next word
+        if self.team.size == 1:  # several ranks hear of it with the next word
             self.last_loss = self._window_loss
         self._link.publish(
             control.Publish(
@@ -317,13 +318,14 @@ class Leader(RankRole):
 
     @property
     def _sound_optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """The optimizers whose state is saved: none where the model has diverged, for it may be the cause."""
+        """The optimizers whose state is saved: none once the model has diverged, since it may be the
+        cause."""
         return () if self._has_diverged else self._saved_optimizers
 
     def _checkpoint_if_due(self, round_: int | None) -> None:
-        """Begin a checkpoint if one is due; copy a share of one that was begun.
+        """Begin a checkpoint if one is due, and copy a share of the one that was begun.
 
-        Rather at the next step than at one that publishes.
+        A step that publishes leaves this to the next step, but not twice in a row.
         """
         if round_ is not None and not self._share_waits:
             self._share_waits = True
@@ -334,12 +336,12 @@ class Leader(RankRole):
         self._checkpoint.advance(self.progress)
 
     def _apply(self, offer: Offer) -> None:
-        """Take Phi over under the progress of the open windows."""
+        """Take Phi over, and keep the progress of the open windows on top of it."""
         self._outer.apply(offer.fragment, self._incoming.values(offer), offer.merged_round)
         self._incoming.took(offer)
 
     def _load(self, offer: Offer) -> None:
-        """Take Phi over as it is."""
+        """Take Phi over as it is, and drop local progress."""
         state = self._outer.fragments[offer.fragment]
         state.last_published = max(state.last_published, offer.own_round)
         phi = self._incoming.values(offer)

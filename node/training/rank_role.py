@@ -1,7 +1,7 @@
 """What one process does for its node: the first rank leads, and the others follow.
 
-A `Peer` plays one of the two. On several ranks all see the swarm as the first saw it at the last step, so
-that they decide alike whatever follows from it.
+A `Peer` plays one of the two. With several ranks, all see the swarm as the first saw it at the last step, so
+that all decide alike.
 """
 
 import abc
@@ -35,10 +35,11 @@ class SwarmView(Protocol):
 
 
 class RankRole(abc.ABC):
-    """Leading or following. Every method is called alike on all ranks."""
+    """Leading or following. Every method is called on all ranks alike."""
 
     def __init__(self, link: SwarmView, team: Team, *, stop_round: int, beside: Beside | None = None) -> None:
-        """`beside` is what an attached script has beside it."""
+        """`beside` is None for the built-in trainer, which has no daemon of its own and no SIGTERM to
+        catch."""
         self._link: SwarmView = link
         self._stop_round = stop_round
         self._word = Word()
@@ -48,16 +49,16 @@ class RankRole(abc.ABC):
         self.resumed = False
         self.version = 0
         self.taken = 0
-        """Steps that have taken over a newer Phi. Unlike the version, no new daemon counts it anew."""
+        """Steps that have taken over a newer Phi. Unlike the version, it does not restart with the daemon."""
         self.last_loss = 0.0
         self.begun_at = time.perf_counter()
         self.outer_s = 0.0
-        """Seconds that `step` has kept the loop from inner steps since then."""
+        """Seconds since `begun_at` in which `step` has kept the loop from inner steps."""
         self.is_stepping = False
-        """Whether something is half changed, now or since an error: then nothing is in order that could be
-        published. Of several ranks, the first knows."""
+        """Whether a change is half done, now or since an error, so that nothing can be published. With
+        several ranks, the first knows."""
         self.stop_requested = False
-        """Whether the script wants its loop to end; on several ranks all hear of it at the next step."""
+        """Whether the script wants its loop to end; with several ranks, all hear of it at the next step."""
 
     @property
     def node_id(self) -> bytes:
@@ -65,7 +66,7 @@ class RankRole(abc.ABC):
 
     @property
     def seen(self) -> SwarmView | Word:
-        """What the swarm looks like; on several ranks, as all of them saw it at the last step."""
+        """What the swarm looks like; with several ranks, as the first told all of them at the last step."""
         return self._link if self.team.size == 1 else self._word
 
     @property
@@ -74,7 +75,7 @@ class RankRole(abc.ABC):
         return bool(word.stop or word.leaving) if self.team.size > 1 else self._is_told_to_stop()
 
     def ending(self) -> BaseException:
-        """What to end a loop with that goes on although it should stop."""
+        """The exception for a loop that goes on although it should stop."""
         assert self.beside is not None
         if self._link.is_outdated:
             return ConfigError(f"{OUTDATED}: start this script again, which goes on from its folder")
@@ -101,7 +102,7 @@ class RankRole(abc.ABC):
 
     @property
     def finished(self) -> bool:
-        next_round = max(self.seen.own_last + 1, self.seen.clock)  # the others may have stepped over the last
+        next_round = max(self.seen.own_last + 1, self.seen.clock)  # the swarm may have skipped the last round
         return 0 < self._stop_round < next_round
 
     @abc.abstractmethod
@@ -110,29 +111,29 @@ class RankRole(abc.ABC):
 
     @abc.abstractmethod
     def step(self, tokens: int, loss: float | Tensor) -> int | None:
-        """Note an inner step; apply and publish what is due. Returns the round published, if any."""
+        """Record an inner step; apply and publish what is due. Returns the round published, if any."""
 
     @abc.abstractmethod
     def flush(self, timeout_s: float) -> None:
-        """Publish what the open window holds, and see that all of it is on disk."""
+        """Publish what the open window holds, save a checkpoint, and wait until the delta is on disk."""
 
     @abc.abstractmethod
     def save_if_whole(self) -> None:
-        """After an error: save what it left whole, if that can be told. What was saved last is better than
-        what may be torn. Raises nothing, since the error is what is to be seen."""
+        """After an error: save what it left whole, if that can be told. The last checkpoint is better than a
+        state that may be torn. Raises nothing, so that the error itself is seen."""
 
     @abc.abstractmethod
     def drop_progress(self) -> None:
-        """Go back to Phi, leaving out what the open windows hold."""
+        """Go back to Phi, and discard what the open windows hold."""
 
     @abc.abstractmethod
     def settle(self) -> bool:
-        """After that: take over Phi as it changes. Returns whether it did; the first rank, which alone knows
-        what is to come, also where it is about to."""
+        """After `drop_progress`: take over Phi as it changes. Returns whether it did; on the first rank,
+        which alone knows what is to come, also whether it may be about to."""
 
     @abc.abstractmethod
     def agree_done(self, done: int) -> int:
-        """Say whether what all ranks do together is over; returns what the first says of it."""
+        """Say whether what all ranks do together is over. Returns what the first rank says."""
 
     @abc.abstractmethod
     def report(self, report: Report) -> None:

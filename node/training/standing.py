@@ -27,23 +27,23 @@ class Standing:
 
     @property
     def node_id(self) -> bytes:
-        """This node's id, 32 bytes; of all its ranks."""
+        """This node's id, 32 bytes; the same on all its ranks."""
         return self._role.node_id
 
     @property
     def round(self) -> int:
-        """Our last published round."""
+        """The last round that this node has published."""
         return self._role.seen.own_last
 
     @property
     def clock(self) -> int:
-        """The swarm's round clock; our own last round while we do not know it, as right after a sleep."""
+        """The swarm's round clock; our own last round while the clock is unknown, as right after a sleep."""
         seen = self._role.seen
         return seen.clock if seen.clock >= 0 else seen.own_last
 
     @property
     def swarm_tokens(self) -> int:
-        """Tokens that all have trained on, by the deltas merged so far: what schedules are functions of."""
+        """Tokens that the whole swarm has trained on, by the deltas merged so far. Schedules depend on it."""
         return self._role.seen.swarm_tokens
 
     @property
@@ -53,7 +53,7 @@ class Standing:
 
     @property
     def resumed(self) -> bool:
-        """Whether the inner optimizer goes on from an earlier run."""
+        """Whether the inner optimizer resumed the state of an earlier run."""
         return self._role.resumed
 
     @property
@@ -70,35 +70,35 @@ class Standing:
     def should_stop(self) -> bool:
         """Whether the node is stopping: SIGTERM came, its daemon is done, or the script has asked for it.
 
-        An attached loop that goes on for more than one step is ended by SystemExit at the next.
+        An attached loop may go on for one more step; the step after it raises SystemExit.
         """
         return self._role.should_stop
 
     @property
     def is_outdated(self) -> bool:
-        """Whether the daemon is of another release than this process: only another process can go on."""
+        """Whether the daemon is of another release than this process: only a new process can go on."""
         return self._role.is_outdated
 
     @property
     def finished(self) -> bool:
-        """Whether the last round that was asked for is published, or the swarm is past it."""
+        """Whether this node has published its `stop_round`, or the swarm is past that round."""
         return self._role.finished
 
     @property
     def wait_fraction(self) -> float:
-        """Part of the wall time since `begin` that the loop was kept from inner steps: all of `step`.
+        """Fraction of the wall time since `begin` that was spent in `step`, and not in inner steps.
 
-        An upper bound on waiting: encoding, adding and every lock are in it.
+        An upper bound on waiting: it includes encoding, adding and every lock.
         """
         return self._role.outer_s / max(1e-9, time.perf_counter() - self._role.begun_at)
 
     def metrics(self) -> dict[str, Any]:
-        """Where this node and its swarm are, for a logger of one's own; costs nothing.
+        """Where this node and its swarm are, for a script's own logger; costs nothing.
 
-        `round`: our last published; `clock`: the swarm's round; `swarm_tokens`: trained on by all, as merged
-        so far; `tokens`, `steps`: this node's over all its runs; `loss`: mean over our last published window,
-        0 before there is one; `version`: counts merges, the newest that the model has seen; `wait_fraction`;
-        `links`: nodes that we are linked to.
+        `round`: the last that we published; `clock`: the swarm's round; `swarm_tokens`: tokens that the swarm
+        has trained on, as merged so far; `tokens`, `steps`: this node's, over all its runs; `loss`: mean over
+        our last published window, 0 before there is one; `version`: the newest merge that the model has seen;
+        `wait_fraction`; `links`: how many nodes we are linked to.
         """
         return {
             "round": self.round,
@@ -115,11 +115,11 @@ class Standing:
     def lr_scale(self, schedule: Schedule) -> float:
         """Factor on the peak learning rate: the schedule at the swarm's tokens (see `schedules`).
 
-        A fresh inner optimizer is warmed up over `WARM_UP_STEPS` steps besides, for it knows nothing yet of a
-        model that may be far along. Fits ``LambdaLR(optimizer, lambda _: peer.lr_scale(schedule))``.
+        A fresh inner optimizer is also warmed up over `WARM_UP_STEPS` steps, since it knows nothing yet of a
+        model that may be far along. Use it as ``LambdaLR(optimizer, lambda _: peer.lr_scale(schedule))``.
 
-        Raises TypeError if the schedule is no function, ValueError if it gives anything but a factor of 0 or
-        more.
+        Raises TypeError if the schedule cannot be called, ValueError if it returns anything but a finite
+        factor of 0 or more.
         """
         if not callable(schedule):
             raise TypeError(f"lr_scale takes a function of the swarm's tokens, not {schedule!r:.60}")
@@ -132,11 +132,11 @@ class Standing:
     def shard(self, dataset: Sized, *, fraction: float = 1.0) -> Shard:
         """A sampler that draws `dataset` in this node's own order; with `fraction`, a random part of it.
 
-        It does not deal the data out: what two nodes hold may be seen by both. Raises ConfigError.
+        It does not divide the data between nodes: two nodes may draw the same samples. Raises ConfigError.
         """
         try:
             size = len(dataset)
-        except (TypeError, NotImplementedError):  # as an IterableDataset, or a DataPipe, has none
+        except (TypeError, NotImplementedError):  # an IterableDataset, or a DataPipe, has none
             raise ConfigError(
                 f"{type(dataset).__name__} has no length: shard takes a dataset that is indexed."
                 " Shuffle one that streams with a seed of this node's own, such as peer.node_id"
@@ -152,7 +152,7 @@ class Standing:
 
 
 def _is_factor(given: object) -> bool:
-    """Whether a schedule may return that."""
+    """Whether a schedule may return this: a finite number, 0 or more."""
     try:
         return isinstance(given, SupportsFloat) and isfinite(given) and float(given) >= 0
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last two: 10**400, a tensor of several

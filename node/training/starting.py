@@ -1,6 +1,6 @@
-"""A script's node starts: its folder is entered, its swarm founded if it is the first, its daemon started.
+"""Starts a script's node: enters its folder, founds the swarm if the node is the first, starts the daemon.
 
-The folder is entered as `gossamer node` enters it.
+The folder is entered in the same way as by `gossamer node`.
 """
 
 import logging
@@ -40,17 +40,17 @@ from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 
 FREE_TIMEOUT_S = 8.0
-"""How long the daemon of a script that has just been killed may take to end."""
+"""How long to wait for the daemon of a script that has just been killed to end."""
 
 POLL_S = 0.1
 TELL_AFTER_S = 15.0
-"""The first time that we say what we wait for; then after twice as long, and so on."""
+"""When to log for the first time what is waited for. Each next time comes after twice as long."""
 
 log = logging.getLogger("gossamer.peer")
 
 
 class AttachOptions(TypedDict, total=False):
-    """The keyword arguments of `Peer.attach`, which says what they mean, and fills in those not given."""
+    """The keyword arguments of `Peer.attach`, which documents them and fills in the defaults."""
 
     manifest: Manifest | str | os.PathLike[str] | None
     join: Collection[str]
@@ -78,7 +78,7 @@ class StartedNode:
 
     @property
     def contact(self) -> str:
-        """Where others join it, from this machine."""
+        """Where other nodes on this machine join it."""
         address = (self.home.read_daemon() or {}).get("address", "")
         return f"gossamer://{self.link.node_id.hex()}@{address}"
 
@@ -97,7 +97,7 @@ def started(
 ) -> StartedNode:
     """Start the node of a script that trains these parameters. Raises LocalError.
 
-    `in_full` is given the swarm's manifest, and returns the parameters as they are on all ranks together.
+    `in_full` takes the swarm's manifest, and returns the parameters whole, gathered from all ranks.
     """
     trusted = checked_trust(options["trust"])
     home, joins = _entered(options)
@@ -105,7 +105,7 @@ def started(
     check_fits(tensors, manifest)
     _wait_until_free(home)
     _found_if_first(home, manifest, joins, in_full(manifest))
-    # One of this attach's own: of two scripts that start at once, none meets the other's daemon.
+    # Each attach has its own socket, so that two scripts started at once cannot meet each other's daemon.
     socket = home.socket_path(secrets.token_hex(4))
     beside = Beside(
         DaemonOptions(
@@ -126,7 +126,7 @@ def started(
         return StartedNode(home, manifest, joins, beside, _connect(socket, manifest, beside))
     except BaseException as error:
         beside.stop()
-        if isinstance(error, ConfigError) and not home.lock.is_free():  # since we looked: it gave up
+        if isinstance(error, ConfigError) and not home.lock.is_free():  # another node took it meanwhile
             raise _in_use(home) from None
         raise
 
@@ -143,7 +143,7 @@ def _entered(options: AttachOptions) -> tuple[Home, tuple[str, ...]]:
         except BaseException as error:
             entered.set_exception(error)
 
-    # In a thread of its own, for a notebook's thread runs an event loop already. Ctrl-C does not wait for it.
+    # In its own thread, since a notebook's thread already runs an event loop. Ctrl-C does not wait for it.
     threading.Thread(target=enter, name="entering", daemon=True).start()
     return entered.result(), joins
 
@@ -172,7 +172,7 @@ def _tell(text: str) -> None:
 
 
 def _wait_until_free(home: Home) -> None:
-    """Wait for the daemon of a script that has just ended. Raises StorageError if it goes on."""
+    """Wait for the daemon of a script that has just ended. Raises StorageError if it keeps running."""
     deadline = time.monotonic() + FREE_TIMEOUT_S
     while not home.lock.is_free():
         if time.monotonic() > deadline:
@@ -190,7 +190,7 @@ def _in_use(home: Home) -> StorageError:
 def _found_if_first(
     home: Home, manifest: Manifest, joins: tuple[str, ...], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Where there is nobody to join and no earlier run, the model is Phi_0.
+    """Take the model as Phi_0 if there is nobody to join and was no earlier run.
 
     Raises ConfigError or StorageError.
     """
@@ -212,7 +212,8 @@ def _connect(socket: str, manifest: Manifest, beside: Beside) -> DaemonLink:
 
 
 def _wait_for_daemon(link: DaemonLink, beside: Beside) -> None:
-    """However long it reads the node's model back; one that has died, and its successors, get less time."""
+    """Wait without a limit while the daemon reads the node's model back. Once a daemon has died, it and its
+    successors get `CONNECT_TIMEOUT_S`."""
     begun = lived = time.monotonic()
     tell_after = TELL_AFTER_S
     while not link.wait_connected(POLL_S):

@@ -1,4 +1,4 @@
-"""What a training loop says of a step: the tokens that it trained on, and its loss."""
+"""What a training loop passes to `step`, checked: the tokens that it trained on, and their loss."""
 
 from typing import SupportsFloat, SupportsInt
 
@@ -10,14 +10,14 @@ from gossamer.protocol.limits import TOKENS_MAX
 
 
 def token_count(tokens: SupportsInt) -> int:
-    """A step's tokens as an int, whatever numbers a loop counts in. Raises ValueError if that is none."""
+    """A step's tokens as an int, from any type of number. Raises ValueError if it is not a valid count."""
     try:
         if isinstance(tokens, Tensor):
-            tokens = tokens.item()  # a device is asked once
+            tokens = tokens.item()  # only one wait for the device
         count = 0 if isinstance(tokens, bool | np.bool_) else int(tokens)
         if count == tokens and 1 <= count <= TOKENS_MAX:
             return count
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several numbers
         pass
     raise ValueError(
         f"tokens is {tokens!r:.60}: give the step's tokens or samples, a whole number from 1 to 2**40"
@@ -25,7 +25,8 @@ def token_count(tokens: SupportsInt) -> int:
 
 
 def mean_loss(loss: SupportsFloat | Tensor) -> float | Tensor:
-    """A step's loss as a float, or as a tensor [] without its graph. Raises ValueError if that is none."""
+    """A step's loss as a float, or as a tensor [] without its graph. Raises ValueError if it is not one
+    number."""
     if isinstance(loss, Tensor):
         if loss.numel() != 1 or loss.is_complex():
             raise ValueError(
