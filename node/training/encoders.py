@@ -1,12 +1,12 @@
 """Encoding a delta with torch, on the device where the model is.
 
-Each encoder writes the bytes that the reference codec of the same name (`gossamer.protocol.codecs`) would,
-bit for bit, and the int32 values that every receiver will decode from them; the sender keeps the
-difference as its error-feedback residual. All arithmetic is on integers, and no choice is left to a
-library (the first of equal maxima is torch's promise), so CPU and CUDA agree.
+Each encoder writes the same bytes as the reference codec of that name (`gossamer.protocol.codecs`), and the
+int32 values that every receiver will decode from them. The sender keeps the difference as its error-feedback
+residual. All arithmetic is on integers, and no choice is left to a library (torch promises the first of equal
+maxima), so CPU and CUDA agree.
 
-A tensor is worked through in pieces whose temporaries stay in the CPU's cache. Except for `exact`, no
-encoder waits for the device: every shape is known beforehand.
+A tensor is processed in pieces whose temporaries stay in the CPU's cache. Except for `exact`, no encoder
+waits for the device: every shape is known beforehand.
 """
 
 from collections.abc import Callable
@@ -25,23 +25,24 @@ from gossamer.protocol.errors import ConfigError
 Encoder = Callable[[Tensor, int, Tensor, Tensor], None]
 """``(values int32[n], start, section uint8[section_bytes(numel)], decoded int32[n])``.
 
-The values are those from `start` on, a multiple of 4096, of a tensor of `numel`, which is cut anywhere else
-only at its end.
+The values are those of a tensor of `numel` values from `start` on. Both ends are multiples of 4096, except
+for the tensor's own end.
 """
 
 EncodeBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, int | Tensor], None]
 """``(values int32[b, n], exponents uint8[b, 1], codes uint8[b, c], decoded int32[b, n], count)``.
 
-`count` is how many of a block's values are real, for all alike or int64[b, 1]; the rest are zeros. `decoded`
-serves as scratch too.
+`count` is how many of a block's values are real: one number for all blocks, or int64[b, 1]. The rest are
+zeros. `decoded` also serves as scratch.
 """
 
 PIECE_CPU = 1 << 18
-"""Values handled at a time: 1 MiB in, 1 MiB out. With half of it the outer step of models of 6 and 10 M took
-a tenth longer, for a piece costs some 40 calls whatever its size; with twice as much it took no less."""
+"""Values handled at a time: 1 MiB in, 1 MiB out. With half as many, the outer step of models of 6 and 10 M
+parameters took a tenth longer, since a piece costs some 40 calls whatever its size; twice as many gained
+nothing."""
 
 PIECE_DEVICE = 1 << 23
-"""Values handled at a time on an accelerator, where few launches count; scratch takes some 200 MiB."""
+"""Values handled at a time on an accelerator, where few launches matter; scratch takes some 200 MiB."""
 
 
 class Kernel(NamedTuple):
@@ -51,7 +52,7 @@ class Kernel(NamedTuple):
     block: int
     """Values that share an exponent."""
     run: int
-    """A block in part is padded to a multiple of this."""
+    """A partial block is padded to a multiple of this."""
     values_per_byte: int
 
 
@@ -70,7 +71,7 @@ class SectionWriter:
         self._start = 0
 
     def write(self, values: Tensor, decoded: Tensor) -> None:
-        """Encode the next `values`, int32[n], and leave in `decoded`, int32[n], what receivers will read.
+        """Encode the next `values`, int32[n], and write to `decoded`, int32[n], what receivers will read.
 
         All pieces but the last have `piece_numel` values.
         """
@@ -81,7 +82,7 @@ class SectionWriter:
 def encode_tensor(codec: str, values: Tensor) -> tuple[Tensor, Tensor]:
     """Encode `values`, int32 fixed point of any shape with magnitudes below 2**30, on their own device.
 
-    Returns the section, uint8[bytes], and what it decodes to, int32 of the same shape; both new tensors
+    Returns the section, uint8[bytes], and what it decodes to, int32 of the same shape; both are new tensors
     on that device. Raises ConfigError for an unknown codec.
     """
     _encoder(codec)
@@ -98,7 +99,7 @@ def encode_tensor(codec: str, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_codec(codec: str) -> None:
-    """Raises ConfigError for an unknown codec."""
+    """Raise ConfigError for an unknown codec."""
     _encoder(codec)
 
 
@@ -110,7 +111,7 @@ def _encoder(codec: str) -> Encoder:
 
 
 def _exact(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None:
-    """For tests and tiny models: the reference does it, on the CPU."""
+    """`exact`, for tests and tiny models: runs the reference codec, on the CPU."""
     data = CODECS["exact"].encode(values.cpu().numpy())
     target = section[4 * start : 4 * start + len(data)]
     target.copy_(torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8)))
@@ -118,7 +119,7 @@ def _exact(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None
 
 
 def _in_blocks(kernel: Kernel, values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None:
-    """Run a kernel; a last block in part goes padded with zeros.
+    """Run a kernel; a partial last block is padded with zeros.
 
     A section has all blocks' exponents first, then all codes.
     """
@@ -163,7 +164,7 @@ def _linear(
     levels = plus_half(values, factors, decoded)
     levels.bitwise_right_shift_(shifts).clamp_(-codec.level_max - 1, codec.level_max)
     exponents.copy_(shifts)
-    # uint8 wraps, so the offset of offset binary may be added last, to both halves of a byte at once.
+    # uint8 wraps, so the offset of offset binary can be added last, to both halves of a byte at once.
     if codec.bits == 8:
         codes.copy_(levels)
         codes += 128
@@ -176,7 +177,7 @@ def _linear(
 
 
 def _coarser(shifts: Tensor, magnitudes: Tensor, peaks: Tensor, count: int | Tensor, most: int) -> Tensor:
-    """The exponents of `int4`, int32[b, 1], where `shifts` are the finest that blocks' peaks allow."""
+    """The exponents of `int4`, int32[b, 1]; `shifts` are the finest that the blocks' peaks allow."""
     means = _sums(magnitudes, peaks) // count
     shifts = torch.maximum(shifts, _excess_bits(means, 0, most))
     steps = torch.bitwise_left_shift(1, shifts)
@@ -184,12 +185,12 @@ def _coarser(shifts: Tensor, magnitudes: Tensor, peaks: Tensor, count: int | Ten
 
 
 def _plus_half(values: Tensor, steps: Tensor, out: Tensor) -> Tensor:
-    """Of a block's step each: what then is rounded down is rounded to the nearest."""
+    """Add half of a block's step to each value, so that rounding down then rounds to the nearest."""
     return torch.add(values, steps >> 1, out=out)
 
 
 def _plus_half_nearer_to_zero(values: Tensor, steps: Tensor, out: Tensor) -> Tensor:
-    """``values - clamp(values, -eighth, eighth) + half``, of a block's step each, in one pass less."""
+    """``values - clamp(values, -eighth, eighth) + half`` of each block's step, with one pass fewer."""
     eighths, halves = steps >> 3, steps >> 1
     excess = torch.sub(values, halves, out=out)
     torch.maximum(excess, -eighths - halves, out=excess)
@@ -198,8 +199,8 @@ def _plus_half_nearer_to_zero(values: Tensor, steps: Tensor, out: Tensor) -> Ten
 
 
 def _sums(magnitudes: Tensor, peaks: Tensor) -> Tensor:
-    """Each block's sum, int64[b, 1], of values none of which is above its block's peak."""
-    # Where int32 can hold them it is four times as fast; to look, one would have to wait for a device.
+    """Each block's sum, int64[b, 1], of magnitudes that are at most its block's peak."""
+    # On the CPU int32 is four times as fast, if it can hold the sums. On a device, finding out would wait.
     fits = magnitudes.is_cpu and int(peaks.amax()) < (1 << 31) // magnitudes.shape[1]
     return magnitudes.sum(1, keepdim=True, dtype=torch.int32 if fits else torch.int64).long()
 
@@ -225,7 +226,7 @@ def _two_bit(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, 
 
 
 def _topk(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, count: int | Tensor) -> None:
-    """`topk`: of each run the largest value, with one exponent for up to 64 of them."""
+    """`topk`: the largest value of each run, with one exponent for up to 64 runs."""
     values, decoded = (tensor.view(len(tensor), -1, topk.RUN) for tensor in (values, decoded))
     magnitudes, positions = torch.abs(values, out=decoded).max(2)
     is_negative = values.gather(2, positions.unsqueeze(2)).squeeze(2) < 0
@@ -242,7 +243,8 @@ def _topk(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, cou
 
 
 def _mean_above_mean(magnitudes: Tensor) -> Tensor:
-    """Of each block's runs, int32[b, r]: the mean of those at or above a 64th of their sum, int64[b, 1]."""
+    """The mean, int64[b, 1], of those values in each row of int32[b, r] that are at least a 64th of its
+    sum."""
     sums = magnitudes.sum(1, keepdim=True, dtype=torch.int64)
     above = magnitudes.masked_fill(magnitudes < -(-sums // topk.RUNS), 0)
     return above.sum(1, keepdim=True, dtype=torch.int64) // above.bool().sum(1, keepdim=True).clamp_(min=1)
@@ -255,7 +257,7 @@ def _topk_levels(device: torch.device) -> Tensor:
 
 
 def _excess_bits(values: Tensor, bits: int, most: int) -> Tensor:
-    """By how many bits non-negative integers are longer than `bits`, `most` at most: int32 of their shape."""
+    """By how many bits non-negative integers are longer than `bits`, at most `most`: int32 of their shape."""
     return torch.bucketize(
         values, _powers(bits, most, values.device, values.dtype), right=True, out_int32=True
     )
@@ -263,7 +265,7 @@ def _excess_bits(values: Tensor, bits: int, most: int) -> Tensor:
 
 @cache
 def _powers(first: int, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """So many powers of two, from ``2**first`` on."""
+    """The `count` powers of two from ``2**first`` on."""
     return 1 << torch.arange(first, first + count, device=device, dtype=dtype)
 
 
@@ -273,7 +275,7 @@ KERNELS = {
     "int2": Kernel(_two_bit, block.BLOCK, block.BLOCK, 4),
     "topk": Kernel(_topk, topk.BLOCK, topk.RUN, topk.RUN),
 }
-"""Of the codecs that work in blocks."""
+"""The kernels of the codecs that work in blocks."""
 
 ENCODERS: dict[str, Encoder] = {
     "exact": _exact,

@@ -1,6 +1,6 @@
-"""What the outer loop keeps of a fragment, and the parts in which it goes through it.
+"""The outer loop's state for a fragment, and the parts in which the loop processes it.
 
-A part is a large tensor, cut to pieces, or a bucket of small ones.
+A part is one large tensor, cut into pieces, or a bucket of small ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ from gossamer.protocol.payloads.layout import Fragment
 
 @dataclass(slots=True)
 class Window:
-    """What the inner loop did since this node's last delta of a fragment."""
+    """What the inner loop has done since this node's last delta of a fragment."""
 
     base: int
     """The round up to which the fragment was merged when the window began."""
     steps: int = 0
     tokens: int = 0
     loss: float | Tensor = 0.0
-    """Sum over the steps; known once it is closed, as is what follows."""
+    """Sum over the steps. Set when the window is closed, as is `changed`."""
     changed: bool = False
-    """Whether its delta holds anything."""
+    """Whether its outer step holds anything but zeros."""
 
     def add(self, tokens: int) -> None:
         self.steps += 1
@@ -39,7 +39,7 @@ class Window:
 
 
 class Piece(NamedTuple):
-    """So much of a part, in row-major order, as is worked on at a time."""
+    """As much of a part, in row-major order, as is processed at a time."""
 
     span: slice
     ref: Tensor
@@ -49,24 +49,25 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is gone through at once."""
+    """Tensors that are processed together."""
 
     places: Sequence[int]
     """Which of the fragment's tensors these are."""
     theta: list[Tensor]
     pieces: Sequence[Piece]
-    """Views, made once, for making one takes as long as working through a thousand values."""
+    """Views, made once, since making one takes as long as processing a thousand values."""
     bucket: Bucket | None
-    """Where there are several tensors."""
+    """None for a single tensor."""
 
     @property
     def device(self) -> torch.device:
         return self.theta[0].device
 
     def values(self) -> Tensor:
-        """The parameters, one tensor after the other in row-major order; a copy where they do not lie so.
+        """The parameters, one tensor after the other in row-major order; a copy if they do not lie so in
+        memory.
 
-        Of several dtypes, as some may have got while training ran, all are in the widest.
+        If their dtypes differ, as after a change while training ran, all come in the widest.
         """
         rows = [theta.detach().reshape(-1) for theta in self.theta]
         if self.bucket is None:
@@ -77,7 +78,7 @@ class Part:
         return torch.cat(rows)
 
     def write_back(self, values: Tensor) -> None:
-        """Finish what was done to `values`."""
+        """Write changed `values` back to the parameters, if they were a copy."""
         if self.bucket is not None:
             parts = zip(values.split(self.bucket.numels), self.theta, strict=True)
             torch._foreach_copy_(self.theta, [part.view(theta.shape) for part, theta in parts])
@@ -85,7 +86,7 @@ class Part:
             self.theta[0].copy_(values.view(self.theta[0].shape))
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """From a row for each of the fragment's tensors, those of this part as one."""
+        """This part's rows as one, of `tensors` that hold a row for each of the fragment's tensors."""
         if self.bucket is None:
             return tensors[self.places[0]]
         return torch.cat([tensors[place] for place in self.places])
@@ -114,18 +115,18 @@ class FragmentState:
 
     @property
     def gpu(self) -> torch.device | None:
-        """The one that all of it is on; no other kind of device has been tried as one."""
+        """The CUDA device that holds all of it, if one does; other kinds of devices have not been tried."""
         devices = {part.device for part in self.parts}
         return device if len(devices) == 1 and (device := devices.pop()).type == "cuda" else None
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some tensors that are worked through together have got different dtypes."""
+        """Whether some tensors that are processed together have different dtypes by now."""
         return any(len({theta.dtype for theta in part.theta}) > 1 for part in self.parts)
 
     @classmethod
     def of(cls, fragment: Fragment, tensors: Mapping[str, Tensor], codec: str, base: int) -> "FragmentState":
-        """As training begins; `base` is what the first window is based on."""
+        """The state as training begins; `base` is the base of the first window."""
         theta = [tensors[slot.spec.name] for slot in fragment.slots]
         ref, residual, momentum = ([torch.empty(0)] * len(theta) for _ in range(3))
         parts: list[Part] = []
@@ -143,7 +144,7 @@ class FragmentState:
 
 
 def _widened(theta: Tensor, ref: Tensor) -> Tensor:
-    """A parameter as it would be in float32 at least: `ref` and the progress from its image in theta's dtype.
+    """A parameter in float32 or wider: `ref`, plus theta's progress from the image of `ref` in its own dtype.
 
     What bf16 cannot hold of `ref` is not progress.
     """

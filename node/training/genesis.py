@@ -1,6 +1,6 @@
 """Phi_0: the first parameters, rebuilt from the manifest's seed or read from the chunk store.
 
-Run as a module it rebuilds them in a process of its own, so that a daemon never imports torch::
+Run as a module, it rebuilds them in its own process, so that a daemon never imports torch::
 
     python -m gossamer.node.training.genesis FOLDER
 """
@@ -53,7 +53,7 @@ def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
 
 
 def found(manifest: Manifest, phi: Ints, home: Home) -> None:
-    """Keep `phi` as the swarm's first parameters.
+    """Store `phi` as the swarm's first parameters.
 
     Raises ConfigError if they are not the manifest's, or StorageError.
     """
@@ -69,7 +69,7 @@ def found(manifest: Manifest, phi: Ints, home: Home) -> None:
 
 
 def store(phi: Ints, chunks: ChunkStore, path: Path) -> None:
-    """Keep Phi_0 in the chunk store, whose folder is `path`. Raises StorageError."""
+    """Store Phi_0 in the chunk store, whose folder is `path`. Raises StorageError."""
     try:
         snapshots.store(phi, chunks)
     except OSError as error:
@@ -77,7 +77,7 @@ def store(phi: Ints, chunks: ChunkStore, path: Path) -> None:
 
 
 def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
-    """Whether all of Phi_0 is in the chunk store and undamaged; what is damaged is removed."""
+    """Whether all of Phi_0 is in the chunk store and undamaged; damaged chunks are removed."""
     try:
         for _ in snapshots.pieces(manifest.genesis.root, manifest.plan().snapshot_bytes, chunks):
             pass

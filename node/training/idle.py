@@ -1,31 +1,31 @@
-"""Notices a loop that trains something else than the model that it has attached.
+"""Notices a loop that trains something other than the model that it has attached.
 
-A copy of it, say, parameters that are handed from function to function, or a model that a notebook has made
-anew: nothing is wrong with such a loop, and all that it publishes is nothing.
+That may be a copy of the model, parameters that are passed from function to function, or a model that a
+notebook has created again. Such a loop fails nowhere, and publishes nothing but zeros.
 """
 
 import logging
 
 TURNS = 10
-"""Of all fragments, without a change, once there were some: a scaler that skips steps, or a rate that is 0
-for a while, is no mistake."""
+"""How many times in a row all fragments may be published without a change, if there were changes before: a
+scaler that skips steps, or a rate that is 0 for a while, is no mistake."""
 
 log = logging.getLogger("gossamer.peer")
 
 
 class IdleWatch:
-    """Says so, once, where no delta of any fragment has held anything since training began, or for long."""
+    """Warns, once, if no fragment's delta has held anything since training began, or for a long time."""
 
     def __init__(self, fragments: int) -> None:
         self._unseen = set(range(fragments))
-        """Fragments of which there was no delta yet."""
+        """Fragments without a delta so far."""
         self._patience = TURNS * fragments
         self._in_a_row = 0
-        """Deltas without anything in them, since one has held something."""
+        """Empty deltas since the last one that held something."""
         self._has_changed = self._has_told = False
 
     def look(self, fragment: int, changed: bool) -> None:
-        """A fragment was published; whether its delta holds anything."""
+        """A fragment was published; `changed` says whether its delta holds anything."""
         if changed:
             self._has_changed, self._in_a_row = True, 0
             return

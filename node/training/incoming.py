@@ -1,4 +1,4 @@
-"""Which of the daemon's offers of Phi a step takes over: none that is outdated, and not all at once."""
+"""Which of the daemon's offers of Phi a step takes over: no outdated ones, and not all at once."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from gossamer.node.training.staging import Staging
 
 
 class Incoming:
-    """Offers that have come. Each waits here until it is taken over: what comes between may pass."""
+    """Offers that have come. Each waits here until it is taken over, even if an error comes in between."""
 
     def __init__(self, link: DaemonLink, fragments: Sequence[FragmentState], staging: Staging) -> None:
         self._link = link
@@ -19,22 +19,23 @@ class Incoming:
         self._staging = staging
         self._waiting: list[Offer] = []
         self._done_with: list[Offer] = []
-        """Taken over or outdated, and maybe still being read."""
+        """Taken over or outdated, but perhaps still being read."""
         self._passed_over = 0
-        """So many of them, the first, were there already when another fragment was published."""
+        """How many of the first in `_waiting` were passed over by a step that published another fragment."""
 
     def take(self) -> list[Offer]:
-        """All there are."""
+        """All offers that wait."""
         self._passed_over = 0
         self._collect()
         self._give_back()
         return list(self._waiting)
 
     def take_for_step(self, round_: int | None) -> list[Offer]:
-        """The offers to apply at a step that publishes `round_`, if any: not so many that they hold it up.
+        """The offers to apply at a step, which publishes `round_` if that is given: few enough not to hold it
+        up.
 
-        A step that publishes passes over other fragments', once. Any other takes those, or half of all, once
-        the first of them has come to where it is taken over.
+        A step that publishes passes over the offers of other fragments, but only once. Any other step takes
+        the ones passed over, or half of all, once the first has reached the device where it is taken over.
         """
         self._collect()
         self._give_back()
@@ -60,19 +61,19 @@ class Incoming:
         return self._staging.values(offer)
 
     def took(self, offer: Offer) -> None:
-        """This one is taken over, or outdated."""
-        with held_back():  # or the daemon would wait for ever to hear of it
+        """Note that an offer is taken over, or outdated."""
+        with held_back():  # cut short, the daemon would wait for ever to hear of it
             self._waiting.remove(offer)
             self._staging.leave(offer)
             self._done_with.append(offer)
             self._give_back()
 
     def close(self) -> None:
-        """Nothing reads any of them any more."""
+        """Wait until no offer is being read any more."""
         self._staging.close()
 
     def _give_back(self) -> None:
-        """Let the daemon have the memory of all that nothing reads any more."""
+        """Return the memory of all offers that nothing reads any more to the daemon."""
         for offer in [offer for offer in self._done_with if self._staging.is_read(offer)]:
             with held_back():
                 self._done_with.remove(offer)
@@ -86,7 +87,7 @@ class Incoming:
                 self._waiting.append(offer)
 
     def _newer(self, offers: Sequence[Offer]) -> list[Offer]:
-        """The offers that hold our own last delta: an image from before would take it back for a moment."""
+        """The offers that include our own last delta. An older one would undo that delta for a moment."""
         newer = []
         for offer in offers:
             if offer.own_round >= self._fragments[offer.fragment].last_published:

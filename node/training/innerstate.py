@@ -1,4 +1,5 @@
-"""The inner optimizers' state, as a checkpoint holds it: tensors, plain values, numbers of their groups."""
+"""The inner optimizers' state as a checkpoint holds it: tensors, plain values, and numbers of their
+groups."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 _DECIDING = ("amsgrad", "beta1", "centered", "momentum")
-"""Options that decide what an optimizer keeps of a parameter, by being zero, false or None, or not: those of
-torch.optim, and of Adafactor. An optimizer that lacks what it should have kept ends training."""
+"""Options of torch.optim and of Adafactor that decide what an optimizer keeps for a parameter, by whether
+they are zero, false or None. An optimizer whose state lacks something that it expects ends training."""
 
 log = logging.getLogger("gossamer.checkpoint")
 
@@ -30,25 +31,26 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What tensors can be saved, and what safetensors calls their numbers."""
+"""The dtypes of tensors that can be saved, and their names in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """What inner optimizers have learnt, their parameters and groups counted through."""
+    """What inner optimizers have learnt. Parameters and groups are numbered through all optimizers."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
-    """Plain ones of parameters."""
+    """Plain values of parameters."""
     learnt: Sequence[Mapping[str, float]]
     """Numbers of each group."""
 
 
 def state_keepers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer] | None:
-    """The optimizers that keep the state: for one around another, whose state it gives out as its own, the
-    other, as for accelerate's. One that merely refers to another of them keeps its own, as a GAN's do.
+    """The optimizers that hold the state. For a wrapper that passes the inner one's state off as its own,
+    such as accelerate's, that is the inner one. An optimizer that merely refers to another of `optimizers`,
+    as in a GAN, holds its own.
 
-    None where both keep some, as SAM and the optimizer in it do: half of it would do harm.
+    None if both the wrapper and the inner one hold state, as with SAM: half of it would do harm.
     """
     keepers: list[torch.optim.Optimizer] = []
     for optimizer in optimizers:
@@ -58,7 +60,7 @@ def state_keepers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.opt
                 if not all(_gives_out(around[-1], one) for one in held):
                     return None
                 around.append(held[0])
-        except Exception:  # somebody's own, which was never meant to be saved
+        except Exception:  # a custom optimizer that was never meant to be saved
             return None
         keepers.append(around[-1])
     return keepers
@@ -67,7 +69,7 @@ def state_keepers(optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.opt
 def _held(
     optimizer: torch.optim.Optimizer, but: Sequence[torch.optim.Optimizer]
 ) -> list[torch.optim.Optimizer]:
-    """The other optimizers that one holds, by themselves or in a list."""
+    """The other optimizers that one refers to, directly or in a list."""
     values = vars(optimizer).values()
     held = chain.from_iterable(value if isinstance(value, list | tuple) else (value,) for value in values)
     others = [value for value in held if isinstance(value, torch.optim.Optimizer)]
@@ -75,7 +77,7 @@ def _held(
 
 
 def _gives_out(outer: torch.optim.Optimizer, inner: torch.optim.Optimizer) -> bool:
-    """Whether what one would save of its parameters is what the other keeps, and not a state of its own."""
+    """Whether the state that `outer` would save is that of `inner`, and not its own."""
     if [*map(id, _parameters(outer))] != [*map(id, _parameters(inner))]:
         return False
     ours, theirs = outer.state_dict()["state"], inner.state_dict()["state"]
@@ -85,9 +87,10 @@ def _gives_out(outer: torch.optim.Optimizer, inner: torch.optim.Optimizer) -> bo
 def inner_state(optimizers: Sequence[torch.optim.Optimizer]) -> Inner | None:
     """The state of `state_keepers` as named tensors and plain values.
 
-    None for a state that holds anything else (LBFGS keeps lists, SGD with momentum sparse tensors where
-    gradients are, FSDP2 on one rank sharded ones, 8-bit optimizers quantised ones, some a state that is of no
-    parameter, or under keys that are no text): half of it would do harm.
+    None for a state that holds anything else, since half of it would do harm. LBFGS keeps lists, SGD with
+    momentum keeps sparse tensors for sparse gradients, FSDP2 on one rank keeps sharded tensors, 8-bit
+    optimizers keep quantised ones, and some keep state that belongs to no parameter, or keys that are not
+    text.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
@@ -97,7 +100,7 @@ def inner_state(optimizers: Sequence[torch.optim.Optimizer]) -> Inner | None:
         try:
             saved = optimizer.state_dict().get("state")
             numbers = _learnt(optimizer)
-        except Exception:  # somebody's own, which was never meant to be saved
+        except Exception:  # a custom optimizer that was never meant to be saved
             return None
         if not isinstance(saved, dict) or numbers is None:
             return None
@@ -119,9 +122,9 @@ def inner_state(optimizers: Sequence[torch.optim.Optimizer]) -> Inner | None:
 
 
 def is_sound(tensors: Mapping[str, Tensor], learnt: Sequence[Mapping[str, float]]) -> bool:
-    """Whether an inner state is finite; `tensors` may hold others besides.
+    """Whether an inner state is finite; `tensors` may hold other tensors too.
 
-    One that diverged would make the model diverge again, at any learning rate.
+    A state that diverged would make the model diverge again, at any learning rate.
     """
     inner = (tensor for name, tensor in tensors.items() if name.startswith("inner/"))
     numbers = (number for numbers in learnt for number in numbers.values())
@@ -129,16 +132,16 @@ def is_sound(tensors: Mapping[str, Tensor], learnt: Sequence[Mapping[str, float]
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether all values are; those of a byte are taken to be, for torch cannot tell of all such dtypes."""
+    """Whether all values are finite. One-byte dtypes count as finite: torch cannot check all of them."""
     return tensor.itemsize == 1 or bool(tensor.isfinite().all())
 
 
 def _learnt(optimizer: torch.optim.Optimizer) -> list[dict[str, float]] | None:
     """Numbers that an optimizer has learnt and keeps in its groups, as Prodigy's `d` and ScheduleFree's `k`.
 
-    They are among its defaults, are no arguments of it, and not what they began as; its switches are the
-    script's to set. Without them the tensors that go with them do harm: Prodigy would learn nothing more.
-    None if it keeps other things there.
+    These are defaults of the optimizer that are not arguments of its constructor, and that have changed.
+    Booleans are switches, which are for the script to set. Without these numbers, the tensors that go with
+    them do harm: Prodigy would learn nothing more. None if the optimizer keeps anything else there.
     """
     own = _own(optimizer)
     learnt: list[dict[str, float]] = []
@@ -158,9 +161,10 @@ def _learnt(optimizer: torch.optim.Optimizer) -> list[dict[str, float]] | None:
 
 
 def _own(optimizer: torch.optim.Optimizer) -> set[str]:
-    """The keys of an optimizer's defaults that are no arguments of it; none where it takes any arguments.
+    """The keys of an optimizer's defaults that are not arguments of its constructor.
 
-    None of a wrapper's, whose defaults are those of another one: it is not even made with a learning rate.
+    Empty if the constructor takes any arguments (`*args`, `**kwargs`), and for a wrapper, whose defaults are
+    those of another optimizer: it does not even take a learning rate.
     """
     own = set(optimizer.defaults)
     for kind in type(optimizer).__mro__:
@@ -175,7 +179,7 @@ def _own(optimizer: torch.optim.Optimizer) -> set[str]:
 
 
 def _can_be_saved(tensor: Tensor) -> bool:
-    """Whether all its elements lie in memory; a sparse tensor's do not."""
+    """Whether a checkpoint can hold it: its dtype is known, and all its elements lie in memory."""
     return tensor.dtype in DTYPES and tensor.layout is torch.strided and not tensor.is_meta
 
 
@@ -184,7 +188,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def kinds(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[Any]]:
-    """What a state belongs to: each optimizer's class, and its parameters' shapes."""
+    """What a state belongs to: each optimizer's class and its parameters' shapes."""
     return [
         [type(optimizer).__name__, [list(parameter.shape) for parameter in _parameters(optimizer)]]
         for optimizer in optimizers
@@ -192,7 +196,7 @@ def kinds(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[Any]]:
 
 
 def names(optimizers: Sequence[torch.optim.Optimizer], known: Mapping[Tensor, str]) -> list[list[str]]:
-    """The names of each group's parameters; those that are none of the model's are counted."""
+    """The names of each group's parameters; parameters that are not the model's are numbered."""
     others = count()
     return [
         [known[p] if p in known else f"#{next(others)}" for p in group["params"]]
@@ -223,16 +227,17 @@ def restore_inner(
     places: Sequence[int],
     trained_as: Sequence[str] = (),
 ) -> bool:
-    """Load what `inner_state` took, out of `tensors`, with the groups that the optimizers have now.
+    """Load what `inner_state` returned, taking it out of `tensors`, with the groups that the optimizers have
+    now.
 
-    `places` are those that their parameters had then. `trained_as` are the `dtypes` of now's parameters then,
-    if they are known: what belongs to one that is still of the same dtype comes back in its own. Returns
-    whether all of them took it up.
+    `places` are the places that today's parameters had then. `trained_as` are their `dtypes` then, if known:
+    the state of a parameter whose dtype has not changed keeps its own dtype. Returns whether all optimizers
+    accepted it.
     """
     saved: dict[int, dict[str, Any]] = {}
     for name in [name for name in tensors if name.startswith("inner/")]:
         _, index, key = name.split("/", 2)
-        # A copy: a view of the file keeps all of it in memory, and a disk that fails would end training.
+        # A copy: a view would keep the whole file mapped, and a failing disk would end training.
         saved.setdefault(int(index), {})[key] = tensors.pop(name).clone()
     for name, value in plain.items():
         index, key = name.split("/", 1)
@@ -249,13 +254,13 @@ def restore_inner(
             _lay_out(own, parameters)
             optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
             _undo_casts(optimizer, own, parameters, trained_as[start:end])
-        except Exception as error:  # somebody's own, and so it would be at every start
+        except Exception as error:  # a custom optimizer: the same would happen at every start
             kind = type(optimizer).__name__
             log.warning("%s takes up no state (%s: %s): it begins afresh", kind, type(error).__name__, error)
             return False
         finally:
-            # Copies of them are in their place: a schedule that holds the groups would have no effect. The
-            # list stays, since optimizers around another one share it.
+            # `load_state_dict` replaced the groups by copies: a schedule that holds the old ones would have
+            # no effect. The list itself stays, since wrappers around an optimizer share it.
             optimizer.param_groups[:] = groups
         start = end
     return True
@@ -267,7 +272,8 @@ def _undo_casts(
     parameters: Sequence[Tensor],
     trained_as: Sequence[str],
 ) -> None:
-    """`load_state_dict` casts all to its parameter's dtype, float32 momenta to bf16 say, and spoils texts."""
+    """Undo what `load_state_dict` does: it casts tensors to their parameter's dtype, such as float32 momenta
+    to bf16, and spoils strings."""
     for index, values in saved.items():
         parameter = parameters[index]
         loaded = optimizer.state.get(parameter, {})
@@ -281,9 +287,9 @@ def _undo_casts(
 
 
 def _lay_out(state: dict[int, dict[str, Any]], parameters: Sequence[Tensor]) -> None:
-    """Have what is kept of each element lie in memory as the parameters' elements do, as it did.
+    """Give state tensors the memory layout of their parameters, which they had before.
 
-    Fused optimizers go through both in the order in which they lie there, and the file is row-major.
+    Fused optimizers process both in memory order, and the file is row-major.
     """
     for index, values in state.items():
         parameter = parameters[index]
@@ -291,6 +297,6 @@ def _lay_out(state: dict[int, dict[str, Any]], parameters: Sequence[Tensor]) -> 
             continue
         for key, value in values.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                # One after another, for the memory: nobody else holds them any more.
+                # One at a time, to save memory: nothing else holds them any more.
                 laid_out = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
                 values[key] = laid_out.copy_(value)

@@ -8,11 +8,11 @@ error-feedback residual `e` and the outer momentum `m`::
     apply:    theta += Phi_new - ref;  ref = Phi_new
 
 The momentum lives with the sender: a linear filter commutes with the sum over nodes, so the swarm's
-Nesterov momentum (DiLoCo, arXiv 2311.08105) needs no shared state, and nothing is lost when a member goes.
+Nesterov momentum (DiLoCo, arXiv 2311.08105) needs no shared state, and nothing is lost when a member leaves.
 
-Nothing here does I/O, or waits for anything but a GPU's payload. Both go through a fragment piece by piece,
-in memory that is kept: on the CPU all of a piece's steps then find it in cache, and no page is touched for
-the first time in the training loop.
+Nothing here does I/O, or waits for anything but a GPU's payload. Both operations process a fragment piece by
+piece, in memory that is kept. On the CPU a piece then stays in cache through all of its operations, and the
+training loop touches no page for the first time.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,9 +39,9 @@ T = TypeVar("T")
 
 
 def _as_written(method: "Callable[Concatenate[OuterLoop, P], T]") -> "Callable[Concatenate[OuterLoop, P], T]":
-    """Has torch compute what a method says, whatever the script's loop around it is in.
+    """Has torch compute exactly what a method says, whatever modes the script's loop has set.
 
-    Nothing is differentiated, and autocast casts nothing: to bf16, it would refuse parameters of fp16.
+    Gradients and autocast are off: autocast to bf16 would refuse fp16 parameters.
     """
 
     @wraps(method)
@@ -55,7 +55,7 @@ def _as_written(method: "Callable[Concatenate[OuterLoop, P], T]") -> "Callable[C
 
 
 class Scratch(NamedTuple):
-    """Room for what is computed of one piece."""
+    """Memory for what is computed for one piece."""
 
     step: Tensor
     """float32."""
@@ -69,12 +69,12 @@ class Scratch(NamedTuple):
 
     @classmethod
     def to_keep(cls, numel: int) -> "Scratch":
-        """On the CPU, with all of its pages touched."""
+        """Memory on the CPU with all of its pages touched."""
         room = cls.of(numel, torch.device("cpu"))
         return cls(room.step.zero_(), room.sent.zero_())
 
     def first(self, numel: int) -> "Scratch":
-        """Room for so many values."""
+        """The part for the first `numel` values."""
         return self if numel == self.step.numel() else Scratch(self.step[:numel], self.sent[:numel])
 
 
@@ -93,18 +93,18 @@ class OuterLoop:
             for fragment, base in zip(layout.fragments, _first_bases(len(layout.fragments)), strict=True)
         ]
         self.device_types = {"cpu", *(part.device.type for state in self.fragments for part in state.parts)}
-        """What it computes on."""
+        """Types of the devices that it computes on."""
         self._scratch = Scratch.to_keep(PIECE_CPU)
         self._losses = Losses(len(self.fragments))
 
     @property
     def has_open_windows(self) -> bool:
-        """Whether any fragment has learnt since it was last published."""
+        """Whether any fragment has trained since it was last published."""
         return any(state.window.steps for state in self.fragments)
 
     @property
     def has_moved(self) -> bool:
-        """Whether a parameter is not what Phi, or the last delta, has made it."""
+        """Whether a parameter differs from what Phi, or the last delta, has made it."""
         return any(
             not torch.equal(values[piece.span], piece.ref.to(values.dtype))
             for state in self.fragments
@@ -114,9 +114,9 @@ class OuterLoop:
         )
 
     def step(self, tokens: int, loss: float | Tensor) -> None:
-        """Note one inner step in every fragment's window."""
+        """Record one inner step in every fragment's window."""
         if isinstance(loss, Tensor):
-            # In float32, since sums in bf16 come to a standstill.
+            # In float32, since a growing sum in bf16 stops changing.
             loss = loss.item() if loss.is_cpu else loss.detach().float()
         self._losses.add(loss)
         for state in self.fragments:
@@ -124,9 +124,9 @@ class OuterLoop:
 
     @_as_written
     def apply(self, index: int, phi: Ints | Tensor, merged_round: int, *, keep_progress: bool = True) -> None:
-        """Move a fragment to a newer Phi, keeping local progress unless told not.
+        """Move a fragment to a newer Phi, keeping local progress unless told not to.
 
-        `phi`: int32[fragment.numel], on the CPU or where the fragment is, which is not waited for then.
+        `phi`: int32[fragment.numel], on the CPU or on the fragment's device, which is then not waited for.
         """
         state = self.fragments[index]
         state.merged_round = merged_round
@@ -142,7 +142,7 @@ class OuterLoop:
 
     @_as_written
     def reset(self) -> None:
-        """Set all parameters to the Phi last applied, and begin all windows anew."""
+        """Set all parameters to the Phi last applied, and begin all windows again."""
         self._losses = Losses(len(self.fragments))
         for state in self.fragments:
             state.window = Window(base=max(state.window.base, state.merged_round))
@@ -157,14 +157,14 @@ class OuterLoop:
 
     @_as_written
     def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
-        """Close a fragment's window: write its payload to `out`; returns its length and the window.
+        """Close a fragment's window and write its payload to `out`; returns its length and the window.
 
-        Raises DivergedError if training left what fixed point can hold. Then nothing has been published of
-        any tensor: a script may put sound ones back, and what it publishes next is their progress. Where one
-        has moved too far, the momentum is lost.
+        Raises DivergedError if training left the range of fixed point. In that case no tensor is published: a
+        script may put sound values back, and publishes their progress next. If a tensor has moved too far,
+        its fragment's momentum is lost.
         """
         state = self.fragments[index]
-        # Of several dtypes, `write_back` rounds what it is given, also where nothing was to change.
+        # With mixed dtypes, `write_back` rounds its values, even where nothing was to change.
         if state.gpu is not None and not state.is_mixed:
             if (done := self._publish_if_sound(state, round_, out)) is not None:
                 return done
@@ -175,15 +175,16 @@ class OuterLoop:
         try:
             return self._publish(state, found, round_, out)
         except DivergedError:
-            # By its momentum alone. Of tensors that come before the one to blame part was sent, and goes
-            # nowhere: what is left of them would be published as the opposite of their progress.
+            # It diverged by its momentum alone. Tensors before the one to blame were encoded for a payload
+            # that goes nowhere: their residuals would be published as the opposite of their progress.
             forget(state.residual)
             raise
 
     def _publish_if_sound(
         self, state: FragmentState, round_: int, out: memoryview
     ) -> tuple[int, Window] | None:
-        """Publish what is on one device; None, with nothing changed, if a step might be too long."""
+        """Publish a fragment that is on one device; None, with nothing changed, if a step might be too
+        long."""
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
         step = DeviceStep(state, self._outer)
         for part in state.parts:
@@ -196,17 +197,19 @@ class OuterLoop:
         return (length, self._closed(state, round_, moved)) if was_taken else None
 
     def _may_go_too_far(self, part: Part, reach: float) -> bool:
-        """Whether a step may be too long, or end where no healthy Phi is, by what the window has brought.
+        """Whether a step may be too long, or end outside the range of a healthy Phi, by the window's
+        progress.
 
-        `reach` is the largest of the part's values, in units of fixed point. What has been learnt is no more
-        than twice the larger of that and the reach of `ref`.
+        `reach` is the largest of the part's values, in units of fixed point. The pseudo-gradient is at most
+        twice the larger of that and the reach of `ref`.
         """
         reach = max(reach, ONE * largest(magnitude(piece.ref) for piece in part.pieces))
         times = 2.0 * self._outer.learning_rate * (1.0 + self._outer.momentum)
         return reach * (1.0 + times) >= VALUE_LIMIT
 
     def _check_steps(self, state: FragmentState, part: Part, values: Tensor) -> None:
-        """Raise DivergedError if a step is too long, or ends where no healthy Phi is: before any is taken."""
+        """Before any step is taken: raise DivergedError if one is too long, or ends outside the range of a
+        healthy Phi."""
         room = self._room(part)
         for piece in part.pieces:
             aside = piece._replace(momentum=piece.momentum.clone())
@@ -224,7 +227,7 @@ class OuterLoop:
             for piece in part.pieces:
                 step = self._outer_step(values[piece.span], piece, room)
                 length = check_length(state, part, step)
-                if reach + length > VALUE_LIMIT // 2:  # so seldom, for it is two passes more
+                if reach + length > VALUE_LIMIT // 2:  # only then, since it takes two more passes
                     check_end(state, part, piece.ref * ONE - step)
                 longest = max(longest, length)
                 self._send(values[piece.span], piece, section, room)
@@ -248,7 +251,7 @@ class OuterLoop:
         if theta.dtype == torch.float32:
             torch.sub(ref, theta, out=step)
         else:
-            # What bf16 cannot hold of `ref` is not progress: `theta` began at the image that it can.
+            # What bf16 cannot hold of `ref` is not progress: `theta` began at the bf16 image of `ref`.
             step.copy_(ref.to(theta.dtype)).sub_(theta.float())
         if mu:
             torch.add(step, momentum, alpha=mu, out=momentum)
@@ -259,7 +262,7 @@ class OuterLoop:
     def _send(
         self, theta: Tensor, piece: Piece, section: SectionWriter | BucketWriter, room: Scratch
     ) -> None:
-        """Encode a piece's step, and go on from where all others will see it."""
+        """Encode a piece's step, and set the parameters to what all others will decode."""
         _, ref, residual, _ = piece
         step, sent = room.first(ref.numel())
         if self._outer.ef_decay != 1.0:
@@ -267,7 +270,7 @@ class OuterLoop:
         residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
         section.write(residual, sent)
         residual.sub_(sent)
-        ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # exact, as every power of two
+        ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # scaling by a power of two is exact
         theta.copy_(ref)
 
     def _room(self, part: Part) -> Scratch:
@@ -278,7 +281,7 @@ class OuterLoop:
 
 
 def _first_bases(fragments: int) -> list[int]:
-    """The round of each that came before the first which publishes it."""
+    """For each fragment, the round of its turn before the first one that publishes it."""
     return [index - fragments if index else 0 for index in range(fragments)]
 
 
@@ -286,14 +289,14 @@ def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_prog
     """Move one piece to a newer Phi, int32."""
     image, spare = room.first(ref.numel())
     if phi.device != image.device:
-        phi = spare.copy_(phi)  # or the CPU would make floats of it first, in new memory
+        phi = spare.copy_(phi)  # otherwise the CPU would convert it to floats first, in new memory
     image.copy_(phi).mul_(1.0 / ONE)
-    # Progress is exact where theta has moved little.
+    # The subtraction is exact where theta has moved little.
     if keep_progress and theta.dtype in (torch.float32, torch.float64):
         theta.sub_(ref).add_(image)
     elif keep_progress:
-        # In float32, from one image that bf16 can hold to the other: progress rounded on its way would move
-        # theta at every apply, also where Phi has not changed.
+        # In float32, from the old bf16 image of Phi to the new one: progress that is rounded on the way would
+        # move theta at every apply, even where Phi has not changed.
         rounded = ref.to(theta.dtype)
         moved = spare.view(torch.float32).copy_(theta).sub_(rounded)
         theta.copy_(moved.add_(rounded.copy_(image)))

@@ -1,4 +1,4 @@
-"""A model's parameters as a swarm shares them: what they may be, and whether training still uses them."""
+"""A model's parameters as a swarm shares them: which are allowed, and whether the model still uses them."""
 
 import math
 import time
@@ -16,16 +16,17 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.layout import TensorSpec
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""What parameters may be. Progress is measured against a float32 image of Phi, so that nothing is lost
-between the swarm and a bf16 model but what bf16 itself cannot hold."""
+"""Dtypes that parameters may have. Progress is measured against a float32 image of Phi, so that between the
+swarm and a bf16 model only what bf16 itself cannot hold is lost."""
 
 
 CHECK_S = 0.005
-"""What finds that a model's parameters have changed may take so long each time: some thousand of them."""
+"""A check for changed parameters that takes longer is not made each time. That is some thousand of them."""
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """A model's parameters by name, frozen ones too. Raises ConfigError if it is no model, or trains none."""
+    """A model's parameters by name, frozen ones too. Raises ConfigError if it is not a model, or trains
+    none."""
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"the model is a {type(model).__name__}: give a torch.nn.Module, or several in an nn.ModuleList"
@@ -39,7 +40,7 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def check_shareable(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError for the first parameter that no swarm can hold, naming it and what to do."""
+    """Raise ConfigError for the first parameter that no swarm can hold; the message says what to do."""
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
@@ -66,7 +67,7 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_on_all_ranks(name: str, tensor: Tensor) -> None:
-    """Raise ConfigError for a sharded tensor that the first rank could not deal out to all of its node's."""
+    """Raise ConfigError for a sharded tensor that is not spread over all ranks of the node."""
     mesh, ranks = tensor.device_mesh, dist.get_world_size()  # type: ignore[attr-defined]
     if mesh.size() != ranks:
         raise ConfigError(
@@ -84,7 +85,7 @@ def _check_unexpanded(name: str, tensor: Tensor) -> None:
 
 
 def _reach(tensor: Tensor) -> int:
-    """Elements from a tensor's first to its last in memory, both counted."""
+    """How many elements a tensor's memory spans, from its first to its last, inclusive."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -103,7 +104,7 @@ def _check_apart(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _side_by_side(tensors: Mapping[str, Tensor]) -> list[list[str]]:
-    """The names of those that lie between one another's first and last elements."""
+    """Groups of tensors whose memory spans overlap, by name."""
     spans = sorted((*_span(tensor), name) for name, tensor in tensors.items())
     groups: list[list[str]] = []
     last_device, reach = 0, 0
@@ -118,19 +119,19 @@ def _side_by_side(tensors: Mapping[str, Tensor]) -> list[list[str]]:
 
 
 def _span(tensor: Tensor) -> tuple[int, int, int]:
-    """A tensor's device, -1 for the CPU, its first address, and the one behind its last."""
+    """A tensor's device (-1 for the CPU), its first address, and the address behind its last element."""
     begin = tensor.data_ptr()
     return tensor.get_device(), begin, begin + _reach(tensor) * tensor.itemsize
 
 
 def _first_shared(tensors: Sequence[Tensor]) -> int | None:
-    """The index of the first that shares an element with one before it. They lie side by side.
+    """The index of the first tensor that shares an element with an earlier one; None if none does.
 
-    Such as are not contiguous may be woven into one another, and share nothing.
+    The tensors' memory spans overlap. Ones that are not contiguous may interleave, and share nothing.
     """
     spans = [_span(tensor) for tensor in tensors]
     start, stop = min(begin for _, begin, _ in spans), max(end for _, _, end in spans)
-    # Bytes that are all in the same elements.
+    # The largest run of bytes that no element's border divides.
     unit = math.gcd(*(tensor.itemsize for tensor in tensors), *(begin - start for _, begin, _ in spans))
     taken = torch.zeros((stop - start) // unit, dtype=torch.bool, device="cpu")
     for index, (tensor, (_, begin, _)) in enumerate(zip(tensors, spans, strict=True)):
@@ -144,7 +145,7 @@ def _first_shared(tensors: Sequence[Tensor]) -> int | None:
 
 
 def _check_kind(name: str, tensor: Tensor) -> None:
-    """Raise ConfigError for values that training cannot have."""
+    """Raise ConfigError for a kind of tensor that cannot be trained."""
     if tensor.is_inference():
         raise ConfigError(
             f"tensor {name!r} was made in torch.inference_mode(), so nothing can train it: make it outside"
@@ -159,7 +160,7 @@ def _check_kind(name: str, tensor: Tensor) -> None:
 def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
     """Raise ConfigError if a model's parameters are not the manifest's, naming the first that differs.
 
-    The manifest says what is shared. That may be frozen for now, and what is not in it has to be.
+    The manifest says what is shared. A shared parameter may be frozen for now; all others must be frozen.
     """
     specs = {spec.name: spec for spec in manifest.layout.tensors}
     check_shareable({name: tensors[name] for name in specs if name in tensors})
@@ -177,13 +178,13 @@ def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
             _check_on_all_ranks(name, tensors[name])
     for name, tensor in tensors.items():
         if name not in specs and tensor.requires_grad:
-            # A lazy layer's has no shape before its first batch.
+            # A lazy layer's parameter has no shape before its first batch.
             shape = "" if isinstance(tensor, UninitializedParameter) else f" of shape {list(tensor.shape)}"
             raise ConfigError(f"the model trains tensor {name!r}{shape}, which the manifest does not list")
 
 
 def _near(spec: TensorSpec, tensors: Mapping[str, Tensor]) -> str:
-    """A hint for a model that is wrapped where the manifest's is not, or the other way round."""
+    """A hint if the model is wrapped and the manifest's is not, or the other way round."""
     for name, tensor in tensors.items():
         is_part = name.endswith(f".{spec.name}") or spec.name.endswith(f".{name}")
         if is_part and not isinstance(tensor, UninitializedParameter) and tensor.shape == spec.shape:
@@ -194,7 +195,7 @@ def _near(spec: TensorSpec, tensors: Mapping[str, Tensor]) -> str:
 def checked_optimizers(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]
 ) -> tuple[torch.optim.Optimizer, ...]:
-    """The inner optimizers. Raises ConfigError if they are none, or not of this model."""
+    """The inner optimizers. Raises ConfigError if one is not an optimizer, or if none trains this model."""
     optimizers = tuple(optimizer) if isinstance(optimizer, Iterable) else (optimizer,)
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
@@ -212,23 +213,24 @@ def checked_optimizers(
 
 
 class Binding:
-    """The parameters that a model shared when its peer was made."""
+    """The parameters that a model shared when its peer was created."""
 
     def __init__(self, model: nn.Module, manifest: Manifest) -> None:
         own = dict(named_tensors(model, frozen=True))
         shared = {spec.name: own[spec.name] for spec in manifest.layout.tensors}
         self._model = model
         self._shared = {name: (p, p.shape, p.device) for name, p in shared.items()}
-        # A sharded model shows its parameters whole while it computes.
+        # A sharded model has whole parameters in place of the sharded ones while it computes.
         self._is_checked = not any(map(is_sharded, shared.values()))
         self._places: list[object] = []
-        """Where the parameters lay when they were last seen to share nothing."""
+        """Where the parameters lay when they were last found to share no memory."""
         self._next_check = -math.inf
 
     def check(self, *, seldom: bool = True) -> None:
-        """Raise ConfigError if the model trains others by now.
+        """Raise ConfigError if the model trains other parameters by now.
 
-        Of thousands of parameters it takes long, and is done `seldom`: for a hundredth of the time.
+        With thousands of parameters this takes long. With `seldom`, it then takes a hundredth of the time at
+        most.
         """
         now = time.monotonic()
         if self._is_checked and (now >= self._next_check or not seldom):
@@ -239,10 +241,10 @@ class Binding:
                 self._next_check = now + 100 * took
 
     def _check(self) -> None:
-        """What `check` does.
+        """Do what `check` says.
 
-        Whatever replaces a model's parameters leaves the swarm with tensors that nobody trains, and what is
-        unfrozen without being in the manifest is trained by this node alone.
+        If a model's parameters are replaced, the swarm is left with tensors that nobody trains. A parameter
+        that is unfrozen without being in the manifest is trained by this node alone.
         """
         own = dict(named_tensors(self._model, frozen=True))
         for name, (parameter, shape, device) in self._shared.items():

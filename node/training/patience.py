@@ -1,4 +1,4 @@
-"""Waiting for the other ranks, out loud: gloo itself says nothing for half an hour, and then little."""
+"""Logs what a rank waits for: gloo itself says nothing for half an hour, and then little."""
 
 import logging
 import re
@@ -12,33 +12,34 @@ import torch.distributed as dist
 from gossamer.protocol.errors import UnreachableError
 
 TELL_AFTER_S = 20.0
-"""The first time; then after twice as long, and so on. Other ranks may well be busy: evaluating, say."""
+"""When to log for the first time; each next time comes after twice as long. Other ranks may just be busy,
+with an evaluation say."""
 
 POLL_S = 1.0
 
 GLOO_LOST = re.compile(r"(?!\[enforce fail).*\bgloo[/\\]transport[/\\]")
-"""gloo has no class of its own for what befalls a connection: it says where in its transport it was."""
+"""gloo has no error class for a lost connection: its message names the place in its transport code."""
 
 NCCL_OWN = ("ncclUnhandledCudaError", "ncclInvalidArgument", "ncclInvalidUsage")
-"""Of NCCL's results those that are this rank's fault, or its device's."""
+"""NCCL results that are the fault of this rank, or of its device."""
 
 log = logging.getLogger("gossamer.peer")
 
 
 class Patience:
-    """Tells the person what this rank waits for, if that takes long. It belongs to the training thread."""
+    """Tells the person what this rank waits for, if that takes long. Belongs to the training thread."""
 
     def __init__(self) -> None:
         self._wait: tuple[str, float] | None = None
-        """What is waited for, and since when."""
+        """What this rank waits for, and since when."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="patience", daemon=True)
 
     @contextmanager
     def during(self, text: str) -> Iterator[None]:
-        """Inside, the other ranks are waited for. Raises UnreachableError if they are gone.
+        """Inside, this rank waits for the others. Raises UnreachableError if they are gone.
 
-        Whatever else goes wrong there, memory that runs out say, comes through as what it is.
+        Any other error, such as memory that runs out, passes through unchanged.
         """
         if self._thread.ident is None:
             self._thread.start()
@@ -57,7 +58,7 @@ class Patience:
             self._wait = None
 
     def close(self) -> None:
-        """No more is waited for."""
+        """End the thread: there is nothing more to wait for."""
         self._over.set()
 
     def _watch(self) -> None:
@@ -77,7 +78,7 @@ class Patience:
 
 
 def _tells_of_loss(error: RuntimeError, said: str) -> bool:
-    """Whether torch says that other ranks cannot be reached: a connection, a store, time that ran out."""
+    """Whether torch's error means that other ranks cannot be reached: a connection, a store, a timeout."""
     if isinstance(error, dist.DistError):
         return not any(result in said for result in NCCL_OWN)
     return GLOO_LOST.match(said) is not None

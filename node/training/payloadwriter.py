@@ -29,18 +29,19 @@ class PayloadWriter:
             raise ValueError(f"a payload needs {needed} writable bytes, and there are {room}")
         cpu = torch.device("cpu")
         self._payloads = {cpu: torch.from_numpy(np.frombuffer(out, dtype=np.uint8)[:needed])}
-        """By device: the CPU's is `out`; another's is copied there in the end, as far as it is written."""
+        """The payload by device. The CPU's is `out`; what is written in another's is copied there at the
+        end."""
         self._places = {cpu: self._payloads[cpu].split(self._sizes) if needed else ()}
-        """Where in them each tensor's section goes."""
+        """By device, where each tensor's section goes."""
         self._devices = [cpu] * len(self._sizes)
-        """On which each was written."""
+        """The device on which each section was written."""
 
     def section(self, place: int, device: torch.device) -> SectionWriter:
         """Begin the fragment's tensor `place`, which lies on `device`."""
         return SectionWriter(self._codec, self._targets([place], device)[0])
 
     def bucket(self, places: Sequence[int], bucket: Bucket) -> "BucketWriter":
-        """Begin several tensors, which go together."""
+        """Begin the tensors of a bucket."""
         return BucketWriter(self, places, bucket)
 
     def add(self, places: Sequence[int], sections: Tensor, sizes: Sequence[int]) -> None:
@@ -48,7 +49,7 @@ class PayloadWriter:
         torch._foreach_copy_(self._targets(places, sections.device), sections.split(list(sizes)))
 
     def finish(self) -> int:
-        """Have all of it in `out`, of which no reference is kept; returns the payload's length in bytes."""
+        """Complete the payload in `out` and drop all references to it; returns its length in bytes."""
         if len(self._payloads) > 1:
             self._collect()
         del self._payloads, self._places
@@ -64,7 +65,7 @@ class PayloadWriter:
         return [self._places[device][place] for place in places]
 
     def _collect(self) -> None:
-        """Copy what lies side by side at once, and wait for devices when all of them are at it."""
+        """Copy adjacent sections together, and wait for the devices once all copies are queued."""
         out = self._payloads[torch.device("cpu")]
         bounds = list(accumulate(self._sizes, initial=0))
         for device, run in groupby(range(len(self._sizes)), self._devices.__getitem__):
@@ -74,7 +75,7 @@ class PayloadWriter:
             part = slice(bounds[places[0]], bounds[places[-1] + 1])
             out[part].copy_(self._payloads[device][part], non_blocking=device.type == "cuda")
         for device in self._payloads:
-            if device.type == "cuda":  # into memory that is pinned, it was not waited for
+            if device.type == "cuda":  # copies into pinned memory were not waited for
                 torch.cuda.current_stream(device).synchronize()
 
 
@@ -87,5 +88,5 @@ class BucketWriter:
         self._bucket = bucket
 
     def write(self, values: Tensor, decoded: Tensor) -> None:
-        """Encode all `values`, int32[n], and leave in `decoded`, int32[n], what receivers will read."""
+        """Encode all `values`, int32[n], and write to `decoded`, int32[n], what receivers will read."""
         self._payload.add(self._places, self._bucket.encode(values, decoded), self._bucket.section_bytes)

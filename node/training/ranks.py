@@ -1,11 +1,11 @@
 """One trainer of several processes: torchrun's ranks, under DistributedDataParallel or FSDP2.
 
 The first rank talks to the daemon and forms the deltas; the others have no outer loop. At each step boundary
-all ranks exchange one `Word`, a small all-reduce on the CPU: it sums what each of them trained on, and
-carries what the first has decided. Only where that says that a fragment changes, more is sent:
+all ranks exchange one `Word`, a small all-reduce on the CPU. It sums what each rank trained on, and carries
+what the first has decided. More is sent only if a fragment changes:
 
 * plain parameters (DDP) are alike on all ranks, so the first rank works on its own and broadcasts them;
-* sharded ones (DTensor) are gathered to full tensors on the first rank's CPU, and dealt out again.
+* sharded ones (DTensor) are gathered to full tensors on the first rank's CPU, and scattered again.
 """
 
 import logging
@@ -26,10 +26,10 @@ from gossamer.protocol.payloads.layout import Layout
 DONE, GAVE_UP = 1, 2
 
 CHANGED, DIVERGED, FAILED = 0, 1, 2
-"""What has become of fragments on the first rank."""
+"""What has become of the fragments on the first rank."""
 
 SAMPLE = 64
-"""Of how many of a fragment's tensors, and of how many values of each, ranks compare what they hold."""
+"""How many of a fragment's tensors the ranks compare, and how many values of each."""
 
 FOR_THE_FIRST = "waiting for the first rank, which starts the node"
 FOR_ATTACHING = "waiting for the other ranks, which are one node with this one: each has to attach"
@@ -43,16 +43,17 @@ log = logging.getLogger("gossamer.peer")
 
 
 class Word(NamedTuple):
-    """What the ranks agree on at a step boundary: all of it the first rank's, but the first three."""
+    """What the ranks agree on at a step boundary. The first three are sums over all ranks; the rest is what
+    the first rank says."""
 
     tokens: int = 0
-    """Summed over the ranks."""
+    """Tokens of this step, on all ranks together."""
     stop: int = 0
-    """How many of them have been told to stop."""
+    """How many ranks have been told to stop."""
     leaving: int = 0
-    """How many of them have left their loops."""
+    """How many ranks have left their loops."""
     done: int = 0
-    """Whether what all are doing together (beginning, settling) is over: `DONE`, or `GAVE_UP`."""
+    """Whether what all do together (beginning, settling) is over: `DONE` or `GAVE_UP`, else 0."""
     own_last: int = 0
     clock: int = 0
     swarm_tokens: int = 0
@@ -67,11 +68,11 @@ class Word(NamedTuple):
 
 
 NUMBERS = len(Word._fields) - 1
-"""A word is sent as its fields but the last, whole numbers and at their end the loss, and a number for each
-fragment."""
+"""How many fields of a word are sent as they are: whole numbers, and the loss last. In place of `touched`, a
+number for each fragment follows."""
 
 SUMMED = 3
-"""How many of them, the first, are summed over the ranks; the others are the first rank's."""
+"""How many of a word's first fields are summed over the ranks. The others are the first rank's."""
 
 
 class Team(Protocol):
@@ -81,11 +82,11 @@ class Team(Protocol):
     size: int
 
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
-        """Learn the fragments; returns the parameters in full, for the first rank's outer loop."""
+        """Learn which fragments there are; returns the whole parameters, for the first rank's outer loop."""
         ...
 
     def share(self, data: bytes) -> bytes:
-        """The first rank's bytes, on all ranks."""
+        """Return the first rank's bytes on all ranks."""
         ...
 
     def agree(self, word: Word) -> Word:
@@ -93,11 +94,12 @@ class Team(Protocol):
         ...
 
     def full(self, fragments: frozenset[int]) -> AbstractContextManager[object]:
-        """Inside, the first rank has these fragments in full and may change them; afterwards all have."""
+        """Inside, the first rank has these fragments whole and may change them; afterwards all ranks have the
+        changes."""
         ...
 
     def close(self) -> None:
-        """No more is exchanged."""
+        """Nothing more will be exchanged."""
         ...
 
 
@@ -127,13 +129,14 @@ class Alone:
 
 
 class Ranks:
-    """All ranks of torch.distributed's default group. All but `close` are collectives: all call them alike.
+    """All ranks of torch.distributed's default group. All methods but `close` are collectives: every rank
+    calls them.
 
     They raise UnreachableError if another rank is gone.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], model: nn.Module | None = None) -> None:
-        """`model` is what has the tensors, where FSDP2 may have sharded it."""
+        """`model` holds the tensors, and may be sharded by FSDP2."""
         self._tensors = tensors
         self._model = model if any(map(is_sharded, tensors.values())) else None
         self._fragments: Sequence[Sequence[str]] = ()
@@ -172,7 +175,7 @@ class Ranks:
         if self.rank > 0:
             told[SUMMED:] = [0.0] * (len(told) - SUMMED)
         # float64 holds every integer here exactly: none comes near 2**53.
-        # On the CPU by name, for a script may have set another default device.
+        # The CPU is named, since a script may have set another default device.
         numbers = torch.tensor(told, dtype=torch.float64, device="cpu")
         with self._patience.during(FOR_LEAVING if word.leaving else FOR_STEPS):
             dist.all_reduce(numbers, group=self._cpu)
@@ -180,7 +183,8 @@ class Ranks:
         *counts, loss = said[:NUMBERS]
         touched = frozenset(i for i, touches in enumerate(said[NUMBERS:]) if touches)
         agreed = Word._make((*map(int, counts), loss, touched))
-        # Whoever is left behind in its loop has trained further: what the first rank holds is published.
+        # While only some ranks have left their loops, the others have trained further, so a difference is no
+        # error then: what the first rank holds is published.
         self._has_trained = (self._has_trained or agreed.tokens > 0) and agreed.leaving in (0, self.size)
         return agreed
 
@@ -188,8 +192,8 @@ class Ranks:
     def full(self, fragments: frozenset[int]) -> Iterator[None]:
         """Raises ConfigError on all ranks if each has trained by itself.
 
-        What the first raises inside comes to the others as DivergedError or UnreachableError: they would
-        wait for it.
+        An error that the first rank raises inside reaches the others as DivergedError or UnreachableError;
+        otherwise they would wait for the first.
         """
         if not fragments:
             yield
@@ -211,7 +215,7 @@ class Ranks:
         self._patience.close()
 
     def _end(self, fragments: frozenset[int], outcome: int) -> None:
-        """Give all ranks what the first has, and its outcome, which the others raise."""
+        """Give all ranks the first's fragments and the outcome; the others raise it if it is an error."""
         firsts = torch.tensor([outcome], device="cpu")
         with self._patience.during(FOR_STEPS):
             dist.broadcast(firsts, 0, group=self._cpu)
@@ -241,14 +245,14 @@ class Ranks:
         if not plain:
             return
         samples = [tensor.flatten()[:SAMPLE].float() for tensor in plain[:SAMPLE]]
-        # A device is asked once for all of its own.
+        # One copy from each device, for all of its samples.
         of_devices = [torch.cat([*run]).cpu() for _, run in groupby(samples, lambda sample: sample.device)]
         mine = torch.cat(of_devices).nan_to_num()
         firsts = mine.clone()
         dist.broadcast(firsts, 0, group=self._cpu)
         different = (mine != firsts).float().mean()
         dist.all_reduce(different, dist.ReduceOp.MAX, group=self._cpu)
-        if different > 0.5:  # not for a bit here and there that a device rounds in its own way
+        if different > 0.5:  # devices may round a value here and there differently
             raise ConfigError(
                 "the ranks hold different parameters, so each trains by itself: wrap the model in"
                 " DistributedDataParallel, and call that"
@@ -269,7 +273,7 @@ class Ranks:
             if is_sharded(tensor):
                 _deal_out(self._copies.get(name), tensor)
             else:
-                # What is sent is memory as it lies, which may have gaps, or another order on other ranks.
+                # A broadcast sends raw memory, which may have gaps, or another order on other ranks.
                 whole = tensor.contiguous()
                 dist.broadcast(whole, 0)
                 if whole is not tensor:
@@ -277,15 +281,16 @@ class Ranks:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism make them."""
-    known = sys.modules.get("torch.distributed.tensor")  # which takes long to import, and whoever has one did
+    """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism create."""
+    known = sys.modules.get("torch.distributed.tensor")  # slow to import; a script with a DTensor has done it
     return known is not None and isinstance(tensor, known.DTensor)
 
 
 def reshard(model: nn.Module) -> None:
-    """Have a model that FSDP2 shards hold the parameters that are trained, and compute with them next.
+    """Put the sharded parameters, which are those trained, back into a model that FSDP2 shards.
 
-    A forward pass without a backward one, as an evaluation is, leaves whole copies of some in their place.
+    A forward pass without a backward pass, as in an evaluation, leaves whole copies of some in their place,
+    and the next pass would compute with these.
     """
     known = sys.modules.get("torch.distributed.fsdp")  # as for `is_sharded`
     if known is None:
@@ -296,7 +301,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def _deal_out(whole: Tensor | None, sharded: Tensor) -> None:
-    """Set a DTensor to a full tensor that the first rank has."""
+    """Set a DTensor to the full tensor of the first rank; `whole` is None on the others."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(sharded, DTensor)
@@ -310,7 +315,7 @@ def _deal_out(whole: Tensor | None, sharded: Tensor) -> None:
 
 
 def team_of(tensors: Mapping[str, Tensor], model: nn.Module) -> Team:
-    """The team that this process belongs to: torch.distributed's, where it has been initialised.
+    """The team that this process belongs to: all ranks of torch.distributed, if that is initialised.
 
     `tensors` are the model's parameters.
     """

@@ -1,4 +1,4 @@
-"""How far values and steps reach: what fixed point cannot hold is found before anything is published."""
+"""How far values and steps reach: finds what fixed point cannot hold before anything is published."""
 
 from collections.abc import Iterable
 from math import isnan
@@ -18,14 +18,15 @@ BEYOND = (
 
 
 class Seen(NamedTuple):
-    """A part's values, and the largest in units of fixed point."""
+    """A part's values, and the largest magnitude among them, in units of fixed point."""
 
     values: Tensor
     reach: float
 
 
 def look(state: FragmentState) -> list[Seen]:
-    """At each of a fragment's parts. Raises DivergedError if a value is not finite or beyond fixed point."""
+    """Look at each part of a fragment. Raises DivergedError if a value is not finite or beyond fixed
+    point."""
     found = []
     for part in state.parts:
         values = part.values()
@@ -37,7 +38,7 @@ def look(state: FragmentState) -> list[Seen]:
 
 
 def check_length(state: FragmentState, part: Part, step: Tensor) -> float:
-    """The largest of a step's values. Raises DivergedError if that is more than fixed point holds."""
+    """The largest magnitude in a step. Raises DivergedError if fixed point cannot hold it."""
     longest = magnitude(step)
     if not longest < VALUE_LIMIT:
         forget(state.momentum)
@@ -53,25 +54,27 @@ def check_end(state: FragmentState, part: Part, end: Tensor) -> None:
 
 
 def magnitude(step: Tensor) -> float:
-    """The largest of its values; NaN if any is. Two reductions are faster than `aminmax`."""
-    if not step.numel():  # a script has emptied a parameter, which is said where that is looked for
+    """The largest magnitude in a tensor; NaN if any is NaN. Two reductions are faster than `aminmax`."""
+    if not step.numel():  # a script has emptied a parameter, which `Binding.check` reports
         return 0.0
     return max(-float(step.amin()), float(step.amax()))
 
 
 def largest(numbers: Iterable[float]) -> float:
-    """NaN if any is."""
+    """The largest of some numbers; NaN if any is NaN."""
     return max(numbers, key=lambda number: (isnan(number), number), default=0.0)
 
 
 def forget(tensors: list[Tensor]) -> None:
-    """What is not finite would stay so: a script that puts sound parameters back could not publish again."""
+    """Set tensors to zero. A value that is not finite would stay so, and a script that puts sound parameters
+    back could not publish again."""
     for tensor in tensors:
         tensor.zero_()
 
 
 def _diverged(state: FragmentState, part: Part, step: Tensor, what: str) -> DivergedError:
-    """Says `what` happened to the tensor whose step or values these are, in units of fixed point."""
+    """The error that says `what` happened to the first tensor whose step or values (in units of fixed point)
+    are out of range."""
     numels = [step.numel()] if part.bucket is None else part.bucket.numels
     steps = zip(part.places, step.split(numels), strict=True)
     place = next(place for place, one in steps if not magnitude(one) < VALUE_LIMIT)

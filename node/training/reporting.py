@@ -12,7 +12,7 @@ RATE_OVER_S = 2.0
 
 
 class Reporting(Protocol):
-    """Who trains, and can tell the daemon."""
+    """A peer, as far as a `Reporter` needs one."""
 
     @property
     def progress(self) -> Progress: ...
@@ -27,13 +27,13 @@ class Reporting(Protocol):
 
 
 class Reporter:
-    """Sends a peer's reports, none too soon after the last."""
+    """Sends a peer's reports, at least `INTERVAL_S` apart."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._reported_at = 0.0
         self._recent: tuple[float, int] | None = None
-        """When the speed was last measured, and the tokens by then; None before there is any to measure."""
+        """When the speed was last measured, and the tokens at that time; None before training begins."""
         self._tokens_per_s = 0.0
 
     def report(
@@ -70,7 +70,8 @@ class Reporter:
         )
 
     def _measure(self, now: float, so_far: int) -> None:
-        """Of this run: one that goes on has the tokens of those before it."""
+        """Measure the speed of this run. The first call only sets the start: `so_far` includes earlier
+        runs."""
         since, tokens = self._recent or (now, so_far)
         if now - since > RATE_OVER_S:
             self._tokens_per_s = (so_far - tokens) / (now - since)

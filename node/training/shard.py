@@ -1,8 +1,8 @@
 """Which samples a node draws: a different order, or a different part, for each node.
 
-Nobody knows how many nodes a swarm has, so the data cannot be dealt out among them. Instead every node goes
-through it in an order of its own, which follows from its node id; what nodes see together is as if drawn at
-random. Where all nodes hold the same large data and none will get through it, `fraction` keeps a node to a
+Nobody knows how many nodes a swarm has, so the data cannot be divided among them. Instead, every node goes
+through it in its own order, which follows from its node id; what all nodes see together is as if drawn at
+random. If all nodes hold the same large dataset and none will get through it, `fraction` limits a node to a
 random part, chosen by its id alone.
 """
 
@@ -16,10 +16,10 @@ from gossamer.protocol.errors import ConfigError
 
 
 class Shard(Sampler[int]):
-    """Indices into a dataset for one node: give it to a DataLoader as its `sampler`.
+    """Indices into a dataset for one node: pass it to a DataLoader as its `sampler`.
 
-    Each iteration is a new epoch with a new order. Of several ranks in one trainer each draws its own equal
-    part of the node's order.
+    Each iteration is a new epoch with a new order. With several ranks in one trainer, each draws its own
+    equal part of the node's order.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Shard(Sampler[int]):
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        """`begun_at` is the node's inner steps so far: one that resumes draws a fresh order.
+        """`begun_at` is the number of the node's inner steps so far: a node that resumes draws a new order.
 
         Raises ConfigError.
         """
@@ -42,7 +42,7 @@ class Shard(Sampler[int]):
         chosen = max(1, round(size * fraction))
         part = np.random.default_rng(stream.derived_seed("part")).permutation(size)[:chosen]
         self.indices = np.sort(part)
-        """What this node draws from, in whatever order: int64[n]."""
+        """The indices that this node draws from, sorted: int64[n]."""
         self._seed = stream.derived_seed(f"order from step {begun_at}")
         self._rank, self._ranks = rank, ranks
         self.epoch = 0

@@ -1,11 +1,11 @@
 """Phi on its way to a model on a GPU.
 
-A GPU copies a fragment by itself, out of shared memory that is pinned for it, into room that is kept there;
-the model takes it over from that room. What comes next is sent ahead, on a stream of its own: neither the
-loop nor the GPU's other work waits for it.
+A GPU copies a fragment by itself, from shared memory that is pinned for it, into GPU memory that is kept for
+this; the model takes the fragment over from there. The next fragment is sent ahead on a separate stream, so
+that neither the loop nor the GPU's other work waits for it.
 
-A model on the CPU, on devices of another kind, or with a fragment on several of them, takes it from shared
-memory as it is.
+A model on the CPU or on devices of another kind, or a fragment on several devices, reads shared memory
+directly.
 """
 
 import logging
@@ -22,7 +22,7 @@ from gossamer.node.training.fragmentstate import FragmentState
 from gossamer.node.training.interrupts import held_back
 
 PORTABLE = 1
-"""Pinned for all GPUs."""
+"""cudaHostRegisterPortable: pinned for all GPUs."""
 
 log = logging.getLogger("gossamer.peer")
 
@@ -34,9 +34,9 @@ class Staging:
         self._fragments = fragments
         self._rooms: list[_Room | None] = [None] * len(fragments)
         self._pinned: SharedMemory | None = None
-        """The memory that was seen last."""
+        """The shared memory that was pinned last."""
         kept: dict[torch.device, _Room] = {}
-        # From the largest on, so that its room is enough for all.
+        # Largest first, so that its room is enough for all.
         for state in sorted(fragments, key=lambda state: -state.fragment.numel):
             if (gpu := state.gpu) is not None:
                 if gpu not in kept:
@@ -44,14 +44,14 @@ class Staging:
                 self._rooms[state.fragment.index] = kept[gpu]
 
     def send_ahead(self, offer: Offer) -> None:
-        """Begin to copy the one that will be taken over next, unless another one was sent before it."""
+        """Begin to copy the offer that will be taken over next, unless another was sent before it."""
         room = self._rooms[offer.fragment]
         if room is not None and room.is_free:
-            with held_back():  # or a script's stream might be another one afterwards
+            with held_back():  # an interrupt could leave the script on another stream
                 room.send_ahead(offer, self._source(offer))
 
     def has_come(self, offer: Offer) -> bool:
-        """Whether to take it over would hold nothing up."""
+        """Whether an offer can be taken over without waiting."""
         room = self._rooms[offer.fragment]
         return room is None or room.has_come(offer)
 
@@ -61,17 +61,17 @@ class Staging:
         return self._source(offer) if room is None else room.values(offer, self._source(offer))
 
     def leave(self, offer: Offer) -> None:
-        """An offer was taken over, or never will be."""
+        """Note that an offer was taken over, or never will be."""
         if (room := self._rooms[offer.fragment]) is not None:
             room.leave(offer)
 
     def is_read(self, offer: Offer) -> bool:
-        """Whether nothing copies it any more from the memory that it was offered in."""
+        """Whether nothing reads an offer's shared memory any more."""
         room = self._rooms[offer.fragment]
         return room is None or room.is_read(offer)
 
     def close(self) -> None:
-        """Wait for all copies: the memory may go then."""
+        """Wait for all copies; afterwards the shared memory may be unmapped."""
         for room in {id(room): room for room in self._rooms if room is not None}.values():
             room.close()
 
@@ -91,12 +91,13 @@ class _Room:
         self._memory = torch.empty(numel, dtype=torch.int32, device=device)
         self._beside = torch.cuda.Stream(device)
         self._ahead: Offer | None = None
-        """What was sent ahead, and has not been left."""
+        """The offer that was sent ahead, until it is left."""
         self._left = torch.cuda.Event()
-        """Behind all that has read what was here before."""
+        """Comes after all reads of the memory's previous content."""
         self._copied: dict[Offer, torch.cuda.Event] = {}
-        """The ends of copies, until they are known to be over."""
-        # What was in this memory before may still be in use there, and this may be when the memory goes.
+        """Marks the end of each copy that may still be under way."""
+        # The allocator may give out memory that its previous owner's queued work still uses, and may do the
+        # same with this memory once it is freed.
         self._left.record(torch.cuda.current_stream(device))
         self._memory.record_stream(self._beside)
 
@@ -117,7 +118,7 @@ class _Room:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_stream(self._beside)
         if offer is not self._ahead:
-            with torch.cuda.stream(stream):  # of this device, which need not be the current one
+            with torch.cuda.stream(stream):  # this device need not be the current one
                 self._copy(offer, source)
         return self._memory[: source.numel()]
 
@@ -132,29 +133,29 @@ class _Room:
         return offer not in self._copied
 
     def close(self) -> None:
-        with suppress(RuntimeError):  # of a GPU that has failed, which has ended training
+        with suppress(RuntimeError):  # a GPU that has failed, which has ended training
             for event in self._copied.values():
                 event.synchronize()
 
     def pin(self, shared: SharedMemory) -> None:
-        """Have GPUs copy out of a mapping, and into it, by themselves."""
+        """Pin a mapping, so that GPUs copy from and to it by themselves."""
         whole = torch.frombuffer(shared.whole, dtype=torch.uint8)
         runtime = torch.cuda.cudart()
-        with torch.cuda.device(self._device):  # no other needs a context for that
+        with torch.cuda.device(self._device):  # no other device needs a context for this
             failure = int(runtime.cudaHostRegister(whole.data_ptr(), whole.numel(), PORTABLE))
         if not failure:
-            # Before the mapping goes, which lives for as long as this and as any view of it.
+            # Unpin it before it is unmapped: the mapping lives as long as `shared` and any view of it.
             weakref.finalize(shared, runtime.cudaHostUnregister, whole.data_ptr()).atexit = False
             return
         log.info(
             "training waits for what is copied to and from the GPU: no memory can be pinned (CUDA error %d)",
             failure,
         )
-        with suppress(RuntimeError):  # CUDA says it once more, to whoever asks the GPU for something next
+        with suppress(RuntimeError):  # CUDA reports the failure once more, at the next call to the GPU
             torch.zeros(1, device=self._device)
 
     def _copy(self, offer: Offer, source: Tensor) -> None:
-        """In the current stream. Where the source is not pinned, it is copied before this returns."""
+        """Copy in the current stream. If the source is not pinned, the copy is over when this returns."""
         self._memory[: source.numel()].copy_(source, non_blocking=True)
         self._copied[offer] = torch.cuda.Event()
         self._copied[offer].record()

@@ -1,4 +1,4 @@
-"""A thread of the trainer's for what it does beside the training loop, such as writing a checkpoint."""
+"""A thread for what the trainer does beside its loop, such as writing a checkpoint."""
 
 import threading
 import time
@@ -9,11 +9,11 @@ from queue import Empty, SimpleQueue
 WAIT_POLL_S = 0.001
 
 Submit = Callable[..., "Work"]
-"""``(function, *arguments)``: has it called, and tells when that is over."""
+"""``(function, *arguments)``: has the function called, and returns the `Work` that tells when it is done."""
 
 
 class Work:
-    """A call that somebody has been asked for."""
+    """A call that has been submitted."""
 
     def __init__(self, function: Callable[..., None], *arguments: object) -> None:
         self._function = function
@@ -23,12 +23,13 @@ class Work:
 
     def run(self) -> None:
         try:
-            # Whoever has a method of its own called holds this, mostly: what is done must not hold it
-            # too, or its memory stays until Python next looks for cycles: hardly ever, in a steady loop.
+            # An object that submits one of its own methods usually keeps this `Work`. Finished work must not
+            # refer back to the object: the cycle would be freed only by the garbage collector, which hardly
+            # ever runs in a steady loop.
             function, arguments = self._function, self._arguments
             del self._function, self._arguments
             function(*arguments)
-        except BaseException as error:  # told to whom it was done for, and the thread goes on
+        except BaseException as error:  # `result` raises it; the thread goes on
             self._error = error
         finally:
             self.is_done = True
@@ -38,9 +39,9 @@ class Work:
             time.sleep(WAIT_POLL_S)
 
     def result(self) -> None:
-        """Wait for it, and raise what it came to, if anything."""
+        """Wait for the call, and raise its error, if any."""
         self.wait()
-        error, self._error = self._error, None  # once: its traceback holds this
+        error, self._error = self._error, None  # raised once only, as its traceback refers to this
         if error is not None:
             try:
                 raise error
@@ -51,9 +52,9 @@ class Work:
 class WorkThread:
     """Does one piece of work after another.
 
-    Without a lock that the training thread would take: a script's handler of a signal may have the peer
-    leave, and so wait for this thread, while that is anywhere in here. An executor has several, and takes no
-    work once the main thread has ended.
+    It has no lock that the training thread takes: a script's signal handler may make the peer leave, and so
+    wait for this thread, while the training thread is anywhere in here. An executor has several locks, and
+    takes no work once the main thread has ended.
     """
 
     def __init__(self, name: str) -> None:
@@ -63,22 +64,22 @@ class WorkThread:
         self._is_to_end = False
 
     def submit(self, function: Callable[..., None], *arguments: object) -> Work:
-        """Have a call done; here and now, where there can be no thread."""
+        """Have a call done by the thread, or at once if there can be no thread."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more of them just now, or the interpreter ends
+            except RuntimeError:  # no more threads just now, or the interpreter is exiting
                 return at_once(function, *arguments)
             self._thread = thread
         work = Work(function, *arguments)
         self._waiting.put(work)
-        if self._is_to_end:  # told so while this was being said
+        if self._is_to_end:  # `end` was called meanwhile, and the thread may be gone
             self._do_what_waits()
         return work
 
     def end(self) -> None:
-        """Once what it has been given is done."""
+        """End the thread once all submitted work is done."""
         self._is_to_end = True
         self._waiting.put(None)
 
@@ -94,7 +95,7 @@ class WorkThread:
 
 
 def at_once(function: Callable[..., None], *arguments: object) -> Work:
-    """Do a call here and now; what it raises, `Work.result` does."""
+    """Make a call at once; `Work.result` raises its error, if any."""
     work = Work(function, *arguments)
     work.run()
     return work
