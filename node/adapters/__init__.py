@@ -1,1 +1,1 @@
-"""Adapters: a training framework's own loop as a node of a swarm, one file a framework."""
+"""Adapters that make a training framework's own loop a node of a swarm; one file per framework."""

@@ -1,4 +1,4 @@
-"""What the micro-batches of one step of an optimizer add up to: their tokens, and their loss."""
+"""Sums over the micro-batches of one optimizer step: their tokens, and their loss."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Any
 from torch import Tensor
 
 CountTokens = Callable[[Any], int | Tensor]
-"""A batch -> the tokens (or samples, always the same unit) in it: an int, or an integer tensor []."""
+"""Batch -> number of tokens (or samples, always the same unit) in it: an int, or an integer tensor []."""
 
 
 def tokens_in(batch: Any) -> int | Tensor:
-    """Tokens of a batch of text, samples of any other.
+    """The number of tokens in a batch of text, or of samples in any other batch.
 
-    With ``input_ids`` in the batch, all of these are tokens, or those that an ``attention_mask`` of the same
-    shape does not leave out. Otherwise the first tensor decides: integers of two dimensions are tokens, and
-    of anything else the first dimension counts samples. A batch without tensors is one sample.
+    If the batch has ``input_ids``, all of these are tokens, or those that an ``attention_mask`` of the same
+    shape selects. Otherwise the first tensor decides: a two-dimensional integer tensor holds tokens, and of
+    any other, the first dimension counts samples. A batch without tensors is one sample.
     """
     if isinstance(batch, Mapping) and isinstance(ids := batch.get("input_ids"), Tensor):
         mask = batch.get("attention_mask")
@@ -28,7 +28,7 @@ def tokens_in(batch: Any) -> int | Tensor:
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:
-    """The tensors of nested mappings and sequences, in their order."""
+    """The tensors in nested mappings and sequences, in order."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):

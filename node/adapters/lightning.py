@@ -25,26 +25,27 @@ except ImportError as error:
 class GossamerCallback(Membership, Callback):
     """Trains a `LightningModule` in a swarm. The arguments are `Membership`'s and those of `Peer.attach`.
 
-    It attaches when training begins, with all that `configure_optimizers` has made, and leaves when training
-    ends, with the swarm's own model in the module (see `finish`). The trainer stops when the node has to, and
-    when `stop_round` is published, but no sooner than its `min_steps` and `min_epochs`. With several devices
-    (strategy "ddp"), all ranks are one node. `Peer.metrics` are logged under ``gossamer/``.
+    It attaches when training begins, with all optimizers that `configure_optimizers` made. It leaves when
+    training ends, with the swarm's own model in the module (see `finish`). The trainer stops when the node
+    has to, and when `stop_round` is published, but not before its `min_steps` and `min_epochs`. With several
+    devices (strategy "ddp"), all ranks are one node. `Peer.metrics` are logged under ``gossamer/``.
 
-    It leaves before any other callback hears that training ends, wherever in the list it stands: one that
-    averages the weights may write the averages into the module then, over the swarm's own model.
+    It leaves before any other callback hears that training ends, wherever it stands in the list: a callback
+    that averages the weights may then write the averages into the module, over the swarm's own model.
 
-    `tokens` is given the batch. `schedule` sets the learning rate before each step, by the rate that each
-    parameter group began with; the module must have no scheduler of its own then.
+    `tokens` is called with the batch. `schedule` sets the learning rate before each step, as a factor on the
+    rate that each parameter group began with; the module must then have no scheduler of its own.
     """
 
     _steps = 0
-    """Steps of the optimizers, as the trainer counted them last."""
+    """Optimizer steps, as the trainer last counted them."""
     _loss: float | Tensor = float("nan")
-    """Of the last step that had one."""
+    """Mean loss of the last step that had one."""
 
     def setup(self, trainer: Any, pl_module: LightningModule, stage: str) -> None:
-        """Have the trainer say first here that training ends. Otherwise this callback keeps its place: what
-        those before it do to the module when training begins, or with every batch, is done when it looks."""
+        """Put a helper at the front of the callbacks, so that it hears first that training ends. This
+        callback itself keeps its place: what earlier callbacks do to the module when training begins, or with
+        every batch, is done when it looks."""
         if stage == "fit":
             others = [callback for callback in trainer.callbacks if not isinstance(callback, _LeavesFirst)]
             trainer.callbacks = [_LeavesFirst(self._leave), *others]
@@ -62,7 +63,7 @@ class GossamerCallback(Membership, Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Set the learning rate, where the swarm's tokens say which."""
+        """Set the learning rate, if a schedule is given."""
         if self._schedule is None or self.peer is None:
             return
         scale = self.peer.lr_scale(self._schedule)
@@ -72,13 +73,13 @@ class GossamerCallback(Membership, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After a micro-batch: where the optimizer has stepped on it, after a step."""
+        """Count a micro-batch, and tell the peer if the optimizer has stepped on it."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not isinstance(loss, Tensor):
             loss = None
         elif pl_module.automatic_optimization:
-            loss = loss * trainer.accumulate_grad_batches  # which the trainer has divided it by
-        if loss is not None or not pl_module.automatic_optimization:  # else the module has passed it over
+            loss = loss * trainer.accumulate_grad_batches  # undoes the trainer's division
+        if loss is not None or not pl_module.automatic_optimization:  # else the module has skipped the batch
             self._count(batch, float("nan") if loss is None else loss)
         if trainer.global_step == self._steps or self._has_left:
             return
@@ -99,17 +100,18 @@ class GossamerCallback(Membership, Callback):
 
 
 class _LeavesFirst(Callback):
-    """At the front of a trainer's callbacks, and leaves the swarm when training ends.
+    """Stands first among a trainer's callbacks, and leaves the swarm when training ends.
 
-    Callbacks that average the weights write the averages into the module then, which are no progress of the
-    open window.
+    Callbacks that average the weights then write the averages into the module, and these are not progress of
+    the open window.
     """
 
     def __init__(self, leave: Callable[[], None]) -> None:
         self._leave = leave
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Training is over where an epoch without steps follows, for the averages' batch norm statistics."""
+        """Leave if this epoch has no steps and only collects the averages' batch norm statistics: training is
+        over."""
         averaging = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
         if any(trainer.current_epoch == one.swa_end + 1 for one in averaging):
             self._leave()

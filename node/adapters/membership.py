@@ -1,8 +1,8 @@
-"""What all adapters are: a place in the swarm for as long as a framework trains.
+"""What all adapters have in common: a place in the swarm while a framework trains.
 
-A framework's callback inherits this, and calls it: `_attach` when training begins, `_count` with every
-micro-batch, `_step` after every step of the optimizer, `_leave` or `_abandon` at the end. A training that an
-error ends is left to the `with`, to the next training, or to the end of the process.
+A framework's callback inherits `Membership` and calls `_attach` when training begins, `_count` with every
+micro-batch, `_step` after every optimizer step, and `_leave` or `_abandon` at the end. If an error ends
+training, the `with`, the next training or the end of the process stops the node.
 """
 
 import inspect
@@ -22,7 +22,7 @@ from gossamer.node.training.starting import AttachOptions
 class Membership:
     """A node while a framework's loop runs. It may train several times, each time as a new `Peer`.
 
-    Nothing has to leave it. In a `with`, an exception stops the node at once, where otherwise it goes on
+    A script need not leave it. In a `with`, an exception stops the node at once; otherwise the node goes on
     until the next training or the end of the process.
     """
 
@@ -34,16 +34,16 @@ class Membership:
         finish: bool = True,
         **options: Unpack[AttachOptions],
     ) -> None:
-        """What `Peer.attach` takes, and what concerns the framework.
+        """Takes what `Peer.attach` takes, and what concerns the framework.
 
         Args:
-            tokens: counts a batch; the default is `tokens_in`.
+            tokens: counts the tokens of a batch; the default is `tokens_in`.
             schedule: the learning rate by the swarm's tokens (see `schedules`), instead of the framework's.
-            finish: end with the swarm's own model, as `Peer.finish` does: without it, training ends with what
+            finish: end with the swarm's own model, as `Peer.finish` does. Without it, training ends with what
                 this node holds.
 
         Raises:
-            TypeError: `Peer.attach` has no such argument, or `tokens` or `schedule` is no function.
+            TypeError: `Peer.attach` has no such argument, or `tokens` or `schedule` cannot be called.
         """
         if not callable(tokens):
             raise TypeError(f"tokens takes a function of a batch, not {tokens!r:.60}")
@@ -51,7 +51,7 @@ class Membership:
             raise TypeError(f"schedule takes a function of the swarm's tokens, not {schedule!r:.60}")
         inspect.signature(Peer.attach).bind(None, None, **options)
         self.peer: Peer | None = None
-        """The peer of the training under way, or of the last."""
+        """The peer of the current training, or of the last one."""
         self._options = options
         self._tokens = tokens
         self._schedule = schedule
@@ -71,7 +71,8 @@ class Membership:
     # -- what a framework's callback calls
 
     def _attach(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Peer:
-        """Become a node. One that an error left behind is stopped first. Raises what `Peer.attach` does."""
+        """Become a node. A node that an error left behind is stopped first. Raises what `Peer.attach`
+        does."""
         self._abandon()
         self.peer = None
         self._since = StepCount()
@@ -84,15 +85,15 @@ class Membership:
         self._since.add(self._tokens(batch), loss)
 
     def _step(self, loss: float | Tensor) -> bool:
-        """Tell the peer of a step of the optimizer, and its mean loss. Returns whether to stop."""
+        """Tell the peer of an optimizer step and its mean loss. Returns whether to stop."""
         assert self.peer is not None
         tokens, self._since = int(self._since.tokens), StepCount()
-        # All ranks step together, also one whose micro-batches were padding alone.
+        # All ranks step together, even one whose micro-batches were nothing but padding.
         self.peer.step(max(1, tokens), loss)
         return self.peer.should_stop or self.peer.finished
 
     def _leave(self) -> None:
-        """Take over the swarm's own model, and leave; nothing if it has left already."""
+        """Take over the swarm's own model, and leave. Does nothing if it has left already."""
         if self.peer is None or self._has_left:
             return
         self._has_left = True
@@ -101,7 +102,7 @@ class Membership:
         self.peer.leave()
 
     def _abandon(self) -> None:
-        """Leave, and publish nothing more; nothing if it has left already."""
+        """Leave, and publish nothing more. Does nothing if it has left already."""
         if self.peer is not None and not self._has_left:
             self._has_left = True
             self.peer.abandon()

@@ -23,24 +23,25 @@ log = logging.getLogger("gossamer.peer")
 
 
 def keep_pretrained(home: Home, model: nn.Module, processor: Any = None) -> None:
-    """Write a model's configuration, and the tokenizer or processor if there is one. Each file appears whole.
+    """Write a model's configuration, and its tokenizer or processor if there is one. Each file appears whole.
 
-    Does nothing for a model that has no `config` with a `save_pretrained`. What cannot be written is logged:
-    training needs none of it.
+    Does nothing for a model that has no `config` with a `save_pretrained`. A failure is only logged, since
+    training does not need these files.
     """
     configuration: Any = getattr(model, "config", None)
     if not hasattr(configuration, "save_pretrained"):
         return
     try:
         _keep(home, model, copy.deepcopy(configuration), processor)
-    except Exception as error:  # somebody's own configurations and tokenizers raise what they like
+    except Exception as error:  # custom configurations and tokenizers may raise anything
         log.warning(
             "cannot keep the model's configuration in %s: %s", home.pretrained_path, in_one_line(error)
         )
 
 
 def _keep(home: Home, model: nn.Module, configuration: Any, processor: Any) -> None:
-    # As the model's own `save_pretrained` would say. torch.compile wraps it, FSDP2 renames its class.
+    # As the model's own `save_pretrained` would write it. torch.compile wraps the model, FSDP2 renames its
+    # class.
     architecture = type(getattr(model, "_orig_mod", model)).__name__
     configuration.architectures = [architecture.removeprefix("FSDP")]
     manifest = home.manifest()

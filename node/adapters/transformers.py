@@ -6,9 +6,9 @@
     trainer = Trainer(model, args, train_dataset=dataset, callbacks=[swarm])
     trainer.train()
 
-A callback is shown neither batches nor losses, so a hook on the model's forward pass counts them. A trainer
-may go around that, and call the model's base and then its head itself, to compute the loss in chunks: then
-the hook is moved to the base.
+A callback sees neither batches nor losses, so a hook on the model's forward pass counts them. A trainer may
+bypass that and call the model's base and then its head itself, to compute the loss in chunks: then the hook
+is moved to the base.
 """
 
 import logging
@@ -43,19 +43,20 @@ class GossamerCallback(Membership, TrainerCallback):
     It attaches when training begins, with the optimizer that the trainer has made by then. It leaves when
     training ends, with the swarm's own model in `trainer.model` (see `finish`), unless the trainer loads its
     best checkpoint over it. The trainer stops when the node has to, and when `stop_round` is published. Under
-    torchrun, all ranks are one node. `Peer.metrics` are in the trainer's logs, under ``gossamer/``.
+    torchrun, all ranks are one node. `Peer.metrics` appear in the trainer's logs, under ``gossamer/``.
 
-    `tokens` is given the keyword arguments of the model's forward pass. `schedule` takes the place of the
-    lambdas in the trainer's own scheduler, which must be of a kind that has some: the default, linear, is.
+    `tokens` is called with the keyword arguments of the model's forward pass. `schedule` replaces the lambdas
+    in the trainer's own scheduler, which must be a `LambdaLR`; the default, linear, is one.
     """
 
     _hook: RemovableHandle | None = None
     _watched: nn.Module | None = None
-    """What has the hook: the model, or its base."""
+    """The module with the hook: the model, or its base."""
     _has_warned = False
     _ranks = 1
     _is_share = False
-    """Whether the losses counted are shares of the step's, and not means of their own micro-batches."""
+    """Whether the counted losses are shares of the step's loss, and not means over their own
+    micro-batches."""
     _logged_loss = float("nan")
 
     def on_train_begin(
@@ -81,7 +82,7 @@ class GossamerCallback(Membership, TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """After a step of the optimizer, before the trainer logs, evaluates or saves."""
+        """Tell the peer of an optimizer step, before the trainer logs, evaluates or saves."""
         if not self._since.batches:
             self._look_further()
         if self._step(self._mean_loss()):
@@ -91,13 +92,13 @@ class GossamerCallback(Membership, TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Somebody else may have stopped training since, an evaluation for instance."""
+        """Leave if something else, such as an evaluation, has stopped training since the last step."""
         return self._left_if_over(control)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Add to what is logged, for the callbacks after this one and for `state.log_history`."""
+        """Add `Peer.metrics` to what is logged, for later callbacks and for `state.log_history`."""
         logs = kwargs["logs"]
         self._logged_loss = logs.get("loss", self._logged_loss)
         metrics = self._metrics()
@@ -108,10 +109,10 @@ class GossamerCallback(Membership, TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave, where nothing has said before that training would end."""
+        """Leave, if nothing has announced before that training would end."""
         self._unhook()
         if args.load_best_model_at_end:
-            self._abandon()  # what the model holds now is no progress of the open window
+            self._abandon()  # what the model holds now is not progress of the open window
         else:
             self._leave()
 
@@ -122,16 +123,16 @@ class GossamerCallback(Membership, TrainerCallback):
         return control
 
     def _saw(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        """A forward pass, of training or not."""
+        """Count a forward pass, if it is one of training."""
         if not (model.training and torch.is_grad_enabled()):
             return
         loss = _loss_of(outputs)
-        # With the items of the whole step at hand, a model divides its sum by them.
+        # A model that knows the number of items in the whole step divides its sum by that.
         self._is_share = loss is not None and kwargs.get("num_items_in_batch") is not None
         self._count(kwargs or args, self._logged_loss if loss is None else loss)
 
     def _mean_loss(self) -> float | Tensor:
-        """Of the step just done, as the trainer means it."""
+        """Mean loss of the step just done, as the trainer defines it."""
         since = self._since
         return since.loss * self._ranks if self._is_share else since.loss / max(1, since.batches)
 
@@ -141,7 +142,7 @@ class GossamerCallback(Membership, TrainerCallback):
         self._hook = model.register_forward_hook(_Hook(self._saw), with_kwargs=True)
 
     def _look_further(self) -> None:
-        """After a step in which what is watched was not called: watch its base instead from now on."""
+        """After a step in which the watched module was not called: watch its base from now on."""
         base = getattr(self._watched, "base_model", None)
         if isinstance(base, nn.Module) and base is not self._watched:
             self._watch(base)
@@ -166,16 +167,17 @@ Saw = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
 
 
 class _Hook:
-    """On a model's forward pass. What is copied or pickled along with the model counts nothing.
+    """The hook on a model's forward pass. A copy that is made or pickled along with the model counts nothing.
 
-    A model is pickled while it trains for the workers of a DataLoader that are spawned, where the collator
-    holds it, and by `torch.save(model)`.
+    A model is pickled while it trains by `torch.save(model)`, and for spawned workers of a DataLoader whose
+    collator holds it.
     """
 
     def __init__(self, saw: Saw) -> None:
         self._saw = saw
 
-    # Not compiled with the model: the sums would be constants of the graph, each compiled anew.
+    # Not compiled with the model: the sums would be constants of the graph, which would be recompiled for
+    # each.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         self._saw(model, args, kwargs, outputs)
@@ -189,11 +191,11 @@ def _hook_of_a_copy() -> Saw:
 
 
 def _look_away(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-    """A copy's forward pass is no part of the training."""
+    """Ignore a copy's forward pass, which is not part of the training."""
 
 
 def _check(args: TrainingArguments) -> None:
-    """Raise ConfigError where the trainer's processes are not one trainer of the parameters they hold."""
+    """Raise ConfigError if the trainer's processes do not act as one trainer of the parameters they hold."""
     if args.deepspeed:
         raise ConfigError("DeepSpeed keeps the parameters to itself; train with DistributedDataParallel")
     if args.n_gpu > 1:
@@ -209,7 +211,7 @@ def _check(args: TrainingArguments) -> None:
 
 
 def _loss_of(outputs: Any) -> Tensor | None:
-    """The loss in what a model returned, None where the trainer makes it out of something else."""
+    """The loss in a model's outputs; None if the trainer computes it from something else."""
     if isinstance(outputs, Mapping):
         loss = outputs.get("loss")
     else:
@@ -218,7 +220,7 @@ def _loss_of(outputs: Any) -> Tensor | None:
 
 
 def _steer(rates: LambdaLR, peer: Peer, schedule: Schedule) -> None:
-    """Have a scheduler follow the swarm's tokens, from the first step on."""
+    """Make a scheduler follow the swarm's tokens, from the first step on."""
     rates.lr_lambdas = [lambda _: peer.lr_scale(schedule)] * len(rates.base_lrs)
     for group, peak in zip(rates.optimizer.param_groups, rates.base_lrs, strict=True):
         group["lr"] = peak * peer.lr_scale(schedule)
