@@ -1,7 +1,7 @@
 """Deltas' payloads as merges want them: measured once, then read tensor by tensor.
 
-A round has as many payloads as the swarm has members. As many as may be are in memory while it is merged; the
-others stay on disk, and of each no more than a tensor is read at a time.
+A round has as many payloads as the swarm has members. As many of them as the limits allow are in memory while
+it is merged. The others stay on disk, and are read one tensor at a time.
 """
 
 from array import array
@@ -20,39 +20,41 @@ from gossamer.protocol.payloads.payload import Payload, Section, section_of, sec
 from gossamer.protocol.records import Delta
 
 KEPT_BYTES = 64 * 1024 * 1024
-"""Of payloads kept in memory from one merge to the next."""
+"""Size of the payloads kept in memory from one merge to the next."""
 
 MERGED_BYTES_PER_VALUE = 4
-"""Of payloads in memory while a fragment is merged: as much as its Phi takes. With more of them on disk the
-merge needs a copy of that, see `Merger`, so that to keep fewer would save nothing."""
+"""Size of the payloads in memory while a fragment is merged: as much as its Phi takes. If some were on disk,
+the merge would need a copy of its Phi (see `Merger`), so keeping fewer in memory would save nothing."""
 
 SAMPLES_KEPT = 256
-"""Of the deltas read last, at most 256 KiB each: what a round with that many members needs. A delta whose
-sample is gone, as one of an old round that is merged again, is not compared with the others."""
+"""Samples kept, those of the deltas read last, at most 256 KiB each: enough for a round with that many
+members. A delta whose sample is gone, such as one of an old round that is merged again, is not compared with
+others."""
 
 MEASURED_KEPT = 4096
-"""Deltas whose norms are known, 8 bytes a tensor; others are measured again should their round be merged
-again. With 256 members, 1,040 rounds that are not closed have 266,000."""
+"""Deltas whose norms are kept, 8 bytes per tensor. Others are measured again if their round is merged again:
+with 256 members, the 1,040 rounds that are not closed have 266,000 deltas."""
 
 
 class Payloads:
-    """Reads the payloads of deltas that are here. Blocking, and for one merge at a time."""
+    """Reads the payloads of deltas that are here. It blocks, and serves one merge at a time."""
 
     def __init__(self, manifest: Manifest, chunks: ChunkStore) -> None:
         self._fragments = len(manifest.plan().fragments)
         self._chunks = chunks
         self._norms: OrderedDict[bytes, array[float] | None] = OrderedDict()
-        """Of each tensor of a payload that has been decoded once; None of one that cannot be."""
+        """The norm of each tensor of every payload that was decoded once; None for an undecodable payload."""
         self._samples: OrderedDict[bytes, Sample] = OrderedDict()
         self._in_memory: OrderedDict[bytes, Payload] = OrderedDict()
         self._bytes = 0
-        """Of these: of a small model they are so many that to add them up would take longer than to merge."""
+        """Size of these payloads. A small model has so many that adding it up would take longer than to
+        merge."""
         self._wanted: set[bytes] = set()
-        """Deltas under work whose payloads are to be in memory."""
+        """Deltas being worked on whose payloads are to be in memory."""
 
     @contextmanager
     def room_for(self, deltas: Collection[Delta], fragment: Fragment) -> Iterator[None]:
-        """While these deltas are worked on, have as many of their payloads in memory as may be."""
+        """While these deltas are worked on, keep as many of their payloads in memory as the limits allow."""
         room = max(KEPT_BYTES, MERGED_BYTES_PER_VALUE * fragment.numel)
         for delta in deltas:
             if delta.body.payload_bytes <= room:
@@ -66,17 +68,18 @@ class Payloads:
             self._trim(KEPT_BYTES)
 
     def are_in_memory(self, deltas: Collection[Delta]) -> bool:
-        """Whether all of these, whose contributions were asked for, can be merged without reading a file."""
+        """Whether all of these deltas, whose contributions were asked for, can be merged without reading
+        files."""
         return all(delta.record_id in self._in_memory or self._is_void(delta) for delta in deltas)
 
     def undecodable(self, deltas: Iterable[Delta]) -> list[bytes]:
-        """Authors of those whose payloads do not decode."""
+        """Authors of the deltas whose payloads do not decode."""
         return [delta.author for delta in deltas if self._is_void(delta)]
 
     def contribution(self, delta: Delta, fragment: Fragment) -> Contribution | None:
-        """A record as Merge sees it; None if its payload does not decode, which weighs nothing anywhere.
+        """A record as Merge sees it. None if its payload does not decode: it then weighs nothing on any node.
 
-        Raises MissingChunkError, and so does reading a tensor of it that is not in memory.
+        Raises MissingChunkError, as does reading one of its tensors that is not in memory.
         """
         norms = self._measure(delta, fragment)
         if norms is None:
@@ -99,7 +102,7 @@ class Payloads:
         self._let_go(delta.record_id)
 
     def _measure(self, delta: Delta, fragment: Fragment) -> "array[float] | None":
-        """What is known of a payload. It is read if that is nothing yet, or if it is to be in memory."""
+        """A payload's norms. It is read if they are not known yet, or if it is to be in memory."""
         record_id = delta.record_id
         is_lacking = record_id in self._wanted and record_id not in self._in_memory
         if record_id not in self._norms or (is_lacking and not self._is_void(delta)):
@@ -111,7 +114,7 @@ class Payloads:
         return self._norms.get(delta.record_id, ()) is None
 
     def _read(self, delta: Delta, fragment: Fragment) -> None:
-        """Read a payload whole. Raises MissingChunkError."""
+        """Read a whole payload. Raises MissingChunkError."""
         data = self._chunks.join(delta.body.chunks)
         try:
             payload = Payload(delta.body.codec, fragment, data)
@@ -135,7 +138,7 @@ class Payloads:
             self._samples.popitem(last=False)
 
     def _trim(self, room: int) -> None:
-        """Of the payloads that are not wanted now keep the latest, as many as there is room for."""
+        """Keep only the latest of the payloads that are not wanted now: those that fit into `room` bytes."""
         wanted = (self._in_memory[record_id] for record_id in self._wanted if record_id in self._in_memory)
         taken = self._bytes - sum(payload.size for payload in wanted)
         oldest: list[bytes] = []
@@ -149,13 +152,13 @@ class Payloads:
             self._let_go(record_id)
 
     def _let_go(self, record_id: bytes) -> None:
-        """Have a payload in memory no more."""
+        """Drop a payload from memory."""
         if (payload := self._in_memory.pop(record_id, None)) is not None:
             self._bytes -= payload.size
 
 
 class _Stored:
-    """A payload on disk. The chunk read last is kept, since the next tensor mostly begins in it."""
+    """A payload on disk. The chunk read last is kept, since the next tensor usually begins in it."""
 
     def __init__(self, chunks: ChunkStore, delta: Delta, fragment: Fragment) -> None:
         self._chunks = chunks

@@ -22,7 +22,7 @@ from gossamer.protocol.records import Delta
 log = logging.getLogger("gossamer.restore")
 
 ATTEMPTS_MAX = 8
-"""How often a reader begins again because the running daemon has moved on."""
+"""How often a reader starts over because the running daemon has moved on."""
 
 
 def restore_merger(
@@ -30,7 +30,8 @@ def restore_merger(
 ) -> tuple[Merger | None, tuple[Claim, ...]]:
     """The state at the newest snapshot that is whole, if any, and the claims from that one on."""
     for place, claim in enumerate(history.claims):
-        # Of the newest we know what it holds; an older one held everything there was, or is of no use.
+        # For the newest we know what it holds. An older one held every record up to its round; otherwise its
+        # digest does not match, and it is of no use.
         held = [
             delta
             for delta in deltas
@@ -61,9 +62,9 @@ def has_model(home: Home, manifest: Manifest) -> bool:
 
 
 def is_held(delta: Delta, chunks: ChunkStore) -> bool:
-    """Whether a delta's payload is on disk, all of it, in chunks of the sizes that its record states.
+    """Whether a delta's whole payload is on disk, in chunks of the sizes that its record states.
 
-    A chunk that turns out damaged is said, and counts as missing.
+    A chunk that turns out to be damaged is logged, and counts as missing.
     """
     sizes = payload_chunk_sizes(delta.body.payload_bytes)
     for blob, size in zip(delta.body.chunks, sizes, strict=True):
@@ -77,7 +78,7 @@ def is_held(delta: Delta, chunks: ChunkStore) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What a folder's records were at one moment."""
+    """A folder's records at one moment."""
 
     history: StoredHistory
     deltas: list[Delta]
@@ -85,18 +86,18 @@ class _Stored:
 
 
 def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
-    """Phi as a node's folder has it: all that is merged by now, or with `sealed` the newest snapshot.
+    """Phi as a node's folder has it: all that is merged by now or, with `sealed`, the newest snapshot.
 
-    Only reads, also beside a running daemon. That one may drop chunks while they are read, and commits
-    before it does that it needs them no more; then the fold begins again with what it has committed.
+    Only reads, and may do so beside a running daemon. The daemon may drop chunks while they are read here. It
+    commits beforehand that it no longer needs them, so the fold then starts over from what it has committed.
 
     Raises ConfigError, StorageError or DivergedError.
     """
     manifest = manifest_of(home)
     read: StoredHistory | None = None
     for _ in range(ATTEMPTS_MAX):
-        # Opened before the records are read: a payload that is dropped in between is then missed, not taken
-        # for one that never came.
+        # Opened before the records are read: a payload that is dropped in between is then noticed as missing,
+        # and not taken for one that never came.
         chunks = _chunks_of(home)
         stored = _read(home, manifest)
         if stored.history == read:
@@ -115,7 +116,7 @@ def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
 
 
 def _check_sound(merger: Merger, sealed: bool) -> None:
-    """Raise DivergedError if the model is of no use to anybody."""
+    """Raise DivergedError if the model has diverged, and so is of no use."""
     if merger.diverged:
         which = "model as of the newest snapshot" if sealed else "model"
         advice = "" if sealed else "; the newest snapshot may be from before: export it with --sealed"
@@ -157,7 +158,7 @@ def _fold(
 
     Raises MissingChunkError or StorageError.
     """
-    # Whose folder it is makes no difference to Phi.
+    # Phi does not depend on whose folder it is.
     merger, _ = restore_merger(manifest, chunks, stored.history, stored.deltas, own_id=bytes(32))
     if merger is None or sealed:
         return merger
@@ -178,7 +179,7 @@ def _fold(
 
 
 def _charter(home: Home, manifest: Manifest, credentials: Sequence[bytes]) -> Charter:
-    """Who counts, by what a folder holds."""
+    """The charter, which says whose deltas count, by the credentials that a folder holds."""
     charter = Charter(manifest.admission, manifest.swarm_id)
     invitation = home.invitation()
     for data in (*credentials, *([invitation.grant.data] if invitation else [])):

@@ -1,6 +1,6 @@
-"""Getting a snapshot from others: what is asked for, how far it is, and what becomes of those given up.
+"""Fetches a snapshot from others: what is asked for, how far it is, and what becomes of those given up.
 
-Its chunks come through the core, as payloads do, and lie among all others; it is read here as they come.
+Its chunks come through the core, as payloads do, and are stored among all others. They are read as they come.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ log = logging.getLogger("gossamer.archive")
 
 
 class SnapshotFetch:
-    """The snapshot to adopt, and the one that may have to be soon."""
+    """The snapshot to adopt, and the one that may have to be adopted soon."""
 
     def __init__(
         self,
@@ -32,23 +32,24 @@ class SnapshotFetch:
         dispatch: Callable[[ev.Event], object],
         on_change: Callable[[], None],
     ) -> None:
-        """`on_change` hears that others are wanted than before: what had to wait may be done now."""
+        """`on_change` is called when other snapshots are wanted than before: waiting work may be possible
+        now."""
         self._core = core
         self._chunks = chunks
         self._dispatch = dispatch
         self._on_change = on_change
         self.adopting: Claim | None = None
         self.prefetching: Claim | None = None
-        """What may have to be adopted soon."""
+        """The snapshot that may have to be adopted soon."""
         self._given_up: set[bytes] = set()
-        """Roots of those that were fetched and are not any more, until what came of them is removed."""
+        """Roots of snapshots whose fetch was given up, until what came of them is removed."""
         self.has_leftovers = False
-        """Whether an earlier run may have left chunks that nobody needs, of snapshots above all."""
+        """Whether an earlier run may have left chunks that nobody needs, mostly of snapshots."""
         self._reader: snapshots.SnapshotReader | None = None
-        """Of the one of those that is being fetched."""
+        """Reads the snapshot that is being fetched."""
         self._told_at = 0.0
         self._told: tuple[bytes, int] | None = None
-        """Of which snapshot that was, and how many of its chunks were lacking."""
+        """The progress last logged: the snapshot's root, and how many of its chunks were missing."""
 
     @property
     def sought(self) -> set[bytes]:
@@ -56,47 +57,50 @@ class SnapshotFetch:
         return {claim.root for claim in (self.adopting, self.prefetching) if claim is not None}
 
     def seek(self, adopting: Claim | None, prefetching: Claim | None) -> None:
-        """From now on these are wanted; any other is given up."""
+        """Want these from now on, and give up any other."""
         before = self.sought
         self.adopting, self.prefetching = adopting, prefetching
         self._given_up = (self._given_up | before) - self.sought
         self._on_change()
 
     def adopted(self, claim: Claim) -> None:
-        """Nothing is wanted any more, and of this one all is kept."""
+        """Note that a snapshot was adopted: nothing is wanted any more, and all of this one is kept."""
         self.seek(None, None)
         self._given_up.discard(claim.root)
 
     def check(self) -> None:
-        """Give up what is to be adopted if the core has thought better of it: nobody has it any more, and
-        our own history goes on."""
+        """Give up the snapshot to adopt if the core no longer wants it: nobody has it any more, and our own
+        history goes on."""
         if self.adopting is not None and self.adopting != self._core.sealing.adopting:
             self._reader = None
             self.seek(None, self.prefetching)
 
     def take_given_up(self) -> set[bytes]:
-        """Roots of the snapshots that were given up: the caller removes what came of them."""
+        """Return and forget the roots of snapshots that were given up: the caller removes what came of
+        them."""
         roots, self._given_up = self._given_up, set()
         return roots
 
     def put_back(self, roots: set[bytes]) -> None:
-        """What came of these could not be removed; some may be wanted again by now."""
+        """Note that what came of these could not be removed. Some may be wanted again by now."""
         self._given_up |= roots - self.sought
 
     @property
     def may_clear_up(self) -> bool:
-        """Whether there are snapshots that were given up, and what came of them is of no use any more.
+        """Whether any snapshots were given up, and what came of them is of no more use.
 
-        The one that is wanted now may share chunks with them: its index tells. Where none is, and we have no
-        model yet, one of them may be wanted again: that goes on where it was.
+        The snapshot that is wanted now may share chunks with them, which its index tells. If none is wanted
+        and we have no model yet, one of them may be wanted again, and its fetch would go on where it stopped.
         """
         return bool(self._given_up) and self._knows_what_is_of_use
 
     @property
     def may_clear_leftovers(self) -> bool:
-        """That, of what an earlier run has left: it may have ended while it fetched what we go on with.
+        """The same for what an earlier run left: it may have ended while it fetched the snapshot that we
+        want.
 
-        Who comes back with a model finds out within a moment whether it has to begin anew.
+        A node that comes back with a model soon finds out whether it has to start from another snapshot;
+        until then nothing is cleared.
         """
         if not self.has_leftovers or (self.adopting is None and self._core.sealing.is_in_a_hurry):
             return False
@@ -109,7 +113,7 @@ class SnapshotFetch:
         return self._core.sealing.joined
 
     def progress(self) -> tuple[int, int] | None:
-        """Chunks here and chunks in all of the snapshot that is being fetched."""
+        """For the snapshot that is being fetched: how many of its chunks are here, and how many it has."""
         claim = self.adopting or self.prefetching
         if claim is None:
             return None
@@ -121,10 +125,10 @@ class SnapshotFetch:
         return len(chunk_sizes(self._core.layout.snapshot_bytes))
 
     async def go_on(self, claim: Claim) -> bool:
-        """Ask for what is missing of a snapshot, read what is here; returns whether that is all of it, and it
-        is wanted still.
+        """Ask for what is missing of a snapshot, and read what is here. Returns whether all of it is read and
+        it is still wanted.
 
-        One that cannot be used is given up.
+        A snapshot that cannot be used is given up.
         """
         try:
             return await self._go_on(claim)
@@ -137,17 +141,17 @@ class SnapshotFetch:
     async def _go_on(self, claim: Claim) -> bool:
         size = self._core.layout.snapshot_bytes
         lacking = await asyncio.to_thread(snapshots.missing, claim.root, size, self._chunks)
-        if lacking and self._is_wanted(claim):  # else the core has thought better of it
+        if lacking and self._is_wanted(claim):  # else the core has changed its mind
             self._dispatch(ev.Need(claim.key, lacking))
             self._tell_progress(claim, len(lacking))
         if self._reader is None or self._reader.root != claim.root:
-            self._reader = None  # before there is memory for another
+            self._reader = None  # frees its memory before another is allocated
             self._reader = snapshots.SnapshotReader(claim.root, size, self._chunks)
         is_read = await asyncio.to_thread(self._reader.read_on)
         return is_read and not lacking and self._is_wanted(claim)
 
     def take(self) -> Ints:
-        """Phi, int32[numel], of the snapshot of which all has been read. It is the caller's from now on."""
+        """Phi, int32[numel], of the snapshot that has been read whole. The caller owns it from now on."""
         assert self._reader is not None
         phi, self._reader = self._reader.phi, None
         return phi
@@ -156,7 +160,7 @@ class SnapshotFetch:
         return claim == self.prefetching or claim == self.adopting == self._core.sealing.adopting
 
     def _refuse(self, claim: Claim, error: PayloadError) -> None:
-        """A snapshot cannot be used: the core chooses another one, or our own history goes on."""
+        """Give up a snapshot that cannot be used: the core chooses another, or our own history goes on."""
         log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
         self._reader = None
         wanted = (self.adopting, self.prefetching)

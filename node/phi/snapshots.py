@@ -1,7 +1,7 @@
-"""Snapshots on disk: Phi as chunks and an index, named by its root. Genesis is the first of them.
+"""Snapshots on disk: Phi as chunks and an index, named by its root. The first snapshot is the genesis, Phi_0.
 
 The bytes are int32, little endian, fragment after fragment: the same file on every node that merged the same
-records, so a joiner can take its chunks from all of them at once.
+records, so that a joiner can take chunks from all of them at once.
 """
 
 import logging
@@ -21,10 +21,10 @@ from gossamer.protocol.payloads.chunks import chunk_hashes, chunk_sizes, parse_i
 from gossamer.protocol.records import Delta
 
 KEPT = 2
-"""Snapshots kept in any case: the newest, and the one that others may still be at."""
+"""Snapshots that are always kept: the newest, and the one that others may still be at."""
 
 LEASE_S = 60.0
-"""An older one is kept while somebody is downloading it, up to CLAIMS_MAX in all."""
+"""An older snapshot is kept for this long after a chunk of it was asked for, up to CLAIMS_MAX in all."""
 
 
 log = logging.getLogger("gossamer.archive")
@@ -37,19 +37,19 @@ def _bytes_of(phi: Ints) -> memoryview:
 
 
 def digest(phi: Ints) -> bytes:
-    """The root of these values; also the replica's digest, and what a manifest's genesis states."""
+    """The root of these values. It is also a replica's digest, and the digest in a manifest's genesis."""
     return root_of(chunk_hashes(_bytes_of(phi)))
 
 
 def store(phi: Ints, chunks: ChunkStore) -> bytes:
-    """Keep Phi, int32[numel], durably as chunks and an index; returns its root. Raises OSError."""
+    """Store Phi, int32[numel], durably as chunks and an index; returns its root. Raises OSError."""
     writer = SnapshotWriter(chunks)
     writer.add(phi)
     return writer.finish()
 
 
 class SnapshotWriter:
-    """Keeps a snapshot that comes piece by piece; less than a chunk of it waits in memory."""
+    """Stores a snapshot that comes piece by piece; less than a chunk of it waits in memory."""
 
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
@@ -74,7 +74,7 @@ class SnapshotWriter:
         self._rest = bytes(view[whole:])
 
     def finish(self) -> bytes:
-        """All is there: returns the snapshot's root. Raises OSError."""
+        """Store the rest and the index; returns the snapshot's root. Raises OSError."""
         if self._rest:
             self._put(self._rest)
         root = root_of(self._hashes)
@@ -82,7 +82,7 @@ class SnapshotWriter:
         return root
 
     def give_up(self) -> None:
-        """Remove what has been written: a disk that is too full for a snapshot has a use for its space.
+        """Remove what has been written: a disk that is too full for a snapshot needs the space.
 
         Raises OSError.
         """
@@ -101,9 +101,10 @@ class SnapshotWriter:
 
 
 def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
-    """What is not here of a snapshot of `total` bytes: (hash, size), its index first, then what that lists.
+    """The chunks that are missing of a snapshot of `total` bytes, as (hash, size): only the index if that is
+    missing, otherwise what it lists.
 
-    Raises MissingChunkError (fetch again) or PayloadError (an index that cannot be).
+    Raises MissingChunkError (fetch again) or PayloadError (an impossible index).
     """
     if root not in chunks:
         return ((root, 32 * len(chunk_sizes(total))),)
@@ -111,19 +112,19 @@ def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, i
 
 
 def _listed(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
-    """What the index of a snapshot of `total` bytes lists: (hash, size).
+    """The chunks that the index of a snapshot of `total` bytes lists, as (hash, size).
 
     Raises MissingChunkError or PayloadError.
     """
     listed = tuple(zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True))
     sizes = dict(listed)
-    if any(sizes[blob] != size for blob, size in listed):  # nobody can have it, so it would never come
+    if any(sizes[blob] != size for blob, size in listed):  # no such chunk can exist, so it would never come
         raise PayloadError("a snapshot's index lists one chunk with two sizes")
     return listed
 
 
 def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
-    """Read a snapshot of `total` bytes chunk by chunk; each is checked.
+    """Read a snapshot of `total` bytes chunk by chunk, checking each.
 
     Raises MissingChunkError or PayloadError.
     """
@@ -133,7 +134,7 @@ def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
 
 def _piece(blob: bytes, size: int, chunks: ChunkStore) -> bytes:
     data = chunks.get(blob)
-    if len(data) != size:  # we had it already, as part of something else
+    if len(data) != size:  # it was here before, as part of something else
         raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
     return data
 
@@ -150,24 +151,24 @@ def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
 
 
 class SnapshotReader:
-    """Reads a snapshot while its chunks come: little is left to be read when the last of them is here."""
+    """Reads a snapshot while its chunks come, so that little is left to read when the last one is here."""
 
     def __init__(self, root: bytes, total: int, chunks: ChunkStore) -> None:
-        """Of a snapshot of `total` bytes."""
+        """Reads the snapshot of `total` bytes with this root."""
         self.root = root
         self._total = total
         self._chunks = chunks
         self._phi = np.empty(total // 4, dtype="<i4")
         self._unread: dict[int, tuple[bytes, int]] | None = None
-        """Hash and size of chunks by their place; None before the index is here."""
+        """Hash and size of the chunks still to read, by place; None before the index is here."""
 
     @property
     def phi(self) -> Ints:
-        """All values, int32, once they are read."""
+        """All values, int32; complete once all chunks are read."""
         return self._phi.astype(np.int32, copy=False)
 
     def read_on(self) -> bool:
-        """Read what has come since the last time; returns whether that was the last of it.
+        """Read what has come since the last call; returns whether all of it is read now.
 
         Raises MissingChunkError or PayloadError.
         """
@@ -195,13 +196,14 @@ class SnapshotShelf:
         self._owner: dict[bytes, bytes] = {}
 
     def _blobs(self, root: bytes) -> tuple[bytes, ...]:
-        """What a snapshot consists of, as far as that is known. Raises StorageError."""
+        """The chunks of a snapshot, as far as they are known: its index, then those it lists. Raises
+        StorageError."""
         if root not in self._chunks:
             return (root,)
         index = self._chunks.get(root)
         try:
             return (root, *parse_index(index, self._total))
-        except PayloadError:  # that of a liar
+        except PayloadError:  # a liar's index
             return (root,)
 
     def _learn_owners(self) -> None:
@@ -214,22 +216,22 @@ class SnapshotShelf:
         return set(self._owner)
 
     def claim_with(self, blob: bytes) -> Claim | None:
-        """The newest kept snapshot that a chunk is of, None if it is of none."""
+        """The newest kept snapshot that a chunk belongs to; None if it belongs to none."""
         root = self._owner.get(blob)
         return next((claim for claim in self.claims if claim.root == root), None)
 
     def touch(self, blob: bytes) -> None:
-        """A chunk was asked for: its snapshot is in use."""
+        """Note that a chunk was asked for, so its snapshot is in use."""
         root = self._owner.get(blob)
         if root is not None:
             self._used[root] = time.monotonic()
 
     def kept_beside(self, claim: Claim) -> tuple[Claim, ...]:
-        """Which of them are kept beside a new one.
+        """Which snapshots are kept beside a new one.
 
-        Put that in front of them once it is noted durably, and call `drop_others` then.
+        Once this is recorded durably, put the new one in front of them, and then call `drop_others`.
         """
-        # One of the same round was superseded by a late record: nobody should start from it any more.
+        # A late record has superseded one of the same round: nobody should start from it any more.
         older = [known for known in self.claims if known.round < claim.round]
         now = time.monotonic()
         kept = [
@@ -241,7 +243,7 @@ class SnapshotShelf:
         return tuple(kept)
 
     def restore(self, claims: Iterable[Claim]) -> None:
-        """Take over what an earlier run kept, but for what is not whole any more."""
+        """Take over the snapshots that an earlier run kept, except those that are no longer whole."""
         self.claims = tuple(filter(self._is_whole, claims))
         self._learn_owners()
 
@@ -256,11 +258,11 @@ class SnapshotShelf:
         return not lacking
 
     def give_up(self, claim: Claim) -> None:
-        """Keep a snapshot no more. Call `drop_others` then."""
+        """Stop keeping a snapshot. Call `drop_others` afterwards."""
         self.claims = tuple(known for known in self.claims if known != claim)
 
     def replace(self, claim: Claim) -> None:
-        """Begin anew with one snapshot."""
+        """Start over with one snapshot."""
         self.claims = (claim,)
 
     def drop_others(
@@ -270,10 +272,10 @@ class SnapshotShelf:
         sought: Iterable[bytes] = (),
         leftovers: Iterable[bytes] = (),
     ) -> None:
-        """Remove the chunks of snapshots that are kept no more, see `drop_unneeded`.
+        """Remove the chunks of snapshots that are no longer kept, see `drop_unneeded`.
 
-        And `leftovers`, and what has come of snapshots with the roots `given_up`, but for chunks of those
-        that are `sought`. Raises OSError or StorageError.
+        Also removes `leftovers`, and what has come of the snapshots with the roots `given_up`, except chunks
+        of those in `sought`. Raises OSError or StorageError.
         """
         others = self.blobs().union(leftovers, *map(self._blobs, given_up))
         others.difference_update(*map(self._blobs, sought))
@@ -281,13 +283,13 @@ class SnapshotShelf:
         self.drop_unneeded(others, open_records)
 
     def drop_unneeded(self, blobs: set[bytes], open_records: Iterable[Delta]) -> None:
-        """Remove chunks, but for those that a kept snapshot or the payload of an open record needs, too.
+        """Remove chunks, except those that a kept snapshot or the payload of an open record also needs.
 
-        Chunks are known by their content, and anybody can publish what is part of something else: we, too,
-        at this moment.
+        Chunks are known by their content, so anybody may publish one that is part of something else; so may
+        we, at this moment.
         """
         unneeded = blobs - self._owner.keys()
-        for delta in open_records:  # all their chunks together would be millions
+        for delta in open_records:  # one by one, since all their chunks together would be millions
             unneeded.difference_update(delta.body.chunks)
             self._chunks.release(delta.body.chunks)
         for blob in unneeded:
