@@ -1,1 +1,1 @@
-"""Where the values of commands come from, and what is wrong with them before a node starts."""
+"""Where the values of commands come from, and the check of them before a node starts."""

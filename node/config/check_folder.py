@@ -16,7 +16,7 @@ from gossamer.protocol.identity import short
 
 
 def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
-    """Look at a node's folder and change nothing; `joins` says whether there is anybody to ask."""
+    """Look at a node's folder and change nothing; `joins` says whether the node has anybody to join."""
     if home.root.is_symlink() and not home.root.exists():
         yield error("dir", f"{home.root} is a link, and nothing is there: is its disk mounted?")
         return
@@ -56,7 +56,7 @@ def _check_swarm(home: Home, joins: bool) -> Iterator[Finding]:
         if manifest is not None:
             name = manifest.swarm.name
             yield ok("manifest", f"the folder is of swarm {name!r} ({manifest.swarm_id.hex()[:12]})")
-            has_begun = has_model(home, manifest)  # and if its ledger is damaged the node would end of it
+            has_begun = has_model(home, manifest)  # raises for a damaged ledger, which would end the node
             if not joins and not home.read_peers() and not has_begun:
                 yield error("join", "the folder never got a model: name a node of the swarm with --join")
         invitation = home.invitation()
@@ -67,12 +67,12 @@ def _check_swarm(home: Home, joins: bool) -> Iterator[Finding]:
         try:
             own = home.identity().node_id
         except LocalError:
-            return  # said of the key
+            return  # reported under "key"
         yield from check_invitation(invitation, own, manifest.swarm_id if manifest else None)
 
 
 def check_invitation(invitation: Invitation, own: bytes, swarm_id: bytes | None) -> Iterator[Finding]:
-    """Whether an invitation is for the node `own` and this swarm, and still holds."""
+    """Whether an invitation is for the node `own` and this swarm, and is still valid."""
     grant = invitation.grant
     if swarm_id is not None and invitation.swarm_id != swarm_id:
         yield error("invite", "the invitation is to another swarm than the folder's; choose another --dir")

@@ -16,7 +16,7 @@ from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError, LocalError
 
 DISK_SPARE = 1.5
-"""How much more than the estimate should be free."""
+"""Free space should be this many times the estimate."""
 
 
 def check_listen(
@@ -41,7 +41,7 @@ def check_listen(
 
 
 def check_apart(listen_at: str, admin: str) -> Iterator[Finding]:
-    """Whether the two ports are two."""
+    """Whether the two ports differ."""
     if admin in ("", ADMIN_OFF):
         return
     (host, port), (other, admin_port) = (parse_address(text, port_min=0) for text in (listen_at, admin))
@@ -52,7 +52,7 @@ def check_apart(listen_at: str, admin: str) -> Iterator[Finding]:
 
 
 def check_admin(option: str, *, is_running: bool) -> Iterator[Finding]:
-    """The port for those who watch."""
+    """The admin server's port."""
     if option in ("", ADMIN_OFF):
         yield ok("admin", "no admin server" if option else "the first free port from 7780 of 127.0.0.1")
         return
@@ -65,7 +65,7 @@ def check_admin(option: str, *, is_running: bool) -> Iterator[Finding]:
 
 
 def check_advertised(addresses: Iterable[str]) -> Iterator[Finding]:
-    """Whether the names that others are told are known here, at least."""
+    """Whether the names that others are told can at least be looked up here."""
     for address in addresses:
         host, port = parse_address(address)
         told_as = format_address(host, port)
@@ -92,7 +92,7 @@ def _check_bind(subject: str, host: str, port: int, is_running: bool) -> Iterato
 
 
 async def _listen_for_a_moment(host: str, port: int) -> None:
-    """As the node does. Raises OSError."""
+    """Listen as the node would. Raises OSError."""
     (await listen(asyncio.Protocol, host, port, 1)).close()
 
 
@@ -102,7 +102,7 @@ def _why(problem: Exception) -> str:
 
 
 def check_device(name: str, threads: int) -> Iterator[Finding]:
-    """What would be trained on. This imports torch."""
+    """The device that would be trained on. This imports torch."""
 
     def chosen() -> str:
         try:
@@ -118,7 +118,7 @@ def check_device(name: str, threads: int) -> Iterator[Finding]:
 
 
 def check_disk(folders: Iterable[Path], needed: int | None) -> Iterator[Finding]:
-    """Space beside what a node will need, in bytes; None if that cannot be told yet.
+    """Free space against what a node will need, in bytes; `needed` is None if that is not known yet.
 
     The folders may be on several disks: the fullest one counts.
     """
@@ -144,7 +144,7 @@ def _size(count: int) -> str:
 
 
 def check_open_files() -> Iterator[Finding]:
-    """How many files and sockets one process may have."""
+    """Whether one process may have enough files and sockets open."""
     limit = open_files_allowed()
     if limit < FILES_MIN:
         yield warning(

@@ -1,4 +1,4 @@
-"""What a manifest's values are like: allowed all of them, and yet some are seldom meant."""
+"""A manifest's values: all of them are allowed, and yet some are seldom meant."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,17 +17,17 @@ from gossamer.protocol.payloads.payload import payload_length
 
 CLOCK_S = 120.0
 SNAPSHOTS = 5
-"""Two as a rule, four while old ones are downloaded, one more while it is written."""
+"""Snapshots on disk: usually two, four while old ones are downloaded, and one more while it is written."""
 
 BLOCK_BYTES = 4096
-"""Each chunk is a file, and what most file systems give a file is so many bytes, again and again."""
+"""Each chunk is a file, and most file systems allocate files in blocks of this size."""
 
 FOLDERS = 256
-"""In which the chunks lie; each takes a block."""
+"""The folders that hold the chunks; each takes a block."""
 
 RECORD_BYTES = 1024
 HASH_ROW_BYTES = 34
-"""Of a delta in the ledger, and besides for each chunk of its payload."""
+"""What a delta takes in the ledger, and what each chunk of its payload takes besides."""
 
 _BELOW_FOUR_BITS = ("int2", "topk")
 
@@ -35,10 +35,10 @@ _BELOW_FOUR_BITS = ("int2", "topk")
 def check_manifest(
     manifest: Manifest, *, trains: bool = False, task: str | None = None, data: Sequence[Path] = ()
 ) -> Iterator[Finding]:
-    """Say what the swarm is, and what of it is odd.
+    """Say what the swarm is, and what is odd about it.
 
-    `trains` says whether `gossamer node` is to train it, on `data`; `task` is what its --task says, or said
-    once.
+    `trains` says whether `gossamer node` is to train it, on `data`. `task` is the value of its --task, now or
+    in an earlier run.
     """
     numel = manifest.plan().numel
     yield ok(
@@ -57,7 +57,7 @@ def check_manifest(
 def _check_task(
     manifest: Manifest, trains: bool, task: str | None, data: Sequence[Path]
 ) -> Iterator[Finding]:
-    """A task that comes with Gossamer. Where it is to be trained, this imports torch and reads the data."""
+    """A task that comes with Gossamer. If it is to be trained, this imports torch and reads the data."""
     name, options = manifest.task.name, manifest.task.options
     if task is not None:
         yield from told("task", lambda: str(own_task.task_file(manifest, task)))
@@ -76,7 +76,7 @@ def _check_task(
 
 
 def _check_own_task(manifest: Manifest, trains: bool, task: str | None) -> Iterator[Finding]:
-    """A task in a file of somebody's own, which is not run, or in a script."""
+    """A custom task, in a file (which is not run here) or in a script."""
     name = manifest.task.name
     if is_own_name(name) and not trains and task is None:
         yield ok("task.name", f"{name!r} is in a file of somebody's own: nodes that train need --task")
@@ -94,8 +94,8 @@ def _odd_merging(manifest: Manifest) -> Iterator[tuple[str, str]]:
     outer, is_open = manifest.outer, manifest.admission.mode == "open"
     if outer.codec in _BELOW_FOUR_BITS and outer.momentum > 0:
         yield "outer.momentum", f"with {outer.codec} momentum costs more than it gains: 0"
-    # What is sent of a delta by topk is so short that longer steps make up for it, and a mean of several is
-    # shorter than they are, unless the rule sees to it.
+    # topk sends such a short part of a delta that longer steps make up for it. The mean of several deltas is
+    # shorter than each of them, unless the rule prevents it.
     by_mean = all(spec.averaging == "mean" for spec in manifest.layout.tensors)
     longer = 1.5 if by_mean else 1.0
     least, usual_most, most = (1.0, 3.0, 3.5) if outer.codec == "topk" else (0.4, 1.0, 1.0)
@@ -148,7 +148,8 @@ def _odd_history(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def disk_needed(manifest: Manifest, members: int, trains: bool) -> int:
-    """Bytes that a node's folder may reach (docs/operating.md, Sizing); with `retain` 0 after 256 rounds."""
+    """How many bytes a node's folder may grow to (docs/operating.md, Sizing); if `retain` is 0, in 256
+    rounds."""
     layout, history = manifest.plan(), manifest.history
     codec = CODECS[manifest.outer.codec]
     payload = payload_chunk_sizes(max(payload_length(codec, fragment) for fragment in layout.fragments))
@@ -166,5 +167,5 @@ def disk_needed(manifest: Manifest, members: int, trains: bool) -> int:
 
 
 def _on_disk(sizes: Iterable[int]) -> int:
-    """Bytes that files of these sizes take."""
+    """Bytes that files of these sizes take on disk."""
     return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes)

@@ -1,4 +1,4 @@
-"""One node looked over for `gossamer config check`: from its settings to the machine it is to run on."""
+"""Checks one node for `gossamer config check`: from its settings to the machine that it is to run on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,17 +30,17 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 
 MEMBERS_GUESS = 4
-"""How many members the disk must have room for, as long as nobody has told."""
+"""How many members the disk must have room for, while the real number is not known."""
 
 
 @dataclass(slots=True)
 class NodeCheck:
-    """The check of one node; what is found out first serves what follows."""
+    """The check of one node. Later checks use what earlier ones have found."""
 
     params: dict[str, Any]
-    """By the names of the command's parameters; None where a value is missing or wrong."""
+    """Values by the names of the command's parameters; None for a value that is missing or wrong."""
     wrong: frozenset[str]
-    """Keys of those that were given and cannot be used."""
+    """Keys of the parameters that were given and cannot be used."""
     is_bootstrap: bool
     offline: bool
     manifest: Manifest | None = None
@@ -49,7 +49,7 @@ class NodeCheck:
     members: int = MEMBERS_GUESS
 
     def findings(self) -> Iterator[Finding]:
-        """Look at what was given, the swarm, the folder, the manifest and the machine, in this order."""
+        """Check what was given, the swarm, the folder, the manifest and the machine, in this order."""
         yield from self._given()
         if not self.offline:
             yield from self._swarm()
@@ -65,7 +65,7 @@ class NodeCheck:
         return not self.is_bootstrap and not self.params.get("observe") and invited_to is Role.TRAIN
 
     def _task(self) -> str | None:
-        """Which file holds the swarm's task, as given, or remembered where it is needed."""
+        """Which file holds the swarm's task: as given or, if the node trains, as the folder remembers it."""
         given: str | None = self.params.get("task")
         try:
             return given or (self.home.task() if self.home is not None and self._trains else None)
@@ -80,7 +80,7 @@ class NodeCheck:
         return self.invitation.swarm_id if self.invitation is not None else None
 
     def _given(self) -> Iterator[Finding]:
-        """What was given to read: invitation, manifest, and the folder with what it has of both."""
+        """Read what was given: the invitation, the manifest, and the folder, which may hold either."""
         path, folder = self.params.get("path"), self.params.get("folder")
         try:
             self.invitation = given_invitation(self.params.get("invite"))
@@ -100,15 +100,15 @@ class NodeCheck:
             self.manifest = self.manifest or self.home.manifest()
             self.invitation = self.invitation or self.home.invitation()
         except LocalError:
-            return  # said where the folder is looked at
+            return  # reported by the check of the folder
 
     def _default_home(self) -> Home | None:
-        """Where the node lives unless told otherwise; None as long as its swarm is not known."""
+        """Where the node lives by default; None while its swarm is not known."""
         swarm_id, suffix = self._named_swarm, "-bootstrap" if self.is_bootstrap else ""
         return Home(default_folder(swarm_id, suffix)) if swarm_id is not None else None
 
     def _swarm(self) -> Iterator[Finding]:
-        """What the nodes to join say, and their manifest where ours is not known."""
+        """What the nodes to join say, and their manifest if ours is not known."""
         joined = self.params.get("join") or (self.invitation.contacts if self.invitation else ())
         contacts = tuple(map(parse_contact, checked_join(joined)))
         if not contacts:
@@ -125,24 +125,24 @@ class NodeCheck:
                 yield error("join", str(problem))
 
     def _swarm_id(self) -> str | None:
-        """The id, or its beginning, of the swarm that is meant; None if any will do."""
+        """The id of the swarm that is meant, or its beginning; None if any swarm will do."""
         named = self._named_swarm
         return named.hex() if named is not None else self.params.get("swarm_id") or None
 
     def _identity(self) -> Identity | None:
-        """Who the node is, if that is decided already: a check makes no key. Raises StorageError."""
+        """The node's identity, if it has a key already: a check makes none. Raises StorageError."""
         homes = [self.home] if self.home else []
         if self.params.get("folder") is None and not self.is_bootstrap:
             homes.append(Home(nodes_root()))  # as `folders.new_home` does
         return next((home.identity() for home in homes if home.has_key), None)
 
     def _asker(self) -> Asker | None:
-        """Ask as that node, with its invitation, since an invited swarm answers members only."""
+        """Ask as this node, with its invitation, since an invited swarm answers only members."""
         swarm_id = self._named_swarm
         try:
             identity = self._identity()
         except LocalError:
-            return None  # said where the folder is looked at
+            return None  # reported by the check of the folder
         if identity is None or swarm_id is None:
             return None
         return Asker(identity, swarm_id, self.invitation.grant.data if self.invitation else b"")
@@ -169,7 +169,7 @@ class NodeCheck:
         yield from check_folder(self.home, joins)
         if self.params.get("invite") and self.invitation is not None:
             better = better_invitation(self.home, self.invitation)
-            self.invitation = replace(self.invitation, grant=better.grant)  # it is joined by what was given
+            self.invitation = replace(self.invitation, grant=better.grant)  # the given addresses stay
             yield from self._given_invitation(self.invitation, self.home)
         pinned = str(self.params.get("swarm_id") or "")
         if swarm_id is not None and not is_swarm(swarm_id, pinned):
@@ -181,9 +181,9 @@ class NodeCheck:
         try:
             identity = self._identity()
         except LocalError:
-            return  # said already
+            return  # reported already
         if identity is None:
-            own_key = self.is_bootstrap or self.params.get("folder")  # others take this machine's
+            own_key = self.is_bootstrap or self.params.get("folder")  # other nodes use this machine's key
             where = f" --dir {home.root}" if own_key else ""
             yield error("invite", f"no key is here that it could be for; send an owner: gossamer id{where}")
             return
@@ -194,7 +194,7 @@ class NodeCheck:
         try:
             known = home.manifest()
         except LocalError:
-            return  # said already
+            return  # reported already
         if known is not None and known.swarm_id != swarm_id:
             yield error(
                 "dir", f"{home.root} belongs to swarm {known.swarm_id.hex()[:12]}; choose another --dir"

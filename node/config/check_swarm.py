@@ -14,19 +14,20 @@ from gossamer.protocol.errors import LocalError, NotAnsweredError
 
 @dataclass(slots=True)
 class Answers:
-    """What came of asking."""
+    """What the nodes answered."""
 
     findings: list[Finding] = field(default_factory=list)
     swarm_ids: list[str] = field(default_factory=list)
     offsets: list[float | None] = field(default_factory=list)
-    """By how many seconds their clocks are ahead of ours."""
+    """How many seconds the nodes' clocks are ahead of ours."""
     members: int = 0
 
 
 def ask_nodes(
     contacts: Sequence[Contact], swarm_id: str | None, *, plaintext: bool, asker: Asker | None
 ) -> Answers:
-    """Ask all at once. A node of another swarm than `swarm_id` (or its beginning) is an error."""
+    """Ask all nodes at once. It is an error if one belongs to a swarm other than `swarm_id` (id or
+    prefix)."""
     answers = Answers()
     asyncio.run(_ask_all(answers, contacts, swarm_id, plaintext, asker))
     if contacts and not answers.swarm_ids:

@@ -25,7 +25,7 @@ _ConfigFile = Annotated[
         f"--{settings.CONFIG}",
         metavar="FILE",
         envvar=settings.CONFIG_VARIABLE,
-        show_envvar=False,  # the foot of the help names it
+        show_envvar=False,  # the end of the help names it
         expose_value=False,
         help=_CONFIG_HELP,
     ),
@@ -34,7 +34,7 @@ _ConfigFile = Annotated[
 
 @cache
 def _config_option(has_folder: bool) -> TyperOption:
-    """The option --config, which every command has; those with a --dir look in there, too."""
+    """The option --config, which every command has. Commands with a --dir also look for the file there."""
     holder = typer.Typer(add_completion=False)
 
     @holder.command()
@@ -51,7 +51,7 @@ def _config_option(has_folder: bool) -> TyperOption:
 class Command(TyperCommand):
     """A command whose flags may also come from the environment or a node file.
 
-    Click's contexts are typed `Any` in what overrides it: it names them privately.
+    Click's contexts are typed `Any` in overridden methods, since their type's name is private in Typer.
     """
 
     takes_file = True
@@ -64,7 +64,7 @@ class Command(TyperCommand):
             self.params.append(_config_option(any("--dir" in parameter.opts for parameter in self.params)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Find out every value. Raises ConfigError for a node file that cannot be used."""
+        """Determine every value. Raises ConfigError for a node file that cannot be used."""
         settings.name_variables(ctx)
         if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
@@ -84,7 +84,8 @@ class Command(TyperCommand):
         return rest
 
     def look_over(self, name: str, args: list[str], parent: Any) -> tuple[typer.Context, list[str]]:
-        """Find out every value like `parse_args`, and all that is wrong, one line each; that stays None.
+        """Determine every value, as `parse_args` does, and return a line for each one that is wrong. A wrong
+        value becomes None.
 
         Raises ConfigError for a node file that cannot be read.
         """
@@ -107,11 +108,11 @@ class Command(TyperCommand):
         return ctx, faults
 
     def findings(self, node: "NodeCheck") -> "Iterable[Finding]":
-        """What `gossamer config check` says of this command alone, behind what it says of any node."""
+        """What `gossamer config check` says about this command alone, after what it says about any node."""
         return ()
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its parameters, with what the help calls their values."""
+        """The parameters, with short names for their values in the help."""
         found = super().get_params(ctx)
         command_help.name_values(found)
         return found
@@ -130,7 +131,7 @@ class Commands(TyperGroup):
         self.help = command_help.unwrapped(self.help or "")
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its parameters, with what the help calls their values."""
+        """The parameters, with short names for their values in the help."""
         found = super().get_params(ctx)
         command_help.name_values(found)
         return found
@@ -151,19 +152,20 @@ class App(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **attributes: Any
     ) -> Callable[[Any], Any]:
-        """As Typer's."""
+        """As Typer's, but makes a `Command`."""
         return super().command(name, cls=cls, **attributes)
 
 
 def _refuse_empty_paths(ctx: typer.Context, given: dict[str, Any]) -> None:
-    """An empty path was a shell's unset variable, and would be the folder where one happens to be."""
+    """Refuse an empty path: it comes from an unset shell variable, and would mean the current folder."""
     for parameter in settings.settable(ctx):
         if node_file.kind_of(parameter) is Path and "" in _as_list(given.get(str(parameter.name))):
             raise typer.BadParameter("the path is empty", ctx=ctx, param=parameter)
 
 
 def _put_home_for_tildes(ctx: typer.Context) -> None:
-    """A shell leaves the tilde of ``--dir=~/d`` alone, and so does what reads an environment from a file."""
+    """Expand tildes: a shell leaves the one in ``--dir=~/d`` alone, and so do readers of environment
+    files."""
     for parameter in settings.settable(ctx):
         name = str(parameter.name)
         if node_file.kind_of(parameter) is Path and ctx.params.get(name):
@@ -176,16 +178,16 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def find_file(ctx: typer.Context, given: dict[str, Any]) -> node_file.NodeFile | None:
-    """The node file that --config names, or that is in the folder of --dir. Raises ConfigError.
+    """The node file that --config names, or the one in the folder of --dir. Raises ConfigError.
 
-    `given` has what stands on the command line, by parameter name.
+    `given` holds the values on the command line, by parameter name.
     """
     named = given.get(settings.CONFIG) or os.environ.get(settings.CONFIG_VARIABLE)
     path = expanded(Path(named)) if named else None
     if path is None:
         folder = _given_folder(ctx, given)
         path = folder / node_file.FILE_NAME if folder is not None else None
-        if path is None or not os.path.isfile(path):  # also where the folder is somebody else's
+        if path is None or not os.path.isfile(path):  # also if we may not look into the folder
             return None
     return node_file.read(path)
 
@@ -205,7 +207,7 @@ def sections(ctx: typer.Context) -> list[str]:
 
 
 def command_named(name: str, ctx: typer.Context) -> Command:
-    """A command of gossamer. Raises ConfigError for what is none."""
+    """The command of that name. Raises ConfigError if there is none."""
     root: Any = ctx.find_root().command
     found = root.commands.get(name)
     if not isinstance(found, Command):
@@ -214,7 +216,7 @@ def command_named(name: str, ctx: typer.Context) -> Command:
 
 
 def name_source(ctx: typer.Context, error: typer.BadParameter) -> None:
-    """Make a message about a bad value say where the value stands."""
+    """Make a message about a bad value say where the value comes from."""
     if isinstance(error.param, settings.Parameter):
         source, where = settings.source_of(ctx, error.param)
         if source == "environment":

@@ -1,4 +1,4 @@
-"""How the help of commands reads: paragraphs fit any width, examples stay as they are."""
+"""The layout of commands' help: paragraphs fit any width, examples stay as they are."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +15,7 @@ _VALUES = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
 def unwrapped(text: str) -> str:
-    """A docstring's paragraphs as one line each, for the terminal to wrap; indented blocks as they are."""
+    """A docstring with each paragraph on one line, for the terminal to wrap; indented blocks are kept."""
     return "\n\n".join(
         _as_it_stands(paragraph) if paragraph.startswith(INDENT) else " ".join(paragraph.split("\n"))
         for paragraph in text.strip("\n").split("\n\n")
@@ -23,7 +23,7 @@ def unwrapped(text: str) -> str:
 
 
 def _as_it_stands(block: str) -> str:
-    """An indented block in bold. (Typer would take the indentation of the last one away.)"""
+    """An indented block in bold. (Typer would remove the indentation of the last one.)"""
     return "\n".join(f"[bold]{escape(line)}[/bold]" for line in block.split("\n"))
 
 
@@ -34,7 +34,7 @@ def examples(text: str) -> list[str]:
 
 
 def name_values(parameters: Iterable[Any]) -> None:
-    """Give options without a name for their value a short one."""
+    """Give each option whose value has no name a short one."""
     for option in parameters:
         if (
             isinstance(option, TyperOption)
@@ -48,7 +48,7 @@ def name_values(parameters: Iterable[Any]) -> None:
 
 
 def foot(ctx: typer.Context) -> str:
-    """What stands below all options of a command: how else they can be given."""
+    """The text below all options of a command: how else they can be given."""
     first = next((p for p in settable(ctx) if isinstance(p, TyperOption)), None)
     if first is None:
         return ""

@@ -1,4 +1,4 @@
-"""`gossamer config check`: all that would go wrong with a node, or is odd, without starting it."""
+"""`gossamer config check`: finds what would go wrong with a node, or is odd, without starting it."""
 
 import os
 import tomllib
@@ -22,9 +22,9 @@ _MANIFEST_SECTIONS = frozenset({"genesis", "layout", "task"})
 
 
 def check(root: typer.Context, path: Path | None, offline: bool) -> Iterator[Finding]:
-    """Look over a node file, a manifest, a node's folder, or what the environment says. Raises ConfigError.
+    """Check a node file, a manifest, a node's folder, or the environment. Raises ConfigError.
 
-    `root` is the context of the `gossamer` command, whose commands say what a node file may hold.
+    `root` is the context of the `gossamer` command, whose commands determine what a node file may hold.
     """
     if path is not None and path.is_file() and _is_manifest(path):
         try:
@@ -50,11 +50,12 @@ def _is_manifest(path: Path) -> bool:
         data = path.read_bytes()
         return is_canonical(data) or bool(_MANIFEST_SECTIONS & tomllib.loads(data.decode("utf-8-sig")).keys())
     except (OSError, ValueError, RecursionError):
-        return False  # reading it as a node file says what is wrong
+        return False  # reading it as a node file will say what is wrong
 
 
 def _node_file(path: Path | None) -> node_file.NodeFile | None:
-    """The node file to check: given, in a node's folder, or in the environment. Raises ConfigError."""
+    """The node file to check: the given one, that of a node's folder, or the environment's. Raises
+    ConfigError."""
     if path is not None and path.is_dir():
         path = path / node_file.FILE_NAME
         return node_file.read(path) if path.exists() else None

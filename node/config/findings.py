@@ -12,9 +12,9 @@ class Finding:
     """One line of the check."""
 
     level: str
-    """ok, warning (it would run) or error (it would not)."""
+    """ok, warning (the node would run) or error (it would not)."""
     subject: str
-    """What was looked at: a key, a file, a device ..."""
+    """What was checked: a key, a file, a device ..."""
     text: str
 
 
@@ -24,7 +24,7 @@ error: Callable[[str, str], Finding] = partial(Finding, "error")
 
 
 def told(subject: str, look: Callable[[], str]) -> Iterator[Finding]:
-    """Ok with what `look` returns, or an error with what it raises for a person to mend."""
+    """Ok with what `look` returns, or an error with the message of the LocalError that it raises."""
     try:
         yield ok(subject, look())
     except LocalError as problem:

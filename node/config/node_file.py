@@ -7,8 +7,8 @@
     listen = "[::]:7701"
     data = ["texts"]            # relative to this file
 
-A section is a command, a key is one of its flags without the dashes. What may stand there follows from the
-command's own parameters.
+A section is a command, a key is one of its flags without the dashes. Which values are allowed follows from
+the command's own parameters.
 """
 
 import difflib
@@ -26,7 +26,7 @@ from gossamer.node.tilde import expanded
 from gossamer.protocol.errors import ConfigError
 
 FILE_NAME = "node.toml"
-"""Looked for in the folder that --dir names."""
+"""The name under which it is looked for in the folder that --dir names."""
 
 BYTES_MAX = 1024 * 1024
 
@@ -74,19 +74,19 @@ class NodeFile:
                 yield f"{where} must be {_wanted(parameter)}"
 
     def check_sections(self, commands: Iterable[str]) -> None:
-        """Raise ConfigError for the first section that is no command."""
+        """Raise ConfigError for the first section that is not a command."""
         for fault in self.section_faults(commands):
             raise ConfigError(fault)
 
     def section_faults(self, commands: Iterable[str]) -> Iterator[str]:
-        """One line for each section that is no command."""
+        """One line for each section that is not a command."""
         known = list(commands)
         for section in self.sections:
             if section not in known:
                 yield f"{self.path}: [{section}] is no command of gossamer{did_you_mean(section, known)}"
 
     def _absolute(self, parameter: Parameter, value: Any) -> Any:
-        """Paths in a file are relative to it."""
+        """A value with its paths made absolute: paths in a node file are relative to it."""
         if isinstance(value, list):
             return [self._absolute(parameter, item) for item in value]
         is_path = kind_of(parameter) is Path
@@ -105,7 +105,7 @@ def read(path: Path) -> NodeFile:
     """Read a node file. Raises ConfigError."""
     try:
         found = tomllib.loads(read_text(path, BYTES_MAX, kind="node file", hint="TOML"))
-    except (ValueError, RecursionError) as error:  # tomllib lets those of int() through
+    except (ValueError, RecursionError) as error:  # tomllib lets ValueErrors of int() through
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for key, value in found.items():
         if not isinstance(value, dict):
@@ -126,7 +126,7 @@ def _section_of(ctx: typer.Context) -> str:
 
 
 def kind_of(parameter: Parameter) -> type:
-    """bool, int, float, str or Path: what one value of a parameter is."""
+    """The type of one value of a parameter: bool, int, float, str or Path."""
     annotation: Any = parameter.type_descriptor.annotation
     if parameter.type_descriptor.is_list:
         annotation = annotation.__args__[0]
@@ -138,7 +138,7 @@ def _fits(value: Any, parameter: Parameter) -> bool:
     accepted = {float: (int, float), Path: (str,)}.get(kind, (kind,))
 
     def fits(item: Any) -> bool:
-        # An empty path would be the folder that the file is in.
+        # An empty path would mean the file's own folder.
         return type(item) in accepted and not (kind is Path and item == "")
 
     if parameter.type_descriptor.is_list:

@@ -1,7 +1,7 @@
-"""What the options of commands may hold: checked as they are read, and completed by the shell.
+"""Values of commands' options: checked as they are read, and completed by the shell.
 
-A check that is made here and not later can say where a wrong value stands: flag, variable or node file.
-All commands import this, so it imports little.
+A check made here, and not later, can say where a wrong value comes from: flag, variable or node file. All
+commands import this module, so it imports little.
 """
 
 import glob
@@ -31,7 +31,7 @@ class OptionValues(TypedDict):
 
 
 def _checked(check: Callable[[str], object]) -> Callable[[Any], Any]:
-    """A callback: each text must pass, or one line says which option has which fault."""
+    """A callback that checks each value; a failure becomes one line that names the option and the fault."""
 
     def callback(value: Any) -> Any:
         for text in value if isinstance(value, list | tuple) else [value]:
@@ -70,13 +70,13 @@ def address(*, port_min: int = 1) -> OptionValues:
 
 
 def check_admin(text: str) -> None:
-    """Raise ConfigError for what is no admin address, "off" or empty."""
+    """Raise ConfigError unless this is an admin address, "off" or empty."""
     if text not in ("", ADMIN_OFF):
         parse_address(text, port_min=0)
 
 
 def admin_address() -> OptionValues:
-    """Where a node is to be watched."""
+    """HOST:PORT of the admin server, or "off"."""
     return {"callback": _checked(check_admin), "autocompletion": lambda: [ADMIN_OFF, "127.0.0.1:7780"]}
 
 
@@ -91,12 +91,12 @@ def swarm_id_start() -> Callable[[Any], Any]:
 
 
 def shown_name() -> Callable[[Any], Any]:
-    """What displays call a node."""
+    """A node's name in displays."""
     return _checked(check_node_name)
 
 
 def existing_path() -> Callable[[Any], Any]:
-    """Files or folders that are there; the shell completes them by itself."""
+    """Existing files or folders; the shell completes them by itself."""
 
     def check(text: str) -> None:
         if not expanded(Path(text)).exists():
@@ -106,7 +106,7 @@ def existing_path() -> Callable[[Any], Any]:
 
 
 def at_most(bound: int) -> Callable[[Any], Any]:
-    """A number with a bound that is too long for the help."""
+    """A number with an upper bound that is too long to show in the help."""
 
     def check(text: str) -> None:
         if int(text) > bound:
@@ -123,14 +123,14 @@ def node_folders() -> list[str]:
 
 
 def admin_addresses() -> list[str]:
-    """Where this machine's nodes are, or were last, to be watched."""
+    """The admin addresses of this machine's nodes, now or when they last ran."""
     from gossamer.node.dashboard.admin_client import admin_of  # slow to import
 
     return [found for folder in node_folders() if (found := admin_of(Path(folder)))]
 
 
 def devices() -> list[str]:
-    """Devices that there may be, told without torch."""
+    """Devices that may exist, found without torch."""
     gpus = range(len(glob.glob("/dev/nvidia[0-9]*")))
     return ["auto", "cpu", "cuda", "mps", *(f"cuda:{number}" for number in gpus)]
 

@@ -1,6 +1,6 @@
 """Where the value of a flag comes from: the flag, its environment variable, the node file, or the default.
 
-Click looks in that order; what is here gives every flag and argument its variable and its key, from the
+Click looks in that order. This module gives every flag and argument its variable and its key, from the
 command's own parameters, so that there is no second list of options.
 """
 
@@ -35,12 +35,12 @@ class Setting:
 
 
 def flag_of(parameter: Parameter) -> str:
-    """As it is written on the command line; an argument has the name that the help gives it."""
+    """A parameter as written on the command line; an argument has its name in the help."""
     return max(parameter.opts, key=len) if isinstance(parameter, TyperOption) else key_of(parameter).upper()
 
 
 def key_of(parameter: Parameter) -> str:
-    """A parameter's key in a node file: the flag without dashes in front, or the name of the argument."""
+    """A parameter's key in a node file: the flag without its leading dashes, or the name of the argument."""
     if isinstance(parameter, TyperOption):
         return max(parameter.opts, key=len).lstrip("-")
     named = parameter.metavar or ""
@@ -60,20 +60,20 @@ def settable(ctx: typer.Context) -> Iterator[Parameter]:
 
 
 def name_variables(ctx: typer.Context) -> None:
-    """Make click look into the environment. The help has the rule, and not every name."""
+    """Make click look into the environment. The help gives the rule for the names, and not every name."""
     for parameter in settable(ctx):
         parameter.envvar = variable_of(ctx, parameter)
         parameter.show_envvar = False
 
 
 def use_file(ctx: typer.Context, path: Path, values: dict[str, Any]) -> None:
-    """Make click take what is given in no other way from a node file; `values` by parameter name."""
+    """Make click take values that are given in no other way from a node file; `values` by parameter name."""
     ctx.default_map = values
     ctx.meta[_FILE] = path
 
 
 def source_of(ctx: typer.Context, parameter: Parameter) -> tuple[str, str]:
-    """Source and place of a value that has been looked up, as in `Setting`."""
+    """The `source` and `where` of a value that has been looked up, see `Setting`."""
     found = ctx.get_parameter_source(str(parameter.name))
     source = _SOURCES.get(found.name if found else "", "default")
     where = {
