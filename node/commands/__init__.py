@@ -1,4 +1,5 @@
-"""What `gossamer` does for a node, one function a command.
+"""The `gossamer` commands about nodes, one function each.
 
-They import what they need as they run: help and mistakes in flags then take no longer than Python itself.
+They import what they need when they run, so that help and mistakes in flags take no longer than Python
+itself.
 """

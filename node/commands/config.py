@@ -21,7 +21,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="The same, as JSON.")]
 
 
 class ConfigCommand(Command):
-    """A command about node files, which takes none itself."""
+    """A command about node files, which does not take one itself."""
 
     takes_file = False
 
@@ -108,7 +108,7 @@ def show(
 
     table = Table(box=None, pad_edge=False)
     for heading in ("setting", "value", "source"):
-        table.add_column(heading, overflow="fold")  # an address or a path cut short tells nothing
+        table.add_column(heading, overflow="fold")  # a truncated address or path is of no use
     for setting in values:
         source = f"{setting.source} {setting.where}" if setting.where != "" else setting.source
         table.add_row(setting.key, Text(_in_words(setting.value)), Text(source))
@@ -130,6 +130,6 @@ def _print(level: str, subject: str, text: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)  # some of it is what others say
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)  # other nodes wrote some of it
     line = Text.assemble((f"{level:8}", _STYLES[level]), f"{subject:12}  {shown}")
     Console().print(line, soft_wrap=True)

@@ -40,8 +40,8 @@ def generate(
     home = node_in(folder)
     if task is not None:
         remember_task(home, task)
-    # One byte is many small steps. Beside a trainer on the same cores, threads that spin between them wait
-    # longer than they work. It has to be set before torch is loaded.
+    # One byte takes many small steps. Beside a trainer on the same cores, threads that spin between the steps
+    # wait longer than they work. The variable has to be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from gossamer.node.exports.generate import generate as write_text
 
@@ -53,7 +53,7 @@ def generate(
         typer.echo()
     except OSError as error:
         if error.errno == errno.EPIPE:
-            raise  # who reads along has seen enough: typer ends without a word
+            raise  # the reader has closed the pipe: typer ends without a message
         raise StorageError(f"cannot write the text: {error.strerror}") from None
 
 

@@ -113,7 +113,7 @@ def top(
     from gossamer.node.dashboard.admin_client import find_admin
     from gossamer.node.dashboard.top import show_top
 
-    find_admin(address, folder)  # a mistake is better said before the screen is taken over
+    find_admin(address, folder)  # report a mistake before the screen is taken over
     show_top(lambda: find_admin(address, folder))
 
 
