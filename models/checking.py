@@ -1,4 +1,4 @@
-"""Trying a task out before a swarm is founded on it: is the model the same each time, does a step work?"""
+"""Tries a task out before a swarm is founded on it: is the model the same each time, does a step work?"""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gossamer.models.task import Batch, DataStream, Task, local_tensors, named_t
 _STREAM = DataStream(seed=0, node_id=b"trial")
 
 _ROUNDING = (1e-3, 1e-6)
-"""Relative and absolute: so far an evaluation may change parameters that it swaps for averages, and back."""
+"""Relative and absolute tolerance: an evaluation may swap parameters for averages and back, with rounding."""
 
 
 def build_again(task: Task, seed: int, model: nn.Module) -> nn.Module:
-    """A second model from the same seed.
+    """Build a second model from the same seed.
 
     Raises TaskError if it is not bit for bit like `model`, or shares parameters with it.
     """
@@ -55,7 +55,7 @@ def _check_local(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.T
 
 
 def _are_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """NaN is like itself. What has no plain bytes, as some quantised weights have none, is not compared."""
+    """Compare bits, so that NaN equals NaN. Tensors without plain bytes (some quantised weights) pass."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     try:
@@ -108,8 +108,8 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
 
 
 def _check_same(method: str, model: nn.Module, tensors: list[tuple[str, nn.Parameter]]) -> None:
-    """Raise TaskError if a model has other parameters since a method of its task was called."""
-    now = dict(named_tensors(model, frozen=True))  # what is trained may be frozen for a while
+    """Raise TaskError if a method of a task has replaced the model's parameters."""
+    now = dict(named_tensors(model, frozen=True))  # a trained parameter may be frozen for a while
     for name, parameter in tensors:
         if now.get(name) is not parameter:
             raise TaskError(f"{method} replaces {name!r}: change the values of a parameter, and keep it")

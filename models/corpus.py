@@ -1,12 +1,12 @@
-"""Text from this machine's own files, as bytes, in a part to train on and a held-out part.
+"""Text from this machine's own files, as bytes, split into a part to train on and a held-out part.
 
-The default is the source of Python's standard library: some ten megabytes of real text that every
-machine with Gossamer on it already has. Its tests are left out, since many systems package them apart.
+The default is the source of Python's standard library: some ten megabytes of real text that every machine
+with Gossamer already has. Its tests are left out, since many systems package them separately.
 
-Held-out rule: a file is held out when SHA-256 of its path, relative to the folder named and with
-forward slashes, is 0 modulo 20. So no text stands in both parts, and two machines whose files differ a
-little agree about all they share. Where that is no sensible split of the text there is (fewer than 20 files,
-or 1 % to 20 % of the bytes missed) the last 5 % of the bytes are held out instead, at least one window.
+Held-out rule: a file is held out if SHA-256 of its path, relative to the named folder and with forward
+slashes, is 0 modulo 20. So no text is in both parts, and two machines whose files differ a little agree about
+all files that they share. If that does not split the text sensibly (fewer than 20 files, or a held-out part
+outside 1 % to 20 % of the bytes), the last 5 % of the bytes are held out instead, and at least one window.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import numpy.typing as npt
 from gossamer.models.errors import TaskError
 
 CORPUS_BYTES_MAX = 4 << 30
-"""The corpus is held in memory whole; more than this is refused."""
+"""The whole corpus is held in memory; more than this is refused."""
 CORPUS_FILES_MAX = 1_000_000
 """More files than this are a mistake such as naming `/`."""
 HELD_OUT_ONE_IN = 20
 
-# `_sysconfigdata*` is written for each machine; the rest is either not the library or not everywhere.
+# `_sysconfigdata*` differs between machines; the others do not belong to the library, or are not everywhere.
 _STDLIB_SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 )
@@ -51,28 +51,28 @@ class _File(NamedTuple):
     named: bool
     """Named by the user, so that skipping it silently would be wrong."""
     identity: object = None
-    """Device, inode, and size (some network file systems give several files one inode), or the path."""
+    """Device, inode and size (some network file systems give several files the same inode), or the path."""
 
 
 def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
     """Read the files, and the text files under the folders, or the standard library when `paths` is empty.
 
-    In folders, hidden entries, files that are empty, unreadable or hold a NUL byte, and links to folders
-    are passed over. A file that several paths or links lead to is taken once, by the longest of its relative
-    paths. Files follow one another in the order of these. Memory: their size.
+    In folders, hidden entries, links to folders, and files that are empty, unreadable or hold a NUL byte are
+    skipped. A file that several paths or links lead to is taken once, under the longest of its relative
+    paths. Files are in the order of these paths. Takes as much memory as the files.
 
     Args:
         paths: files and folders.
         context: both parts will have at least `context + 1` bytes, one window with its target.
 
     Raises:
-        TaskError: a path does not exist or may not be read, a file named is not readable text, there is no
-            text, too little of it, or more than `CORPUS_BYTES_MAX`.
+        TaskError: a path does not exist or may not be read, a named file is not readable text, or there is
+            no text, too little of it, or more than `CORPUS_BYTES_MAX`.
     """
     files = _list_files(paths)
     by_file = _splits_by_file(files)
     text, kept = _read(_ordered(files, by_file))
-    if _splits_by_file(kept) != by_file:  # what is not text has counted, too
+    if _splits_by_file(kept) != by_file:  # files that are not text were counted too
         by_file = not by_file
         del text
         text, kept = _read(_ordered(kept, by_file))
@@ -117,7 +117,7 @@ def _list_files(paths: Sequence[Path]) -> list[_File]:
     files: dict[object, _File] = {}
     total = 0
     for file in _walk_all(paths):
-        # Of the library all is taken: how its files are linked is a matter of the machine.
+        # Of the library every file is taken: how its files are linked depends on the machine.
         key = file.identity if paths else file.relative
         known = files.get(key)
         files[key] = file if known is None else _outer(known, file)
@@ -133,7 +133,7 @@ def _list_files(paths: Sequence[Path]) -> list[_File]:
 
 
 def _outer(one: _File, other: _File) -> _File:
-    """The same file as it is called in the outer of two folders, whichever of them is walked first."""
+    """The same file under its path from the outer of two folders, whichever of them is walked first."""
     longest = max(one, other, key=lambda file: (len(file.relative), file.relative))
     return longest._replace(named=one.named or other.named)
 
@@ -180,12 +180,12 @@ def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[_File]:
 
 
 def _identity(path: Path, status: os.stat_result) -> object:
-    """What two names of one file have in common. Some network file systems have no inodes."""
+    """An identity that is equal for two names of one file. Some network file systems have no inodes."""
     return (status.st_dev, status.st_ino, status.st_size) if status.st_ino else path
 
 
 def _read(files: Sequence[_File]) -> tuple[npt.NDArray[np.uint8], list[_File]]:
-    """All text in one array, and the files that it comes from, in the sizes that they have there."""
+    """All text in one array, and the files that it comes from, with their sizes in the array."""
     kept: list[_File] = []
     text = np.empty(sum(file.size for file in files), dtype=np.uint8)
     filled = 0

@@ -1,4 +1,4 @@
-"""The one error of this package, apart from the others so that catching it does not import torch.
+"""The one error of this package, in its own file so that catching it does not import torch.
 
     ValueError
       TaskError    a mistake of the user's in a task, its options or its data
@@ -10,14 +10,14 @@ MESSAGE_LENGTH_MAX = 300
 
 
 class TaskError(ValueError):
-    """A mistake in a task, its options or its data, which the user can put right.
+    """A mistake in a task, its options or its data, which the user can fix.
 
     The message is one line that names what is wrong and says what to do; show it as it is.
     """
 
 
 def in_one_line(error: BaseException) -> str:
-    """What somebody else's error says, for a message of ours: on one line, printable, not too long."""
+    """The text of another library's error, for a message of ours: on one line, printable, not too long."""
     words = " ".join(str(error).split())
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
     if len(text) > MESSAGE_LENGTH_MAX:

@@ -1,4 +1,4 @@
-"""Text out of a byte-level language model: next bytes one at a time, then characters out of bytes."""
+"""Text from a byte-level language model: the next bytes one at a time, then characters from bytes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gossamer.models.task import evaluating
 def generate_bytes(
     model: nn.Module, prompt: bytes, *, context: int, temperature: float, seed: int
 ) -> Iterator[int]:
-    """The bytes after `prompt` without end, each drawn from the last of the model's logits (B, L, V).
+    """Yield the bytes after `prompt` without end, each drawn from the last of the model's logits (B, L, V).
 
-    The last `context` bytes are all the model sees; without a cache, a byte costs one forward pass over
-    them. Sampling is on the CPU with a generator of its own; `temperature` 0 takes the likeliest byte.
+    The model sees only the last `context` bytes. There is no cache, so each byte costs a forward pass over
+    them. Sampling is on the CPU with its own generator; `temperature` 0 takes the likeliest byte.
     """
     generator = torch.Generator().manual_seed(seed)
     seen = bytearray(prompt or b"\n")[-context:]
@@ -26,7 +26,7 @@ def generate_bytes(
         if temperature == 0:
             byte = int(logits_V.argmax())
         else:
-            below_V = logits_V - logits_V.max()  # so that no temperature makes infinity of the likeliest
+            below_V = logits_V - logits_V.max()  # the largest is 0, so that no temperature makes it infinite
             byte = int(torch.multinomial((below_V / temperature).softmax(0), 1, generator=generator))
         seen = (seen + bytes([byte]))[-context:]
         yield byte
@@ -34,17 +34,17 @@ def generate_bytes(
 
 def _last_logits(model: nn.Module, seen: bytearray) -> Tensor:
     device = next(model.parameters()).device
-    # Entered for each byte: a consumer may pause between two for as long as it likes, or train.
+    # Entered for each byte: between two bytes a consumer may pause for as long as it likes, or train.
     with evaluating(model):
         logits_BLV: Tensor = model(torch.tensor([list(seen)], device=device))
-    # 64 bits, so that a low temperature does not overflow; on the CPU, as some devices have none.
+    # 64 bits, so that a low temperature does not overflow; on the CPU, as some devices lack float64.
     return logits_BLV[0, -1].cpu().double()
 
 
 def decode_characters(data: Iterable[int], length: int) -> Iterator[str]:
-    """Exactly `length` characters of UTF-8, as soon as they are whole; broken bytes become U+FFFD.
+    """Yield exactly `length` characters of UTF-8, as soon as they are whole; broken bytes become U+FFFD.
 
-    Takes at most 4 bytes for each character; `data` must not end before.
+    Takes at most 4 bytes for each character; `data` must not end before that.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     missing = length

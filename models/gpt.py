@@ -1,11 +1,11 @@
 """A small GPT in Llama's architecture: the model that swarms train by default.
 
-One file, the whole network: pre-norm RMSNorm, rotary positions, causal attention, SwiGLU, no biases,
-the head tied to the embedding. Modules bear the names and the conventions of Hugging Face's
+The whole network is in this file: pre-norm RMSNorm, rotary positions, causal attention, SwiGLU, no biases,
+the head tied to the embedding. Modules have the names and conventions of Hugging Face's
 `LlamaForCausalLM` (rotate-half rotary included), so the state dict loads there unchanged.
 
-The initial parameters are drawn with NumPy, not torch: torch's normal sampler takes other code paths on
-other CPUs and differs in last bits, while nodes want to rebuild the genesis parameters exactly.
+The initial parameters are drawn with NumPy, not torch: torch's normal sampler takes different code paths on
+different CPUs and differs in the last bits, while nodes must rebuild the genesis parameters exactly.
 
 Shape suffixes: B batch, L positions, D width, H heads, K head width, F hidden width, V vocabulary.
 Sources: Touvron et al. 2023 (arXiv 2302.13971); Su et al. 2021 (2104.09864); Shazeer 2020 (2002.05202);
@@ -122,7 +122,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and the last norm; a module of its own only because Llama has it as `model`."""
+    """Embedding, layers and the last norm; a separate module only because Llama has it as `model`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         cos_LK, sin_LK = rotary_table(config.context, config.width // config.heads, config.rope_theta)
-        # Not persistent: they follow from the configuration and are no part of what nodes share.
+        # Not persistent: they follow from the configuration, and nodes do not share them.
         self.register_buffer("cos_LK", cos_LK, persistent=False)
         self.register_buffer("sin_LK", sin_LK, persistent=False)
 
@@ -183,14 +183,14 @@ class GPT(nn.Module):
 
 
 def rotary_table(length: int, head_width: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and sin (L, K) float32 of position times frequency, the K/2 frequencies twice over."""
+    """cos and sin, (L, K) float32, of position times frequency; the K/2 frequencies are repeated twice."""
     frequencies = theta ** -(np.arange(0, head_width, 2) / head_width)
     angles = np.outer(np.arange(length), np.concatenate([frequencies, frequencies]))
     return torch.from_numpy(np.cos(angles)).float(), torch.from_numpy(np.sin(angles)).float()
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    """Turn each pair (i, i + K/2) of the last axis by its position's angle; shape and dtype stay."""
+    """Rotate each pair (i, i + K/2) of the last axis by its position's angle; keeps shape and dtype."""
     first, second = x_BHLK.chunk(2, dim=-1)
     turned_BHLK = torch.cat((-second, first), dim=-1)
     return (x_BHLK * cos_LK + turned_BHLK * sin_LK).type_as(x_BHLK)

@@ -1,10 +1,11 @@
-"""A task of somebody's own, as init and the trainer call it: what goes wrong in it is said in one line.
+"""A wrapper around a custom task, for init and the trainer: whatever goes wrong in the task is said in one
+line.
 
-An exception inside one of its methods becomes a `TaskError` that names the method, the file and the line;
-what a method returns is checked, so that a mistake is said where it is made and not three calls later.
-`--debug` shows the traceback. Four things that are easily forgotten are done for it: torch's generator is
-seeded for `build_model` and put back, a model in eval mode is put into train mode, `evaluate` runs in eval
-mode without gradient, and where `batches` ends, another pass begins.
+An exception inside one of its methods becomes a `TaskError` that names the method, the file and the line.
+What a method returns is checked, so that a mistake is reported where it is made and not three calls later.
+`--debug` shows the traceback. Four things that are easily forgotten are done for the task: torch's generator
+is seeded for `build_model` and restored, a model in eval mode is put into train mode, `evaluate` runs in eval
+mode without gradient, and when `batches` ends, another pass begins.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from gossamer.models.errors import TaskError, in_one_line
 from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
 
 TOKENS_MAX = 2**40
-"""Of one step: what a delta's record can say of a whole window."""
+"""The most tokens in one step: as many as a delta's record can hold for a whole window."""
 
 
 @contextlib.contextmanager
 def explained(file: Path, doing: str) -> Iterator[None]:
     """Inside, any exception becomes a TaskError that says where in the file's folder it was raised.
 
-    A TaskError passes: it is a line already.
+    A TaskError passes unchanged: its message is one line already.
     """
     try:
         yield
@@ -46,12 +47,13 @@ def explained(file: Path, doing: str) -> Iterator[None]:
 
 
 def explaining(task: Task, doing: str) -> contextlib.AbstractContextManager[None]:
-    """`explained` for a guarded task; for a task that comes with Gossamer, nothing: its faults are ours."""
+    """`explained` for a guarded task. Does nothing for a task that comes with Gossamer: its faults are
+    ours."""
     return explained(task.file, doing) if isinstance(task, Guarded) else contextlib.nullcontext()
 
 
 def _where(file: Path, error: BaseException) -> str:
-    """``file.py:31``, of the innermost line that lies in the file's folder; the file alone if none does."""
+    """``file.py:31`` for the innermost line in the file's folder; the file's name alone if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_shown(file, error.filename)}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -74,7 +76,7 @@ def _kind_of(value: object) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Guarded(Task):
-    """The task in `file`, guarded. Every method raises TaskError, and nothing else."""
+    """The task in `file`, guarded. Its methods raise TaskError, and nothing else."""
 
     inner: Task
     file: Path
@@ -98,7 +100,7 @@ class Guarded(Task):
                     "build_model",
                     f"made {name!r} {parameter.dtype}: build the model in float32, and use autocast in loss",
                 )
-        if not model.training:  # as transformers hands them out: without dropout, and batch norm stands still
+        if not model.training:  # transformers returns models so: no dropout, and batch norm stands still
             model.train()
         return model
 
@@ -123,7 +125,7 @@ class Guarded(Task):
         return parts
 
     def batches(self, stream: DataStream) -> Iterator[Batch]:
-        """Without end: one pass of the task's own after another, each with a seed of its own."""
+        """Yield batches without end: one pass of the task after another, each with its own seed."""
         begun = stream.skip_batches
         number = 0
         while True:
@@ -162,7 +164,7 @@ class Guarded(Task):
             value: object = self.inner.evaluate(model)
         try:
             return float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError, RuntimeError):  # the last: a tensor of several values
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several values
             self._wrong("evaluate", f"returned {_kind_of(value)}: return the held-out loss, a number")
 
     def averaging(self, model: nn.Module, name: str, parameter: Tensor) -> str:
@@ -180,7 +182,7 @@ class Guarded(Task):
         with self._explained("lr_scale"):
             scale = self.inner.lr_scale(swarm_tokens)
         try:
-            factor = float(scale)  # NumPy's and torch's numbers, too
+            factor = float(scale)  # also NumPy's and torch's numbers
         except (TypeError, ValueError, RuntimeError):
             factor = math.nan
         if not (math.isfinite(factor) and factor >= 0):
@@ -210,7 +212,7 @@ class Guarded(Task):
         return explained(self.file, f"in {method}")
 
     def _guarded(self, method: str, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """What `begin` returns, which is called at once, item by item."""
+        """Call `begin` at once, and yield the items that it returns."""
         with self._explained(method):
             begun: Iterable[Any] | None = begin()
         if begun is None:

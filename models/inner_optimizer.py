@@ -1,4 +1,4 @@
-"""A task's inner optimizer, be it one or several, as a training loop uses it."""
+"""A task's inner optimizer, whether one or several, as a training loop uses it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
 class InnerOptimizer:
-    """Steps all of a task's optimizers together, each group at a share of its own peak learning rate."""
+    """Steps all of a task's optimizers together, each group at a fraction of its own peak learning rate."""
 
     def __init__(self, built: Optimizers) -> None:
         """`built` is what `Task.build_optimizer` returned, at peak learning rates."""
@@ -20,7 +20,7 @@ class InnerOptimizer:
     def scale_lr(self, factor: float) -> None:
         """Set every learning rate to this factor of its peak."""
         for part, peaks in zip(self.parts, self._peaks, strict=True):
-            for group, peak in zip(part.param_groups, peaks, strict=False):  # some may be added later
+            for group, peak in zip(part.param_groups, peaks, strict=False):  # groups may be added later
                 group["lr"] = peak * factor
 
     def step(self) -> None:

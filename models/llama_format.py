@@ -1,8 +1,8 @@
-"""The built-in GPT in Hugging Face's words: what stands beside its weights, so that `transformers` loads it.
+"""The built-in GPT in Hugging Face's format: the files beside its weights that let `transformers` load it.
 
-`gpt.py` bears the names and the conventions of `LlamaForCausalLM`, so the weights themselves go over
-unchanged. The tokenizer is bytes: token `i` is byte `i`, written by hand as a byte-level BPE without merges.
-Nothing here needs `transformers`.
+`gpt.py` has the names and conventions of `LlamaForCausalLM`, so the weights themselves are used unchanged.
+The tokenizer is bytes: token `i` is byte `i`, written by hand as a byte-level BPE without merges. Nothing
+here needs `transformers`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BYTES = 256
 
 
 def llama_files(config: GPTConfig) -> dict[str, bytes]:
-    """Files by name: the configuration, and for a model of bytes its tokenizer."""
+    """Files by name: the configuration and, for a byte-level model, its tokenizer."""
     # Llama's defaults name bytes 1 and 2 as the beginning and the end of a text; here all bytes are text.
     no_marks = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     files = {
@@ -35,7 +35,7 @@ def llama_files(config: GPTConfig) -> dict[str, bytes]:
 
 
 def _configuration(config: GPTConfig) -> dict[str, Any]:
-    """A `LlamaConfig`; where releases of transformers differ in a name, both."""
+    """A `LlamaConfig`; where releases of transformers use different names, both are given."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -76,9 +76,9 @@ def _byte_tokenizer() -> dict[str, Any]:
 
 
 def _visible_bytes() -> str:
-    """The 256 characters that byte-level tokenizers write bytes with, by GPT-2's rule.
+    """The 256 characters that stand for bytes in byte-level tokenizers, by GPT-2's rule.
 
-    Bytes that are printable in Latin-1 stand for themselves, the others for the characters from U+0100 on.
+    Bytes that are printable in Latin-1 stand for themselves; the others get the characters from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(BYTES, 2 * BYTES))

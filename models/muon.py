@@ -1,14 +1,15 @@
 """Muon: momentum SGD whose steps are orthogonalized, for the weight matrices inside a network.
 
 A matrix's momentum is replaced by the nearest matrix with all singular values near 1, so that rare directions
-are learnt as fast as frequent ones. Embeddings, heads and vectors are AdamW's business.
+are learnt as fast as frequent ones. Embeddings, heads and vectors are left to AdamW.
 
-PyTorch has one of its own, which takes matrices one by one and always computes in bfloat16: processors that
-lack it then take many times as long. Here matrices of one shape go through together, in what is quick there.
+PyTorch's own Muon takes matrices one by one and always computes in bfloat16, which is many times slower on
+processors that lack it. Here, matrices of the same shape are processed together, in the dtype that is fast on
+their device.
 
 Sources: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), for the iteration
 and its coefficients; Liu et al., "Muon is scalable for LLM training" (arXiv 2502.16982), section 2.2, for
-steps as long as AdamW's usually are, and for the decay of weights.
+steps of the usual length of AdamW's, and for weight decay.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ import torch
 from torch import Tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic that drives singular values towards 1: steep at 0, and not exact at 1."""
+"""Coefficients of the quintic that drives singular values towards 1: steep at 0, and not exact at 1."""
 
 ITERATIONS = 5
 RMS = 0.2
-"""Of an orthogonalized step's entries, at learning rate 1: about that of AdamW's steps."""
+"""RMS of an orthogonalized step's entries at learning rate 1: about that of AdamW's steps."""
 
 EPSILON = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices only; learning rates are of the size of AdamW's."""
+    """Muon, for matrices only. Learning rates are of the same size as AdamW's."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.1,
     ) -> None:
-        """`params` as any optimizer takes them, floating-point [rows, columns] each. Raises ValueError."""
+        """`params` as for any optimizer; each is floating-point [rows, columns]. Raises ValueError."""
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         shapes = [p.shape for group in self.param_groups for p in group["params"]]
         if wrong := next((shape for shape in shapes if len(shape) != 2), None):
@@ -49,7 +50,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; parameters without a gradient stay as they are."""
+        """Take one step; parameters without a gradient stay as they are."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -64,7 +65,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
-        """Nesterov's: where the running mean of gradients is about to be."""
+        """Nesterov momentum: where the running mean of gradients is about to be."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         if not state:
@@ -82,7 +83,7 @@ def _by_shape(parameters: Iterator[Tensor]) -> list[list[Tensor]]:
 def orthogonalized(matrices: Tensor) -> Tensor:
     """Matrices with the same singular vectors, and singular values of 0.7 to 1.2; zeros stay zeros.
 
-    [count, rows, columns], the dtype as found.
+    Takes and returns [count, rows, columns], of the same dtype.
     """
     rows, columns = matrices.shape[1:]
     x = matrices.to(_quick_dtype(matrices.device))
@@ -97,15 +98,15 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def _quick_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16, precise enough for the iteration, where the hardware multiplies it fast."""
+    """bfloat16 if the hardware multiplies it fast, else float32; it is precise enough for the iteration."""
     is_quick = device.type == "cuda" or (device.type == "cpu" and _cpu_has_bfloat16())
     return torch.bfloat16 if is_quick else torch.float32
 
 
 def _cpu_has_bfloat16() -> bool:
-    """Whether AVX-512 comes with products of bfloat16; without, PyTorch emulates them, slower than float32.
+    """Whether the CPU has AVX-512 BF16. Without it PyTorch emulates bfloat16, which is slower than float32.
 
-    PyTorch tells it by a private name only. A version that lacks it computes in float32.
+    PyTorch tells this only by a private function. With a version that lacks it, we compute in float32.
     """
     supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return supported is not None and bool(supported())

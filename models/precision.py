@@ -1,4 +1,5 @@
-"""In what the built-in model computes: its parameters, and what nodes share of them, are float32 anywhere."""
+"""The precision in which the built-in model computes. Its parameters, which nodes share, are always
+float32."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -6,9 +7,9 @@ import torch
 
 
 def mixed(device: torch.device) -> AbstractContextManager[object]:
-    """For the forward pass: products in bfloat16 where the hardware has that, many times as fast.
+    """A context for the forward pass: products in bfloat16 where the hardware has it, many times as fast.
 
-    On CPUs, of which few have, everything stays float32.
+    On CPUs, few of which have it, everything stays float32.
     """
     return torch.autocast(device.type, torch.bfloat16) if _is_quick(device) else nullcontext()
 
@@ -16,5 +17,5 @@ def mixed(device: torch.device) -> AbstractContextManager[object]:
 def _is_quick(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
-    with torch.cuda.device(device):  # which it asks about
+    with torch.cuda.device(device):  # the next call asks about the current device
         return torch.cuda.is_bf16_supported(including_emulation=False)

@@ -1,11 +1,11 @@
 """Tasks by name, for manifests and the command line, which can only hold names and plain values.
 
-Every option is checked here by name and type and by the task's own options class for its range, so that
-a typing error in a manifest is one clear line before anything is built. Importing this file is cheap;
-torch is first imported when a task is asked for.
+Every option's name and type are checked here, and its range by the task's own options class, so that a typing
+error in a manifest gives one clear line before anything is built. Importing this file is cheap; torch is only
+imported when a task is asked for.
 
-Only tasks that come with Gossamer have a name here, so that a manifest from the network can never choose
-the code that a node runs. A file of one's own is named by its owner, see `task_file`.
+Only tasks that come with Gossamer have a name here, so that a manifest from the network can never choose the
+code that a node runs. The file of a custom task is named by the node's owner, see `task_file`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _TRUTH = {"true": True, "false": False}
 class TaskOptions(Protocol):
     """A frozen dataclass of `OptionValue` fields, all with defaults, that refuses impossible values.
 
-    If it has a method `resolved`, that returns the same with every value written out that only stands for
-    a default.
+    If it has a method `resolved`, that returns the same options with each value that only stands for a
+    default replaced by the default.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
@@ -44,13 +44,13 @@ _Options = TypeVar("_Options", bound=TaskOptions)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskKind:
-    """A kind of task: what manifests call it, its options and its constructor."""
+    """A kind of task: its name in manifests, its options and its constructor."""
 
     name: str
     options: type[TaskOptions]
     build: Callable[[Any, Sequence[Path]], Task]
     source: str = ""
-    """For a task in a file of one's own: SHA-256 of that file, in hex."""
+    """For a custom task: SHA-256 of its file, in hex."""
 
     def task(self, options: Mapping[str, OptionValue], data: Sequence[Path] = ()) -> Task:
         """A task of this kind. `data` are this node's own files and folders; empty means its default.
@@ -71,14 +71,14 @@ class TaskKind:
         """
         parsed: Any = parse_options(self.options, self.name, options)
         values = dataclasses.asdict(parsed.resolved() if hasattr(parsed, "resolved") else parsed)
-        parsed = parse_options(self.options, self.name, values)  # somebody's defaults may be of other types
+        parsed = parse_options(self.options, self.name, values)  # custom defaults may be of other types
         return dataclasses.asdict(parsed)
 
     def read(self, settings: Iterable[str]) -> dict[str, OptionValue]:
-        """Options as a command line has them, each ``key=value``.
+        """Read options as given on a command line, each ``key=value``.
 
         Raises:
-            TaskError: no ``=``, an unknown or repeated key, or a value that is none of its type.
+            TaskError: no ``=``, an unknown or repeated key, or a value that is not of its type.
         """
         types = _types(self.options)
         values: dict[str, OptionValue] = {}
@@ -108,7 +108,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def find_kind(name: str) -> TaskKind:
-    """The task of that name. Raises TaskError for an unknown one."""
+    """The kind of task of that name. Raises TaskError for an unknown one."""
     if name not in _KINDS:
         raise TaskError(f"there is no task {name!r}; {choices(name, _KINDS)}")
     return _KINDS[name]()
@@ -128,7 +128,7 @@ def parse_options(cls: type[_Options], task: str, options: Mapping[str, OptionVa
     """`options` as an instance of the options class `cls`; `task` is only for the messages.
 
     Raises:
-        TaskError: unknown option, wrong type, NaN or infinity, or refused by `cls` itself.
+        TaskError: an unknown option, a wrong type, NaN or infinity, or a refusal by `cls` itself.
     """
     types = _types(cls)
     values: dict[str, OptionValue] = {}
@@ -144,7 +144,7 @@ def parse_options(cls: type[_Options], task: str, options: Mapping[str, OptionVa
 
 
 def choices(wrong: str, valid: Iterable[str]) -> str:
-    """What to choose from, the likeliest first: the end of an error message."""
+    """What to choose from, with a guess first: the end of an error message."""
     names = sorted(valid)
     near = difflib.get_close_matches(wrong, names, n=1)
     guess = f"did you mean {near[0]!r}? " if near else ""

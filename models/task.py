@@ -1,12 +1,12 @@
 """The interface between Gossamer and what it trains.
 
-A task joins a model with its data, its loss and its evaluation. The trainer calls nothing else, so
-whoever can write these few methods can put any PyTorch model on a swarm. Invariants every task keeps:
+A task joins a model with its data, its loss and its evaluation. The trainer calls nothing else, so these few
+methods are enough to put any PyTorch model on a swarm. Every task keeps these invariants:
 
 * what nodes must agree on (the model, the averaging, the schedule) follows from the task's options
   and a seed alone, never from the machine;
-* data is local: `batches` may read whatever lies on this node;
-* a task never touches the network and leaves the global random state of torch as it was.
+* data is local: `batches` may read anything on this node;
+* a task never touches the network, and leaves torch's global random state as it was.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Batch = Any
 """One batch of training data; only its own task looks inside."""
 
 _COMPILED = re.compile(r"(?<![^.])_orig_mod\.")
-"""What torch.compile puts into names: a whole component, for others may end so."""
+"""What torch.compile puts into names. Only a whole component matches, since other components may end so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataStream:
-    """Which part of the data one node draws, and from where on.
+    """Which part of the data a node draws, and from where on.
 
-    Two streams with the same `seed` and `node_id` hold the same batches in the same order, on the
+    Two streams with the same `seed` and `node_id` give the same batches in the same order, on the
     same data; streams of different nodes are independent.
     """
 
@@ -61,9 +61,10 @@ class DataStream:
         return int.from_bytes(hashlib.sha256(text + purpose.encode()).digest()[:8], "big") >> 1
 
     def generator(self, epoch: int = 0) -> np.random.Generator:
-        """A fresh NumPy generator for one pass over the data, so that any pass can be reached at once.
+        """A fresh NumPy generator for one pass over the data, so that any pass can be reached directly.
 
-        A task that keeps no count of passes gives it `skip_batches`: else each restart draws the same again.
+        A task that does not count passes gives `skip_batches` as `epoch`; otherwise each restart would draw
+        the same samples again.
         """
         return np.random.default_rng((self.derived_seed(), epoch))
 
@@ -76,8 +77,8 @@ class NoOptions:
 class Task(abc.ABC):
     """What a swarm trains. Subclass it, or use one from `gossamer.models.registry`.
 
-    A subclass in a file of one's own is loaded by `gossamer.models.task_file`, and called with its options
-    and this node's data, as `__init__` here is.
+    A subclass in a custom file is loaded by `gossamer.models.task_file`, and its constructor is called with
+    its options and this node's data, as `__init__` here.
     """
 
     Options: ClassVar[Any] = NoOptions
@@ -90,9 +91,9 @@ class Task(abc.ABC):
         self.data = tuple(data)
 
     def data_in_words(self) -> str:
-        """What this node trains on, for its log: asked once a first batch has been drawn."""
+        """What this node trains on, for its log; called once a first batch has been drawn."""
         given = getattr(self, "data", None)
-        if not isinstance(given, tuple):  # a class with an `__init__` of its own may keep another thing there
+        if not isinstance(given, tuple):  # a subclass with its own `__init__` may keep something else there
             return "data of the task's own choice"
         return ", ".join(map(str, given)) or "the task's own data (no --data given)"
 
@@ -100,24 +101,25 @@ class Task(abc.ABC):
     def build_model(self, seed: int) -> nn.Module:
         """A new model on the CPU, in train mode and float32; the same parameters for the same seed.
 
-        Must not disturb torch's global generator: draw from a generator of your own, or wrap the
-        construction in `torch.random.fork_rng()` and seed inside. (For a task in a file of one's own, see
-        `task_file`, that is done: it just draws.)
+        Must not disturb torch's global generator: draw from your own generator, or wrap the construction in
+        `torch.random.fork_rng()` and seed inside. (A task in a custom file, see `task_file`, need not do so:
+        it is called with the generator seeded, and the generator is restored afterwards.)
         """
 
     @abc.abstractmethod
     def build_optimizer(self, model: nn.Module) -> Optimizers:
         """The inner optimizer, at its peak learning rate; called once the model is on its device.
 
-        Or several that share the parameters between them; each step takes a step of all, in this order.
+        May return several, each for its own share of the parameters; each inner step steps all, in this
+        order.
         """
 
     @abc.abstractmethod
     def batches(self, stream: DataStream) -> Iterator[Batch]:
-        """Training batches without end, beginning after `stream.skip_batches` of them.
+        """Yield training batches without end, starting after `stream.skip_batches` of them.
 
-        (A task in a file of one's own may end after a pass over the data: it is called for the next. It may
-        begin anew after a restart, with ``stream.generator(stream.skip_batches)``.)
+        (A task in a custom file may end after a pass over the data, and is then called for the next pass.
+        After a restart it may start a new pass, with ``stream.generator(stream.skip_batches)``.)
 
         Raises:
             TaskError: this node's data is missing or unusable; at the latest on the first `next`.
@@ -125,71 +127,71 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss to minimise: a scalar, mean nats per token. Moves the batch to the model's device."""
+        """The loss to minimise: a scalar, in mean nats per token. Moves the batch to the model's device."""
 
     @abc.abstractmethod
     def tokens(self, batch: Batch) -> int:
-        """How many tokens (or samples, where there are no tokens) one step on this batch counts for."""
+        """How many tokens (or samples, if there are no tokens) one step on this batch counts for."""
 
     @abc.abstractmethod
     def evaluate(self, model: nn.Module) -> float:
-        """The held-out loss, mean nats per token, on the same data whenever and wherever it is called.
+        """The held-out loss, in mean nats per token, on the same data at every call.
 
-        Without gradient, and with train or eval mode as found (`evaluating` does both).
+        Must compute no gradient, and leave train or eval mode as it was (`evaluating` does both).
         """
 
     def averaging(self, model: nn.Module, name: str, parameter: Tensor) -> str:
         """How the swarm averages this parameter's deltas: 'rda' or 'mean'.
 
-        The default is 'rda' (radial-directional averaging) for weight matrices and higher ranks, and
-        'mean' for vectors, scalars and embeddings, among these a head tied to an embedding: their
-        rows learn from different tokens, so that one length for the whole tensor means little.
-        `name` and `parameter` come from `named_tensors(model)`.
+        The default is 'rda' (radial-directional averaging) for weight matrices and higher ranks, and 'mean'
+        for vectors, scalars and embeddings, including a head tied to an embedding: rows of an embedding learn
+        from different tokens, so that one length for the whole tensor means little. `name` and `parameter`
+        come from `named_tensors(model)`.
         """
         return default_averaging(model, parameter)
 
     def lr_scale(self, swarm_tokens: int) -> float:
-        """Factor on the inner learning rate, given the tokens the whole swarm has trained on so far.
+        """Factor on the inner learning rate, given the tokens that the whole swarm has trained on so far.
 
-        Not a function of this node's own steps, so that a joiner is at once at the right place.
+        It does not depend on this node's own steps, so that a joiner is at the right place at once.
         """
         return 1.0
 
     def sample(
         self, model: nn.Module, prompt: str, length: int, *, temperature: float, seed: int
     ) -> Iterator[str]:
-        """Text that the model continues the prompt with, in pieces as they come.
+        """The model's continuation of the prompt, as text in pieces as they come.
 
         Args:
-            length: characters to yield, the prompt not counted.
+            length: characters to yield, not counting the prompt.
             temperature: 0 takes the likeliest token, 1 samples as learnt.
             seed: the same seed gives the same text.
 
         Raises:
-            TaskError: at the call, when this task has no text to give or an argument is impossible.
+            TaskError: at the call, if this task does not generate text or an argument is impossible.
         """
         raise TaskError(f"{type(self).__name__} does not generate text; choose a language-modelling task")
 
     def pretrained_files(self) -> dict[str, bytes]:
-        """What a Hugging Face folder of the model holds beside its weights: files by name.
+        """The files in a Hugging Face folder of the model beside its weights, by name.
 
         The weights are written under the names of `named_tensors`; `config.json` has to describe a model
-        whose parameters are called so. Where `local_names` finds more than them, no folder is written: it
+        whose parameters have these names. If `local_names` finds any more, no folder is written, since it
         would not be the whole model.
 
         Raises:
-            TaskError: when no model of `transformers` is like this one.
+            TaskError: `transformers` has no model like this one.
         """
         raise TaskError(f"{type(self).__name__} has no Hugging Face form; export to a .safetensors file")
 
 
 _embeddings: dict[int, frozenset[int]] = {}
-"""The weights of the embeddings of models that stay as they are for now; both by their ids."""
+"""For models inside `embeddings_known`: the weights of their embeddings; both by `id`."""
 
 
 @contextlib.contextmanager
 def embeddings_known(model: nn.Module) -> Iterator[None]:
-    """Inside, while a model stays as it is, it is searched for embeddings once, not for each parameter."""
+    """Inside, the model must not change, and is searched for embeddings once, not for each parameter."""
     _embeddings[id(model)] = _embedding_weights(model)
     try:
         yield
@@ -203,7 +205,7 @@ def _embedding_weights(model: nn.Module) -> frozenset[int]:
 
 
 def default_averaging(model: nn.Module, parameter: Tensor) -> str:
-    """The averaging rule of a parameter of any model; `Task.averaging` says which and why."""
+    """The default averaging rule of a model's parameter; `Task.averaging` says which and why."""
     if parameter.ndim < 2:
         return "mean"
     known = _embeddings.get(id(model))
@@ -214,8 +216,8 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
-        # From torch.compile. Not by getattr: many a model hands that on to a part, which may be compiled.
-        # By its children: a scripted model has no `_modules` to ask.
+        # A wrapper of torch.compile. Not found by getattr, which many models pass on to a part that may be
+        # compiled. Looked up among the children, as a scripted model has no `_modules`.
         elif isinstance(inner := dict(model.named_children()).get("_orig_mod"), nn.Module) and _is_all_of(
             inner, model
         ):
@@ -225,16 +227,16 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _is_all_of(inner: nn.Module, model: nn.Module) -> bool:
-    """Whether a part has all the parameters of a model: one of that name may be a part like any other."""
+    """Whether a part has all parameters of a model; a part of that name need not come from torch.compile."""
     return sum(1 for _ in inner.parameters()) == sum(1 for _ in model.parameters())
 
 
 def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, nn.Parameter]]:
-    """The trainable parameters by name, in the order of registration, tied weights once (first name).
+    """The trainable parameters by name, in the order of registration; tied weights once, by their first name.
 
-    Buffers and frozen parameters are not part of what a swarm shares; `frozen` lists the latter, too. What
-    `torch.compile` and DistributedDataParallel put before names is dropped, so that wrapped and plain nodes
-    agree.
+    A swarm does not share buffers and frozen parameters; `frozen` lists the latter too. The prefixes that
+    `torch.compile` and DistributedDataParallel put before names are removed, so that nodes with wrapped and
+    plain models agree.
     """
     model = _unwrapped(model)
     found = [
@@ -245,10 +247,10 @@ def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, 
 
 
 def local_tensors(model: nn.Module, shared: Collection[str]) -> dict[str, Tensor]:
-    """What belongs to a model besides the parameters that a swarm shares, by name: each node has its own.
+    """The tensors of a model that a swarm does not share, by name: each node has its own.
 
-    Frozen parameters, and those buffers of floating-point numbers that its state_dict holds. Whatever else a
-    model needs, it computes when it is made.
+    These are frozen parameters, and floating-point buffers that the model's state_dict holds. Anything else
+    that a model needs, it computes when it is built.
     """
     model = _unwrapped(model)
     local: dict[str, Tensor] = {
@@ -270,7 +272,7 @@ def local_names(model: nn.Module, shared: Collection[str]) -> list[str]:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradient inside the `with`; afterwards every submodule's own mode as before."""
+    """Eval mode and no gradient inside the `with`; afterwards every submodule is in its own mode again."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

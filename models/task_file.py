@@ -1,8 +1,8 @@
-"""A task in a file of one's own, ``my_task.py:MyTask`` on the command line.
+"""A custom task in a file, ``my_task.py:MyTask`` on the command line.
 
-Whoever types that runs their own code, as with ``python my_task.py``. It is never a text that came from the
-network: a manifest holds the name ``my_task:MyTask`` and a digest of the file, and each node is told by its
-owner which file that is.
+A person who types that runs their own code, as with ``python my_task.py``. The path never comes from the
+network: a manifest holds only the name ``my_task:MyTask`` and a digest of the file, and each node's owner
+says which file that is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TaskFile:
     """A class in a file. `str()` of it is what `parse_task_file` reads."""
 
     path: Path
-    """Absolute."""
+    """Absolute path."""
     class_name: str
 
     def __str__(self) -> str:
@@ -45,11 +45,11 @@ class TaskFile:
 
     @property
     def name(self) -> str:
-        """What a manifest calls the task: nothing of where the file lies."""
+        """The task's name in a manifest; it does not say where the file lies."""
         return f"{self.path.stem}:{self.class_name}"
 
     def source(self) -> str:
-        """SHA-256 of the file in hex, line ends counted as one byte. Raises TaskError."""
+        """SHA-256 of the file in hex, with CRLF taken as LF. Raises TaskError."""
         try:
             return sha256(self.path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
         except OSError as error:
@@ -57,18 +57,18 @@ class TaskFile:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether a manifest's task is one in a file of somebody's own, by its name."""
+    """Whether a manifest's task is a custom one in a file, by its name."""
     return _NAME.fullmatch(name) is not None
 
 
 def flag_for(name: str) -> str:
-    """What to type for a manifest's task that is in a file, supposing that lies in this folder."""
+    """What to type for a manifest's task that is in a file, if the file lies in the current folder."""
     stem, class_name = name.split(":")
     return f"--task {stem}.py:{class_name}"
 
 
 def names_file(text: str) -> bool:
-    """Whether a command line's --task is a file, not a task that comes with Gossamer."""
+    """Whether a command line's --task names a file, and not a task that comes with Gossamer."""
     return ":" in text or text.endswith(".py")
 
 
@@ -77,7 +77,7 @@ def parse_task_file(text: str) -> TaskFile:
     name, colon, class_name = text.rpartition(":")
     if not colon:
         name, class_name = text, ""
-    # Not by Path.expanduser, which raises where nobody knows the folder.
+    # Not Path.expanduser, which raises if the home folder is not known.
     path = Path(os.path.expanduser(name)).absolute()
     if path.suffix != ".py":
         raise TaskError(f"a task of your own is FILE.py:CLASS, for example my_task.py:MyTask, not {text!r}")
@@ -95,7 +95,7 @@ def kind_of(text: str) -> TaskKind:
     """The task that a command line names: one that comes with Gossamer, or one in a file, which is run.
 
     Raises:
-        TaskError: there is none, or the file cannot be used; the message says why.
+        TaskError: there is no such task, or the file cannot be used; the message says why.
     """
     return load(parse_task_file(text)) if names_file(text) else find_kind(text)
 
@@ -104,7 +104,7 @@ def load(file: TaskFile) -> TaskKind:
     """Run the file and take the task from it, guarded.
 
     Raises:
-        TaskError: the file does not run, or its class is no complete task.
+        TaskError: the file does not run, or its class is not a complete task.
     """
     from gossamer.models.guarded import Guarded, explained
 
@@ -123,7 +123,8 @@ def load(file: TaskFile) -> TaskKind:
 
 
 def _import(path: Path) -> ModuleType:
-    """As ``python FILE`` would: files beside it can be imported, and it goes by its own name."""
+    """Import a file as ``python FILE`` would: it can import files beside it. Its module has the file's
+    name."""
     name = path.stem
     known = sys.modules.get(name)
     if getattr(known, "__file__", None) != str(path) and _is_taken(name):
@@ -143,7 +144,7 @@ def _import(path: Path) -> ModuleType:
 
 
 def _is_taken(name: str) -> bool:
-    """Whether the file would stand in the way of a module of Python's, or of an installed package."""
+    """Whether the file would shadow a module of Python's or an installed package."""
     installed = [sysconfig.get_path(scheme) for scheme in ("purelib", "platlib")]
     return (
         name in sys.modules
@@ -176,7 +177,7 @@ def _task_class(file: TaskFile, module: ModuleType) -> type[Task]:
 
 
 def _options_class(file: TaskFile, cls: type[Task]) -> Any:
-    """The class's options, whose fields are of types that a manifest can hold."""
+    """The class's options, checked: a manifest must be able to hold the types of their fields."""
     options = cls.Options
     where = f"{file.path.name}: {file.class_name}.Options"
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):

@@ -1,7 +1,7 @@
 """The task `text`: a byte-level GPT on this node's own text files.
 
-Bytes need no tokenizer to agree on and any text will do, so this task runs on every machine at once. What
-nodes agree on is in `TextOptions`; the data paths are each node's own and never leave it.
+Bytes need no tokenizer to agree on, and any text will do, so this task runs on every machine at once. What
+nodes agree on is in `TextOptions`. The data paths are each node's own, and never leave it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from gossamer.models.windows import held_out_windows, training_windows
 OPTIMIZERS = ("muon", "adamw")
 
 MUON_LR = 3.0
-"""Muon's learning rate over AdamW's: measured on tiny, where 1 is worse than AdamW alone, and 6 than 3."""
+"""Ratio of Muon's learning rate to AdamW's. Measured on tiny: 1 is worse than AdamW alone, and 6 is worse
+than 3."""
 
 LR_SCALE_MIN = 0.1
 """Where the cosine schedule ends."""
@@ -44,8 +45,8 @@ class _Tuning:
     lr: float
 
 
-# tiny is measured: on the default corpus 1e-3 beats 1.5e-3 and up, a batch of 8 beats 4 and 12 for the
-# same tokens, and no warm-up is needed. The others follow by size.
+# tiny is measured: on the default corpus, 1e-3 beats 1.5e-3 and more, a batch of 8 beats 4 and 12 for the
+# same tokens, and no warm-up is needed. The others are scaled by size.
 _TUNED = {
     "tiny": _Tuning(batch_size=8, lr=1e-3),
     "small": _Tuning(batch_size=16, lr=1e-3),
@@ -56,7 +57,8 @@ _TUNED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    """What all nodes of a swarm agree on. For `batch_size`, `context` and `lr`, 0 means the preset's own."""
+    """What all nodes of a swarm agree on. For `batch_size`, `context` and `lr`, 0 means the preset's
+    value."""
 
     preset: str = "tiny"
     """The model's shape, a key of `gossamer.models.gpt.PRESETS`."""
@@ -65,13 +67,13 @@ class TextOptions:
     context: int = 0
     """Bytes in one window."""
     optimizer: str = "muon"
-    """The inner optimizer: muon, for the matrices inside the network with AdamW for the rest; or adamw."""
+    """The inner optimizer: muon (for the matrices inside the network, with AdamW for the rest) or adamw."""
     lr: float = 0.0
     """Peak learning rate of AdamW; Muon's is three times that."""
     weight_decay: float = 0.1
     """On matrices only."""
     horizon_tokens: int = 0
-    """The learning rate falls by a cosine to a tenth over this many swarm tokens; 0: it stays constant."""
+    """The learning rate falls to a tenth, by a cosine, over this many swarm tokens; 0 keeps it constant."""
     eval_batches: int = 16
     """Batches in one evaluation."""
 
@@ -93,7 +95,7 @@ class TextOptions:
                 raise TaskError(f"option {field!r} is {value}: choose one from {least} to {most}")
 
     def resolved(self) -> TextOptions:
-        """These options, with the preset's own values in the place of zeros."""
+        """These options, with the preset's values in place of zeros."""
         tuned = _TUNED[self.preset]
         return dataclasses.replace(
             self,
@@ -111,7 +113,7 @@ class ByteTextTask(Task):
 
     def __init__(self, options: TextOptions | None = None, data: Sequence[Path] = ()) -> None:
         """`data`: this node's files and folders; empty for the source of Python's standard library."""
-        # Not by Path.expanduser, which raises where nobody knows the folder.
+        # Not Path.expanduser, which raises if the home folder is not known.
         expanded = [Path(os.path.expanduser(path)) for path in data]
         super().__init__((options or TextOptions()).resolved(), expanded)
         self.config: GPTConfig = dataclasses.replace(
@@ -138,7 +140,7 @@ class ByteTextTask(Task):
         return GPT(self.config, seed)
 
     def build_optimizer(self, model: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
-        """AdamW with betas 0.9 and 0.95, fused where PyTorch has that; before it Muon for its matrices."""
+        """AdamW with betas 0.9 and 0.95, fused where PyTorch supports it; with muon, Muon comes first."""
         parameters = [parameter for _, parameter in named_tensors(model)]
         embedding = model.get_parameter("model.embed_tokens.weight")
         inner = [p for p in parameters if p.ndim >= 2 and p is not embedding]
@@ -154,8 +156,9 @@ class ByteTextTask(Task):
         return (Muon(inner, lr=MUON_LR * lr, weight_decay=decay), adamw) if with_muon else (adamw,)
 
     def averaging(self, model: nn.Module, name: str, parameter: Tensor) -> str:
-        """Muon's deltas have less in common than AdamW's, and `rda` would make too long steps of them, unless
-        the learning rate falls and shortens them in the end."""
+        """'mean' for all tensors with Muon at a constant rate: Muon's deltas have less in common than
+        AdamW's, and `rda` would make their steps too long. A learning rate that falls shortens them in the
+        end."""
         if self.options.optimizer == "muon" and not self.options.horizon_tokens:
             return "mean"
         return super().averaging(model, name, parameter)
@@ -180,7 +183,7 @@ class ByteTextTask(Task):
         return targets_BL.numel()
 
     def evaluate(self, model: nn.Module) -> float:
-        """On `eval_batches` batches of windows spread evenly over this node's held-out text."""
+        """The loss on `eval_batches` batches of windows, spread evenly over this node's held-out text."""
         total, tokens = 0.0, 0
         with evaluating(model):
             for batch in held_out_windows(

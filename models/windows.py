@@ -1,9 +1,9 @@
 """Which windows of a long byte array a node trains on, and which it evaluates on.
 
-Training: the array is cut into segments, and in every epoch a node goes once through all of them, but for
-a few that fill no batch, in an order of its own, taking one window at a random offset within each. So nodes
-spread over the whole text, no region is missed for long, and nobody has to coordinate. Each epoch has its
-own generator, which makes any batch reachable at once: a resumed node does not replay what it has seen.
+Training: the array is cut into segments. In every epoch a node goes once through all of them (except a few
+that do not fill a batch), in its own order, and takes one window at a random offset within each. So nodes
+spread over the whole text, no region is missed for long, and no coordination is needed. Each epoch has its
+own generator, so that any batch can be reached directly: a resumed node does not replay what it has seen.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from gossamer.models.task import DataStream
 SEGMENT_BYTES = 4096
 
 Window = tuple[Tensor, Tensor]
-"""inputs_BL and targets_BL, int64, the targets one position ahead."""
+"""inputs_BL and targets_BL, int64; the targets are one position ahead."""
 
 
 def training_windows(
     text: npt.NDArray[np.uint8], *, batch_size: int, context: int, stream: DataStream
 ) -> Iterator[Window]:
-    """Batches of `batch_size` windows without end; `text` is uint8 with at least `context + 1` bytes."""
+    """Yield batches of `batch_size` windows without end; `text` is uint8 with at least `context + 1`
+    bytes."""
     last = text.size - context - 1
-    # A text too short for one segment per row gets shorter segments, overlapping windows and, at worst,
-    # the same window twice in a batch.
+    # If the text is too short for one segment per row, segments are shorter, windows overlap and, at worst, a
+    # batch has the same window twice.
     segment = max(1, min(SEGMENT_BYTES, (last + 1) // batch_size))
     segments = -(-(last + 1) // segment)
     per_epoch = max(1, segments // batch_size)
@@ -46,7 +47,7 @@ def training_windows(
 def held_out_windows(
     text: npt.NDArray[np.uint8], *, batch_size: int, context: int, batches: int
 ) -> Iterator[Window]:
-    """At most `batches` batches of windows, evenly spaced over `text`; always the same."""
+    """Yield at most `batches` batches of windows, evenly spaced over `text`; always the same ones."""
     last = text.size - context - 1
     count = min(batches * batch_size, last + 1)
     starts = np.linspace(0, last, count).astype(np.int64)
