@@ -1,1 +1,1 @@
-"""What a daemon notices of itself and of the swarm, and remembers."""
+"""What a daemon notices about itself and the swarm, and remembers."""

@@ -1,7 +1,8 @@
-"""What happened, round by round: for those who watch, and after a round is closed for good.
+"""What happened, round by round, for people who watch; also of rounds that are closed.
 
-The ledger forgets what is closed; this keeps a line for each delta of the latest rounds, and `chroniclestore`
-of more. It is fed from the records as they come and from the merges; nothing of the protocol depends on it.
+The ledger forgets closed rounds. The chronicle keeps a line for each delta of the latest rounds, and
+`chroniclestore` of more. It is fed from the records as they come and from the merges. Nothing in the protocol
+depends on it.
 """
 
 import math
@@ -22,14 +23,14 @@ from gossamer.protocol.records import Delta
 
 ROUNDS_MAX = 10_000
 ENTRIES_MAX = 100_000
-"""Deltas of all rounds together, about 30 MB of memory: 10,000 rounds of 10 members, 1,500 of 64."""
+"""Deltas of all rounds together, about 30 MB of memory: 10,000 rounds of 10 members, or 1,500 of 64."""
 
 AHEAD_MAX = 64
-"""Rounds past the swarm's clock that are noted. Older rounds make room for newer ones, and a liar who signs
-rounds of the far future must not clear the past away."""
+"""How many rounds past the swarm's clock are noted. Since older rounds make room for newer ones, a liar who
+signs rounds of the far future could otherwise clear the past away."""
 
 LATE, VOID, CLIPPED, OWN = 1, 2, 4, 8
-"""Flags of an entry. *Late*: when it came, a later round had been merged here already."""
+"""Flags of an entry. *Late*: a later round had been merged here already when the delta came."""
 
 
 class Entry(NamedTuple):
@@ -44,14 +45,14 @@ class Entry(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One round as it is known now."""
+    """What is known of one round now."""
 
     number: int
     seen: float
     """When its first delta came here, Unix seconds."""
     merged_tokens: int | None
-    """What all deltas merged up to and with this round count for (see `token_count` and
-    `Layout.trained_tokens`); None before it was merged."""
+    """How many tokens all deltas merged up to and including this round count for (see `token_count` and
+    `Layout.trained_tokens`); None before the round was merged."""
     agreement: float | None
     """Mean cosine of pairs of its deltas."""
     entries: tuple[Entry, ...]
@@ -59,33 +60,35 @@ class Round(NamedTuple):
 
     @property
     def counted(self) -> list[Entry]:
-        """What is not void."""
+        """The entries that are not void."""
         return [entry for entry in self.entries if not entry.flags & VOID]
 
     @property
     def tokens(self) -> int:
-        """As its authors state them."""
+        """Tokens as the authors state them."""
         return sum(entry.tokens for entry in self.counted)
 
     @property
     def loss(self) -> float | None:
-        """The median, one vote each: a mean is what one liar makes of it. None where nothing counts."""
+        """The median of the losses, with one vote each: one liar could set a mean. None if nothing counts."""
         losses = [entry.loss for entry in self.counted]
         return median(losses) if losses else None
 
 
 class _Stretch:
-    """The rounds of one of `TokenCount`'s stretches, and what all deltas up to its bounds count for."""
+    """The rounds of one of `TokenCount`'s stretches, and the tokens that deltas up to its bounds count
+    for."""
 
     def __init__(self, rounds: tuple[int, ...], below: int) -> None:
         self.rounds = rounds
         self.below = self.up_to_its_end = below
         self.counted = 0
-        """What its own deltas count for."""
+        """Tokens that the stretch's own deltas count for."""
 
 
 class Chronicle:
-    """The latest rounds, oldest dropped first. Rows are immutable: other threads may read a list of them."""
+    """The latest rounds; the oldest are dropped first. Rounds are immutable, so other threads may read
+    them."""
 
     def __init__(self, own_id: bytes, manifest: Manifest) -> None:
         self._own_id = own_id
@@ -94,11 +97,11 @@ class Chronicle:
         self._entries = 0
         self._highest_merged = 0
         self._merged: dict[int, tuple[Delta, ...]] = {}
-        """What Phi holds of the rounds above its base."""
+        """The deltas that Phi holds of the rounds above its base."""
         self._stretches: dict[int, _Stretch] = {}
-        """Those that `_merged` has rounds of, ascending, as they were last settled."""
+        """The stretches of the rounds in `_merged`, ascending, as they were last settled."""
         self._base = (0, 0)
-        """What could not change any more then: its last round, and its tokens."""
+        """The base as it was then: its last round, and its tokens."""
         self._unsettled: set[int] = set()
         self._changed: set[int] = set()
         self._unsaved: set[int] = set()
@@ -108,7 +111,7 @@ class Chronicle:
     # -- what happens
 
     def restore(self, rounds: Iterable[Round], begins_after: int = 0) -> None:
-        """Take over what an earlier run kept, after the round up to which only the store has any."""
+        """Take over the rounds that an earlier run kept. Those up to `begins_after` are only in the store."""
         self.begins_after = begins_after
         for row in rounds:
             self._rounds[row.number] = row
@@ -118,7 +121,7 @@ class Chronicle:
     def heard(
         self, delta: Delta, *, unix_s: float, clock: int, live: bool = False, void: bool = False
     ) -> None:
-        """A delta's record is known. `live`: it has come just now, and we were not catching up."""
+        """Note a delta's record. `live`: it has come just now, while we were not catching up."""
         if delta.round > clock + AHEAD_MAX or delta.round <= self.begins_after:
             return
         row = self._rounds.get(delta.round) or Round(delta.round, unix_s, None, None, ())
@@ -144,9 +147,9 @@ class Chronicle:
         unix_s: float,
         clock: int,
     ) -> None:
-        """A round was merged, or merged again: `deltas` are all that Phi holds of it.
+        """Note that a round was merged, or merged again: `deltas` are all that Phi holds of it.
 
-        `void` are authors whose records do not count; figures are None where nothing was computed.
+        `void` are authors whose records do not count. `figures` is None if nothing was computed.
         """
         self._highest_merged = max(self._highest_merged, min(round_, clock + 1))
         self._merged[round_] = tuple(deltas)
@@ -168,7 +171,7 @@ class Chronicle:
         self._put(_flagged(row, found))
 
     def settle(self, base_round: int, base_tokens: int) -> None:
-        """Bring `Round.merged_tokens` up to date; `base` is the part of Phi that cannot change any more."""
+        """Bring `Round.merged_tokens` up to date. The base is the part of Phi that can no longer change."""
         if not self._unsettled:
             return
         stretch_of = TokenCount(self._manifest).stretch_of
@@ -180,7 +183,7 @@ class Chronicle:
         while self._stretches and next(reversed(self._stretches)) >= first:
             number, stretch = self._stretches.popitem()
             kept[number] = stretch
-        # What comes before the first change counts for what it did: where all is retained that is nearly all.
+        # Stretches before the first change keep their counts: if everything is retained, that is nearly all.
         below = next(reversed(self._stretches.values())).up_to_its_end if self._stretches else base_tokens
         begin = max(base_round, self._manifest.history.snapshot_every * first)
         for number, rounds in groupby(sorted(r for r in self._merged if r > begin), stretch_of):
@@ -190,9 +193,10 @@ class Chronicle:
         self._unsettled.clear()
 
     def _settle_stretch(self, stretch: "_Stretch", before: "_Stretch | None") -> None:
-        """Count the tokens of a stretch's rounds, whose deltas are capped together; `before` is what it was.
+        """Count the tokens of a stretch's rounds, whose deltas are capped together. `before` is the stretch
+        as last settled.
 
-        Rounds before the first that changed count for as much as they did: there may be very many.
+        Rounds before the first that changed keep their counts, since there may be very many.
         """
         first: float = min((r for r in stretch.rounds if r in self._unsettled), default=math.inf)
         if before is None or stretch.rounds[: len(before.rounds)] != before.rounds:
@@ -216,10 +220,10 @@ class Chronicle:
         stretch.counted = count.total if has_changed else before.counted
         stretch.up_to_its_end = total((stretch.below, stretch.counted))
 
-    # -- what others ask
+    # -- questions
 
     def newest_first(self, first: int, last: int) -> Iterator[Round]:
-        """The rounds kept from one to another, descending."""
+        """The rounds kept from `first` to `last`, descending."""
         return (self._rounds[n] for n in sorted(self._rounds, reverse=True) if first <= n <= last)
 
     def oldest(self) -> int | None:
@@ -230,19 +234,20 @@ class Chronicle:
         return self._rounds.get(round_)
 
     def take_changed(self) -> list[Round]:
-        """What is new or has changed since the last call, ascending."""
+        """The rounds that are new or have changed since the last call, ascending."""
         taken = [self._rounds[number] for number in sorted(self._changed) if number in self._rounds]
         self._changed.clear()
         return taken
 
     def take_unsaved(self) -> list[Round]:
-        """What has changed since the last call; whoever cannot save it gives it to `not_saved`."""
+        """The rounds that have changed since the last call. A caller that cannot save them calls
+        `not_saved`."""
         taken = [self._rounds[number] for number in sorted(self._unsaved) if number in self._rounds]
         self._unsaved.clear()
         return taken
 
     def not_saved(self, rounds: Iterable[Round]) -> None:
-        """These could not be written: try them again with the next."""
+        """Note that these rounds could not be saved: they are tried again with the next."""
         self._unsaved.update(row.number for row in rounds)
 
     # -- inside
@@ -264,7 +269,7 @@ class Chronicle:
         self._bound()
 
     def _bound(self) -> None:
-        """Drop the oldest rounds beyond what is kept."""
+        """Drop the oldest rounds beyond the limits."""
         while len(self._rounds) > ROUNDS_MAX or (self._entries > ENTRIES_MAX and len(self._rounds) > 1):
             oldest = min(self._rounds)
             self._entries -= len(self._rounds.pop(oldest).entries)
@@ -272,7 +277,7 @@ class Chronicle:
 
 
 def at_most(rounds: Iterable[Round], rounds_max: int, entries_max: int) -> Iterator[Round]:
-    """The first of them, up to the one that makes their entries too many."""
+    """The first rounds, at most `rounds_max`, up to the one with which they reach `entries_max` entries."""
     entries = 0
     for row in islice(rounds, rounds_max):
         yield row
@@ -282,7 +287,7 @@ def at_most(rounds: Iterable[Round], rounds_max: int, entries_max: int) -> Itera
 
 
 def _flagged(row: Round, found: Mapping[bytes, int], clear: int = 0) -> Round:
-    """A round with flags of some authors set, and others of theirs cleared first."""
+    """A round with flags set for some authors; the flags in `clear` are cleared for these first."""
     entries = tuple(
         entry._replace(flags=entry.flags & ~clear | found[entry.author]) if entry.author in found else entry
         for entry in row.entries
@@ -297,8 +302,8 @@ def _flags_of(figures: Figures) -> int:
 def as_json(rounds: Iterable[Round], layout: Layout) -> dict[str, Any]:
     """``{"authors": [hex], "rounds": [[round, seen, loss, tokens, swarm tokens, agreement, entries], ...]}``
 
-    Tokens are those of the round's windows; swarm tokens what the swarm has trained on up to it. Entries are
-    ``[author's index, tokens, steps, staleness, loss, flags]``.
+    Tokens are those of the round's windows. Swarm tokens are what the swarm has trained on up to the round.
+    Entries are ``[author's index, tokens, steps, staleness, loss, flags]``.
     """
     places: dict[bytes, int] = {}
     lines = [line_of(row, layout, places) for row in rounds]
@@ -306,7 +311,7 @@ def as_json(rounds: Iterable[Round], layout: Layout) -> dict[str, Any]:
 
 
 def line_of(row: Round, layout: Layout, places: dict[bytes, int]) -> list[Any]:
-    """One of the rounds of `as_json`. Its authors get their places among all."""
+    """One round of `as_json`. `places` maps each author to an index; new authors are added."""
     loss, agreement = row.loss, row.agreement
     return [
         row.number,

@@ -1,6 +1,7 @@
-"""The chronicle on disk: one SQLite file, written in batches. Losing it loses nothing but memories.
+"""The chronicle on disk: one SQLite file, written in batches. If it is lost, only history for display is
+lost.
 
-It reaches further back than what is kept in memory: those who look at old rounds are few, and can wait.
+It reaches further back than the rounds in memory: old rounds are seldom looked at, and can wait for the disk.
 """
 
 import logging
@@ -17,16 +18,16 @@ from gossamer.protocol.errors import MalformedError, StorageError
 from gossamer.protocol.wire import pack, unpack
 
 ENTRIES_BYTES_MAX = 1 << 20
-"""Of one round: 1,024 entries of under 100 bytes."""
+"""Limit for one round: 1,024 entries of under 100 bytes."""
 
 STORED_BYTES_MAX = 1 << 26
-"""Of all rounds together: 10,000 with 64 members each are 35 MB."""
+"""Limit for all rounds together: 10,000 rounds with 64 members each take 35 MB."""
 
 DROP_EVERY = 100
-"""Rounds written after which those too many are dropped: to find them is to look through the whole file."""
+"""Excess rounds are dropped once in this many rounds written, since finding them reads the whole file."""
 
 LOCKED_S = 5.0
-"""For so long a file is waited for that another process has locked."""
+"""How long to wait for a file that another process has locked."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
@@ -59,20 +60,20 @@ _NONE: Mapping[int, float] = MappingProxyType({})
 
 
 class ChronicleStore:
-    """Blocking: call it from worker threads."""
+    """The chronicle's file. It blocks: call it from worker threads."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is opened yet."""
+        """Opens nothing yet."""
         self._path = path
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
         self._undropped = DROP_EVERY
-        """Rounds written since the last dropping; an earlier run may have left some too many."""
+        """Rounds written since excess ones were last dropped; an earlier run may have left too many."""
 
     def load(self) -> tuple[list[Round], int]:
         """The newest rounds, as many as are kept in memory, ascending; and the newest one left out, or 0.
 
-        A file that is damaged is begun anew.
+        A damaged file is replaced by a new one.
         """
         with self._lock:
             try:
@@ -105,8 +106,8 @@ class ChronicleStore:
                 return []
 
     def between(self, first: int, last: int, rounds_max: int, entries_max: int) -> list[Round]:
-        """The newest rounds kept from one to another, descending, as `at_most` has it; none if they cannot be
-        read."""
+        """The newest rounds kept from `first` to `last`, descending, within the limits of `at_most`; none if
+        they cannot be read."""
         query = f"SELECT {_COLUMNS} FROM rounds WHERE round BETWEEN ? AND ? ORDER BY round DESC"
         with self._lock:
             try:
@@ -132,7 +133,7 @@ class ChronicleStore:
                 db.execute("PRAGMA journal_mode=WAL")
                 db.execute("PRAGMA synchronous=NORMAL")
                 db.executescript(_SCHEMA)
-            except BaseException:  # a full disk, say: what follows begins with it again
+            except BaseException:  # a full disk, say: the next call tries to open it again
                 db.close()
                 raise
             self._db = db
@@ -186,13 +187,13 @@ class ChronicleStore:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether the file itself is at fault, rather than a full disk or missing rights."""
+    """Whether the file itself is at fault, and not a full disk or missing permissions."""
     is_operational = isinstance(error, sqlite3.OperationalError)
     return not is_operational or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
 
 
 def _round_of(values: tuple[int, float, int | None, float | None, bytes]) -> Round:
-    """Raises MalformedError, TypeError or ValueError."""
+    """A round from its row in the file. Raises MalformedError, TypeError or ValueError."""
     number, seen, merged_tokens, agreement, packed = values
     return Round(number, seen, merged_tokens, agreement, _unpack(packed))
 
@@ -209,5 +210,5 @@ def _unpack(packed: bytes) -> tuple[Entry, ...]:
 
 
 def _bounded(tokens: int | None) -> int | None:
-    """SQLite's integers have 64 bits; what members claim may add up to more."""
+    """A token count that fits SQLite's 64-bit integers; what members claim may add up to more."""
     return None if tokens is None else min(tokens, 2**63 - 1)

@@ -7,26 +7,26 @@ from typing import Any
 from gossamer.node.ipc.control import Report
 
 EVALUATIONS_MAX = 2_000
-"""The latest ones: 10,000 rounds with one at every fifth."""
+"""How many are kept: 10,000 rounds with an evaluation every fifth round."""
 
 
 class Evaluations:
-    """The last held-out loss of each round, oldest dropped first."""
+    """The last held-out loss of each round; the oldest are dropped first."""
 
     def __init__(self) -> None:
         self._losses: dict[int, float] = {}
         self._unsaved: dict[int, float] = {}
         self._version = -1
-        """Which Phi the latest was measured on; reports repeat it."""
+        """The version of Phi that the latest loss was measured on; reports repeat it."""
 
     def restore(self, losses: Iterable[tuple[int, float]]) -> None:
-        """Take over what an earlier run kept, in order of round."""
+        """Take over the losses that an earlier run kept, in order of round."""
         self._losses.update(losses)
 
     def look(self, report: Report | None) -> None:
-        """Note what a trainer reports, if it is news and a number.
+        """Note a trainer's held-out loss, if it is new and a finite number.
 
-        To the daemon that comes after another one a trainer repeats what it told that.
+        A trainer repeats to a restarted daemon what it told the one before.
         """
         if report is None or report.val_loss is None or report.evaluated_version == self._version:
             return
@@ -39,14 +39,15 @@ class Evaluations:
             del self._losses[next(iter(self._losses))]
 
     def take_unsaved(self) -> dict[int, float]:
-        """What is to be written down."""
+        """The losses that are to be saved."""
         taken, self._unsaved = self._unsaved, {}
         return taken
 
     def not_saved(self, losses: dict[int, float]) -> None:
-        """Losses that were taken to be saved could not be written; what came meanwhile is newer."""
+        """Note that losses taken by `take_unsaved` could not be saved. Those that came meanwhile are
+        newer."""
         self._unsaved = {**losses, **self._unsaved}
 
     def to_json(self) -> dict[str, Any]:
-        """For the page: round and loss of each, and which version of Phi the last one is of."""
+        """For the page: the round and loss of each, and the version of Phi of the last one."""
         return {"version": self._version, "losses": [list(item) for item in self._losses.items()]}

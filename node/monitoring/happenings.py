@@ -1,6 +1,6 @@
-"""What changes in the swarm, in sentences: who comes and goes, and whether the replicas agree.
+"""Logs what changes in the swarm: who comes and goes, and whether the replicas agree.
 
-That somebody does not answer, or is down, says whoever found out (see `protocol.membership`).
+That a member does not answer, or is down, is logged by the code that finds out (see `protocol.membership`).
 """
 
 import logging
@@ -12,22 +12,22 @@ from gossamer.protocol.claims import Claim
 from gossamer.protocol.membership.roster import Health, Member
 
 NAMES_MAX = 6
-"""Of one sentence."""
+"""The most names in one log line."""
 
 log = logging.getLogger("gossamer.node")
 
 
 class Happenings:
-    """Compares looks at the swarm, one after another."""
+    """Compares each look at the swarm with the one before."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, tuple[Health, int]] = {}
-        """Everybody's health at the last look, and how often it had been down by then."""
+        """Each member's health at the last look, and how often it had been down by then."""
         self._told_round = 0
         self._differing: set[bytes] = set()
 
     def look(self, members: Sequence[Member], claims: tuple[Claim, ...]) -> None:
-        """Say what has changed since the last look; `claims` are ours."""
+        """Log what has changed since the last look; `claims` are ours."""
         self._say_who_came_and_went(members)
         self._say_who_differs(members, claims)
 
@@ -40,7 +40,8 @@ class Happenings:
         _say("left: %s", [m for m in known if m.health is Health.LEFT is not before[m.row.node_id][0]])
 
     def _say_who_differs(self, members: Sequence[Member], claims: tuple[Claim, ...]) -> None:
-        """Whether the others hold our model, once for each snapshot of ours that all who live have, too."""
+        """Log members whose model differs from ours and, once for each of our snapshots, that all live
+        members have the same."""
         live = [member for member in members if member.health in LIVE]
         found = {member.row.node_id: compare(claims, member.row.body.claims) for member in live}
         differing = {id_ for id_, pair in found.items() if pair and pair.likeness is Likeness.OTHER}
@@ -57,15 +58,16 @@ class Happenings:
 
 
 def _is_back(member: Member, health: Health, downs: int) -> bool:
-    """Whether a member is there that was gone at the last look, or was said to be down since.
+    """Whether a member is alive that was gone at the last look, or has been down since.
 
-    Whoever has lost its network dials anew just when it is given up: it is down for a moment, often.
+    A member that has lost its network dials again just when it is given up, so it is often down only for a
+    moment.
     """
     return member.health is Health.ALIVE and (health not in LIVE or member.downs > downs)
 
 
 def _say(sentence: str, members: Iterable[Member]) -> None:
-    """One line for all of them."""
+    """Log one line for all of them; nothing if there are none."""
     names = [member.label for member in members]
     if len(names) > NAMES_MAX:
         names = [*names[: NAMES_MAX - 1], f"{len(names) - NAMES_MAX + 1} more"]

@@ -1,4 +1,4 @@
-"""The web as one node knows it: its own links, and those that the others' rows tell of."""
+"""The network's links as one node knows them: its own, and those that the others' rows tell of."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,8 +12,8 @@ LIVE = (Health.ALIVE, Health.SUSPECT)
 def known_links(own: Iterable[bytes], others: Sequence[Member]) -> list[tuple[int, int]]:
     """Pairs of places, ascending: we are 0, and `others` are 1, 2, ... in their order.
 
-    `own` are the node ids that we are linked to; nobody tells us anything of those. A row counts while its
-    author lives, and so do those it names. It names them by the beginning of their ids: one that two members
+    `own` are the ids of the nodes that we are linked to. A row counts while its author is live, and so do the
+    members that it names. It names them by the beginning of their ids; a beginning that two live members
     share names nobody.
     """
     place_of = {member.row.node_id: place for place, member in enumerate(others, 1)}

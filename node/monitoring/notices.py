@@ -1,4 +1,4 @@
-"""The latest log lines, for those who watch a node from elsewhere than its log."""
+"""The latest log lines, for people who watch a node by other means than its log."""
 
 import logging
 from collections import deque
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 NOTICES_MAX = 500
 TEXT_MAX = 500
-"""Characters of one notice."""
+"""The most characters of one notice."""
 
 _LOGGER = logging.getLogger("gossamer")
 
@@ -15,7 +15,7 @@ class Notice(NamedTuple):
     """One line of the log."""
 
     number: int
-    """Counts all notices of this process."""
+    """Its number among all notices of this process."""
     time: float
     """Unix seconds."""
     level: str
@@ -27,7 +27,7 @@ class Notice(NamedTuple):
 
 
 class Notices(logging.Handler):
-    """Keeps what is logged from `info` on. Lines may come from any thread."""
+    """Keeps what is logged at `info` and above. Lines may come from any thread."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

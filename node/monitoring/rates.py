@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from gossamer.node.network.link import PeerLink, Traffic
 
 SAMPLES = 6
-"""A rate is the mean over this many looks, a second apart: steady to the eye, and current."""
+"""How many looks, a second apart, a rate is measured over: steady to the eye, and still current."""
 
 
 class Rates:
-    """Looks at the counters of links now and then."""
+    """Reads the counters of links at intervals."""
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[tuple[float, int, int]]] = {}
 
     def look(self, links: Iterable[PeerLink], now: float) -> None:
-        """Note where the counters stand; links that are gone are forgotten."""
+        """Read the counters; links that are gone are forgotten."""
         kept = {}
         for link in links:
             samples = self._samples.get(link.number) or deque(maxlen=SAMPLES)

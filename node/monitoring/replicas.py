@@ -1,4 +1,4 @@
-"""Whether the others hold the same model as this node, as far as their claims and ours tell.
+"""Whether the others hold the same model as this node, as far as their claims and ours can tell.
 
 Snapshots of a round do not appear everywhere at once, and a node that lags behind has older ones. So each
 replica is compared with ours at the newest round of which both have a snapshot.
@@ -16,21 +16,21 @@ class Likeness(StrEnum):
 
     SAME = "same"
     RECORDS = "records"
-    """The node has merged other records up to there: one that came late has reached only one of us yet."""
+    """The node has merged other records up to that round: a late record has so far reached only one of us."""
 
     OTHER = "other"
-    """The node says that it has merged the same records, and holds another model."""
+    """The node claims to have merged the same records, and holds a different model."""
 
 
 class Comparison(NamedTuple):
-    """Of two replicas, at the newest round of which both have a snapshot."""
+    """How two replicas compare at the newest round of which both have a snapshot."""
 
     round: int
     likeness: Likeness
 
 
 def compare(ours: Iterable[Claim], theirs: Iterable[Claim]) -> Comparison | None:
-    """Our replica with another; None if there is no round of which both have a snapshot."""
+    """Compare our replica with another; None if there is no round of which both have a snapshot."""
     own_at = {claim.round: claim for claim in ours}
     other = max((claim for claim in theirs if claim.round in own_at), default=None)
     if other is None:
@@ -42,10 +42,11 @@ def compare(ours: Iterable[Claim], theirs: Iterable[Claim]) -> Comparison | None
 
 
 def summary(ours: Iterable[Claim], found: Iterable[Comparison | None]) -> dict[str, Any]:
-    """What was found of the others, one by one, in all: ``{"same", "of", "rounds", "digest"}``.
+    """The comparisons with all others in sum: ``{"same", "of", "rounds", "digest"}``.
 
-    `of` is how many could be compared, `rounds` the oldest and the newest round at which they were, and
-    `digest` the root of our snapshot of the newest; both are None if none could.
+    `same` is how many hold the same model, `of` how many could be compared, `rounds` the oldest and the
+    newest round at which they were, and `digest` the root of our snapshot of the newest. The last two are
+    None if none could be compared.
     """
     compared = [comparison for comparison in found if comparison is not None]
     rounds = [comparison.round for comparison in compared]

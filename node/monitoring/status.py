@@ -1,4 +1,4 @@
-"""What a node says of itself: the JSON of ``/gossamer/1/status``."""
+"""What a node says about itself: the JSON of ``/gossamer/1/status``."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.protocol.identity import short
 
-if TYPE_CHECKING:  # who only asks for a status needs none of this, nor NumPy
+if TYPE_CHECKING:  # a command that only asks for a status needs none of this, nor NumPy
     from gossamer.node.ipc.control import Report
     from gossamer.node.monitoring.view import NodeView
     from gossamer.protocol.gossip.ledger import Ledger
@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # who only asks for a status needs none of this, nor NumPy
 async def status_of(view: "NodeView", query: Mapping[str, str]) -> dict[str, Any]:
     """What `describe` says, and what the query asks for besides.
 
-    ``digest``: those of the records merged and of Phi. ``up_to``: that of the records merged up to a round.
+    ``digest``: the digests of the merged records and of Phi. ``up_to``: the digest of the records merged up
+    to that round.
     """
     digests = await view.merging.recent_digest.get() if query.get("digest") else None
     status = describe(view)
@@ -88,7 +89,7 @@ def describe(view: "NodeView") -> dict[str, Any]:
 
 
 def _place(member: "Member") -> tuple[bool, str, bytes]:
-    """Members are listed by name, those that are gone last: there may be hundreds, of a day."""
+    """Sort key: by name, with members that are gone last, since a day may leave hundreds of them."""
     return member.is_gone, member.row.body.name, member.row.node_id
 
 
@@ -126,23 +127,23 @@ def _trainer(report: "Report") -> dict[str, Any]:
 
 
 def loss_of(report: "Report | None") -> float | None:
-    """Training loss of the latest step; None before the first, and where it is no number."""
+    """Training loss of the latest step; None before the first step, or if it is not finite."""
     return finite(report.loss) if report is not None and report.inner_steps else None
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has no word for a loss that is none."""
+    """The value, or None if it is not finite: JSON cannot express that."""
     return value if value is not None and isfinite(value) else None
 
 
 def one_line(status: dict[str, Any]) -> str:
-    """A status as a person reads it."""
+    """A status in one line for a person."""
     trainer = status.get("trainer") or {}
     loss = f", loss {trainer['loss']:.3f}" if trainer.get("loss") else ""
     live = sum(member["health"] == "alive" for member in status["members"])
     links = len(status["links"])
     reach = f"{live} peer{'s' * (live != 1)} alive, {links} link{'s' * (links != 1)}"
     name = status["name"] or short(bytes.fromhex(status["node_id"]))
-    # Who does not train publishes nothing, and would be said to be in round 0 for ever.
+    # A node that does not train publishes nothing, and its own round would stay 0 for ever.
     at = f"{status['round']} (swarm {status['clock']})" if status["trains"] else f"{status['clock']}"
     return f"{name}: {status['state']}, round {at}{loss}, {reach}"

@@ -1,7 +1,7 @@
 """`gossamer verify`: do replicas that hold the same records hold the same bits?
 
 Nodes of a running swarm hold the same records only at moments, so they are asked until they do. Two answers
-with the same digest of merged records and different digests of Phi are the proof that something is wrong.
+with the same digest of merged records and different digests of Phi prove that something is wrong.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ ASK_INTERVAL_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found. `differing` names two nodes with equal records and different models."""
+    """The result. `differing` names two nodes with equal records and different models."""
 
     agreed: bool
     differing: tuple[str, str] | None
@@ -41,11 +41,11 @@ async def verify(
 ) -> Verdict:
     """Ask until all hold the same records, for at most `wait_s`. Raises UnreachableError or ConfigError.
 
-    Who has answered once may be busy, or start again, when it is asked the next time: it is waited for.
+    A node that has answered once may be busy or restarting when it is asked again, so it is waited for.
     """
     deadline = time.monotonic() + wait_s
     seen: dict[str, tuple[str, str]] = {}
-    """By the digest of merged records: the node that held them first, and its digest of Phi."""
+    """By the digest of merged records: the first node seen with these records, and its digest of Phi."""
     known_to_answer: set[str] = set()
     while True:
         is_over = time.monotonic() > deadline
@@ -73,7 +73,7 @@ async def verify(
 
 
 def _check_comparable(answers: list[dict[str, Any]]) -> None:
-    """Raise ConfigError unless these are of different nodes of one swarm."""
+    """Raise ConfigError unless the answers are from different nodes of one swarm."""
     if len({answer["node_id"] for answer in answers}) < len(answers):
         raise ConfigError("two of these addresses lead to one node, which agrees with itself")
     if len({answer["swarm_id"] for answer in answers}) > 1:
@@ -83,8 +83,8 @@ def _check_comparable(answers: list[dict[str, Any]]) -> None:
 def _differing(
     answers: dict[str, dict[str, Any]], seen: dict[str, tuple[str, str]]
 ) -> tuple[str, str] | None:
-    """Two nodes that held the same records, at different moments perhaps, and different models; notes these
-    answers in `seen`."""
+    """Two nodes that held the same records, perhaps at different moments, and different models; None if there
+    are none. Notes these answers in `seen`."""
     for address, answer in answers.items():
         if not {"merged_digest", "phi_digest"} <= answer.keys():
             continue
@@ -95,6 +95,6 @@ def _differing(
 
 
 def _are_identical(answers: dict[str, dict[str, Any]]) -> bool:
-    """Whether all these nodes have a model, and hold the same records and bits now."""
+    """Whether all these nodes have a model, and now hold the same records and the same bits."""
     held = {(answer.get("merged_digest"), answer.get("phi_digest")) for answer in answers.values()}
     return len(held) == 1 and None not in next(iter(held))

@@ -1,4 +1,4 @@
-"""One node, as those see it who show it: the status, the admin server, metrics, the chronicle."""
+"""One node as seen by the code that shows it: the status, the admin server, metrics, the chronicle."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from gossamer.protocol.core.replica import Replica
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """The parts of a daemon that there is something to see of. Whoever has it only reads."""
+    """The parts of a daemon that are shown. Holders of a view only read."""
 
     home: Home
     core: Replica
@@ -40,7 +40,7 @@ class NodeView:
 
     @property
     def report(self) -> Report | None:
-        """What the trainer said last, with no speed once it is gone; None if there was none yet."""
+        """The trainer's last report, with no speed once the trainer is gone; None if there was none yet."""
         return self.port.report
 
     @property

@@ -1,8 +1,8 @@
 """How the node itself is doing: alone, out of reach, not the only one with its key, slow, out of space, on a
-wrong clock. It says so, once.
+wrong clock. Each problem is logged once.
 
-It is shown a `Look` every second and keeps no other source of its own. One line an event, and the same event
-not again within minutes: who runs a node should be told, and not be tired by it.
+`Vitals` gets a `Look` every second, and has no other source. It logs one line per event, and the same event
+not again within minutes: a node's owner should be told, but not be flooded.
 """
 
 import logging
@@ -16,40 +16,43 @@ from gossamer.protocol.limits import SLEEP_MIN_S
 
 ALONE_S = 30.0
 REACH_S = 600.0
-"""A node that can be dialled has been by then, as a rule: each newcomer looks for six links."""
+"""By then, a node that can be dialled usually has been: each newcomer looks for six links."""
 
 MEMBERS_MIN = 2
-"""With fewer other members up, nobody having dialled us says nothing."""
+"""With fewer other members up, it means nothing that nobody has dialled us."""
 
 SLOW_S = 1.0
 STARVED_S = 300.0
 """Others hold what this node lacks, and nothing has come for this long."""
 
 HELD_KEPT_S = 120.0
-"""A holder that fails is not believed until it holds the next: so long that counts."""
+"""For how long it counts that others held what is missing: a holder that failed is not believed until it
+holds something else."""
 
 STUCK_S = 120.0
-"""Rounds wait to be merged, and none has been for this long. A merge takes milliseconds to seconds."""
+"""Merging is stuck if rounds wait and none was merged for this long. A merge takes milliseconds to
+seconds."""
 
 TRAINER_S = 120.0
 STANDSTILL_S = 900.0
-"""By so much a trainer's next step is late before that is said: it may evaluate, or compile its first."""
+"""How late a trainer's next step must be before it is reported: it may evaluate, or compile its first
+step."""
 
 STARTS_MAX, STARTS_S = 5, 600.0
-"""A trainer that was started so often within ten minutes ends whenever it has begun, until one stays."""
+"""A trainer that was started this often within ten minutes ends again and again, until one stays."""
 
 DISK_FREE_MIN = 64 * 1024 * 1024
 FILES_FREE_MIN = 1024
-"""Each chunk is a file, and a file system may be out of those with space left."""
+"""Each chunk is a file, and a file system may run out of files while it has space left."""
 
 DAY_S = 86_400.0
 LAGS = 60
 
 KEY_S = 600.0
-"""So long after the last sign that another node has our key nothing that we publish is relied on."""
+"""For how long after the last sign that another node has our key this node counts as unhealthy."""
 
 OUTDONE_MAX = 2
-"""After a clock was set back, rows of our life before are newer than ours: we outdo them, once or twice."""
+"""After a clock was set back, our rows of before are newer than ours now: we outdo them, once or twice."""
 
 log = logging.getLogger("gossamer.vitals")
 
@@ -61,14 +64,14 @@ class Look:
     now: float
     """Seconds of the local monotonic clock."""
     late_s: float = 0.0
-    """How much later than meant we look: the event loop was busy for this long."""
+    """How much later than planned we look: the event loop was busy for this long."""
     links: int = 0
     dialled_by_others: int = 0
     """How often other nodes have linked to us since we started."""
     addresses: tuple[str, ...] = ()
     """Where we say that we can be dialled."""
     lost_address: str = ""
-    """The one that we listen on and dial from, if this machine has it no longer."""
+    """The address that we listen on and dial from, if this machine no longer has it."""
     live: int = 0
     """Other members believed to be up."""
     known: int = 0
@@ -76,66 +79,66 @@ class Look:
     behind: int = 0
     """Rounds that wait to be merged."""
     came: int = 0
-    """Bytes of payloads and snapshots that others have sent."""
+    """Bytes of payloads and snapshots that have come from others."""
     missing: int = 0
-    """Payloads and snapshots that are wanted and not all here."""
+    """Payloads and snapshots that are wanted and not complete here."""
     others_hold: bool = False
-    """Whether somebody linked says that it holds some of these."""
+    """Whether a linked node says that it holds some of these."""
     has_model: bool = True
-    """Whether it has got the swarm's model."""
+    """Whether the node has the swarm's model."""
     trains: bool = True
     runs_out: str = ""
-    """What to say of this node's invitation, if it ends within days."""
+    """A warning about this node's invitation, if it ends within days."""
     refused: str = ""
-    """Why members let this node in no more, as its invitation has it."""
+    """Why members no longer let this node in, by the credentials that it knows."""
     version: int = 0
     """Counts merges."""
     diverged: str = ""
     """What is out of range in the model, if anything is."""
     disk_free: int | None = None
-    """Bytes; None where it is not known."""
+    """Bytes; None if not known."""
     files_free: int | None = None
-    """How many more files fit on the disk; None where that is not known, or has no bound."""
+    """How many more files fit on the disk; None if not known, or unbounded."""
     folder_gone: str = ""
     """The node's folder, if it is not where it was."""
     folder_read_only: str = ""
     """The node's folder or one in it, if this user cannot write to it."""
     file_lost: str = ""
-    """A file that the node cannot do without at its next start, if it is not there any more."""
+    """A file that the node needs at its next start, if it is no longer there."""
     offsets: tuple[float | None, ...] = ()
-    """By how many seconds the clocks of peers are ahead of ours."""
+    """How many seconds the clocks of peers are ahead of ours."""
     contradicted: bool = False
-    """Whether most others are at rounds that cannot be yet, by our clock."""
+    """Whether most others are at rounds that are not possible yet by our clock."""
     lacks_trainer: bool = False
     overdue_s: float = 0.0
-    """By how much the trainer's next step is later than usual, where it has one to do."""
+    """How much later than usual the trainer's next step is, if it has one to do."""
     starts: int = 0
     """How many trainers have come since the daemon started."""
     void: int = 0
-    """Our own deltas of this run that are void."""
+    """How many of our own deltas of this run are void."""
     outdone: int = 0
-    """How often somebody has signed a newer row of this node than we had."""
+    """How often a row of this node came that was newer than our own."""
 
 
 class Vitals:
-    """Judges looks, and says what a person should know."""
+    """Judges looks, and logs what a person should know."""
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """Why this node does not do what it is for; None if it does."""
+        """Why this node is not healthy; None if it is."""
         self.reachable: bool | None = None
-        """Whether others can dial us; None while that cannot be told."""
+        """Whether others can dial us; None while that is not known."""
         self._told_addresses: tuple[str, ...] = ()
         self._told_since = -math.inf
-        """Since when others are told of those addresses, and of none that was given up for them."""
+        """Since when others have been told these addresses, without any of them being withdrawn."""
         self._dialled = self._dialled_by_then = 0
-        """How often others have dialled us: by now, and by then."""
+        """How often others have dialled us: up to now, and up to `_told_since`."""
         self._alone_since: float | None = None
         self._told_alone = False
         self._merged: tuple[int, float] = (-1, 0.0)
         self._came = 0
         self._held_at = self._starved_since = -math.inf
-        """When others last held something that is missing here, and since when nothing has come of that."""
+        """When others last held something that is missing here, and since when nothing has come."""
         self._trainer_seen: float | None = None
         self._starts: deque[float] = deque(maxlen=STARTS_MAX)
         """When the last trainers came."""
@@ -144,18 +147,18 @@ class Vitals:
         self._void = 0
         self._outdone = 0
         self._signed_elsewhere = -math.inf
-        """When something last showed that another node has our key."""
+        """When there was last a sign that another node has our key."""
         self._told_runs_out: float | None = None
         self._seldom = Seldom()
         self._lags: deque[float] = deque(maxlen=LAGS)
 
     @property
     def lag_s(self) -> float:
-        """The longest time in the last minute that the event loop was busy."""
+        """The longest time that the event loop was busy in the last minute."""
         return max(self._lags, default=0.0)
 
     def look(self, look: Look) -> None:
-        """Take note of how things are now."""
+        """Judge how things are now."""
         self._lags.append(max(0.0, look.late_s))
         self._look_at_links(look)
         self._look_at_address(look)
@@ -163,14 +166,14 @@ class Vitals:
         self._look_at_transfers(look)
         self._look_at_clock(look)
         self._look_at_invitation(look)
-        if SLOW_S < look.late_s <= SLEEP_MIN_S:  # else it slept, or was stopped, which the core says
+        if SLOW_S < look.late_s <= SLEEP_MIN_S:  # longer: it slept or was stopped, which the core reports
             self._say(
                 "slow",
                 look.now,
                 f"this node was busy for {look.late_s:.1f} s and answered nobody meanwhile: too little CPU"
                 " (fewer threads for training leave it some), or a disk that hangs",
             )
-        key = self._key(look)  # to be said whatever else is wrong
+        key = self._key(look)  # logged whatever else is wrong
         self.problem = (
             self._folder(look)
             or self._disk(look)
@@ -210,7 +213,8 @@ class Vitals:
             )
 
     def _look_at_reach(self, look: Look) -> None:
-        """Who could be dialled in one network may be behind a NAT in the next."""
+        """A node that could be dialled in one network may be behind a NAT in the next: when an address goes,
+        start over."""
         if self._told_since == -math.inf or set(self._told_addresses) - set(look.addresses):
             self.reachable, self._told_since, self._dialled_by_then = None, look.now, self._dialled
         self._told_addresses, self._dialled = look.addresses, look.dialled_by_others
@@ -229,7 +233,7 @@ class Vitals:
             )
 
     def _look_at_transfers(self, look: Look) -> None:
-        """Small messages may come where nothing else does. What nobody holds is not to come."""
+        """Warn if nothing comes that others hold. Links may carry small messages and still nothing larger."""
         has_come = look.came != self._came
         if has_come or not look.missing or not look.links or look.now - self._held_at > HELD_KEPT_S:
             self._came, self._starved_since = look.came, look.now
@@ -340,7 +344,7 @@ class Vitals:
         )
 
     def _merging(self, look: Look) -> str | None:
-        # Nothing can be merged into a model that is not here yet, which may take hours on a slow line.
+        # Nothing can be merged before the model is here, which may take hours on a slow line.
         if not look.behind or not look.has_model or look.version != self._merged[0]:
             self._merged = (look.version, look.now)
         if look.now - self._merged[1] <= STUCK_S:
@@ -364,13 +368,13 @@ class Vitals:
         if look.overdue_s <= STANDSTILL_S:
             return None
         found = f"the trainer has done no step for {STANDSTILL_S / 60:.0f} minutes: does it hang?"
-        if not self._told_standstill:  # once a trainer: a notebook may rest for long, again and again
+        if not self._told_standstill:  # once per trainer: a notebook may rest for long, again and again
             log.warning("%s", found)
         self._told_standstill = True
         return found
 
     def _say(self, event: str, now: float, text: str) -> None:
-        """Warn of an event, unless that was done a moment ago."""
+        """Warn of an event, unless that was done within minutes."""
         if self._seldom.is_due(event, now):
             log.warning("%s", text)
 

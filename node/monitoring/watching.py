@@ -1,6 +1,6 @@
 """Watches a daemon from inside, once a second: the chronicle, the notices, the rates, the vitals.
 
-Nothing that the node does for the swarm depends on it, and a fault in here is logged and passed over.
+Nothing that the node does for the swarm depends on it, and a fault in here is only logged.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from gossamer.protocol.records import Delta
 
 TICK_S = 1.0
 SAVE_TICKS = 5
-"""A node that is killed forgets what was chronicled in this many seconds; records are not touched by that."""
+"""A node that is killed loses this many seconds of its chronicle; its records are not affected."""
 
 DISK_TICKS = 10
 
 HEALTHY_STATES = frozenset({"starting", "training", "serving", "finished"})
 STEPPING_STATES = frozenset({"starting", "training"})
-"""In these the next thing that a trainer does is a step."""
+"""States in which the next thing that a trainer does is a step."""
 
 log = logging.getLogger("gossamer.watching")
 
@@ -56,7 +56,7 @@ class Watching:
         self.vitals = Vitals()
         self.happenings = Happenings()
         self.disk_free: int | None = None
-        """Bytes free where the node or its chunks are, whichever is less; None before the first look."""
+        """Bytes free for the node's folder or its chunks, whichever is less; None before the first look."""
         self._files_free: int | None = None
         self._folder_gone = False
         self._unwritable: Path | None = None
@@ -65,10 +65,10 @@ class Watching:
         """Our last round before this run."""
         self._failed = False
 
-    # -- the daemon tells
+    # -- called by the daemon
 
     async def restore(self) -> None:
-        """Read back what an earlier run kept, and what the ledger holds beyond that."""
+        """Read back what an earlier run saved, and what the ledger holds beyond that."""
         self.notices.begin()
         self.chronicle.restore(*await asyncio.to_thread(self.store.load))
         self.evaluations.restore(await asyncio.to_thread(self.store.load_evaluations))
@@ -77,7 +77,7 @@ class Watching:
             self.heard(delta)
 
     def heard(self, delta: Delta) -> None:
-        """A record is new here."""
+        """Note a record that is new here."""
         with self._contained():
             self.chronicle.heard(
                 delta,
@@ -88,11 +88,11 @@ class Watching:
             )
 
     def merged(self, round_: int, deltas: tuple[Delta, ...], found: RoundFigures | None) -> None:
-        """A round was merged, or looked at again: `Merging.on_judged`."""
+        """Note that a round was merged, or judged again: `Merging.on_judged`."""
         with self._contained():
             ledger, known = self._view.core.ledger, self.chronicle.at(round_)
             if round_ <= ledger.floor:
-                return  # closed meanwhile: the ledger does not tell any more who was valid
+                return  # closed meanwhile: the ledger no longer knows whose deltas were valid
             valid = {delta.author for delta in ledger.valid(round_)}
             self.chronicle.merged(
                 round_,
@@ -105,17 +105,17 @@ class Watching:
             )
 
     def _clock(self, round_: int) -> int:
-        """Until we know members, the records alone tell where the swarm is."""
+        """The swarm's clock; `round_` while no members are known, as only records then tell where it is."""
         return self._view.core.clock or round_
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
-        """A fault in here is said once: the node has better things to do than to end of it."""
+        """Inside, a fault is logged, once, and must not end the node."""
         try:
             yield
         except Exception as error:
             if isinstance(error, RuntimeError) and "start new thread" in str(error):
-                return  # no fault in here: the daemon, which meets that too, says it in one line
+                return  # no fault of ours: the daemon meets the same error, and logs it in one line
             if not self._failed:
                 log.exception("a fault in watching this node; it goes on")
             self._failed = True
@@ -151,10 +151,10 @@ class Watching:
         self.on_look(ticks)
 
     def settle(self) -> None:
-        """Let the chronicle know which of its rounds cannot change any more.
+        """Have the chronicle count the tokens of its rounds.
 
-        Not before all is merged that was there as we started, newest rounds first: until then sums are too
-        small, and those of the last run are better.
+        Not before everything that was here at the start is merged, newest rounds first: until then sums are
+        too small, and those of the last run are better.
         """
         merging = self._view.merging
         if merging.ready:
@@ -163,7 +163,7 @@ class Watching:
     def _look(self, late_s: float) -> Look:
         view, core = self._view, self._view.core
         live = core.roster.live()
-        # By the time that we are alone the others are down for us: we dial those, but nobody who has left.
+        # When we are alone, the others are down as we see it. We dial those too, but not members that left.
         dialled = (member for member in core.roster.members() if member.health is not Health.LEFT)
         addresses = {address for member in dialled for address in member.row.body.addresses}
         return Look(
@@ -202,12 +202,12 @@ class Watching:
         )
 
     def _overdue_s(self) -> float:
-        """By how much the trainer's next step is late, if there is one that has a step to do."""
+        """How late the trainer's next step is, if there is a trainer that has a step to do."""
         port, state = self._view.port, self._view.state
         return port.pulse.overdue_s(time.monotonic()) if port.attached and state in STEPPING_STATES else 0.0
 
     def _refusal(self) -> str:
-        """What a member that has heard what we have would say to us; empty if it would let us in."""
+        """Why a member that knows what we know would refuse us; empty if it would let us in."""
         try:
             self._view.core.vetting.vet(self._view.node_id, b"", time.monotonic())
         except RefusedError as error:
@@ -215,12 +215,12 @@ class Watching:
         return ""
 
     def _lost_address(self) -> str:
-        """The address that this node listens on and dials from, if this machine has it no longer."""
+        """The address that this node listens on and dials from, if this machine no longer has it."""
         host = self._view.transport.dials_from
         return host if host is not None and is_gone(host) else ""
 
     async def _save(self) -> None:
-        """Write down what has changed; what cannot be written is tried again with the next."""
+        """Save what has changed; what cannot be written is tried again with the next."""
         rounds, evaluations = self.chronicle.take_unsaved(), self.evaluations.take_unsaved()
         if not rounds and not evaluations:
             return
@@ -232,17 +232,17 @@ class Watching:
             log.debug("%s", error)
 
     async def close(self) -> None:
-        """Write down the rest."""
+        """Save the rest, and stop."""
         self.notices.end()
         with self._contained():
             self.settle()
             await self._save()
             await asyncio.to_thread(self.store.close)
 
-    # -- what is asked
+    # -- questions
 
     def health(self) -> tuple[bool, str]:
-        """Whether the node does what it is for, and why or why not."""
+        """Whether the node is healthy, and its problem or its state."""
         if self.vitals.problem is not None:
             return False, self.vitals.problem
         state = self._view.state
@@ -250,7 +250,7 @@ class Watching:
 
 
 def _free_in(home: Home) -> tuple[int | None, int | None]:
-    """Bytes and files for which there is room in a node's folder, whose chunks may be on another disk."""
+    """Bytes and files that still fit into a node's folder; its chunks may be on another disk."""
     free, files = zip(*map(_free_at, (home.root, home.chunks_path)), strict=True)
     return _least(free), _least(files)
 
@@ -260,7 +260,7 @@ def _least(counts: Iterable[int | None]) -> int | None:
 
 
 def _free_at(path: Path) -> tuple[int | None, int | None]:
-    """Bytes and files for which there is room; None for what is not known or has no bound."""
+    """Bytes and files that still fit; None for what is not known or unbounded."""
     try:
         found = os.statvfs(path)
     except OSError:
