@@ -1,19 +1,19 @@
-"""The admin server: this machine's view of a node, over HTTP on an address of its own.
+"""The admin server: this machine's view of a node, over HTTP on a separate address.
 
 ========================== ==============================================================================
 ``GET /``                  the page
 ``GET /api/state``         what `admin_state` says, JSON
-``GET /api/rounds``        what happened round by round, ``?from=`` one ``&to=`` another, JSON; the newest
-                           of them, as many as one answer holds
+``GET /api/rounds``        what happened round by round, ``?from=`` one ``&to=`` another, JSON; only the
+                           newest of them, as many as one answer holds
 ``GET /api/events``        server-sent events: state, rounds, notice
 ``GET /status``            what ``/gossamer/1/status`` says, JSON, with the same query
-``GET /healthz``           200 if the node does what it is for, else 503, with the reason as JSON
+``GET /healthz``           200 if the node is healthy, else 503, with the reason as JSON
 ``GET /metrics``           for Prometheus
 ========================== ==============================================================================
 
-It tells and changes nothing. It listens on loopback; elsewhere only with a token, which is then asked for
-everywhere. Pages of other origins get nothing: no CORS header is ever sent, and a name that leads here by
-DNS rebinding is refused by its Host header: any name will do where the token comes with it.
+It only shows, and changes nothing. It listens on loopback, and elsewhere only with a token. Where there is a
+token, every request must give it. Pages of other origins get nothing: no CORS header is ever sent, and a name
+that leads here by DNS rebinding is refused by its Host header (with the token, any name will do).
 """
 
 import asyncio
@@ -43,10 +43,10 @@ from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ROUND_MAX
 
 BACKLOG = 8
-"""So many are accepted at once, before there is a look at how many there are."""
+"""How many connections are accepted at once, before their number is checked."""
 
 PORT_FIRST, PORTS = 7780, 64
-"""Where a node looks for a free port unless told; after these, the system chooses one."""
+"""Where a node looks for a free port by default; after these, the system chooses one."""
 
 TOKEN_VARIABLE = "GOSSAMER_ADMIN_TOKEN"
 TOKEN_MIN = 16
@@ -61,10 +61,10 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""What keeps a browser from doing harm with what it gets here."""
+"""Headers that keep a browser from doing harm with an answer."""
 
 COMPRESSED_INLINE_MAX = 1 << 16
-"""Bytes; more is compressed in a thread, so that the event loop goes on."""
+"""Larger answers are compressed in a thread, so that the event loop goes on; in bytes."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -72,12 +72,12 @@ log = logging.getLogger("gossamer.admin")
 
 
 def token_here() -> str:
-    """The admin token of this environment, empty if there is none; one from a file may end in a newline."""
+    """The admin token in the environment, or empty. It is stripped: one from a file may end in a newline."""
     return os.environ.get(TOKEN_VARIABLE, "").strip()
 
 
 def check_token(option: str, host: str, token: str) -> None:
-    """Raise ConfigError for a token that is too short, or missing where other machines can ask."""
+    """Raise ConfigError for a token that is too short, or missing although other machines can ask."""
     if token and len(token) < TOKEN_MIN:
         raise ConfigError(f"{TOKEN_VARIABLE} is too short: give it {TOKEN_MIN} characters or more")
     if not is_loopback(host) and not token:
@@ -109,9 +109,9 @@ class AdminServer:
         check_token(option, self._host, token)
 
     async def start(self, last: int = 0) -> str | None:
-        """Listen and return the address, None if switched off. Raises ConfigError if that cannot be.
+        """Listen and return the address, None if switched off. Raises ConfigError if it cannot listen.
 
-        Of many free ports the one used `last` is taken, so that open pages find us again.
+        The port used `last` is preferred, so that open pages find us again.
         """
         if self._is_off:
             return None
@@ -125,7 +125,7 @@ class AdminServer:
             ("/healthz", self._serve_health),
             ("/metrics", self._serve_metrics),
         ):
-            app.router.add_get(path, handler, allow_head=path != "/api/events")  # which has no end
+            app.router.add_get(path, handler, allow_head=path != "/api/events")  # its answer has no end
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -160,7 +160,7 @@ class AdminServer:
         )
 
     def _protocol(self, runner: web.AppRunner) -> asyncio.Protocol:
-        """One of the HTTP server's own protocols, for a new connection."""
+        """A protocol of the HTTP server, for a new connection."""
         assert runner.server is not None
         self._connections.make_room(runner.server)
         return runner.server()
@@ -176,7 +176,7 @@ class AdminServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn away whoever may not ask, with the connection, and put `HEADERS` on every answer."""
+        """Refuse requests that may not ask, and close their connections; put `HEADERS` on every answer."""
         try:
             self._check(request)
         except web.HTTPException as refusal:
@@ -195,7 +195,7 @@ class AdminServer:
         return response
 
     def _check(self, request: web.Request) -> None:
-        """Raise unless who asks may."""
+        """Raise unless the request may ask."""
         is_known = self._gives_token(request)
         if not is_known:
             self._check_host(request)
@@ -207,14 +207,14 @@ class AdminServer:
             )
 
     def _check_host(self, request: web.Request) -> None:
-        """Raise unless the browser believes to talk to this machine, or to the address that we were given."""
+        """Raise unless the client means to talk to this machine, or to the address that we were given."""
         host = _host_of(request.headers.get("Host", ""))
         is_bound = host == self._host.lower() or (self._host in WILDCARDS and _is_ip(host))
         if not is_bound and not is_loopback(host):
             raise web.HTTPMisdirectedRequest(text=f"there is no {host or 'nameless host'} here")
 
     def _check_origin(self, request: web.Request) -> None:
-        """Raise if another site's page asks: it could read nothing, but take a listener's place."""
+        """Raise if another site's page asks: it could read nothing, but would take a listener's place."""
         origin = request.headers.get("Origin")
         is_foreign = origin is not None and origin.partition("://")[2] != request.headers.get("Host")
         site = request.headers.get("Sec-Fetch-Site", "none")
@@ -222,25 +222,26 @@ class AdminServer:
             raise web.HTTPForbidden(text="not for other sites")
 
     def _gives_token(self, request: web.Request) -> bool:
-        """Whether there is a token, and it is given: as bearer, in the query, or by a cookie that we set."""
+        """Whether there is a token and the request gives it: as bearer, in the query, or by a cookie of
+        ours."""
         if not self._token:
             return False
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         given = (
             bearer.strip() if scheme.lower() == "bearer" else "",
             request.query.get("token", ""),
-            request.query.get("token", "").replace(" ", "+"),  # as it is where somebody has typed it
+            request.query.get("token", "").replace(" ", "+"),  # a "+" that was typed arrives as a space
             request.cookies.get(self._cookie, ""),
         )
         return any(hmac.compare_digest(_bytes(text), _bytes(self._token)) for text in given)
 
     @property
     def _cookie(self) -> str:
-        """Cookies do not know ports: nodes of one machine must not take each other's."""
+        """The cookie's name, different for each node: cookies ignore ports, and a machine may run several."""
         return f"{COOKIE}-{self._view.node_id[:4].hex()}"
 
     def _remember_token(self, request: web.Request, response: web.StreamResponse) -> None:
-        """A page opened with ?token= may then load what it needs."""
+        """Set a cookie, so that a page opened with ?token= can load what it needs."""
         if self._token and request.query.get("token"):
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
 
@@ -256,7 +257,7 @@ class AdminServer:
     async def _serve_rounds(self, request: web.Request) -> web.Response:
         first, last = _round_in(request, "from", 0), _round_in(request, "to", ROUND_MAX)
         response = _json(await self._bulletin.rounds(first, last))
-        response.enable_compression()  # in 0.05 s for what fills an answer, in a thread
+        response.enable_compression()  # 0.05 s for a full answer, in a thread
         return response
 
     async def _serve_events(self, request: web.Request) -> web.StreamResponse:
@@ -272,13 +273,13 @@ class AdminServer:
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         try:
             encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        except (TypeError, ValueError):  # it compares versions that are none
+        except (TypeError, ValueError):  # it fails on malformed versions
             encode, content_type = choose_encoder("")
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
 
 
 def _round_in(request: web.Request, name: str, default: int) -> int:
-    """A round that the query names."""
+    """A round given in the query."""
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
         raise web.HTTPBadRequest(text=f"{name}: the number of a round")
@@ -296,7 +297,7 @@ def _json(body: bytes, status: int = 200) -> web.Response:
 
 
 def _host_of(header: str) -> str:
-    """The host of a Host header, without port and brackets."""
+    """The host in a Host header, without port and brackets."""
     host = header.rsplit(":", 1)[0] if re.search(r":[0-9]*$", header) and not header.endswith("]") else header
     return host.strip("[]").rstrip(".").lower()
 

@@ -1,4 +1,4 @@
-"""Finding a node's admin server, and listening to it."""
+"""Finds a node's admin server, and listens to it."""
 
 import json
 import socket
@@ -19,13 +19,13 @@ from gossamer.protocol.limits import ROUND_MAX
 EVENT_BYTES_MAX = 32 * 1024 * 1024
 CONNECT_TIMEOUT_S = 5.0
 SILENCE_S = 20.0
-"""A server that has sent nothing for this long, not even that it is still there, is gone."""
+"""A server that has sent nothing for this long, not even a heartbeat, is gone."""
 
 
 def find_admin(address: str | None, folder: Path | None) -> str:
-    """Where to ask: at an address, of the node in a folder, or of the only node of this machine.
+    """Where to ask: at a given address, or that of the node in a folder, or that of this machine's only node.
 
-    Of several nodes of one swarm the only one that trains is meant.
+    If all of this machine's nodes belong to one swarm, the only one that trains is meant.
 
     Raises ConfigError.
     """
@@ -35,7 +35,7 @@ def find_admin(address: str | None, folder: Path | None) -> str:
 
 
 def _admin_in(folder: Path) -> str:
-    """Where the node in a folder serves its pages. Raises ConfigError if none runs there, or none does so."""
+    """The admin address of the node in a folder. Raises ConfigError if none runs there, or it has none."""
     is_running = _is_running(folder)
     if is_running and Home(folder).read_daemon() is None:
         raise _says_nothing(folder)
@@ -46,7 +46,7 @@ def _admin_in(folder: Path) -> str:
 
 
 def _only_admin_here() -> str:
-    """Where the node that is meant, of those of this machine, serves its pages. Raises ConfigError."""
+    """The admin address of this machine's node that must be meant. Raises ConfigError."""
     folders = {path.parent for path in nodes_root().glob("*/daemon*.json")}
     running = [folder for folder in folders if _is_running(folder)]
     starting = [folder for folder in running if Home(folder).read_daemon() is None]
@@ -65,7 +65,8 @@ def _only_admin_here() -> str:
 
 
 def _meant_of(folders: list[Path]) -> Path | None:
-    """The only one of some nodes, or if all are of one swarm, the only one of them that trains."""
+    """The only one of some nodes or, if all belong to one swarm, the only one that trains; None if
+    unclear."""
     if len(folders) == 1:
         return folders[0]
     training = [folder for folder in folders if (Home(folder).read_daemon() or {}).get("trains")]
@@ -74,24 +75,25 @@ def _meant_of(folders: list[Path]) -> Path | None:
 
 
 def _says_nothing(folder: Path) -> ConfigError:
-    """What to raise of a node that is taken to run, and has not said where."""
+    """The error for a node that seems to run, and has not written down where."""
     path = Home(folder).daemon_path
     try:
         path.read_bytes()
     except FileNotFoundError:
         pass
-    except OSError as error:  # another user's, whose lock cannot be looked at, either
+    except OSError as error:  # another user's node, whose lock cannot be looked at either
         return ConfigError(unreadable(path, error))
     return ConfigError(f"the node in {folder} is starting; its log says where it listens once it does")
 
 
 def _is_running(folder: Path) -> bool:
-    """Where a node was once, another one may be now: what it said of itself is no longer true."""
+    """Whether a node runs in a folder. If not, what it wrote down is out of date: another may have its
+    port."""
     return Home(folder).lock.is_taken()
 
 
 def _manifest_in(folder: Path) -> bytes:
-    """As it is stored; what tells swarms apart."""
+    """The stored manifest, which tells swarms apart; empty if it cannot be read."""
     try:
         return Home(folder).manifest_path.read_bytes()
     except OSError:
@@ -99,7 +101,7 @@ def _manifest_in(folder: Path) -> bytes:
 
 
 def _answers(address: str) -> bool:
-    """Whether anybody listens there: one that has just been started says later where it does."""
+    """Whether anything listens there. A node that has just started may still show its last run's address."""
     try:
         socket.create_connection(parse_address(address), CONNECT_TIMEOUT_S).close()
     except OSError:
@@ -108,7 +110,7 @@ def _answers(address: str) -> bool:
 
 
 def admin_of(folder: Path) -> str | None:
-    """Where the daemon that runs in a folder, or ran last, serves its pages; None where that is not known."""
+    """The admin address of the daemon that runs in a folder, or ran there last; None if it is not known."""
     found = (Home(folder).read_daemon() or {}).get("admin")
     try:
         return format_address(*parse_address(found)) if isinstance(found, str) else None
@@ -117,7 +119,7 @@ def admin_of(folder: Path) -> str | None:
 
 
 class AdminClient:
-    """Asks one admin server. Use as an async context."""
+    """Asks one admin server. Use it as an async context manager."""
 
     def __init__(self, address: str) -> None:
         token = token_here()
@@ -139,7 +141,8 @@ class AdminClient:
             await self._session.close()
 
     async def rounds(self, first: int) -> AsyncIterator[dict[str, Any]]:
-        """What happened from a round on, answer by answer, the newest first. Raises UnreachableError."""
+        """What happened from the round `first` on, answer by answer, newest first. Raises
+        UnreachableError."""
         last = ROUND_MAX
         while last >= first:
             answer = [data async for _, data in self._read(f"/api/rounds?from={first}&to={last}", _whole)]
@@ -178,7 +181,7 @@ async def _whole(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, dict[
 
 
 async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """As https://html.spec.whatwg.org/multipage/server-sent-events.html has it, as far as we use it."""
+    """Parse https://html.spec.whatwg.org/multipage/server-sent-events.html, as far as we use it."""
     name = ""
     while line := await stream.readline():
         field, _, value = line.rstrip(b"\r\n").partition(b": ")

@@ -1,6 +1,6 @@
 """The state of a node as the page and `gossamer top` show it: JSON, about once a second.
 
-Ids are hex, times and durations seconds, sizes bytes.
+Ids are in hex, times and durations in seconds, sizes in bytes.
 """
 
 import time
@@ -19,7 +19,7 @@ from gossamer.protocol.records import RowBody
 
 
 def admin_state(view: NodeView, watching: Watching) -> dict[str, Any]:
-    """What is shown of a node, its swarm and its members."""
+    """What is shown about a node, its swarm and its members."""
     others = view.core.roster.members()
     claims = view.core.sealing.claims
     found = [compare(claims, m.row.body.claims) if m.health in LIVE else None for m in others]
@@ -123,7 +123,7 @@ def _member(view: NodeView, member: Member, found: Comparison | None) -> dict[st
 
 
 def _row(view: NodeView, node_id: bytes, row: RowBody) -> dict[str, Any]:
-    """What is the same for ourselves and for others."""
+    """The fields that are the same for ourselves and for others."""
     may_train = view.core.charter.role_of(node_id) is Role.TRAIN
     return {
         "id": node_id.hex(),
@@ -142,7 +142,7 @@ def _row(view: NodeView, node_id: bytes, row: RowBody) -> dict[str, Any]:
 
 
 def _conduct(found: Summary) -> dict[str, Any] | None:
-    """What has been seen of a member's deltas; None if there were none lately."""
+    """What has been seen of a member's deltas; None if it has published none lately."""
     if not found.judged:
         return None
     return {

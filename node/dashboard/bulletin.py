@@ -1,4 +1,4 @@
-"""What is told to those who look at a node: its state and its rounds, when asked and as they change."""
+"""What clients that watch a node are told: its state and its rounds, when asked and as they change."""
 
 import asyncio
 import time
@@ -13,11 +13,11 @@ HEARTBEAT_TICKS = 15
 
 TOLD_ROUNDS_MAX = 512
 TOLD_ENTRIES_MAX = 32_768
-"""Of one answer: 512 rounds of 64 members, about 1 MB of JSON. A page that wants older ones asks again."""
+"""Limits of one answer: 512 rounds of 64 members, about 1 MB of JSON. A page asks again for older ones."""
 
 
 class Bulletin:
-    """Serialises what is new once for all listeners; and what is asked for, no more often than need be."""
+    """Serialises news once for all listeners, and answers to questions no more often than needed."""
 
     def __init__(self, view: NodeView, watching: Watching) -> None:
         self._view = view
@@ -26,10 +26,10 @@ class Bulletin:
         self._noticed = 0
         self._state: tuple[float, bytes] | None = None
         self._telling = asyncio.Lock()
-        """What fills one answer takes 0.2 s to serialise: not for several at once."""
+        """A full answer takes 0.2 s to serialise, so only one is serialised at a time."""
 
     def publish(self, ticks: int) -> None:
-        """Tell those who listen what is new. Called after every look of `Watching`."""
+        """Tell the listeners what is new. Called after every look of `Watching`."""
         changed = self._watching.chronicle.take_changed()
         notices = self._watching.notices.since(self._noticed)
         self._noticed = notices[-1].number if notices else self._noticed
@@ -53,16 +53,16 @@ class Bulletin:
         ]
 
     def state(self) -> bytes:
-        """The state as JSON, not older than half a tick, however many ask."""
+        """The state as JSON, at most half a tick old, however many ask."""
         now = time.monotonic()
         if self._state is None or now - self._state[0] > TICK_S / 2:
             self._state = (now, feed.to_json(admin_state(self._view, self._watching)))
         return self._state[1]
 
     async def rounds(self, first: int, last: int) -> bytes:
-        """The newest rounds kept from one to another, as JSON, and the oldest kept of all.
+        """The newest rounds kept from `first` to `last`, and the number of the oldest kept of all, as JSON.
 
-        What is no longer in memory comes from the disk. In a thread, since they may be many.
+        Rounds that are no longer in memory come from disk. Done in a thread, since they may be many.
         """
         self._watching.settle()
         chronicle = self._watching.chronicle
@@ -82,8 +82,9 @@ class Bulletin:
         return self._serialised(newest[::-1], min(begins, default=None))
 
     def _serialised(self, rounds: list[Round], oldest: int | None) -> bytes:
-        """Line by line, and nothing of a line is kept: one call for all would not let go of the interpreter,
-        which the event loop needs, too, and nor would the collection of all that is made for it.
+        """Rounds as JSON, serialised line by line, with no line's objects kept. A single call for all of them
+        would hold the interpreter lock, which the event loop needs too, and so would the garbage collection
+        of everything made for it.
         """
         layout, places = self._view.core.layout, dict[bytes, int]()
         lines = b",".join([feed.to_json(line_of(row, layout, places)) for row in rounds])

@@ -1,4 +1,4 @@
-"""The admin server's connections: how many there may be, and which of them give way to a new one."""
+"""The admin server's connections: how many there may be, and which of them give way to new ones."""
 
 import asyncio
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from aiohttp import web
 
 CONNECTIONS_MAX = 64
-"""Each holds a file open, and the node needs some for itself."""
+"""Each connection takes a file descriptor, and the node needs some for itself."""
 
 
 class Connections:
-    """What is known of those of one server."""
+    """What is known of one server's connections."""
 
     def __init__(self) -> None:
         self._admitted: set[asyncio.Protocol] = set()
@@ -19,7 +19,7 @@ class Connections:
 
     @contextmanager
     def answering(self, request: web.Request) -> Iterator[None]:
-        """While one who may ask is answered."""
+        """Inside, a request that was let in is being answered."""
         self._admitted.add(request.protocol)
         self._answered.add(request.protocol)
         try:
@@ -28,10 +28,11 @@ class Connections:
             self._answered.discard(request.protocol)
 
     def make_room(self, server: web.Server) -> None:
-        """Close what is too many beside a new one, at once, whatever is still to be sent there.
+        """Close connections that are too many beside a new one, at once, whatever is still to be sent there.
 
-        First those by which nobody has come who may ask, then idle ones, then those that are answered; of
-        each the oldest. A connection that is refused, or silent, takes no place from those that are served.
+        Those on which no request was let in go first, then idle ones, then those being answered; the oldest
+        of each kind first. So a connection that is refused or silent takes no place from those that are
+        served.
         """
         self._admitted.intersection_update(server.connections)
         ranked = sorted(server.connections, key=lambda old: (old in self._admitted) + (old in self._answered))

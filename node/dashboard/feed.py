@@ -14,12 +14,11 @@ from aiohttp import web
 
 LISTENERS_MAX = 32
 QUEUE_MAX = 30
-"""Events that wait for one listener, half a minute's worth. A listener that takes them more slowly is let
-go."""
+"""How many events may wait for one listener: half a minute's worth. A slower listener is dropped."""
 
 SEND_BUFFER_BYTES = 1 << 16
-"""What the system takes for a page that reads nothing: megabytes if it were free to choose, which such a page
-would take many minutes to fill while it keeps a place."""
+"""How much the system buffers for a page that reads nothing. By itself it would buffer megabytes, which take
+many minutes to fill while such a page keeps its place."""
 
 WRITE_TIMEOUT_S = 30.0
 
@@ -30,12 +29,12 @@ def event(name: str, data: Any) -> bytes:
 
 
 def event_of(name: str, data: bytes) -> bytes:
-    """One event with data that has been serialised already."""
+    """One event with data that is serialised already."""
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 def to_json(data: Any) -> bytes:
-    """Compact JSON, ASCII, in one line. Raises ValueError for what JSON cannot say, such as infinity."""
+    """Compact JSON, ASCII, in one line. Raises ValueError for what JSON cannot express, such as infinity."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -53,13 +52,13 @@ class _Listener:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
     def cut(self) -> None:
-        """End its connection at once, whatever is still to be sent."""
+        """Close its connection at once, whatever is still to be sent."""
         if self.transport is not None:
             self.transport.abort()
 
 
 class Feed:
-    """Those who listen."""
+    """The listeners to one node's events."""
 
     def __init__(self) -> None:
         self._listeners: set[_Listener] = set()
@@ -68,7 +67,7 @@ class Feed:
         return len(self._listeners)
 
     def publish(self, events: Iterable[bytes]) -> None:
-        """Queue events for everybody; never waits."""
+        """Queue events for all listeners; never waits."""
         data = b"".join(events)
         for listener in list(self._listeners) if data else ():
             if listener.queue.qsize() < QUEUE_MAX:
@@ -79,7 +78,7 @@ class Feed:
     async def serve(
         self, request: web.Request, opening: Iterable[bytes], headers: Mapping[str, str]
     ) -> web.StreamResponse:
-        """Answer a request with `opening` and what is published from now on, until one side has enough."""
+        """Answer a request with `opening` and what is published from now on, until either side ends it."""
         if len(self._listeners) >= LISTENERS_MAX:
             raise web.HTTPServiceUnavailable(text="too many pages are open", headers={"Retry-After": "10"})
         listener = _Listener(request.transport)
@@ -101,9 +100,9 @@ class Feed:
     def _let_go(self, listener: _Listener) -> None:
         self._listeners.discard(listener)
         listener.cut()
-        listener.queue.put_nowait(b"")  # it may be waiting for something
+        listener.queue.put_nowait(b"")  # wakes `serve`, which may be waiting
 
     def close(self) -> None:
-        """Let everybody go."""
+        """Drop all listeners."""
         for listener in list(self._listeners):
             self._let_go(listener)

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the daemon's state, read at the moment of the scrape.
+"""Prometheus metrics: the daemon's state, read at the moment of the scrape.
 
 Names follow https://prometheus.io/docs/practices/naming/: base units, ``_total`` for what only grows.
 """
@@ -33,12 +33,13 @@ def _of(key: str) -> Reading:
 
 
 def _of_trainer(key: str) -> Reading:
-    """Of a node that does not train, or whose trainer has not said anything yet: nothing."""
+    """Read a field of the trainer's report; None if the node does not train, or its trainer has not
+    reported."""
     return lambda status: status.get("trainer", {}).get(key)
 
 
 def _so_far(key: str) -> Reading:
-    """Of a node's trainer in all its runs together, which it does not know before it has joined."""
+    """Read a trainer's total over all its runs, which it does not know before it has joined."""
 
     def reading(status: Status) -> float | None:
         trainer = status.get("trainer", {})
@@ -94,27 +95,30 @@ _TRAINER_COUNTERS: tuple[tuple[str, str, Reading], ...] = (
         _so_far("tokens"),
     ),
 )
-"""The trainer tells totals of all its runs; these count from the first scrape on, see `_Total`."""
+"""The trainer reports totals over all its runs; these metrics count from the first scrape on, see
+`_Total`."""
 
 
 class _Total:
-    """A total that may fall, as a counter, which must not: a scraper takes a fall for a restart from 0.
+    """Makes a counter, which must not fall, from a total that may: a scraper takes a fall for a restart from
+    0.
 
-    A trainer falls back to its checkpoint, and records turn out void. What is done after a fall counts from
-    there: a counter that waited until the old total is reached again would say that nobody trains.
+    A total falls when a trainer goes back to its checkpoint, or when records turn out to be void. What is
+    done after a fall counts from there: a counter that waited for the old total to be reached again would
+    suggest that nobody trains.
     """
 
     def __init__(self, begin: float | None) -> None:
-        """`begin`: the total as this process started; None if what it is when first seen counts for nothing.
+        """`begin`: the total as this process started; None if the total when first seen counts for nothing.
 
-        A trainer's next process may begin below what the last one told, and a scraper that saw the counter
-        fall, though not to 0, would count all of it once more.
+        A trainer's next process may begin below what the last one reported, and a scraper that saw the
+        counter fall, though not to 0, would count all of it again.
         """
         self._last = begin
         self._counted = 0.0
 
     def counted(self, total: float) -> float:
-        """The counter, now that this is the total."""
+        """The counter's value, now that this is the total."""
         self._counted += 0.0 if self._last is None else max(0.0, total - self._last)
         self._last = total
         return self._counted
@@ -139,11 +143,11 @@ class DaemonCollector(Collector):
         for name, help_text, reading in _TRAINER_COUNTERS:
             yield self._counter(name, help_text, reading(status), begin=None)
         merging = self._view.merging
-        # After a restart the sum is built up again: until then it is of no use.
+        # After a restart the sum is built up again, and is of no use until then.
         tokens = merging.tokens if merging.ready else None
         yield self._counter("gossamer_swarm_tokens_total", "Tokens that the swarm has trained on.", tokens)
         loss = GaugeMetricFamily("gossamer_training_loss", "Training loss of this node's latest step.")
-        yield _filled(loss, loss_of(self._view.report))  # a status says 0 for none, as rows of members do
+        yield _filled(loss, loss_of(self._view.report))  # a status has 0 for no loss, as members' rows do
         yield from self._of_watching()
         yield _labelled(
             "gossamer_state",
@@ -198,7 +202,7 @@ class DaemonCollector(Collector):
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, value: float | None) -> Metric:
-    """A family of one sample, or of none where there is no value."""
+    """A family with one sample, or with none if there is no value."""
     if value is not None:
         family.add_metric([], value)
     return family
@@ -222,7 +226,7 @@ def _link_bytes(status: Status) -> Metric:
 
 
 def registry_of(view: NodeView, watching: Watching) -> CollectorRegistry:
-    """A registry of a daemon's metrics, and of its process's CPU, memory and files."""
+    """A registry of a daemon's metrics, and of its process's CPU, memory and open files."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(DaemonCollector(view, watching))
     ProcessCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""`gossamer peers`: the members that a node knows, and what it has seen of their deltas, as a table."""
+"""`gossamer peers`: a table of the members that a node knows, and what it has seen of their deltas."""
 
 import time
 from typing import Any
@@ -14,26 +14,26 @@ from gossamer.protocol import limits
 from gossamer.protocol.unix_time import span
 
 FIGURES = ("health", "round", "tokens", "tokens/s", "judged", "agrees")
-"""What there is of each member besides its name and what was bad."""
+"""The columns of each member besides its name and its faults."""
 
 GIVE_WAY = ("tokens", "judged", "tokens/s", "agrees", "round", "health")
-"""Where a terminal has no room for all these, the first goes first."""
+"""The order in which they are left out if the terminal has no room for all."""
 
 NAME_MIN, FAULTS_MIN = 14, 12
-"""Columns: a longer name gives way, and more faults than one do; the figures do not."""
+"""Least widths, in characters: longer names and several faults are wrapped; figures are not."""
 
 GAP = 3
-"""Columns between two of the table."""
+"""Characters between two columns of the table."""
 
 
 def as_told(status: dict[str, Any]) -> dict[str, Any]:
-    """What the table says, for programs."""
+    """The table's content, for programs."""
     told = {key: status.get(key) for key in ("swarm", "invited_until", "agreement", "conduct", "members")}
     return {**told, "itself": _itself(status)}
 
 
 def show_peers(status: dict[str, Any], console: Console) -> None:
-    """Print the members in a status, as much of them as there is room for."""
+    """Print the members in a status, with as many columns as there is room for."""
     if not console.is_terminal:
         console.width = UNBOUNDED
     members = [_itself(status), *status["members"]]
@@ -78,7 +78,7 @@ def _table(members: list[dict[str, Any]], figures: list[dict[str, str]], shown: 
 
 
 def _invited(until: Any) -> str:
-    """For how long the asked node is invited still, where that has an end."""
+    """For how long the asked node is still invited; empty if its invitation does not end."""
     if not isinstance(until, int) or not 0 < until <= limits.UNIX_S_MAX:
         return ""
     left_s = until - time.time()
@@ -122,7 +122,7 @@ def _bad_in(conduct: dict[str, Any]) -> Text:
 
 
 def _faults(conduct: dict[str, Any]) -> str:
-    """In how many rounds its deltas were bad, and by how much: "void 1, clipped 18 by 9.8x"."""
+    """In how many rounds a member's deltas were bad, and by how much: "void 1, clipped 18 by 9.8x"."""
     factors = {"capped": conduct["cap_factor"], "clipped": conduct["clip_factor"]}
     return ", ".join(
         f"{fault} {conduct[fault]}" + (f" by {factors[fault]:,.1f}x" if factors.get(fault) else "")

@@ -1,17 +1,17 @@
-"""Text of a model or of another node, as it may be shown on a terminal; and how wide what is none is."""
+"""Makes text from a model or from another node safe to show on a terminal."""
 
 WRONG_SHAPE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What reading JSON raises that others have sent, if it is not what it should be."""
+"""Errors from reading other nodes' JSON, if it is not what it should be."""
 
 UNBOUNDED = 10_000
-"""Columns of what is no terminal: lines are as long as they have to be, for programs that look for one."""
+"""Width of output that is not a terminal: lines are not wrapped, for programs that search them."""
 
 
 def harmless(text: str) -> str:
-    """Without what would command a terminal."""
+    """A text without control sequences for a terminal; line breaks and tabs stay."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def harmless_line(text: str) -> str:
-    """That, and nothing that would begin another line or move the cursor."""
+    """As `harmless`, but also without line breaks and tabs."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,4 +1,4 @@
-"""`gossamer top`: a node and its swarm on a full terminal, until a key ends it."""
+"""`gossamer top`: shows a node and its swarm on a full terminal, until a key ends it."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ _QUIT = ("q", "Q", "\x03", "\x04")
 
 
 def keys_in(data: str) -> list[str]:
-    """Split what a terminal sends into keys: an arrow is three characters."""
+    """Split a terminal's input into keys: an arrow key is three characters."""
     keys = []
     while data:
         length = 3 if data[0] == "\x1b" and data[1:2] in ("[", "O") else 1
@@ -38,9 +38,9 @@ class Top:
     """Listens to an admin server and draws."""
 
     def __init__(self, where: Callable[[], str], console: Console, sleep: Callable[[], None]) -> None:
-        """`where` finds the server, anew after each time that it went; it may raise ConfigError.
+        """`where` finds the server, and is called again each time that it has gone; it may raise ConfigError.
 
-        `sleep` gives the terminal back for as long as this process is stopped (Ctrl-Z).
+        `sleep` restores the terminal for as long as this process is stopped (Ctrl-Z).
         """
         self._where = where
         self._console = console
@@ -52,7 +52,7 @@ class Top:
         self._live: Live | None = None
 
     async def run(self) -> None:
-        """Draw until the person has seen enough."""
+        """Draw until the person quits."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._over.set)
@@ -61,7 +61,7 @@ class Top:
         with Live(console=self._console, screen=True, auto_refresh=False) as self._live:
             self._draw()
             listening = asyncio.create_task(self._listen())
-            listening.add_done_callback(lambda _: self._over.set())  # it ends by a fault only
+            listening.add_done_callback(lambda _: self._over.set())  # it only ends by a fault
             try:
                 await self._over.wait()
             finally:
@@ -90,7 +90,7 @@ class Top:
         self._draw()
 
     def _pause(self) -> None:
-        """Ctrl-Z: leave the screen as a shell wants it, until we are brought back."""
+        """Ctrl-Z: restore the screen for the shell, until this process goes on."""
         if self._live is not None:
             self._live.stop()
             self._sleep()
@@ -98,7 +98,7 @@ class Top:
             self._draw()
 
     async def _listen(self) -> None:
-        """Take in what the server says; look for it again when it goes."""
+        """Take in what the server says; look for it again when it has gone."""
         while True:
             try:
                 async with AdminClient(self._board.address) as client:
@@ -111,7 +111,7 @@ class Top:
                 self._board.address = self._where()
 
     async def _hear(self, client: AdminClient) -> None:
-        """Until it goes, or says what no node would."""
+        """Listen until the server goes away, or says what no node would."""
         try:
             await self._follow(client)
             self._board.problem = self._board.problem or "the node went away"

@@ -1,4 +1,4 @@
-"""What `gossamer top` shows, as a function of what is known and of the size of the terminal."""
+"""What `gossamer top` shows, as a function of what is known and the size of the terminal."""
 
 import re
 import time
@@ -13,7 +13,7 @@ from rich.text import Text
 from gossamer.node.dashboard.shown import harmless_line
 
 GONE = ("down", "left")
-"""The healths of members that are not there any more."""
+"""The healths of members that are no longer there."""
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CHART_ROWS_MAX = 16
@@ -22,7 +22,8 @@ ROUNDS_SHOWN = 400
 ROUNDS_KEPT = 2 * ROUNDS_SHOWN
 NOTICES_KEPT = 100
 WIDE = 120
-"""Columns from which on there is room for links beside the members, and for more of each."""
+"""From this many columns on there is room for the links beside the members, and for more about each
+member."""
 
 SORTS = ("name", "round", "tokens/s", "loss", "health")
 HEALTH_STYLES = {"alive": "green", "suspect": "yellow", "down": "red", "left": "dim"}
@@ -47,7 +48,7 @@ class Board:
     losses: dict[int, float] = field(default_factory=dict)
     notices: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=NOTICES_KEPT))
     problem: str = ""
-    """Why nothing new comes."""
+    """Why nothing new comes; empty if it does."""
 
     def take(self, name: str, data: dict[str, Any]) -> None:
         """Take in one event of the admin server."""
@@ -63,19 +64,19 @@ class Board:
             self.notices.append(data)
 
     def curve(self) -> list[float]:
-        """Losses of the latest rounds. What somebody says of rounds that the swarm has not reached waits."""
+        """Losses of the latest rounds. Rounds that the swarm has not reached are left out for now."""
         assert self.state is not None
         rounds = [round_ for round_ in sorted(self.losses) if round_ <= self.state["now"]["clock"] + 1]
         return [self.losses[round_] for round_ in rounds[-ROUNDS_SHOWN:]]
 
     def forget(self, problem: str) -> None:
-        """What has been heard cannot be shown."""
+        """Drop what has been heard, which cannot be shown, and show a problem instead."""
         self.state, self.problem = None, problem
         self.losses.clear()
         self.notices.clear()
 
     def copy(self) -> "Board":
-        """As it is now, to look at while it goes on."""
+        """The board as it is now, to be shown while it goes on changing."""
         return Board(
             self.address, self.state, dict(self.losses), deque(self.notices, NOTICES_KEPT), self.problem
         )
@@ -87,15 +88,15 @@ class Choices:
 
     sort: int = 0
     member: str = ""
-    """Id of the member selected."""
+    """Id of the selected member."""
     step: int = 0
-    """How far the selection is to be moved down."""
+    """How far to move the selection down."""
     paused: bool = False
     help: bool = False
 
 
 def screen(board: Board, choices: Choices, width: int, height: int) -> RenderableType:
-    """Everything, in at most `height` lines of `width` columns."""
+    """The whole screen, in at most `height` lines of `width` columns."""
     if board.state is None:
         return Text(board.problem or f"asking {board.address} ...", overflow="fold")
     if choices.help:
@@ -126,7 +127,7 @@ def screen(board: Board, choices: Choices, width: int, height: int) -> Renderabl
 
 
 def _selected(members: list[dict[str, Any]], choices: Choices) -> int:
-    """The place of the member selected, which keeps its selection when others overtake it."""
+    """The place of the selected member, which stays selected when others overtake it."""
     ids = [member["id"] for member in members]
     place = ids.index(choices.member) if choices.member in ids else 0
     place = max(0, min(place + choices.step, len(ids) - 1))
@@ -185,14 +186,15 @@ def _which(state: dict[str, Any]) -> tuple[str, str]:
 
 
 def _agreement_style(agree: dict[str, Any], members: list[dict[str, Any]]) -> str:
-    """A member that claims a snapshot of other records, as yet, does not differ."""
+    """A style for the agreement of models. A member whose snapshot is of other records so far does not
+    differ."""
     if agree["same"] == agree["of"]:
         return "green"
     return "red" if any(member["claim"] == "other" for member in members) else ""
 
 
 def _members(members: list[dict[str, Any]], selected: int, rows: int, *, wide: bool) -> Table:
-    """As many members as fit, the selected one among them."""
+    """A table of as many members as fit, including the selected one."""
     table = _table()
     table.add_column("member", no_wrap=True, overflow="ellipsis", ratio=3, min_width=8)
     for heading in ("health", "heard"):
@@ -260,7 +262,7 @@ def _side_by_side(left: Table, right: Table, width: int) -> Table:
 
 
 def _detail(member: dict[str, Any]) -> list[Text]:
-    """More of the selected member, in one line; and what is held against it, if anything is."""
+    """One line with more about the selected member, and another with its verdict, if it has one."""
     where = " ".join(member["addresses"]) or "dials only"
     said = f"{member['id'][:16]}  {member['role']}  {member['version']}  {where}"
     lines = [_line((said, "dim"))]
@@ -323,7 +325,7 @@ def _help(height: int) -> Group:
 
 
 def sorted_members(members: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
-    """Ourselves first, those that are gone last unless sorted by something else."""
+    """Members sorted. By name, this node comes first, and members that are gone come last."""
     names = {member["id"]: _natural(member["name"].lower() or member["id"]) for member in members}
     keys: dict[str, Any] = {
         "name": lambda m: (not m["self"], m["health"] in GONE, names[m["id"]]),
@@ -336,25 +338,26 @@ def sorted_members(members: list[dict[str, Any]], by: str) -> list[dict[str, Any
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts node-2 before node-10."""
+    """A sort key that puts node-2 before node-10."""
     parts = re.split(r"([0-9]+)", name)
     return [(int(part), "") if part.isascii() and part.isdecimal() else (-1, part) for part in parts]
 
 
 def window(count_: int, selected: int, rows: int) -> int:
-    """The first of `rows` items to show so that the selected one is about in the middle."""
+    """The first of `rows` items to show, so that the selected one is near the middle."""
     return max(0, min(selected - rows // 2, count_ - rows))
 
 
 def averaged(values: list[float], columns: int) -> list[float]:
-    """Values, or as many means of neighbours as there are columns where there are fewer of these."""
+    """The values or, if they are more than the columns, as many means of neighbours as there are columns."""
     step = max(1.0, len(values) / columns)
     bins = [values[int(i * step) : max(int(i * step) + 1, int((i + 1) * step))] for i in range(columns)]
     return [sum(part) / len(part) for part in bins if part]
 
 
 def chart(values: list[float], rows: int) -> list[str]:
-    """Values as bars, one a column, of `rows` lines: the least is an eighth of a line, the most is all."""
+    """Values as bars, one per column, over `rows` lines: the least is an eighth of a line, the greatest
+    full."""
     low, high = min(values), max(values)
     levels = rows * (len(BLOCKS) - 1)
     heights = [

@@ -33,14 +33,14 @@ _STYLE_PLACE, _SCRIPT_PLACE, _POLICY_PLACE = "/*{style}*/", "/*{script}*/", "{po
 
 
 def document() -> str:
-    """The whole page. It carries its own policy, for whoever saves it or serves it without the header."""
+    """The whole page. It carries its own policy, in case it is saved or served without the header."""
     html = _read("index.html").replace(_POLICY_PLACE, "; ".join(_directives()))
     return html.replace(_STYLE_PLACE, _style()).replace(_SCRIPT_PLACE, _script())
 
 
 def policy() -> str:
     """The value of the Content-Security-Policy header (CSP level 3) to serve `document()` with."""
-    return "; ".join((*_directives(), "frame-ancestors 'none'"))  # which a <meta> may not say
+    return "; ".join((*_directives(), "frame-ancestors 'none'"))  # not allowed in a <meta>
 
 
 def _directives() -> tuple[str, ...]:
