@@ -1,1 +1,1 @@
-"""How a swarm begins: writing manifests, the bootstrap peer, and the local multi-process swarm."""
+"""How a swarm begins: manifests, the bootstrap peer, and the local swarm of several processes."""

@@ -1,12 +1,12 @@
 """`gossamer swarm --chaos`: a storm passes over the local swarm while it trains.
 
-At fractions of the rounds, so that it fits any ``--rounds``: a node is killed and comes back from its own
-folder, another joins late, the network splits in halves and heals, and the bootstrap peer dies for good.
+A node is killed and comes back from its own folder, another joins late, the network splits in halves and
+heals, and the bootstrap peer dies for good. Events come at fractions of the rounds, to fit any ``--rounds``.
 
-Every event has a time of recovery, measured by asking all nodes twice a second:
+Every event has a recovery time, measured by asking all nodes twice a second:
 
 =============== =======================================================================================
-killed, split,  until every node that lives has published a round later than its last one before: the
+killed, split,  until every living node has published a round later than its last one before the event: the
 bootstrap_died  others, both halves and the orphans train on
 returned,       until that node trains and its last round is at most one behind the swarm's (the median of
 joined          the nodes' last rounds); the start of its processes and importing torch count
@@ -31,13 +31,14 @@ from gossamer.protocol.errors import ConfigError
 
 NODES_MIN = 2
 PAUSE_S = 4.0
-"""Between two events at least: near the end of a short run all rounds for them may have passed already."""
+"""The least time between two events: near the end of a short run, the rounds for several may have passed."""
 
 RECOVERY_S_MAX = 120.0
-"""After the last event: how long to wait for what has not recovered."""
+"""How long to wait after the last event for what has not recovered."""
 
 AWAY_ROUNDS_MAX = 100
-"""A long run's split must stay well under the history's `retain`, or one side would start again."""
+"""The longest absence or split in rounds: a split must stay well under the history's `retain`, or one side
+would start over."""
 
 
 class Kind(StrEnum):
@@ -57,10 +58,10 @@ class Happening:
 
     kind: Kind
     node: str | None
-    """Whom it struck; None for all."""
+    """The node that it struck; None for all."""
     text: str
     cure: str
-    """What the swarm has done when it has recovered."""
+    """What has happened once the swarm has recovered."""
     t_s: float
     """Seconds since the swarm began."""
     is_over: Callable[[], bool]
@@ -77,7 +78,7 @@ class Happening:
 
 
 class Storm:
-    """Makes it happen, and watches how the swarm recovers. It works through `look`, after every refresh."""
+    """Makes the events happen, and watches how the swarm recovers: in `look`, after every refresh."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class Storm:
         self._last_at = self._begun
         self.events: list[Happening] = []
         self.log: list[str] = []
-        """What happened and what recovered, in words, one line each."""
+        """What happened and what recovered, one line of text each."""
         self.up_to: int | None = None
         """A round whose prefix digest the nodes should be asked for."""
         kill, split = self._at(0.15), self._at(0.5)
@@ -123,7 +124,7 @@ class Storm:
     async def listen(self, number: int, process: NodeProcess) -> tuple[str, list[str]]:
         """Put the proxy in front of a node; returns its address there and the node's own arguments for it.
 
-        Raises ConfigError where the system has one loopback address only.
+        Raises ConfigError if the system has only one loopback address.
         """
         source = own_loopback(number)
         home = Home(process.folder)
@@ -142,12 +143,12 @@ class Storm:
 
     @property
     def over(self) -> bool:
-        """Whether all has happened, and all has recovered or taken too long."""
+        """Whether every event has happened, and everything has recovered or taken too long."""
         recovered = all(event.recovered_s is not None for event in self.events)
         return not self._script and (recovered or time.monotonic() - self._last_at > RECOVERY_S_MAX)
 
     def look(self) -> None:
-        """Statuses are fresh: note what has recovered, and let happen what is due."""
+        """After statuses were refreshed: note what has recovered, and start what is due."""
         now = time.monotonic()
         for event in self.events:
             if event.recovered_s is None and event.is_over():
@@ -203,7 +204,7 @@ class Storm:
     # -- recovery
 
     def _trainers(self) -> list[NodeProcess]:
-        """The nodes that live and answer."""
+        """The living nodes that answer."""
         return [process for process in self._nodes if not process.killed and process.status is not None]
 
     @staticmethod
@@ -211,11 +212,12 @@ class Storm:
         return {process.name: process.status["round"] for process in processes if process.status is not None}
 
     def _progress(self) -> int:
-        """The median of the last rounds of all who have published any."""
+        """The median of the last rounds of all nodes that have published any."""
         return median_low([r for r in self._rounds_of(self._trainers()).values() if r] or [0])
 
     def _all_advance(self) -> Callable[[], bool]:
-        """Whether all who live now have published a later round, or have no more to publish."""
+        """A test whether all nodes that live now have since published a later round, or have no more to
+        publish."""
         before = self._rounds_of(self._trainers())
 
         def advanced() -> bool:

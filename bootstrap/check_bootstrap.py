@@ -1,4 +1,4 @@
-"""What `gossamer config check` looks at of a bootstrap peer only: a model to begin with, and being let in."""
+"""Checks of `gossamer config check` for a bootstrap peer only: has it a first model, and is it let in."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,8 @@ from gossamer.protocol.manifest import Manifest
 def check_bootstrap(
     home: Home, manifest: Manifest, path: Path, *, joins: bool, is_invited: bool
 ) -> Iterator[Finding]:
-    """Changes nothing. `path` is the manifest's; `is_invited`: an invitation was given or is kept."""
+    """Check without changing anything. `path` is the manifest's; `is_invited`: it has an invitation, given or
+    kept."""
     if not joins:
         yield from told("genesis", lambda: check_genesis(home, manifest, path))
     if manifest.admission.mode == "open" or is_invited:

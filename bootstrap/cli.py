@@ -1,4 +1,4 @@
-"""The `gossamer` command: all its commands, and how mistakes are said."""
+"""The `gossamer` command: all its subcommands, and how errors are reported."""
 
 import atexit
 import codecs
@@ -40,7 +40,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Watch": {"top": top, "status": status, "peers": peers, "verify": verify},
     "Use": {"generate": generate, "export": export},
 }
-"""All commands as the help shows them, in the order in which one needs them."""
+"""All commands as the help shows them, in the order in which a person needs them."""
 
 CLASSES: dict[str, type[Command]] = {"bootstrap": BootstrapCommand}
 
@@ -92,22 +92,22 @@ def _gossamer(
     """
     try:
         Path.cwd()
-    except FileNotFoundError:  # torch dies of it without a word that helps
+    except FileNotFoundError:  # torch would fail on it without a helpful message
         raise ConfigError("the folder that you are in is gone: cd to one that exists") from None
 
 
 def main() -> None:
-    """Entry point: one clear line, and exit status 2 for whatever a person can mend, 1 for a bug of ours.
+    """Entry point. An error is one clear line; exit status 2 for what a person can fix, 1 for a bug of ours.
 
-    And 1 for a full disk, as a daemon: whatever started the command (systemd, say) is to start it again.
+    A full disk also gives 1, as in a daemon, so that systemd, say, starts the command again.
     """
     _print_what_the_terminal_has()
     _forget_sizes_of_nothing()
-    atexit.register(gc.freeze)  # with torch loaded, a last look through all objects takes up to a second
+    atexit.register(gc.freeze)  # with torch loaded, the last garbage collection takes up to a second
     try:
         status = app(standalone_mode=False, prog_name="gossamer")
     except typer.TyperException as error:
-        if error.format_message():  # empty where nothing was asked, and help has been printed
+        if error.format_message():  # empty if no command was given, and help has been printed
             print(f"gossamer: {harmless(_usage_error(error))}", file=sys.stderr)
         status = exit_status.USER_ERROR
     except (typer.Abort, KeyboardInterrupt):
@@ -127,9 +127,10 @@ def _status_of(error: Exception) -> int:
 
 
 def _print_what_the_terminal_has() -> None:
-    """What its encoding lacks (of ISO 8859-1, say, dots and frames) is a question mark, and no error.
+    """Print characters that the terminal's encoding lacks (frames in ISO 8859-1, say) as question marks.
 
-    In the locale C Python's standard output is lenient towards names of files that are no text, and no more.
+    Otherwise they would raise an error. In the C locale, Python's standard output is lenient only about file
+    names that are not text.
     """
     for stream in (sys.stdout, sys.stderr):
         if not isinstance(stream, io.TextIOWrapper):
@@ -140,14 +141,14 @@ def _print_what_the_terminal_has() -> None:
 
 
 def _forget_sizes_of_nothing() -> None:
-    """A terminal of 0 columns is one of unknown size: some pass that on, and nothing could be drawn on it."""
+    """Drop COLUMNS and LINES if they are 0: that means an unknown size, and nothing could be drawn on it."""
     for name in ("COLUMNS", "LINES"):
         if not os.environ.get(name, "1").strip("0"):
             del os.environ[name]
 
 
 def _in_words(error: Exception) -> str:
-    """One line, also for what nobody has foreseen."""
+    """One line for an error, even an unforeseen one."""
     if isinstance(error, LocalError):
         return str(error)
     if isinstance(error, MemoryError):
@@ -161,7 +162,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _usage_error(error: typer.TyperException) -> str:
-    """One line: what is wrong, what may have been meant, and where to read on."""
+    """One line: what is wrong, what may have been meant, and where to find help."""
     known, ctx = getattr(error, "possibilities", None), getattr(error, "ctx", None)
     said = f"{error.args[0]}; did you mean {known[0]}?" if known else error.format_message()
     return f"{' '.join(said.split())} (see {ctx.command_path if ctx else 'gossamer'} --help)"

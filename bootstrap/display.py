@@ -1,6 +1,6 @@
 """What a person sees of a local swarm: a live table on a terminal, plain lines elsewhere.
 
-Elsewhere is also a terminal on which nothing can be drawn (``TERM=dumb``).
+A terminal on which nothing can be drawn (``TERM=dumb``) gets plain lines too.
 """
 
 import time
@@ -34,7 +34,7 @@ COLUMNS = {
     "out": 69,
     "replica": 53,
 }
-"""Of the live table, and how wide a terminal each takes: what is cut short tells nothing."""
+"""Columns of the live table, and the terminal width from which each is shown: a truncated one is useless."""
 
 BARS = "▁▂▃▄▅▆▇█"
 STATE_STYLES = {
@@ -57,20 +57,20 @@ def sparkline(values: list[float], width: int = 32) -> str:
 
 
 def minutes(seconds: float) -> str:
-    """``3:07``."""
+    """A duration as ``3:07``."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 class Output(Console):
-    """Standard output. Where nobody reads it any more (`| head`), that is an error like any other."""
+    """Standard output. A closed pipe (`| head`) is an error like any other."""
 
     def on_broken_pipe(self) -> None:
-        """Raise it again; rich would end the process, whatever is still to be cleaned up."""
+        """Raise the error again; rich would end the process without any clean-up."""
         raise  # noqa: PLE0704 - called where it is handled
 
 
 class Display:
-    """Shows the swarm as it runs. Use as a context manager."""
+    """Shows the swarm as it runs. Use it as a context manager."""
 
     def __init__(self, console: Console, rounds: int, title: str) -> None:
         self._console = console
@@ -101,7 +101,7 @@ class Display:
             self._live.__exit__(None, None, None)
 
     def update(self, processes: list[NodeProcess], phase: str, storm: Storm | None = None) -> None:
-        """Show the latest statuses, and what a storm does."""
+        """Show the latest statuses, and what the storm does."""
         self._note(processes)
         phase = self._doing(processes, phase)
         if self._live:
@@ -117,7 +117,7 @@ class Display:
             self._console.print(self._plain(processes, phase), markup=False, highlight=False)
 
     def tell(self, text: str) -> None:
-        """Say that something happened that nobody has planned."""
+        """Show that something unplanned happened."""
         text = harmless(text)
         self._notes.append(f"{minutes(time.monotonic() - self._begun)}  {text}")
         if not self._live:
@@ -141,7 +141,7 @@ class Display:
 
     @staticmethod
     def _doing(processes: list[NodeProcess], phase: str) -> str:
-        """The phase; while none of the nodes trains yet, or any more, what they do instead."""
+        """The phase, or what the nodes do instead while none of them trains yet, or any more."""
         states = {p.status["state"] for p in processes if p.status and p.status["trains"]}
         if any(p.status is None and not p.ended and not p.killed for p in processes):
             states.add("starting")
@@ -163,14 +163,14 @@ class Display:
     # -- a terminal
 
     def _frame(self, processes: list[NodeProcess], phase: str, storm: Storm | None) -> RenderableType:
-        """What is below the nodes has room first: of a screen that is too short Rich leaves out the end."""
+        """The whole display. What is below the nodes gets room first: on a short screen Rich cuts the end."""
         below = self._below(processes, storm)
         taken = self._console.render_lines(below, self._console.options.update_width(self._console.width - 4))
         nodes = self._nodes(processes, max(1, self._console.height - len(taken) - 3))
         return Panel(Group(nodes, below), title=f"{self._title} · {phase}", title_align="left")
 
     def _nodes(self, processes: list[NodeProcess], rows: int) -> RenderableType:
-        """A row for each; where there are fewer rows, the last one says how many more there are."""
+        """A row for each node; if there are too few rows, the last one says how many more nodes there are."""
         table = Table(expand=True, box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
         shown = [wanted <= self._console.width for wanted in COLUMNS.values()]
         for column in compress(COLUMNS, shown):
@@ -183,7 +183,7 @@ class Display:
         return table
 
     def _below(self, processes: list[NodeProcess], storm: Storm | None) -> RenderableType:
-        """How far it is, the loss, and what happened."""
+        """The progress, the loss, and what happened."""
         round_ = self._round(processes)
         progress = Table.grid(expand=True, padding=(0, 1))
         progress.add_column(no_wrap=True)
@@ -285,7 +285,7 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     payload = sum(node.payload_bytes_sent for node in summary.nodes)
     sent = sum(node.bytes_sent for node in summary.nodes)
     told = f"{amount(payload)} of deltas ({amount(sent)} in all, by {_plural(nodes, 'node')})"
-    if nodes > 1:  # one alone has nobody to send gradients to
+    if nodes > 1:  # a single node would send gradients to nobody
         ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
         told += f"; data-parallel training: {amount(summary.data_parallel_bytes)}{ratio}"
     table.add_row("bytes sent", told)

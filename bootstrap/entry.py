@@ -1,7 +1,7 @@
-"""What the installed `gossamer` script calls first.
+"""The first code that the installed `gossamer` script calls.
 
-Python takes half a second to read all that the command is made of. Ctrl-C in that time ends it as it ends any
-program, without a word: there is nothing to put in order yet.
+Python takes half a second to import the command. Ctrl-C in that time ends it as it ends any program, without
+a message: there is nothing to clean up yet.
 """
 
 import signal
@@ -9,10 +9,10 @@ import sys
 
 
 def main() -> None:
-    """Read the command, and run it."""
+    """Import the command, and run it."""
     if sys.platform == "win32":
         sys.exit("Gossamer does not run on Windows itself: install it inside WSL 2")
-    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored behind a shell's `&`
+    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored with a shell's `&`
     if is_heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from gossamer.bootstrap import cli

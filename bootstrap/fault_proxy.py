@@ -1,10 +1,10 @@
 """A bad network on one machine: a TCP proxy between local nodes, with a fault for every ordered pair.
 
-Each node gets a listener in front of its real port and advertises that (``--advertise``). Who dials is known
-by its source address: each node listens on, and so dials from, a loopback address of its own, 127.0.0.x.
-Whoever comes from elsewhere (a person's ``gossamer status``) meets no faults.
+Each node gets a listener in front of its real port and advertises that (``--advertise``). The proxy knows a
+dialling node by its source address: each node listens on, and so dials from, its own loopback address,
+127.0.0.x. A connection from elsewhere (a person's ``gossamer status``) meets no faults.
 
-What is under way is bounded: `PIECES_MAX` pieces a direction, then nothing more is read from the sender.
+Data under way is bounded: after `PIECES_MAX` pieces in a direction, no more is read from the sender.
 """
 
 import asyncio
@@ -20,10 +20,11 @@ from gossamer.protocol.errors import ConfigError
 
 PIECE_BYTES = 16 * 1024
 PIECES_MAX = 256
-"""4 MiB on their way: enough for 300 Mbit/s at 100 ms."""
+"""4 MiB under way: enough for 300 Mbit/s at 100 ms."""
 
 CONNECTIONS_MAX = 256
-"""Open at once to one node. A node that is cut off keeps dialling; what it dialled in vain ends here."""
+"""Most connections open at once to one node. A node that is cut off keeps dialling, and its vain attempts end
+here."""
 
 LISTEN_HOST = "127.0.0.1"
 _LINGER_NOT = struct.pack("ii", 1, 0)
@@ -34,7 +35,7 @@ log = logging.getLogger("gossamer.faults")
 def own_loopback(number: int) -> str:
     """The loopback address of the `number`-th node, counted from 0.
 
-    Raises ConfigError where there is one loopback address only.
+    Raises ConfigError if the system has only one loopback address.
     """
     address = f"127.0.0.{number + 2}"
     with socket.socket() as probe:
@@ -84,7 +85,7 @@ class FaultProxy:
     async def add(self, name: str, source: str, target: Callable[[], tuple[str, int] | None]) -> str:
         """Put a listener in front of a node that dials from `source`; returns the address to advertise.
 
-        `target` says where the node listens now, None if it does not.
+        `target` returns where the node listens now, None if it does not.
         """
         self._names[source] = name
 
@@ -143,7 +144,7 @@ class FaultProxy:
                     _reset(end)
 
     async def _carry(self, there: _Way, back: _Way) -> None:
-        """Both ways, until one of them has ended. Raises OSError if that was not in good order."""
+        """Carry both directions until one has ended. Raises OSError if it did not end in good order."""
         tasks = [asyncio.create_task(self._pump(way)) for way in (there, back)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +156,8 @@ class FaultProxy:
             task.result()
 
     async def _pump(self, way: _Way) -> None:
-        """One way, until its sender closes. Raises OSError if either end is gone, once the other may know."""
+        """Carry one direction until its sender closes. Raises OSError if either end is gone, as soon as the
+        rules let the other end know."""
         queue: asyncio.Queue[tuple[float, bytes | OSError]] = asyncio.Queue(PIECES_MAX)
         reading = asyncio.create_task(self._read(way.reader, queue))
         try:
@@ -170,7 +172,7 @@ class FaultProxy:
                 try:
                     await self._write(way, data)
                 except OSError:
-                    await self.rules.passable(way.dst, way.src)  # word of its end has to get through, too
+                    await self.rules.passable(way.dst, way.src)  # the news of its end must get through too
                     raise
         finally:
             reading.cancel()
@@ -202,7 +204,7 @@ class FaultProxy:
             way.writer.write(piece)
             await way.writer.drain()
             if rule.slice_bytes:
-                await asyncio.sleep(0)  # or the next slice would join this one in the kernel
+                await asyncio.sleep(0)  # otherwise the kernel would join the next slice to this one
 
     def _rule(self, way: _Way) -> Rule:
         return self.rules.of(way.src, way.dst)

@@ -1,4 +1,4 @@
-"""Making sure that a swarm's first node has a model to begin with."""
+"""Makes sure that a swarm's first node has a model to begin with."""
 
 import subprocess
 from pathlib import Path
@@ -16,7 +16,8 @@ from gossamer.protocol.errors import ConfigError, DiskFullError
 from gossamer.protocol.manifest import Manifest
 
 END_S = 1.0
-"""So long what builds a model may take to end, once it has said all that it has to, or is told to."""
+"""How long the process that builds a model may take to end, once it has closed its output or is told to
+end."""
 
 
 def _has_snapshot(home: Home, manifest: Manifest) -> bool:
@@ -33,7 +34,7 @@ def _has_snapshot(home: Home, manifest: Manifest) -> bool:
 def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
     """Put Phi_0 into the folder if it is not there: from the file beside the manifest, or from the seed.
 
-    A folder that holds a later snapshot needs it no more. Raises StorageError, or ConfigError with an
+    A folder that holds a later snapshot no longer needs it. Raises StorageError, or ConfigError with an
     explanation.
     """
     chunks = ChunkStore(home.chunks_path)
@@ -49,7 +50,7 @@ def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
 
 
 def check_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> str:
-    """Say where `ensure_genesis` would find Phi_0, and write nothing. Raises what that does."""
+    """Say where `ensure_genesis` would find Phi_0, and write nothing. Raises the same errors."""
     if home.chunks_path.is_dir():
         chunks = ChunkStore(home.chunks_path, read_only=True)
         if _has_snapshot(home, manifest) or genesis.is_stored(manifest, chunks):
@@ -77,8 +78,8 @@ def _nobody_has_them(manifest: Manifest, file: Path) -> ConfigError:
 
 
 def _rebuild(home: Home) -> None:
-    """In a process that may import torch, and ends with this one. Raises ConfigError with that process's own
-    explanation, or DiskFullError."""
+    """Rebuild Phi_0 in a process that may import torch, and ends with this one. Raises ConfigError with that
+    process's own explanation, or DiskFullError."""
     child = Child(
         "gossamer.node.training.genesis", [str(home.root)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )

@@ -1,9 +1,10 @@
 """``my.genesis.safetensors`` beside ``my.toml``: first parameters that nobody can rebuild from a seed.
 
-Those of existing weights, and those of a task in a file of somebody's own, whose code a bootstrap peer need
-not have. They are the float32 image of Phi_0, under the model's own names, so that other tools can read them,
-too. That image is exact: Phi_0 was rounded from float32, whose 24 significant bits are as many as a multiple
-of 2**-24 below 1 can have; and from 1 on a float32 is such a multiple. The manifest's digest checks it.
+These are existing weights, or the first parameters of a custom task, whose code a bootstrap peer need not
+have. The file holds the float32 image of Phi_0, under the model's own names, so that other tools can read it
+too. That image is exact, since Phi_0 was rounded from float32: a multiple of 2**-24 below 1 has at most 24
+significant bits, as many as a float32, and a float32 of 1 or more is such a multiple already. The manifest's
+digest checks it.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,8 @@ def write(manifest: Manifest, phi: Ints, path: Path) -> None:
 
 @contextmanager
 def writing(manifest: Manifest, phi: Ints, path: Path) -> Iterator[None]:
-    """That, in its place once the block has succeeded, which writes the manifest: they belong together."""
+    """As `write`, but the file is put in place only if the block succeeds, which writes the manifest: the two
+    belong together."""
     tensors = {
         slot.spec.name: to_float(phi[fragment.offset :][slot.span]).reshape(slot.spec.shape)
         for fragment in manifest.plan().fragments

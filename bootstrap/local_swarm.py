@@ -1,7 +1,7 @@
-"""The run of a local swarm: starting its processes, watching them, waiting until they agree, stopping them.
+"""The run of a local swarm: starts its processes, watches them, waits until they agree, and stops them.
 
-After the last round nodes stop training and exchange what is still under way; only then are their digests
-compared. A node that dies on the way is told of, and the others go on without it.
+After the last round, nodes stop training and exchange what is still under way; only then are their digests
+compared. If a node dies on the way, that is shown, and the others go on without it.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from gossamer.protocol.manifest import Manifest
 
 REFRESH_S = 0.5
 EXCHANGE_DEADLINE_S = 60.0
-"""After the last round: time for late deltas to reach everybody."""
+"""Time after the last round for late deltas to reach all nodes."""
 
 SAMPLE_PROMPT = "def "
 SAMPLE_CHARACTERS = 300
 SAMPLE_S = 10.0
-"""What is written for the summary ends after so long: a character of a large model takes seconds."""
+"""Time limit for the summary's sample: a character from a large model takes seconds."""
 
 EVALUATIONS = 16
 TEXT_LOSS_UNIT = "nats per byte"
-"""Of a task of somebody's own we do not know it."""
+"""The unit of the task `text`; that of a custom task is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,13 @@ class SwarmOptions:
     folder: Path | None
     json_path: Path | None
     chaos: bool = False
-    """Whether a storm passes over it, see `chaos`."""
+    """Whether a storm passes over the swarm, see `chaos`."""
     plaintext: bool
     debug: bool
 
 
 class LocalSwarm:
-    """A bootstrap peer, its nodes, and what they are put through."""
+    """A bootstrap peer, the nodes, and the storm that they may go through."""
 
     def __init__(
         self, options: SwarmOptions, manifest: Manifest, folder: Path, console: Console | None = None
@@ -71,9 +71,9 @@ class LocalSwarm:
         self._folder = folder
         self._console = console or Output()
         self._has_joined = False
-        """Whether a node has, or had, the model that the others need to begin."""
+        """Whether any node has, or had, the model that the others need to begin."""
         self._starts: set[float] = set()
-        """Losses that were measured before anybody had trained; often one node alone has measured any."""
+        """Losses measured before any node had trained; often only one node has measured any."""
         self._has_told_folder = False
         self._is_asked_to_stop = False
         self._common = (["--insecure-plaintext"] if options.plaintext else []) + (
@@ -106,7 +106,7 @@ class LocalSwarm:
         return NodeProcess(name, self._folder / name, args + self._common)
 
     async def run(self) -> SwarmSummary:
-        """Start, watch, wait for agreement, and stop everything whatever happens."""
+        """Start, watch, wait for agreement, and in any case stop everything."""
         loop = asyncio.get_running_loop()
         begun = time.monotonic()
         work = asyncio.create_task(self._work())
@@ -171,7 +171,7 @@ class LocalSwarm:
             process.start()
 
     async def _listen(self, number: int, process: NodeProcess) -> str | None:
-        """Say where a node listens; returns its address if that is known already, behind a proxy."""
+        """Set where a node listens; returns its address if that is known already, as behind a proxy."""
         if self._storm is None:
             process.args += ["--listen", "127.0.0.1:0"]
             return None
@@ -180,7 +180,7 @@ class LocalSwarm:
         return address
 
     def _start_another(self) -> NodeProcess:
-        """A node that joins late."""
+        """Start a node that joins late."""
         self._another.args += self._join
         self._another.start()
         self._nodes.append(self._another)
@@ -209,7 +209,7 @@ class LocalSwarm:
             await asyncio.sleep(REFRESH_S)
 
     def _check_running(self, display: Display) -> None:
-        """Tell who has ended. Raises LocalError if nobody is left who could train."""
+        """Show which processes have ended. Raises LocalError if no node is left to train."""
         for process in self._everyone:
             if process.has_ended():
                 if self._boot.ended and not self._has_joined:
@@ -219,7 +219,7 @@ class LocalSwarm:
                 display.tell(f"{process.name} ended, and the others go on: {process.ended}")
 
     async def _tell_troubles(self, display: Display) -> None:
-        """Tell what the logs say went wrong. Raises LocalError for a trainer that will not get on."""
+        """Show what the logs say went wrong. Raises LocalError for a trainer that makes no progress."""
         running = [process for process in self._everyone if not process.ended]
         found = await asyncio.to_thread(lambda: [process.read_log() for process in running])
         for process, lines in zip(running, found, strict=True):
@@ -233,7 +233,7 @@ class LocalSwarm:
 
     @property
     def _left(self) -> list[NodeProcess]:
-        """The nodes that go on."""
+        """The nodes that have not ended."""
         return [process for process in self._nodes if not process.ended]
 
     def _all_finished(self) -> bool:
@@ -255,8 +255,8 @@ class LocalSwarm:
         return len(held) == 1 and not are_busy and have_evaluated
 
     def _sample(self) -> str:
-        """A few lines from the first node's model, or what is there of them when time is up, or a person asks
-        for the end (Ctrl-C). A failure to write is no failure to train."""
+        """A few lines from the first node's model, cut short when time is up or a person presses Ctrl-C. An
+        error here is only printed: the training has not failed."""
         if self._manifest.task.source:
             return ""
         from gossamer.node.exports.generate import generate

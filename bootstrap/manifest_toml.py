@@ -1,4 +1,4 @@
-"""A manifest as people read and edit it: TOML, with what each value means beside it."""
+"""A manifest as people read and edit it: TOML, with the meaning of values beside them."""
 
 import re
 
@@ -14,7 +14,7 @@ def to_toml(manifest: Manifest) -> str:
         f"    [{_value(spec.name)}, {list(spec.shape)}, {_value(spec.averaging)}],"
         for spec in manifest.layout.tensors
     )
-    # Only tasks of somebody's own have one.
+    # Only custom tasks have a source.
     source_line = (
         f"source = {_value(manifest.task.source)}  # of their file\n" if manifest.task.source else ""
     )
@@ -77,5 +77,5 @@ def _value(value: OptionValue) -> str:
 
 
 def _key(name: str) -> str:
-    """Bare where TOML allows it."""
+    """A TOML key, bare if TOML allows that."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)

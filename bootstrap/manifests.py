@@ -1,4 +1,4 @@
-"""Writing a manifest: a task's model is built once, and everything nodes must agree on is written down."""
+"""Writes manifests: builds a task's model once, and writes down everything that nodes must agree on."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -27,35 +27,36 @@ if TYPE_CHECKING:
     from gossamer.models.task import Task
 
 CUSTOM = "custom"
-"""The task of a swarm that is trained by scripts of people's own."""
+"""The task of a swarm that is trained by people's own scripts."""
 
 AMONG_FRIENDS = {"weight_cap": 0.0}
-"""Invited members' machines may differ a thousandfold, and each should count for what it is."""
+"""For invited members: their machines may differ a thousandfold, and each should count for what it does."""
 
 AMONG_STRANGERS = {"clip": 1.5}
-"""Half of what a manifest has by default: it costs nothing in a calm swarm, and two of eight members that
-send their deltas turned around no longer stop it (docs/attacks.md)."""
+"""For open swarms: half of a manifest's default. It costs nothing in a calm swarm, and two of eight members
+that send their deltas with the opposite sign no longer stop it (docs/attacks.md)."""
 
 
 EVERY_STEPS = 30
-"""Inner steps of a window where nobody says how long it is."""
+"""Default number of inner steps in a window."""
 
 FRAGMENTS = 4
-"""Parts that a model is split into where nobody says otherwise. They take turns, so that no delta moves the
-whole model at once: 1 % less loss for the same bytes (docs/benchmarks/learning.md)."""
+"""Default number of parts that a model is split into. They take turns, so that no delta moves the whole model
+at once: 1 % less loss for the same bytes (docs/benchmarks/learning.md)."""
 
 RETAIN = 256
-"""Windows whose records are kept where nobody says otherwise; in rounds, as many for every fragment."""
+"""Default number of windows whose records are kept; `history.retain` is this times the fragments, in
+rounds."""
 
 
 def outer_defaults(codec: str, *, by_mean: bool = False) -> dict[str, float]:
     """Outer optimizer settings that suit a codec; docs/benchmarks/learning.md has the evidence.
 
-    Momentum only pays from 4 bits up. topk sends so little of a delta that longer steps make up for it, if
-    what was left out is forgotten the sooner.
+    Momentum only pays from 4 bits up. topk sends so little of a delta that longer steps make up for it,
+    provided that what was left out is forgotten sooner.
 
-    A mean of deltas that differ is shorter than they are, which `rda` makes up for: where all tensors are
-    averaged `by_mean` steps are longer. They stand less momentum then.
+    The mean of deltas that differ is shorter than each of them. `rda` makes up for that; if all tensors are
+    averaged `by_mean`, the steps are longer instead, and then tolerate less momentum.
     """
     if codec == "topk":
         return {"learning_rate": 4.5 if by_mean else 3.0, "momentum": 0.0, "ef_decay": 0.8}
@@ -86,21 +87,21 @@ def create(
 ) -> tuple[Manifest, Ints]:
     """Build the task's model from `seed` and describe the swarm that trains it.
 
-    `task` is what a person at this machine names: a task that comes with Gossamer, or ``FILE.py:CLASS``. That
-    file is run, and tried out for one step on `data`, unless there is to be no `trial`. `settings` are
-    options, too, as a command line has them (``key=value``). `weights` has other first parameters than
-    those that follow from the seed (see `weights.load_weights`).
+    `task` is named by a person at this machine: a task that comes with Gossamer, or ``FILE.py:CLASS``. That
+    file is run and, with `trial`, tried out for one step on `data`. `settings` are further options, as on a
+    command line (``key=value``). `weights` holds first parameters in place of those that follow from the seed
+    (see `weights.load_weights`).
 
-    `averaging` is the rule for weight matrices, whatever the task says; None leaves it to the task. That of
-    vectors and embeddings is `mean`, unless `centered-clip` is chosen, which then is that of all tensors: a
-    defence with a gap is none. `owners` are public keys in hex; `invited` lets in only those whom they
-    invite, whose weight is then not capped, since their machines may differ a thousandfold.
+    `averaging` is the rule for weight matrices, whatever the task says; None leaves it to the task. Vectors
+    and embeddings get `mean`, except that `centered-clip` applies to all tensors: a defence with a gap is
+    none. `owners` are public keys in hex. `invited` lets in only those whom they invite; weights are then not
+    capped, since members' machines may differ a thousandfold.
 
     Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
     """
     here = [path.absolute() for path in data]
     try:
-        # A task of somebody's own may go to another folder, as scripts do to find their data; we stay.
+        # A custom task may change the working directory, as scripts do to find their data; we restore it.
         with chdir("."):
             kind = kind_of(task)
             resolved = kind.resolve({**options, **kind.read(settings)})
@@ -135,7 +136,7 @@ def create(
 
 
 def _try_out(task: "Task", seed: int, model: "nn.Module", *, has_data: bool) -> None:
-    """Raise TaskError for the first thing in a task of somebody's own that does not work."""
+    """Raise TaskError for the first thing in a custom task that does not work."""
     from gossamer.models import checking
 
     again = checking.build_again(task, seed, model)
@@ -164,23 +165,23 @@ def describe(
 ) -> Manifest:
     """The manifest of a swarm that trains this model in scripts, with `Peer.attach`.
 
-    What is described is what the model holds now: its trainable parameters' names and shapes, and their
-    values as the swarm's first. Write it with `write` and give the file to every node. A later
-    call names another swarm, since the time is part of it, in whole seconds.
+    It describes what the model holds now: the names and shapes of its trainable parameters, and their values
+    as the swarm's first. Write it with `write` and give the file to every node. A later call describes
+    another swarm, since the time is part of the manifest, in whole seconds.
 
     Args:
-        model: as the script builds it, wrapped or compiled or not, before it is sharded.
-        name: what people call the swarm.
+        model: as the script builds it, wrapped or compiled or not, but before it is sharded.
+        name: the swarm's name, for people.
         codec: how deltas are compressed: 'exact', 'int8', 'int4', 'int2' or 'topk'.
         every_steps: inner steps between two deltas of the same fragment; by default 30.
         every_seconds: seconds between them, instead of `every_steps`.
-        fragments: parts that the model is split into, and that take turns; by default 4, as far as there are
-            tensors.
-        averaging: rules ('rda', 'mean' or 'centered-clip') by tensor, for those that the default of
-            `Task.averaging` does not suit; or one for all weight matrices ('centered-clip': for all
-            tensors): 'mean' where the inner optimizer is Muon at a constant rate.
-        task: a name for what is trained. For people, and part of the swarm id, as `options` is.
-        options: what scripts should agree on besides.
+        fragments: how many parts the model is split into, which take turns; by default 4, or fewer if there
+            are fewer tensors.
+        averaging: rules ('rda', 'mean' or 'centered-clip') by tensor, where the default of `Task.averaging`
+            does not suit; or one rule for all weight matrices ('centered-clip': for all tensors). Use 'mean'
+            if the inner optimizer is Muon at a constant rate.
+        task: a name for what is trained, for people. Part of the swarm id, as `options` is.
+        options: what else scripts should agree on.
         owners: public keys, 64 hex digits each, that may invite and revoke.
         invited: let in only those whom an owner has invited.
 
@@ -212,7 +213,8 @@ def describe(
 
 
 def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
-    """What a swarm of this model shares. Raises ConfigError if that is nothing, or impossible."""
+    """The tensors that a swarm of this model shares. Raises ConfigError if there are none, or some cannot be
+    shared."""
     from gossamer.node.training.parameters import (  # torch: not for a bootstrap peer
         check_shareable,
         parameters_of,
@@ -232,7 +234,7 @@ def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
 
 
 def _pace(every_steps: int | None, every_seconds: float) -> dict[str, object]:
-    """How long windows are; by default 30 steps. Raises ConfigError."""
+    """The length of windows; by default 30 steps. Raises ConfigError."""
     if every_steps and every_seconds:
         raise ConfigError("every_steps and every_seconds both say how long a window is: give one of them")
     if every_steps is None:
@@ -241,7 +243,7 @@ def _pace(every_steps: int | None, every_seconds: float) -> dict[str, object]:
 
 
 def _check_fragments(argument: str, fragments: int | None, tensors: int) -> None:
-    """Raise ConfigError for a number that cannot be; `argument` is what the person calls it."""
+    """Raise ConfigError for an impossible number; `argument` is its name for the person."""
     if fragments is None:
         return
     if not isinstance(fragments, int) or not 1 <= fragments <= tensors:
@@ -287,7 +289,7 @@ def _describe(
 
 
 def _rules(for_matrices: str, model: "nn.Module", tensors: "Mapping[str, nn.Parameter]") -> dict[str, str]:
-    """Every tensor's averaging rule, where somebody has chosen that of weight matrices."""
+    """Every tensor's averaging rule, given that of weight matrices."""
     from gossamer.models.task import default_averaging, embeddings_known
 
     if for_matrices != "rda":
@@ -299,8 +301,8 @@ def _rules(for_matrices: str, model: "nn.Module", tensors: "Mapping[str, nn.Para
 def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> None:
     """Write a manifest as TOML that a person can read and edit.
 
-    A manifest is written once: one that describes another swarm is replaced only if told to. Raises
-    ConfigError where there is such a one, or StorageError.
+    A manifest is written once: without `replace`, raises ConfigError if the file there describes another
+    swarm. Raises StorageError if it cannot be written.
     """
     place = expanded(Path(path))
     if not replace:
@@ -314,7 +316,7 @@ def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> Non
 def _check_of_no_other_swarm(path: Path, manifest: Manifest) -> None:
     """Raise ConfigError for a file with another swarm's manifest, which some nodes may have already.
 
-    Also for one that cannot be read: somebody may have slipped in editing theirs.
+    Also for a file that cannot be read: it may be a manifest with an editing mistake.
     """
     if not path.is_file() or not path.stat().st_size:
         return

@@ -1,6 +1,6 @@
 """What an owner of a swarm does: invite and revoke. The secret key stays with a person, not with a node.
 
-``my.owner`` beside ``my.toml`` holds 32 secret bytes, mode 0600. Its public half stands in the manifest.
+``my.owner`` beside ``my.toml`` holds 32 secret bytes, mode 0600. The manifest holds the public key.
 """
 
 import os
@@ -32,7 +32,7 @@ DAY_S = 86400
 
 
 def check_free(path: Path) -> None:
-    """Raise ConfigError if there is an owner's key where a new one is to be."""
+    """Raise ConfigError if there is already an owner's key where a new one is to be written."""
     if path.exists():
         raise ConfigError(
             f"{path} exists: it may be the key of another swarm's owner; move it, or name it"
@@ -41,7 +41,7 @@ def check_free(path: Path) -> None:
 
 
 def new_secret() -> bytes:
-    """Of an owner's key."""
+    """The secret bytes of a new owner's key."""
     return os.urandom(32)
 
 
@@ -49,9 +49,10 @@ def new_secret() -> bytes:
 def kept(path: Path, secret: bytes) -> Iterator[None]:
     """Write an owner's key to its file, before the manifest that names it. Raises StorageError.
 
-    Where no such manifest comes to be it owns nothing, and would be in the way of the next try.
+    If the block fails, there is no such manifest and the key owns nothing. It is removed, as it would be in
+    the way of the next try.
     """
-    check_free(path)  # somebody else may have made one meanwhile
+    check_free(path)  # another process may have made one meanwhile
     try:
         write_atomically(path, secret, durable=True)
     except OSError as error:
@@ -81,7 +82,8 @@ def read_owner(path: Path) -> Identity:
 
 
 def find_manifest(path: Path | None) -> Path:
-    """The manifest told, or the only one in this folder whose owner's key lies beside it."""
+    """The given manifest, or the only one in this folder with an owner's key beside it. Raises
+    ConfigError."""
     if path is not None:
         return path
     found = [key.with_suffix(".toml") for key in Path().glob(f"*{SUFFIX}")]
@@ -92,7 +94,7 @@ def find_manifest(path: Path | None) -> Path:
 
 
 def owner_of(manifest: Manifest, manifest_path: Path, key_path: Path | None) -> Identity:
-    """The owner whose key is given, or lies beside the manifest. Raises ConfigError."""
+    """The owner whose key is given or lies beside the manifest. Raises ConfigError."""
     beside = manifest_path.with_suffix(SUFFIX)
     if key_path is None and not os.path.lexists(beside):
         raise ConfigError(f"there is no owner's key {beside} beside the manifest: name it with --owner-key")
@@ -105,9 +107,9 @@ def owner_of(manifest: Manifest, manifest_path: Path, key_path: Path | None) -> 
 def invite(
     owner: Identity, swarm_id: bytes, node_id: bytes, *, role: Role, days: float, contacts: tuple[str, ...]
 ) -> Invitation:
-    """Sign a grant that lasts so many days, 0 for ever, and pack it with where to join.
+    """Sign a grant for `days` (0 for ever), and pack it with the addresses to join.
 
-    Raises ConfigError for more addresses than an invitation holds.
+    Raises ConfigError for more addresses than an invitation can hold.
     """
     if len(contacts) > ADDRESSES_PER_PEER_MAX:
         raise ConfigError(f"an invitation holds {ADDRESSES_PER_PEER_MAX} addresses, and not {len(contacts)}")
@@ -118,7 +120,7 @@ def invite(
 
 
 def revoke(owner: Identity, swarm_id: bytes, node_id: bytes, *, last_round: int, reason: str) -> bytes:
-    """Sign a revocation; returns its envelope. Raises ConfigError for one that no node would take."""
+    """Sign a revocation; returns its envelope. Raises ConfigError for one that no node would accept."""
     if not is_printable(reason) or len(reason.encode("utf-8", "replace")) > REASON_BYTES_MAX:
         raise ConfigError(f"--reason must be printable, of at most {REASON_BYTES_MAX} bytes")
     body = revocation_body(node_id, last_round, int(time.time()), reason)

@@ -24,24 +24,24 @@ STOP_S = 4.5
 POLL_S = 0.05
 
 BYTES = ("bytes_sent", "bytes_received", "payload_bytes_sent", "payload_bytes_received")
-"""Of a status: what a daemon counts from its start on."""
+"""Fields of a status that a daemon counts from its start on."""
 
 
 def _no_settings() -> dict[str, str]:
-    """Unsets what this machine's own nodes are set to; an empty variable is as good as none."""
+    """Variables that undo the settings of this machine's own nodes; an empty variable counts as unset."""
     prefixes = (CONFIG_VARIABLE, "GOSSAMER_NODE_", "GOSSAMER_BOOTSTRAP_")
     return dict.fromkeys((name for name in os.environ if name.startswith(prefixes)), "")
 
 
 class _AllRuns:
-    """Bytes of a node's daemons together: each counts from 0, which steps and tokens do not."""
+    """Sums the bytes of a node's daemons: each counts from 0, unlike steps and tokens."""
 
     def __init__(self) -> None:
         self._past = dict.fromkeys(BYTES, 0)
         self._last: dict[str, Any] | None = None
 
     def of(self, status: dict[str, Any]) -> dict[str, int]:
-        """All bytes, by its newest status; what a daemon did after its last one is not known."""
+        """All bytes up to the newest status. What a daemon did after its last status is not known."""
         last = self._last
         if last is not None and status["uptime_s"] < last["uptime_s"]:
             self._past = {name: past + last[name] for name, past in self._past.items()}
@@ -61,7 +61,7 @@ class NodeProcess:
     killed: bool = False
     """Whether we have killed it, and it has not come back."""
     ended: str = ""
-    """How it ended of itself or by another's hand; empty while it runs."""
+    """How it ended without our doing; empty while it runs."""
     troubles: Troubles = field(init=False)
     _all_runs: _AllRuns = field(init=False, default_factory=_AllRuns)
 
@@ -82,7 +82,7 @@ class NodeProcess:
         return self.folder.with_suffix(".log")
 
     def last_words(self) -> str:
-        """The last line of its log, for the person who wants to know why it ended."""
+        """The last line of its log, which tells a person why it ended."""
         lines = (
             self.log_path.read_text("utf-8", "replace").strip().splitlines() if self.log_path.exists() else []
         )
@@ -108,7 +108,7 @@ class NodeProcess:
             raise LocalError(f"{self.name} ended: {self.last_words()}")
 
     def has_ended(self) -> bool:
-        """Whether it turns out now to have ended without our doing; `ended` then says how."""
+        """Check whether it has ended without our doing; if so, `ended` says how."""
         status = self.child.poll() if self.child is not None else None
         if self.child is None or status is None:
             return False
@@ -119,7 +119,7 @@ class NodeProcess:
         return True
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes at once: a power cut."""
+        """Send SIGKILL to all of its processes at once, like a power cut."""
         if self.child is None:
             return
         with suppress(psutil.NoSuchProcess):
@@ -133,7 +133,8 @@ class NodeProcess:
         self.killed = True
 
     async def ask(self, *, digest: bool, plaintext: bool, up_to: int | None = None) -> None:
-        """Refresh its status, bytes of all its runs; keeps the last one if it does not answer just now."""
+        """Refresh its status, with the bytes of all its runs. Keeps the last one if it does not answer
+        now."""
         facts = Home(self.folder).read_daemon()
         if facts is None or self.killed or self.ended:
             return
@@ -148,17 +149,17 @@ class NodeProcess:
             pass
 
     def read_log(self) -> list[str]:
-        """What has newly gone wrong, by its log."""
+        """What has gone wrong since the last call, by its log."""
         return self.troubles.read(self.status["round"] if self.status else 0)
 
     @property
     def trainer(self) -> dict[str, Any]:
-        """What its trainer last reported; empty before it did."""
+        """Its trainer's last report; empty before there is one."""
         return (self.status or {}).get("trainer") or {}
 
 
 def _ending(status: int) -> str:
-    """What an exit status says of how a process ended; empty where its log says more."""
+    """How a process ended, by its exit status; empty if its log says more."""
     if status < 0:
         with suppress(ValueError):
             return f"killed by {signal.Signals(-status).name}"
@@ -167,7 +168,7 @@ def _ending(status: int) -> str:
 
 
 def stop_all(processes: list[NodeProcess]) -> None:
-    """Stop them all at once, within STOP_S together."""
+    """Stop all processes together, within STOP_S."""
     running = [process for process in processes if process.child is not None]
     for process in running:
         if process.child is not None and process.child.poll() is None:
@@ -180,6 +181,6 @@ def stop_all(processes: list[NodeProcess]) -> None:
 
 
 def threads_each(nodes: int) -> int:
-    """CPU threads per trainer when this machine's cores are shared out."""
+    """CPU threads per trainer when the nodes share this machine's cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     return max(1, cores // nodes)

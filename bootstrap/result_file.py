@@ -1,6 +1,6 @@
-"""Where a local swarm's result is written: a file, or what is there already (a pipe, a terminal, a device).
+"""Where a local swarm's result is written: a file, or an existing pipe, terminal or device.
 
-A file appears whole or not at all. What is no file is written into, as a shell's ``>`` does, never replaced.
+A file appears whole or not at all. Anything else is written into, as by a shell's ``>``, and never replaced.
 """
 
 import fcntl
@@ -20,10 +20,10 @@ _STANDARD = {"/dev/stdout": STDOUT, "/dev/stderr": 2}
 
 
 class ResultFile:
-    """One path of ``--json``."""
+    """The path given with ``--json``."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError if nothing can be written there: better now than after the run."""
+        """Raises ConfigError if nothing can be written there, since that is better known before the run."""
         self._path = path
         self._place = path.absolute()
         self._fd = _fd_named(self._place)
@@ -34,11 +34,11 @@ class ResultFile:
 
     @property
     def is_stdout(self) -> bool:
-        """Whether it goes where the display would be; that is then better shown elsewhere."""
+        """Whether it is standard output. The display should then go elsewhere."""
         return self._fd == STDOUT
 
     def write(self, data: bytes) -> None:
-        """Raises StorageError."""
+        """Write the result. Raises StorageError."""
         try:
             if self._fd is not None:
                 _write_all(self._fd, data)
@@ -75,7 +75,7 @@ class ResultFile:
 
 
 def _fd_named(path: Path) -> int | None:
-    """Which of our open files a path names, as a shell's ``>(...)`` is one."""
+    """The file descriptor of ours that a path names, as with a shell's ``>(...)``; None if it names none."""
     named = _NAMED_FD.fullmatch(str(path))
     return int(named[1]) if named else _STANDARD.get(str(path))
 

@@ -41,20 +41,20 @@ class SwarmSummary:
     data_parallel_bytes: int
     sample: str
     events: list[dict[str, Any]]
-    """What --chaos did to it; see `gossamer.bootstrap.chaos`."""
+    """The events of --chaos, see `gossamer.bootstrap.chaos`."""
     nodes: list[NodeSummary]
     ended: list[str] = field(default_factory=list)
-    """Who was killed or ended on the way, and how; the others went on."""
+    """Processes that were killed or ended on the way, and how; the others went on."""
     loss_unit: str = ""
 
     @property
     def ok(self) -> bool:
-        """Whether all is well: identical replicas, all who are left done, a loss that fell."""
+        """Whether the run went well: identical replicas, all remaining nodes done, and a loss that fell."""
         return not self.reasons
 
     @property
     def reasons(self) -> list[str]:
-        """Why all is not well; empty if it is."""
+        """Why the run did not go well; empty if it did."""
         start, end = self.val_loss_start, self.val_loss_end
         found = []
         if not self.identical:
@@ -78,7 +78,7 @@ class SwarmSummary:
 def data_parallel_bytes(parameters: int, steps: list[int]) -> int:
     """Bytes that data-parallel training would have sent for the same steps.
 
-    A ring all-reduce of fp32 gradients sends ``2 (n - 1) / n`` of them per worker and step.
+    A ring all-reduce of fp32 gradients sends ``2 (n - 1) / n`` times their size per worker and step.
     """
     n = len(steps)
     return sum(steps) * parameters * FLOAT32_BYTES * 2 * (n - 1) // n
@@ -87,10 +87,10 @@ def data_parallel_bytes(parameters: int, steps: list[int]) -> int:
 def summarise(
     statuses: list[dict[str, Any]], *, starts: Collection[float] = (), **facts: Any
 ) -> SwarmSummary:
-    """Put the nodes' last statuses together.
+    """Summarise the nodes' last statuses.
 
-    `starts` are losses at the start that nodes told of earlier: a trainer that was started again knows it no
-    more. `facts` are the fields that no node knows.
+    `starts` are losses at the start that nodes reported earlier: a trainer that was restarted no longer knows
+    its own. `facts` are the fields that no node knows.
     """
     nodes = []
     for status in statuses:
@@ -127,7 +127,7 @@ def summarise(
 
 
 def amount(count: float) -> str:
-    """Bytes as people read them."""
+    """A number of bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

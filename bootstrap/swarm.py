@@ -1,6 +1,7 @@
 """`gossamer swarm`: a local swarm of real node processes, from manifest to summary.
 
-A bootstrap peer and N nodes with their own keys, folders and ports, joined exactly as on separate machines.
+It has a bootstrap peer and N nodes with their own keys, folders and ports, joined exactly as on separate
+machines.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from gossamer.protocol.manifest import Manifest
 
 
 def run_swarm(options: SwarmOptions) -> int:
-    """Run it and show it; returns 0 only if all is well. Raises LocalError for what a person can mend."""
+    """Run and show a swarm; returns 0 only if all went well. Raises LocalError for what a person can fix."""
     result = ResultFile(options.json_path) if options.json_path is not None else None
     console = Output(stderr=result is not None and result.is_stdout)
     manifest, phi = _plan(options)
@@ -40,9 +41,9 @@ def run_swarm(options: SwarmOptions) -> int:
         try:
             summary = asyncio.run(LocalSwarm(options, manifest, folder, console).run())
         except LocalError:
-            is_temporary &= not any(folder.glob("*.log"))  # the message may point to one in there
+            is_temporary &= not any(folder.glob("*.log"))  # the message may point to a log in there
             raise
-        try:  # the run is over, and whatever becomes of one of them, there is the other
+        try:  # the run is over: if writing the result fails, the summary is still shown
             if result is not None:
                 result.write(json.dumps(summary.to_json(), indent=2).encode() + b"\n")
         finally:
@@ -77,7 +78,7 @@ def _plan(options: SwarmOptions) -> tuple[Manifest, Ints]:
 
 
 def _text_options(options: SwarmOptions) -> dict[str, OptionValue]:
-    """A learning rate schedule that ends with the run. Raises ConfigError, also for data that is no text."""
+    """A learning rate schedule that ends with the run. Raises ConfigError, also for data that is not text."""
     try:
         kind = find_kind("text")
         task = kind.resolve({**options.options, **kind.read(options.settings)})

@@ -1,7 +1,7 @@
-"""What goes wrong at a node of a local swarm, by what its log has grown by.
+"""What goes wrong at a node of a local swarm, found by following its log.
 
-A supervisor starts a trainer again however often it ends, as is right for a node far from its owner. Here a
-person looks on, who is told each cause once, and does not wait for a trainer that never gets on.
+A supervisor restarts a trainer however often it ends, as is right for a node far from its owner. Here a
+person looks on, who is told each cause once, and does not wait for a trainer that makes no progress.
 """
 
 import re
@@ -11,16 +11,16 @@ from pathlib import Path
 from gossamer.node.service import says_it_ended
 
 READ_MAX = 1 << 16
-"""Bytes that are read at a time. Of a log that has grown by more, the end."""
+"""Bytes that are read at a time. If a log has grown by more, only its end is read."""
 
 CAUSES_MAX = 100
-"""Different ones that are told of one node."""
+"""How many different causes are reported for one node."""
 
 ENDS_MAX = 3
-"""A trainer that has ended so often in the same round will not get on."""
+"""A trainer that has ended this often in the same round will make no progress."""
 
 LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>\w+) +(?P<text>.+)")
-"""As `gossamer.node.logs` writes them."""
+"""A line as `gossamer.node.logs` writes it."""
 
 _PAUSE = re.compile(r" in [0-9.]+ s$")
 
@@ -38,7 +38,7 @@ class Troubles:
         self._cause = ""
 
     def read(self, round_: int) -> list[str]:
-        """The new errors and warnings, each told once; `round_` is the last that the node has published."""
+        """New errors and warnings, each reported once; `round_` is the last that the node has published."""
         if round_ > self._round:
             self._round, self._ends = round_, 0
         fresh = []
@@ -65,7 +65,7 @@ class Troubles:
         return f"{self._cause} (its trainer has ended {self._ends} times in one round; see {self._path})"
 
     def _lines(self) -> list[str]:
-        """Whole lines that have come since the last call."""
+        """The whole lines that have come since the last call."""
         grown = b""
         with suppress(OSError), open(self._path, "rb") as log:
             size = log.seek(0, 2)

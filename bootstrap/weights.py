@@ -1,4 +1,4 @@
-"""Existing weights as a swarm's first parameters: a safetensors file, or a folder as transformers writes it.
+"""Existing weights as a swarm's first parameters: a safetensors file, or a folder written by transformers.
 
 Nothing is ever unpickled, so ``.bin`` and ``.pt`` files are refused.
 """
@@ -22,18 +22,18 @@ INDEX = "model.safetensors.index.json"
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _WRAPPERS = ("module.", "_orig_mod.")
-"""What DistributedDataParallel and torch.compile put before every name."""
+"""Prefixes that DistributedDataParallel and torch.compile put before every name."""
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Set a model's trainable parameters, float32, to what a file or folder holds under their names.
+    """Set a model's trainable parameters, float32, to the values that a file or folder holds for their names.
 
-    A tensor that the model ties to others may go by any of their names. A file may leave out the name of the
-    module that holds nearly everything, as transformers' base models do. Buffers are passed over: each node
-    has its own.
+    A tensor that the model ties to others may have any of their names. A file may leave out the name of the
+    module that holds nearly everything, as transformers' base models do. Buffers are ignored: each node has
+    its own.
 
     Raises:
-        ConfigError: it cannot be read, or is not of this model; names the first tensor that differs.
+        ConfigError: the weights cannot be read, or are not this model's; names the first tensor that differs.
     """
     weights = _Weights(path)
     naming = _naming(_all_names(model), weights.names)
@@ -61,7 +61,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 class _Naming(NamedTuple):
-    """From the model's names to the file's."""
+    """How the model's names become the file's."""
 
     drop: str = ""
     add: str = ""
@@ -71,7 +71,7 @@ class _Naming(NamedTuple):
 
 
 def _naming(names: Iterable[str], found: frozenset[str]) -> _Naming:
-    """The one under which the most names are found."""
+    """The naming by which the most names are found."""
     modules = sorted({f"{name.split('.')[0]}." for name in names if "." in name})
     candidates = [
         _Naming(),
@@ -121,7 +121,8 @@ def _missing(weights: "_Weights", name: str, parameter: nn.Parameter) -> str:
 
 
 def _check_others(model: nn.Module, weights: "_Weights", naming: _Naming, names: Iterable[str]) -> None:
-    """What the swarm will not share must be in the model already, or be of no consequence."""
+    """Raise ConfigError for unused tensors in the file that matter: frozen parameters must have the same
+    values in the model, and names that the model does not have are refused. Buffers are ignored."""
     frozen = {naming.of(name): p for name, p in model.named_parameters(remove_duplicate=False)}
     buffers = {naming.of(name) for name, _ in model.named_buffers()}
     for name in sorted(names):
@@ -139,7 +140,7 @@ class _Weights:
     """Named tensors of one file, or of several with an index."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError."""
+        """Open the files. Raises ConfigError."""
         self.path = path
         self._files: dict[str, Any] = {}
         try:
@@ -151,7 +152,7 @@ class _Weights:
         self.names = frozenset(self._files)
 
     def get(self, name: str) -> Tensor:
-        """Raises ConfigError."""
+        """A tensor by name. Raises ConfigError."""
         try:
             tensor: Tensor = self._files[name].get_tensor(name)
         except (OSError, SafetensorError) as error:

@@ -41,7 +41,7 @@ class BootstrapCommand(Command):
 
         path = node.params.get("path")
         if path is None or node.manifest is None or node.home is None:
-            return ()  # said already
+            return ()  # reported already
         is_invited = node.invitation is not None
         joins = bool(node.params.get("join"))
         return check_bootstrap(node.home, node.manifest, path, joins=joins, is_invited=is_invited)
@@ -90,8 +90,8 @@ def bootstrap(
     if not addresses:
         try:
             ensure_genesis(home, manifest, path)
-        except BaseException:  # Ctrl-C, too
-            if is_new:  # or the folder would refuse the manifest once it has been put right
+        except BaseException:  # also Ctrl-C
+            if is_new:  # otherwise the folder would refuse the manifest once it has been corrected
                 home.manifest_path.unlink(missing_ok=True)
             raise
     _let_in(home, manifest, path, given_invitation(invite))
@@ -126,7 +126,7 @@ def _let_in(home: "Home", manifest: "Manifest", path: Path, invitation: "Invitat
         return
     key = path.with_suffix(owners.SUFFIX)
     if manifest.admission.mode == "open" or home.invitation() is not None or not key.exists():
-        return  # without any the daemon will say what is missing
+        return  # without a key, the daemon will say what is missing
     owner = owners.owner_of(manifest, path, None)
     own_id = home.identity().node_id
     home.keep_invitation(

@@ -135,7 +135,7 @@ def init(
         owners=(owner.public_key.hex(),) if owner else (),
         invited=invited,
     )
-    check_free()  # building a model takes a while, in which another init may have been done
+    check_free()  # again: another init may have run while the model was built
     has_first = weights is not None or bool(manifest.task.source)
     with (
         genesis_file.writing(manifest, phi, first) if has_first else nullcontext(),
@@ -146,7 +146,7 @@ def init(
     if has_first:
         typer.echo(f"wrote {first}: the first parameters, which gossamer bootstrap takes from there")
     else:
-        first.unlink(missing_ok=True)  # of the manifest that was replaced
+        first.unlink(missing_ok=True)  # that of the replaced manifest
     if secret:
         typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up, and {path} with it")
     if owner is not None:
