@@ -36,7 +36,7 @@ class BootstrapCommand(Command):
     """The command with its part of `gossamer config check`."""
 
     def findings(self, node: "NodeCheck") -> "Iterable[Finding]":
-        """What it needs beside the manifest."""
+        """What a bootstrap peer needs besides the manifest."""
         from gossamer.bootstrap.check_bootstrap import check_bootstrap
 
         path = node.params.get("path")
@@ -116,7 +116,7 @@ def bootstrap(
 
 
 def _let_in(home: "Home", manifest: "Manifest", path: Path, invitation: "Invitation | None") -> None:
-    """Keep an invitation, or make one where the owner's key is at hand. Raises ConfigError."""
+    """Keep an invitation, or make one if the owner's key is at hand. Raises ConfigError."""
     from gossamer.bootstrap import owners
     from gossamer.node.renewal import keep_better
     from gossamer.protocol.admission.charter import Role

@@ -78,5 +78,5 @@ Seed = Annotated[
 
 
 def given(**options: str | int | None) -> dict[str, str | int | float | bool]:
-    """Those options of the task that have a flag of their own, and were given."""
+    """The task's options that have their own flags, as far as they were given."""
     return {key: value for key, value in options.items() if value is not None}

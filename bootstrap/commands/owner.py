@@ -140,7 +140,8 @@ def revoke(
 
 
 def _from_each(addresses: Collection[str], ask: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
-    """What those answer who do; a line for each of the others. Raises UnreachableError if nobody does."""
+    """The answers of the nodes that answer; prints a line for each other. Raises UnreachableError if none
+    do."""
     answers: dict[str, T] = {}
     problems: list[UnreachableError] = []
     for address in addresses:

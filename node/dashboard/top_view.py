@@ -181,7 +181,7 @@ def _head(board: Board, choices: Choices) -> list[Text]:
 
 
 def _which(state: dict[str, Any]) -> tuple[str, str]:
-    """Whose state it is."""
+    """Which swarm and node a state is of."""
     return state["swarm"]["id"], state["node"]["id"]
 
 
