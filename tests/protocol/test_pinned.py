@@ -21,7 +21,7 @@ from gossamer.protocol.payloads.chunks import chunk_sizes, payload_chunk_bytes, 
 from gossamer.protocol.payloads.layout import plan
 from gossamer.protocol.payloads.packing import unpack_chunk
 from gossamer.protocol.payloads.payload import payload_length
-from gossamer.protocol.records import DeltaBody, PeerBody
+from gossamer.protocol.records import DeltaBody, RowBody
 from tests.protocol import builders
 
 ALICE, BOB = builders.identity(1), builders.identity(2)
@@ -35,14 +35,14 @@ MESSAGES = (
     msg.Compare(1, ((16, A), (32, B)), True, 7),
     msg.Inventory(((5, (A,)), (6, (A, B)))),
     msg.Request((A, B)),
-    msg.Roster(((A, 3, 4), (B, 5, 6)), True),
+    msg.RosterSummary(((A, 3, 4), (B, 5, 6)), True),
     msg.Ping(300),
     msg.Ack(70_000),
     msg.PingFor(8, A),
     msg.Suspect(A, 9, 10),
     msg.Ask(A),
     msg.Decline(B),
-    msg.Charter(A, (A, B), True),
+    msg.CharterSummary(A, (A, B), True),
     msg.Parts(A, (0, 3, 64)),
 )
 
@@ -83,7 +83,7 @@ def test_the_bodies_of_records():
         chunks=(A,),
         previous=B,
     )
-    row = PeerBody(
+    row = RowBody(
         incarnation=2**41,
         heartbeat=3,
         leaving=False,
