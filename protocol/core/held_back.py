@@ -1,8 +1,8 @@
 """Rounds that wait for others' deltas before they are merged.
 
-A delta far longer than usual, or of far more tokens, may be a liar's, and only beside those of others can it
-be clipped and capped. So a round that has too few of them waits, until others have published for it, or the
-swarm has gone past it, or has had the time to.
+A delta far longer than usual, or of far more tokens, may be a liar's, and it can be clipped and capped only
+beside deltas of others. So a round with too few deltas waits until others have published for it, until the
+swarm has gone past it, or until the swarm has had the time to.
 """
 
 from collections import deque
@@ -11,8 +11,8 @@ from statistics import median
 
 HELD_BACK_ROUNDS = 2
 HELD_BACK_MIN_S = 5.0
-"""A round is held back for as long as two of the last rounds took, and at least for this: by then all have
-published who are going to, and where training has ended that is nobody."""
+"""A round is held back for as long as two of the last rounds took, and at least for this long. By then all
+members that are going to publish have done so; where training has ended, none will."""
 
 PACE_ROUNDS = 8
 
@@ -27,19 +27,19 @@ class HeldBack:
         self._clock, self._clock_moved_at = 0, 0.0
 
     def note_clock(self, clock: int, now: float) -> None:
-        """The swarm is at round `clock`. What it had reached when we came tells nothing of its pace."""
+        """The swarm is at round `clock`. The first reading says nothing about its pace."""
         if clock > self._clock:
             if self._clock:
                 self._pace.append((now - self._clock_moved_at) / (clock - self._clock))
             self._clock, self._clock_moved_at = clock, now
 
     def hold(self, round_: int, now: float) -> None:
-        """Have a round wait."""
+        """Make a round wait."""
         usual = median(self._pace) if self._pace else 0.0
         self._until[round_] = now + max(HELD_BACK_MIN_S, HELD_BACK_ROUNDS * usual)
 
     def release(self, round_: int) -> bool:
-        """A round waits no longer; returns whether it did."""
+        """A round waits no longer; returns whether it did wait."""
         return self._until.pop(round_, None) is not None
 
     def keep(self, rounds: Set[int]) -> None:
@@ -48,9 +48,9 @@ class HeldBack:
             del self._until[round_]
 
     def waits(self, round_: int, clock: int, now: float) -> bool:
-        """Whether it is not to be merged yet in a swarm that is at round `clock`."""
+        """Whether a round must not be merged yet in a swarm that is at round `clock`."""
         return round_ >= clock and now < self._until.get(round_, now)
 
     def until(self, round_: int) -> float | None:
-        """When it will have waited for long enough; None if it does not wait."""
+        """When a round will have waited long enough; None if it does not wait."""
         return self._until.get(round_)

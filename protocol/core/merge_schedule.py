@@ -1,9 +1,9 @@
-"""Which rounds that changed are merged now, which wait, and when Phi has all that the swarm had when we came.
+"""Which changed rounds are merged now, which wait, and when Phi holds all that the swarm had when we came.
 
-Phi is the same whatever the order in which rounds are merged, and however late. When to merge one is each
-node's own matter, and this is what it goes by: a round that the swarm cannot have reached is not merged
-before the swarm has, since whoever signs for it has it to itself; nor is an outlier, while nothing beside it
-shows what is usual, see `held_back`.
+Phi does not depend on the order in which rounds are merged, or on how late they are. So each node decides for
+itself when to merge a round, by two rules. A round that the swarm cannot have reached yet waits until it has:
+a node that signs for such a round is alone in it. An outlier waits while no other delta in its round shows
+what is usual, see `held_back`.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ from gossamer.protocol.records import Delta
 
 
 class MergeSchedule:
-    """The rounds of one node that wait to be merged, and what for. `now` is its clock, in seconds."""
+    """One node's rounds that wait to be merged, and why. `now` is seconds of its monotonic clock."""
 
     def __init__(self, core: Replica) -> None:
         self._core = core
         self._dirty: set[int] = set()
-        """Rounds whose set of complete, valid records is not what is merged of them."""
+        """Rounds whose set of complete, valid records differs from the set merged."""
         self._held_back = HeldBack()
         self.reach = 0
-        """The newest round merged, by an earlier run maybe."""
+        """The newest round merged, by this run or an earlier one."""
         self.ready = False
         """Whether Phi holds all that the swarm had when we joined: the trainer may begin."""
         self._catch_up_to: int | None = None
         self._found_up_to: float = inf
-        """The newest round that the swarm had when we came; not known before we have caught up."""
+        """The newest round that the swarm had when we came; infinite until we have caught up."""
 
     def begin(self, floor: int, reach: int) -> None:
-        """Phi is what all rounds up to `floor` make of it; newer ones are to be merged into it.
+        """Phi holds all rounds up to `floor`; newer ones are to be merged into it.
 
-        `reach` is the newest round that was merged into what it goes on from.
+        `reach` is the newest round merged in the state that the node goes on from.
         """
         self.reach = reach
         self._dirty = {round_ for round_ in self._core.ledger.rounds() if round_ > floor}
@@ -45,17 +45,17 @@ class MergeSchedule:
         self._held_back.release(round_)
 
     def close(self, floor: int) -> None:
-        """What is closed stays as it is merged."""
+        """Rounds up to `floor` are closed: they stay as they are merged."""
         self._dirty = {round_ for round_ in self._dirty if round_ > floor}
         self._held_back.keep(self._dirty)
 
     @property
     def unmerged(self) -> int:
-        """Rounds that are not merged, whatever they wait for."""
+        """Number of changed rounds that are not merged, whatever they wait for."""
         return len(self._dirty)
 
     def waiting(self, upto: int) -> list[int]:
-        """The rounds up to `upto` that are not merged, in order."""
+        """The changed rounds up to `upto` that are not merged, in order."""
         return sorted(round_ for round_ in self._dirty if round_ <= upto)
 
     def look(self, now: float) -> list[int]:
@@ -66,8 +66,11 @@ class MergeSchedule:
         return self._reached(clock, now)
 
     def reached(self, now: float) -> list[int]:
-        """The rounds to merge, in order: none that the swarm cannot have reached, unless it rests, or that is
-        held back."""
+        """The rounds to merge, in order.
+
+        Rounds that are held back are left out, as are those that the swarm cannot have reached, unless it
+        rests.
+        """
         return self._reached(self._core.clock, now)
 
     def _reached(self, clock: int, now: float) -> list[int]:
@@ -99,25 +102,25 @@ class MergeSchedule:
         self.reach = max(self.reach, round_)
 
     def held_back_until(self, round_: int) -> float | None:
-        """When a round that is held back will have waited for long enough; None if it is not."""
+        """When a round that is held back will have waited long enough; None if it is not held back."""
         return self._held_back.until(round_)
 
     def stand_alone(self, round_: int, deltas: Sequence[Delta]) -> bool:
-        """Whether nothing in a round that is still under way shows what is usual in it: too few have
-        published for it, and we are not among them.
+        """Whether the deltas of a round that is still under way are too few to show what is usual in it.
 
-        What the swarm had when we came is not under way, and training is not to begin without it.
+        Our own delta would show that. Rounds that the swarm had when we came are not under way: training
+        must not begin without them.
         """
         own_id = self._core.identity.node_id
         few = 0 < len(deltas) < WITNESSES and all(delta.author != own_id for delta in deltas)
         return few and round_ >= self._core.clock and round_ > self._found_up_to
 
     def look_whether_ready(self, now: float) -> None:
-        """We may train once all that the swarm had, when we first had seen all of it, is merged."""
+        """Set `ready` once everything is merged that the swarm had at the moment when we had caught up."""
         if self.ready or not (self._core.caught_up and self._core.sealing.joined):
             return
         if max(self._dirty, default=0) > self.horizon and not self._core.somebody_trains:
-            return  # what lies beyond may be all that there is of others' work
+            return  # those rounds may be all the work that others have done
         reached = self.reached(now)
         if self._catch_up_to is None:
             self._catch_up_to = max(reached, default=0)
@@ -126,10 +129,10 @@ class MergeSchedule:
 
     @property
     def horizon(self) -> int:
-        """The newest round that the swarm can have reached. What it had once reached, it has."""
+        """The newest round that the swarm can have reached. A round once merged counts as reached."""
         return max(self._core.horizon, self.reach)
 
     @property
     def reachable(self) -> float:
-        """Up to which round all is merged: a swarm that rests gets no further than it is."""
+        """Up to which round rounds are merged; infinite if the swarm rests, since it will get no further."""
         return inf if self._core.caught_up and self._core.rests else self.horizon

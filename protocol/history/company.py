@@ -1,8 +1,8 @@
-"""Who takes part: the members that publish, less those who went while most of the others stayed.
+"""Which members take part: those that publish, less those that went while most of the others stayed.
 
-What most members say counts, and who is not there counts among them: it may be our own line, or somebody in
-between, that keeps it away. But members that come once and die without a word, or laptops that sleep, are
-remembered for a day, and after weeks would be most of a swarm for ever.
+A majority of members decides, and absent members count towards the total: our own line may be down, or
+somebody in between may keep them away. But members that come once and die without a word, or laptops that
+sleep, are remembered for a day. In a swarm of some weeks they would always be the majority.
 """
 
 from collections.abc import Iterator
@@ -11,23 +11,23 @@ from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.membership.roster import Health, Member, Roster
 
 STAYED_S = 3600.0
-"""Who has been gone for so long, all of which most others were there, takes part no more. A network that was
-split brings its members back within a minute."""
+"""A member that has been gone for this long, while most others were present, takes part no more. After a
+network split heals, members are back within a minute."""
 
 
 class Company:
-    """Counts them. Without us, and without those that have said that they leave."""
+    """Counts the members that take part, without us and without those that have announced that they leave."""
 
     def __init__(self, roster: Roster, ledger: Ledger) -> None:
         self._roster = roster
         self._ledger = ledger
         self._given_up: set[bytes] = set()
-        """Those who went and did not come back."""
+        """Members that went and did not come back."""
         self._most_since: float | None = None
-        """Since when most of those who take part have been there."""
+        """Since when most of the members that take part have been present; None while they are not."""
 
     def look(self, now: float) -> None:
-        """Note who is there; to be called every few seconds."""
+        """Note which members are present. Call this every few seconds."""
         authors = list(self._authors())
         gone = {member.row.node_id: member.since for member in authors if member.is_gone}
         self._given_up &= gone.keys()
@@ -44,7 +44,7 @@ class Company:
         return sum(member.row.node_id not in self._given_up for member in self._authors())
 
     def _authors(self) -> Iterator[Member]:
-        """Members that have not left and are known to have published, in rounds long closed too."""
+        """Members that have not left and are known to have published, even if only in rounds long closed."""
         for member in self._roster.members():
             if member.health is not Health.LEFT and self._ledger.last_round(member.row.node_id) > 0:
                 yield member

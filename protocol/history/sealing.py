@@ -1,8 +1,8 @@
-"""The state machine of `claims`: when to seal, what to forget, and from which snapshot to start.
+"""The state machine of `claims`: when to seal, which rounds to close, and from which snapshot to start.
 
-It sees its own claims and those of the live members, and asks its adapter for work: `Seal`, `Close`,
-`Adopt`. A node that has not joined yet has no claims; its first one is what it adopted. Which one that is
-`joining` says; when to give up what it holds for another one, `absence` and `lineages`.
+It sees the node's own claims and those of the live members, and asks its adapter for work: `Seal`, `Close`,
+`Adopt`. A node that has not joined yet has no claims; its first claim is the snapshot that it adopts.
+`joining` chooses that snapshot; `absence` and `lineages` decide when to give up our history for another one.
 """
 
 from collections import deque
@@ -26,14 +26,15 @@ from gossamer.protocol.history.testimony import Testimony, Witness
 from gossamer.protocol.manifest import Manifest
 
 LOOK_INTERVAL_S = 2.5
-"""At every second of the turns that a node takes (see `replica`)."""
+"""A look is due at every second of the turns that a node takes (see `replica`)."""
 
 JOINING_LOOK_S = 0.05
 RETURN_LOOK_S = 0.25
-"""A node that looks for a snapshot to start from is in more of a hurry, as is one that has just come back."""
+"""A node that has no snapshot to start from looks more often, as does one that has just come back."""
 
 CLAIMED_MAX = 32
-"""Where rounds are fast the members' newest snapshots are seldom of the same round at the same time."""
+"""Own claims that are remembered. Where rounds are fast, members' newest snapshots are seldom of the same
+round at the same time."""
 
 GONE_AFTER_S = 10.0
 """A snapshot that nobody has claimed for this long is not worth waiting for."""
@@ -52,8 +53,8 @@ class Sealing:
         own_last: Callable[[], int],
     ) -> None:
         """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
-        `Joining`. `tells_of`: whether our ledger has a record of a round by anybody but ourselves and
-        some others. `own_last`: the last round that we have signed, 0 if none."""
+        `Joining`. `tells_of`: whether our ledger has a record of a given round by an author other than us
+        and the given nodes. `own_last`: the last round that we have signed, 0 if none."""
         self._section = manifest.history
         self.genesis = genesis_claim(manifest.genesis.root)
         self._is_first = is_first
@@ -64,7 +65,7 @@ class Sealing:
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
         self._claimed: dict[int, Claim] = {}
-        """What we claimed lately, by round, and would claim again: others may still be there."""
+        """What we claimed lately, by round, and still stand by: others may not have got further yet."""
         self.adopting: Claim | None = None
         self.floor = 0
         self._asked_to_seal = 0
@@ -78,21 +79,21 @@ class Sealing:
 
     @property
     def starts_over(self) -> bool:
-        """Whether what we hold is given up, and the swarm's snapshot not here yet."""
+        """Whether we have given up our history, and the swarm's snapshot is not here yet."""
         return self._absence.given_up is not None
 
     @property
     def may_be_outlived(self) -> bool:
-        """Whether those who are heard say that the swarm went on without us, and it is not settled yet."""
+        """Whether the members that we hear say that the swarm went on without us; not settled yet."""
         return self._absence.may_be_outlived
 
     @property
     def is_in_a_hurry(self) -> bool:
-        """Whether `deadline` is sooner than others' and is to be kept."""
+        """Whether to look at `deadline`, without waiting for the next turn."""
         return not self.joined or self._absence.looks_until > 0.0
 
     def restore(self, claims: Claims, floor: int, extent: int = 0) -> None:
-        """Take over what a previous run held; it knew of rounds up to `extent`."""
+        """Take over what a previous run held, which knew of rounds up to `extent`."""
         self.claims = claims
         self._claimed = {claim.round: claim for claim in claims[:1]}
         self.floor = floor
@@ -106,9 +107,9 @@ class Sealing:
     def sealed(self, claims: Claims) -> None:
         """Our snapshots have changed."""
         if self.starts_over:
-            return  # one that was being written is of what is given up
+            return  # that snapshot was still being written, and is of the history that we gave up
         if self.claims and claims[0].round <= self.claims[0].round:
-            self._claimed.clear()  # a late record: what we said of the rounds before may not hold any more
+            self._claimed.clear()  # a late record: our earlier claims may not hold any more
         self.claims = claims
         self._claimed |= {claim.round: claim for claim in claims[:1]}
         for round_ in sorted(self._claimed)[:-CLAIMED_MAX]:
@@ -123,10 +124,10 @@ class Sealing:
         self.floor = claim.round
         self.adopting = None
         self._asked_to_seal = claim.round
-        self._clocks.clear()  # what the clock said may have been of the history before
+        self._clocks.clear()  # these readings may belong to the history before
 
     def unusable(self, claim: Claim) -> None:
-        """That snapshot cannot be adopted by anybody: our own history goes on, or another one is chosen."""
+        """Nobody can adopt that snapshot: our own history goes on, or another snapshot is chosen."""
         if self.adopting is not None and self.adopting.root == claim.root:
             self.adopting = None
             self._lineages.unusable()
@@ -137,8 +138,7 @@ class Sealing:
     def wake(self, now: float, clock: int, others: Testimony, *, is_stalled: bool = False) -> list[Effect]:
         """Look at what the others claim, if that is due.
 
-        `clock`: the swarm's round. `is_stalled`: the snapshot that is being adopted is being fetched, and
-        nothing of it comes.
+        `clock`: the swarm's round. `is_stalled`: no chunk of the snapshot to adopt has arrived for long.
         """
         if now < self._next_look:
             return []
@@ -148,7 +148,7 @@ class Sealing:
         if self.adopting is not None:
             if self._is_gone(self.adopting, claims, now) or (
                 is_stalled and self._joining.prefers_another(self.adopting, members)
-            ):  # one liar can claim for ever what it does not serve
+            ):  # one liar can claim for ever a snapshot that it does not serve
                 self.adopting = None
             return []
         if not self.joined:
@@ -195,7 +195,7 @@ class Sealing:
         return [Notice(text), *self._join(members, now)]
 
     def _go_on_without(self, given_up: Claim, now: float) -> list[Effect]:
-        """Those that went on are gone with what they had: better to lose their history than to have none."""
+        """The members that went on are gone: better to lose their history than to have none."""
         text = f"whoever went on is gone: going on from our own snapshot of round {given_up.round}"
         return [Notice(text), *self._adopt(given_up, now)]
 
@@ -215,10 +215,10 @@ class Sealing:
     # -- where it ends
 
     def _settled(self, clock: int, now: float) -> int:
-        """Where the clock stood some seconds ago, and still does.
+        """The round that the clock showed some seconds ago, or shows now if that is lower.
 
-        Alone it reads our own last round, which may lie far beyond what the others have reached: so in the
-        first moment after a start, if we had gone back to where they are.
+        While we are alone, the clock reads our own last round, which may lie far beyond what the others have
+        reached: for instance in the first moment after a start, if we had gone back to where they are.
         """
         self._clocks.append((now, clock))
         settled = 0
@@ -227,7 +227,7 @@ class Sealing:
         return min(settled, clock)
 
     def _seal(self, settled: int) -> list[Effect]:
-        """A snapshot is due by a clock that has settled."""
+        """Ask for a snapshot if one is due by `settled`, see `_settled`."""
         last = max(self._asked_to_seal, self.claims[0].round)
         target = roundest(last, sealed_round(settled, self._section), self._section.snapshot_every)
         if target is None:
@@ -236,7 +236,7 @@ class Sealing:
         return [Seal(target)]
 
     def _close(self, settled: int, others: Sequence[Claims]) -> list[Effect]:
-        # Costs little and is most often the end of it: others can only agree on less than what we claim.
+        # A cheap check that mostly ends it: no agreed claim of ours is newer than our newest one.
         if closable_round(self.claims[0].round, settled, self._section) <= self.floor:
             return []
         everyone = [self.claims, *(claims for claims in others if claims)]

@@ -1,6 +1,6 @@
 """The snapshot that is being fetched: one at a time, from every member that claims it.
 
-`Sealing` decides which one; here its decisions are carried over to the fetcher and the holdings.
+`Sealing` decides which one; this module passes its decisions on to the fetcher and the holdings.
 """
 
 from gossamer.protocol.claims import Claim
@@ -16,7 +16,7 @@ from gossamer.protocol.membership.roster import Roster
 
 
 class SnapshotPull:
-    """Carries what `sealing` decides over to what is fetched and held."""
+    """Passes the decisions of `sealing` on to the fetcher and the holdings."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class SnapshotPull:
         self._fetcher = fetcher
         self._holdings = holdings
         self._sought: Claim | None = None
-        """The one being fetched, or the last that was."""
+        """The snapshot being fetched, or the last one that was."""
 
     def wake(self, now: float, clock: int) -> list[Effect]:
-        """A look at what members claim is due. `clock`: the swarm's round."""
+        """Have `Sealing` look at what members claim. `clock`: the swarm's round."""
         adopting, wants = self._sealing.adopting, self._fetcher.wants
         self._witnesses.look(now)
         is_stalled = adopting is not None and wants.is_stalled(adopting.key, now)
@@ -52,32 +52,32 @@ class SnapshotPull:
         return [self._holdings.close(e.round) if isinstance(e, Close) else e for e in result]
 
     def seek(self, claim: Claim) -> None:
-        """What is needed from now on is of this snapshot: another one is not fetched any more."""
+        """Fetch this snapshot from now on, and no other one."""
         if self._sought is not None and self._sought.root != claim.root:
             self._fetcher.wants.forget(self._sought.key)
         self._sought = claim
         self._fetcher.fetch_between(claim.key, self._is_in_what_is_sought)
 
     def _is_in_what_is_sought(self, record_id: bytes) -> bool:
-        """Whether a delta is merged in the snapshot that is fetched: its payload will not be needed."""
+        """Whether the snapshot sought covers a delta's round, so that its payload will not be needed."""
         delta = self._ledger.get(record_id)
         return delta is not None and self._sought is not None and delta.round <= self._sought.round
 
     def unusable(self, claim: Claim) -> None:
-        """What somebody claims is no snapshot of this model: it is not chosen again."""
+        """A claimed snapshot is none of this model: it is not chosen again."""
         self._witnesses.unusable(claim.root)
         self._fetcher.wants.forget(claim.key)
         self._sealing.unusable(claim)
 
     def need(self, event: Need, now: float) -> list[Effect]:
-        """Fetch chunks, those of the snapshot from everybody who claims it."""
+        """Fetch chunks; those of the snapshot come from every member that claims it."""
         result = self._holdings.need(event.key, event.chunks, now)
         for link in self._links.all():
             self.hint(link.number)
         return result
 
     def hint(self, number: int) -> None:
-        """A link's peer has told its claims: if the snapshot that we fetch is one, it has all of it."""
+        """A link's peer has stated its claims: if the snapshot sought is one, the peer holds all of it."""
         if self._sought is None or self._sought.key not in self._fetcher.wants:
             return
         link = self._links.get(number)

@@ -1,4 +1,4 @@
-"""What the other members say about the past, as far as a node that looks at its own needs to know it."""
+"""What the other members say about the past, as far as `Sealing` needs to know it."""
 
 from collections.abc import Sequence
 from math import inf
@@ -13,24 +13,24 @@ class Witness(NamedTuple):
     claims: tuple[Claim, ...]
     node_id: bytes = b""
     is_named: bool = False
-    """Whether we were told of it: it answers at one of our join addresses."""
+    """Whether the user named it: it answers at one of our join addresses."""
     told: float = inf
-    """When its word came, by the local clock, seconds."""
+    """When its newest row came, by the local clock, seconds."""
     round: int = 0
     """The last round that it has published; 0 if none since it came (back), or if we know no delta of its."""
 
 
 class Testimony(Protocol):
-    """Answers what `Sealing` asks at one look; only what is asked for is found out."""
+    """Answers what `Sealing` asks during one look. Each answer is computed only when asked for."""
 
     def witnesses(self) -> Sequence[Witness]:
         """The live members."""
 
     def contributors(self) -> Sequence[Claims]:
-        """What the authors of deltas that are here claim, live or not."""
+        """The claims of each author of a delta whose payload is here, live or not."""
 
     def authors(self) -> int:
-        """How many members take part, whether they are there or not: see `company`."""
+        """How many members take part, present or not: see `company`."""
 
     def share_lacking(self, round_: int, now: float) -> float:
-        """The share, 0 to 1, of authors with payloads up to a round that somebody holds and we lack."""
+        """The share, 0 to 1, of authors with payloads up to a round that another node holds and we lack."""

@@ -1,4 +1,4 @@
-"""What members attest of the past, read off the roster, the ledger and the payloads that are here."""
+"""What members attest about the past, read off the roster, the ledger and the payloads that are here."""
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, Claims
@@ -17,7 +17,7 @@ class Witnesses:
     def __init__(
         self, genesis: Claim, ledger: Ledger, roster: Roster, links: Links, holdings: Holdings
     ) -> None:
-        """`genesis`: the snapshot of round 0, of which the manifest tells, and nobody else."""
+        """`genesis`: the only valid claim for round 0, which the manifest states."""
         self._genesis = genesis
         self._ledger = ledger
         self._roster = roster
@@ -25,10 +25,10 @@ class Witnesses:
         self._holdings = holdings
         self._company = Company(roster, ledger)
         self._unusable: dict[bytes, None] = {}
-        """Roots of snapshots that cannot be, the oldest first: they do not count as claimed."""
+        """Roots of unusable snapshots, oldest first: claims of them do not count."""
 
     def unusable(self, root: bytes) -> None:
-        """A claimed snapshot turned out to be none of this model: nobody's claim of it counts any more."""
+        """A claimed snapshot turned out to be none of this model: no claim of it counts any more."""
         self._unusable[root] = None
         if len(self._unusable) > limits.UNUSABLE_MAX:
             del self._unusable[next(iter(self._unusable))]
@@ -48,17 +48,17 @@ class Witnesses:
         ]
 
     def contributors(self) -> list[Claims]:
-        """What the authors of deltas that are here claim.
+        """The claims of each author of a delta whose payload is here.
 
-        This includes members that are not there just now: they have not spoken against us, and may have
-        spoken for us.
+        This includes members that are absent just now: they have not spoken against us, and may have spoken
+        for us.
         """
         authors = {delta.author for delta in self._ledger if self._holdings.holds(delta.record_id)}
         rows = [member.row for member in self._roster.members()]
         return [self._claims_of(row) for row in rows if row.node_id in authors]
 
     def look(self, now: float) -> None:
-        """Note who is there; to be called every few seconds."""
+        """Note which members are present. Call this every few seconds."""
         self._company.look(now)
 
     def authors(self) -> int:
@@ -68,7 +68,7 @@ class Witnesses:
         return self._holdings.share_lacking(round_, now)
 
     def _claims_of(self, row: Row) -> Claims:
-        """What a member claims, as far as it can be true."""
+        """A member's claims, without those that cannot be true."""
         genesis, unusable = self._genesis, self._unusable
         return tuple(
             [
