@@ -1,7 +1,7 @@
 """The model in a node's folder, for other programs: a safetensors file, or a Hugging Face folder.
 
-Works beside a running node without its lock, and without `transformers`. Nodes that hold the same records
-write the same bytes.
+Works beside a running node, without taking its lock, and without `transformers`. Nodes that hold the same
+records write the same bytes.
 """
 
 import os
@@ -27,27 +27,27 @@ CARD = "README.md"
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and of which model."""
+    """What was written, and from which model."""
 
     path: Path
     parameters: int
     size: int
-    """Bytes, of all files."""
+    """Bytes of all files."""
     dtype: str
     facts: Mapping[str, str]
-    """Which model it is; also in the file's metadata."""
+    """Which model it is, as also written into the file's metadata."""
     frozen: tuple[str, ...]
-    """Names of parameters and buffers that the model has besides, as far as a script has noted them."""
+    """Names of the model's other parameters and buffers, as far as a script has noted them."""
 
     def explain(self) -> str:
-        """One line."""
+        """One line for people."""
         return (
             f"wrote {self.path}: {self.parameters:,} parameters as {self.dtype}, {self.size / 1e6:,.1f} MB;"
             f" round {self.facts['round']}, model {self.facts['phi_digest'][:16]}"
         )
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for scripts."""
+        """All fields, for scripts."""
         numbers = {key: int(self.facts[key]) for key in ("round", "tokens")}
         return {
             "path": str(self.path),
@@ -65,14 +65,13 @@ def export(
 ) -> Exported:
     """Write the model to one file if `out` ends in .safetensors, and otherwise to a Hugging Face folder.
 
-    With `sealed` it is the newest snapshot instead of all that is merged; with `force` an earlier export is
-    replaced.
+    `sealed` writes the newest snapshot instead of all that is merged; `force` replaces an earlier export.
 
     Raises ConfigError or StorageError.
     """
     if dtype not in tensorfile.DTYPES:
         raise ConfigError(f"there is no dtype {dtype!r}; choose from {', '.join(tensorfile.DTYPES)}")
-    manifest = manifest_of(home)  # a wrong folder is said first
+    manifest = manifest_of(home)  # first, so that a wrong folder is reported before anything else
     files = None if out.suffix == SUFFIX else files_beside(home, manifest, dtype)
     try:
         place = out.resolve()
@@ -106,7 +105,7 @@ def _check_file(out: Path, place: Path, force: bool) -> None:
 
 
 def _check_folder(out: Path, place: Path, force: bool, names: set[str]) -> None:
-    """Nothing but an earlier export is replaced: a wrong name must not cost somebody's own files."""
+    """Only an earlier export is replaced: a wrong name must not cost somebody their own files."""
     if out.suffix in FOREIGN_WEIGHTS:
         raise ConfigError(f"{out}: a file of weights has to end in {SUFFIX}; any other name is a folder's")
     if not out.exists():
@@ -123,7 +122,7 @@ def _check_folder(out: Path, place: Path, force: bool, names: set[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What is written."""
+    """What to write."""
 
     layout: Layout
     phi: Ints
@@ -132,7 +131,7 @@ class _Model:
 
 
 def _read(home: Home, dtype: str, sealed: bool) -> _Model:
-    """The model, and which one it is: no time and no place, so that all nodes say the same."""
+    """The model, and which one it is, without time or place, so that all nodes write the same."""
     manifest, merger = replay(home, sealed=sealed)
     layout = manifest.plan()
     facts = {

@@ -1,4 +1,4 @@
-"""Use what was trained: a model with Phi's parameters, and text from it."""
+"""Use the trained model: load Phi into a model, and generate text with it."""
 
 from collections.abc import Iterator
 

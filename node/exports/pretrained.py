@@ -1,7 +1,7 @@
 """What a Hugging Face folder holds beside the weights: configuration, tokenizer, model card.
 
-For the built-in tasks `gossamer.models` knows it. For a model of `transformers` itself the script that trains
-it has left it in `Home.pretrained_path`, as `save_pretrained` writes it.
+A task, built in or from a file, provides these itself. For a model of `transformers`, the script that trains
+it has left them in `Home.pretrained_path`, as `save_pretrained` writes them.
 """
 
 import json
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 FROZEN = "frozen.json"
-"""In `Home.pretrained_path`: a list of names, of what the model has besides what the swarm trains."""
+"""In `Home.pretrained_path`: a list of the names that the model has beside those that the swarm trains."""
 
 FOREIGN_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".index.json")
-"""How files of weights end, and the index of several. Ours are in one file."""
+"""How names of weight files end, and the index of several. Our own weights are in one file."""
 
 
 def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]:
-    """By name, all but the card; `dtype` is that of the weights. Raises ConfigError or StorageError."""
+    """All files but the card, by name; `dtype` is that of the weights. Raises ConfigError or StorageError."""
     if home.pretrained_path.is_dir():
         local = frozen_names(home)
         files = _kept_files(home.pretrained_path)
@@ -52,18 +52,18 @@ def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]
 
 
 def _of_task(task: "Task", manifest: Manifest) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """A task's files, and what its model has besides Phi. Raises TaskError."""
+    """A task's files, and the names that its model has beside Phi. Raises TaskError."""
     from gossamer.models.task import local_names
 
     files = task.pretrained_files()
     if manifest.task.name in task_names():
-        return files, ()  # those that come with Gossamer have nothing else, and may take long to build
+        return files, ()  # built-in models have nothing else, and may take long to build
     shared = {spec.name for spec in manifest.layout.tensors}
     return files, tuple(local_names(task.build_model(manifest.task.seed), shared))
 
 
 def frozen_names(home: Home) -> tuple[str, ...]:
-    """What is not in Phi, as far as a script has noted it. Raises StorageError."""
+    """Names that are not in Phi, as far as a script has noted them. Raises StorageError."""
     path = home.pretrained_path / FROZEN
     try:
         names = json.loads(path.read_bytes())
@@ -84,7 +84,7 @@ def card(facts: Mapping[str, str]) -> bytes:
 
 
 def _kept_files(folder: Path) -> dict[str, bytes]:
-    """What a script has left, weights excepted. Raises StorageError."""
+    """The files that a script has left, except weights. Raises StorageError."""
     try:
         files = {
             path.relative_to(folder).as_posix(): path.read_bytes()
@@ -99,12 +99,12 @@ def _kept_files(folder: Path) -> dict[str, bytes]:
 
 
 def _with_dtype(config: bytes, dtype: str) -> bytes:
-    """The configuration with another dtype: `transformers` loads weights in the one that it states."""
+    """The configuration with another dtype: `transformers` loads weights in the dtype that it states."""
     try:
         values: Any = json.loads(config)
     except ValueError:
         values = None
     if not isinstance(values, dict):
         raise StorageError(f"the model's {CONFIG} is damaged; export to a .safetensors file")
-    values.pop("torch_dtype", None)  # its older name
+    values.pop("torch_dtype", None)  # the older name of "dtype"
     return (json.dumps({**values, "dtype": dtype}, indent=2) + "\n").encode()

@@ -1,8 +1,8 @@
 """Phi as a safetensors file, written tensor by tensor.
 
-By hand, not with the library: that wants all tensors in memory at once, and puts the metadata in another
-order each time, while here the same Phi makes the same bytes. The format is a header's length in 8 bytes,
-little endian; the header, JSON padded with spaces; and the tensors' bytes one after another
+This does not use the safetensors library, which needs all tensors in memory at once and writes the metadata
+in a different order each time. Here the same Phi gives the same bytes. The format is the header's length in 8
+bytes, little endian; the header, JSON padded with spaces; and the tensors' bytes one after another
 (https://huggingface.co/docs/safetensors).
 """
 
@@ -22,14 +22,14 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class Dtype:
-    """How numbers are stored."""
+    """How each number is stored."""
 
     code: str
     """What safetensors calls it."""
     itemsize: int
-    """Bytes."""
+    """Bytes per number."""
     convert: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
-    """To an array that has these bytes, little endian."""
+    """Converts to an array with these bytes, little endian."""
 
 
 def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -1,8 +1,8 @@
-"""The node's past, as the core decides about it: seal, close, adopt.
+"""The node's past: carries out what the core decides about it (seal, close, adopt).
 
-One worker does it all, one thing after another: snapshots are written from copies of Phi's fragments, one at
-a time, with the later rounds taken back, while merging goes on; a record that arrives late for a sealed round
-has the snapshot written anew after a moment; what is closed is dropped from disk.
+One worker does all of it, one thing after another. It writes snapshots while merging goes on, from copies of
+Phi's fragments, one at a time, with the later rounds taken back. When a record arrives late for a sealed
+round, it writes the snapshot again after a moment. It drops closed rounds from disk.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.records import Delta
 
 LATE_SETTLE_S = 2.0
-"""Late records come in bunches: a snapshot is written anew when none has come for this long."""
+"""Late records come in bunches: a snapshot is written again when none has come for this long."""
 
 LATE_PATIENCE_S = 6.0
-"""So long after the first of them it is, though they go on coming: our claim is not that of the others until
-then, and would soon pass for another lineage."""
+"""A snapshot is written again this long after the first late record at the latest, even if more keep coming:
+until then our claim differs from the others', and would soon pass for another lineage."""
 
 RETRY_S = 5.0
 
@@ -59,12 +59,12 @@ class Archive:
         self._dispatch = dispatch
         self._seal_round = 0
         self._sealing = 0
-        """The round whose snapshot is being written."""
+        """The round whose snapshot is being written; 0 if none is."""
         self._closing: fx.Close | None = None
         self._late_since: float | None = None
         """When the first late record was merged that the newest snapshot lacks."""
         self._late_at = 0.0
-        """When the last was."""
+        """When the last such record was merged."""
         self._lost: set[bytes] = set()
         """Chunks of kept snapshots that turned out damaged on disk."""
         self._news = asyncio.Event()
@@ -77,7 +77,7 @@ class Archive:
     async def restore(self, credentials: Iterable[bytes] = ()) -> list[fx.Effect]:
         """Read back what an earlier run left on disk; returns the core's effects. Raises StorageError.
 
-        `credentials` are grants that we were given otherwise.
+        `credentials` are grants that we were given in other ways.
         """
         stored = await asyncio.to_thread(self._records.load, self._core.layout)
         history = await asyncio.to_thread(self._records.load_history)
@@ -110,7 +110,7 @@ class Archive:
         self._fetch.seek(claim, None)
 
     def prefetch(self, claim: Claim) -> None:
-        """Fetch a snapshot that is not to be adopted yet."""
+        """Begin to fetch a snapshot that is not to be adopted yet."""
         self._fetch.seek(self._fetch.adopting, claim)
 
     def seal(self, round_: int) -> None:
@@ -119,7 +119,7 @@ class Archive:
         self._news.set()
 
     def close(self, effect: fx.Close) -> None:
-        """Drop what is closed."""
+        """Drop the rounds that are closed."""
         earlier = self._closing.deltas if self._closing else ()
         self._closing = fx.Close(effect.round, earlier + effect.deltas)
         self._news.set()
@@ -134,7 +134,7 @@ class Archive:
         self._news.set()
 
     def progress(self) -> tuple[int, int] | None:
-        """Chunks here and chunks in all of the snapshot that is being fetched."""
+        """Chunks here, and chunks in all, of the snapshot that is being fetched; None if none is."""
         return self._fetch.progress()
 
     # -- the worker
@@ -185,7 +185,7 @@ class Archive:
         await self._wait()
 
     def _is_due_anew(self, now: float) -> bool:
-        """Whether the newest snapshot is to be written anew."""
+        """Whether it is time to write the newest snapshot again."""
         if self._late_since is None:
             return False
         return now - self._late_at > LATE_SETTLE_S or now - self._late_since > LATE_PATIENCE_S
@@ -200,9 +200,9 @@ class Archive:
         self._news.clear()
 
     def note_merged(self, round_: int) -> None:
-        """A round has been merged: a late one belongs into the newest snapshot."""
+        """A round has been merged. If it came late, the newest snapshot must be written again to hold it."""
         if self._merging.reach > max(self._reach, self._core.ledger.horizon):
-            # Others are gone, or were away: the records do not tell the next start, nor who reads the folder.
+            # Others are gone, or were away: the records alone do not tell this to a later start, or a reader.
             self._reach = self._merging.reach
             self._news.set()
         sealed = max(self._sealing, self._shelf.claims[0].round if self._shelf.claims else 0)
@@ -213,14 +213,14 @@ class Archive:
             self._news.set()
 
     async def _adopt(self, claim: Claim, phi: Ints) -> None:
-        """Start from a snapshot of which all is here. Raises StorageError."""
+        """Start from a snapshot whose chunks are all here. Raises StorageError."""
         base = Base(claim.round, claim.digest, claim.tokens)
         await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
         self._shelf.replace(claim)
         own_id = self._core.identity.node_id
         merger = await asyncio.to_thread(Merger, self._core.manifest, phi, self._chunks, own_id, base=base)
         await self._merging.begin(merger, claim.round)
-        self._reach = self._reach_noted = 0  # of the history before, and noted no more
+        self._reach = self._reach_noted = 0  # of the history before; `begin_at` deleted it
         await self._drop_others()
         self._fetch.adopted(claim)
         self._seal_round = claim.round
@@ -229,11 +229,11 @@ class Archive:
             tokens = self._core.layout.trained_tokens(claim.tokens)
             log.info("starting from the swarm's model of round %d (%d tokens)", claim.round, tokens)
         self._dispatch(ev.Adopted(claim))
-        self._merging.look()  # it may have found before that we have not joined
+        self._merging.look()  # its last look may have found that we had not joined
 
     async def _seal_anew(self) -> None:
-        """Write the newest snapshot with what came late for it. If that fails, it is still to be done."""
-        since, self._late_since = self._late_since, None  # what is merged from now on is late again
+        """Write the newest snapshot again, with the records that came late. If that fails, it stays due."""
+        since, self._late_since = self._late_since, None  # records merged from now on are late again
         is_done = False
         try:
             is_done = await self._seal(self._shelf.claims[0].round)
@@ -242,8 +242,10 @@ class Archive:
                 self._late_since = since
 
     async def _mend(self, blob: bytes) -> None:
-        """A chunk of a snapshot was damaged: the newest is written anew, an older one is given up. If that
-        fails, it is still to be done. Raises StorageError or OSError."""
+        """A chunk of a snapshot was damaged: write the newest snapshot again, or give an older one up.
+
+        If that fails, it stays due. Raises StorageError or OSError.
+        """
         claim = self._shelf.claim_with(blob)
         if claim is None or blob in self._chunks:
             pass
@@ -262,8 +264,8 @@ class Archive:
     async def _seal(self, round_: int) -> bool:
         """Write the snapshot of everything merged up to a round, and claim it; returns whether that is done.
 
-        Not if a payload turned out damaged, or the swarm turns out not to have come so far: what else is to
-        be done is not kept waiting. Raises StorageError or OSError.
+        It is not if a payload turned out damaged, or the swarm turns out not to have reached that round: then
+        other work comes first. Raises StorageError or OSError.
         """
         if not await self._merging.settled(round_):
             await asyncio.sleep(RETRY_S)
@@ -292,7 +294,7 @@ class Archive:
         return True
 
     async def _write(self, writer: snapshots.SnapshotWriter, round_: int) -> tuple[Claim, list[Delta]]:
-        """Write a snapshot fragment by fragment; returns the claim, and the records above the base in it.
+        """Write a snapshot fragment by fragment; returns the claim, and the records in it above the base.
 
         Raises MissingChunkError, StorageError or OSError.
         """
@@ -303,15 +305,18 @@ class Archive:
             rounds |= prefix.rounds
             digests |= prefix.digests
             await asyncio.to_thread(writer.add, prefix.phi)
-            del prefix  # before there is another
+            del prefix  # so that only one is in memory
         root = await asyncio.to_thread(writer.finish)
         base = self._merging.base
         claim = Claim(round_, base.tokens_with(rounds, self._core.manifest), base.chain_with(digests), root)
         return claim, [delta for deltas in rounds.values() for delta in deltas]
 
     async def _close(self, closing: fx.Close) -> None:
-        """Drop what is closed, once the newest snapshot has all that is merged of it: the records are gone
-        then from which the next start would make of an older one what the base says."""
+        """Drop the closed rounds, once the newest snapshot holds everything merged in them.
+
+        An older snapshot would not match the base, and the records that the next start would need to make it
+        match would be gone.
+        """
         base = await self._merging.close_up_to(closing.round, lambda: self._late_since is None)
         if self._late_since is not None:
             await self._seal_anew()
@@ -326,23 +331,23 @@ class Archive:
         self._shelf.drop_unneeded({blob for delta in closed for blob in delta.body.chunks}, open_records)
 
     async def _drop_leftovers(self) -> None:
-        """Remove what an earlier run has left that nobody needs. Raises StorageError."""
+        """Remove chunks that an earlier run has left and that nobody needs. Raises StorageError."""
         blobs, sought = self._chunks.blobs, self._fetch.sought
         try:
             await asyncio.to_thread(self._shelf.drop_others, self._open_records(), (), sought, blobs)
         except MissingChunkError as error:  # as below
             self.snapshot_lost(error.blob)
             return
-        except OSError as error:  # a read-only disk, say: it takes space, and no more
+        except OSError as error:  # a read-only disk, say: the chunks only take up space
             log.warning("cannot remove chunks that nobody needs any more: %s", error.strerror or error)
         self._fetch.has_leftovers = False
 
     async def _drop_others(self) -> None:
-        """Remove what is left of snapshots that are not kept or wanted. Raises StorageError or OSError."""
+        """Remove the chunks of snapshots that are not kept or wanted. Raises StorageError or OSError."""
         given_up, sought = self._fetch.take_given_up(), self._fetch.sought
         try:
             await asyncio.to_thread(self._shelf.drop_others, self._open_records(), given_up, sought)
-        except MissingChunkError as error:  # an index: what it lists is known until that is mended
+        except MissingChunkError as error:  # an index: the shelf knows what it listed until that is mended
             self._fetch.put_back(given_up)
             self.snapshot_lost(error.blob)
         except (OSError, StorageError):
@@ -350,5 +355,5 @@ class Archive:
             raise
 
     def _open_records(self) -> list[Delta]:
-        """Records whose payloads Phi may need yet."""
+        """Records whose payloads may still be needed for Phi."""
         return [*self._core.ledger, *self._core.holdings.revoked]

@@ -1,7 +1,7 @@
 """Phi, kept equal to the fold of the ledger.
 
 ``Phi(S) = Phi_0 - sum over rounds of Merge(round)``. When a round's set grows or a record of it becomes
-void, ``Phi += Merge(old set) - Merge(new set)``, computed from the stored payloads; sums wrap, so the order
+void, ``Phi += Merge(old set) - Merge(new set)``, computed from the stored payloads. Sums wrap, so the order
 in which rounds are caught up does not matter. Blocking: runs in worker threads.
 """
 
@@ -27,11 +27,11 @@ from gossamer.protocol.records import Delta
 
 @dataclass(frozen=True, slots=True)
 class MergedState:
-    """What a merge left behind, for those who display or hand on."""
+    """How far a fragment has been merged, for display and for the trainer."""
 
     version: int
     merged_round: int
-    """Highest round merged into the fragment; its first base if none."""
+    """Highest round merged into the fragment; its first base if there is none."""
     own_round: int
     """Highest round merged into the fragment that holds a delta of ours."""
 
@@ -43,9 +43,9 @@ class Prefix:
     phi: Ints
     """int32[fragment.numel], a copy."""
     rounds: Rounds
-    """What is merged into it above the base."""
+    """The records merged into it above the base."""
     digests: Digests
-    """Of the records merged, by those rounds."""
+    """Digests of the records merged, by those rounds."""
 
 
 class Merger:
@@ -61,16 +61,16 @@ class Merger:
         base: Base | None = None,
         merged: Rounds | None = None,
     ) -> None:
-        """`phi`, int32[layout.numel], is taken over; it holds what `base` and `merged` say."""
+        """`phi`, int32[layout.numel], is taken over; it holds the records of `base` and `merged`."""
         self._manifest = manifest
         self._layout = manifest.plan()
         self.phi = phi
         self._own_id = own_id
         self._merged = dict(merged or {})
         self._digests = {round_: _digest_of(deltas) for round_, deltas in self._merged.items()}
-        """Of the rounds merged: to compute all of them anew takes as long as there are records."""
+        """Digest of each round merged: computing all of them again takes time for every record."""
         self._chains: tuple[list[int], list[bytes]] | None = None
-        """The rounds merged, ascending, and the chain up to the base and each of them; None if outdated."""
+        """The rounds merged, ascending, and the chains up to the base and each round; None if outdated."""
         self.base = base or GENESIS
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
@@ -78,16 +78,16 @@ class Merger:
         self._usual = UsualRates(own_id)
         self.version = 0
         self.diverged = {f.index for f in self._layout.fragments if not is_healthy(self.view(f))}
-        """Fragments in which a magnitude has reached 64. They are merged like others: without what is void
-        later they may be sound again."""
+        """Fragments in which a magnitude has reached 64. They are merged like others: they may be sound again
+        once some of their deltas are void."""
         self._count = TokenCount(manifest, (delta for deltas in self._merged.values() for delta in deltas))
-        """Of what is merged above the base."""
+        """Counts the tokens of the deltas merged above the base."""
         self.figures: RoundFigures | None = None
         """What the latest call of `merge` found in the round's deltas; None if it left none merged."""
 
     @property
     def tokens(self) -> int:
-        """What all deltas merged count for, as claims state it; see `Base.tokens`."""
+        """The tokens that all deltas merged count for, as claims state them; see `Base.tokens`."""
         return total((self.base.tokens, self._count.total))
 
     def view(self, fragment: Fragment) -> Ints:
@@ -95,7 +95,7 @@ class Merger:
         return self.phi[fragment.offset : fragment.offset + fragment.numel]
 
     def merge(self, round_: int, new: tuple[Delta, ...]) -> MergedState:
-        """Make `new` the set of records of a round that is merged: all that are valid and held here.
+        """Make `new`, all valid records of a round that are held here, the set that is merged of it.
 
         Raises MissingChunkError if a payload on disk is damaged, or StorageError if one cannot be read just
         now; nothing has changed then.
@@ -114,8 +114,8 @@ class Merger:
         return self.state(fragment)
 
     def are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
-        """Whether all of these deltas are far longer than was usual in the last rounds of their fragment, or
-        of far more tokens than those of others are.
+        """Whether each of these deltas is far longer than was usual in the last rounds of its fragment, or
+        states far more tokens than others' deltas do.
 
         Raises MissingChunkError.
         """
@@ -149,10 +149,10 @@ class Merger:
         return self._phi_digest[1]
 
     def prefix(self, fragment: Fragment, upto: int) -> Prefix:
-        """A fragment with all rounds above one unmerged. Raises MissingChunkError.
+        """A fragment with all rounds above `upto` taken back. Raises MissingChunkError.
 
-        Fragments share no rounds: the prefixes of all of them, each made at its own time, are Phi of the
-        set of records that they say they hold, whatever was merged into others meanwhile.
+        Fragments share no rounds. So the prefixes of all fragments, each made at its own time, together are
+        Phi of exactly the records that they list, whatever was merged into other fragments meanwhile.
         """
         phi = self.view(fragment).copy()
         count = len(self._layout.fragments)
@@ -162,7 +162,7 @@ class Merger:
         return Prefix(phi, rounds, {round_: self._digests[round_] for round_ in rounds})
 
     def chain(self, upto: int | None = None) -> bytes:
-        """Digest of all records merged up to a round: equal digests promise equal Phi."""
+        """Digest of all records merged up to a round, or in all rounds: equal digests promise equal Phi."""
         if self._chains is None:
             rounds = sorted(self._digests)
             chains = accumulate(
@@ -179,7 +179,7 @@ class Merger:
     def close_up_to(self, floor: int) -> None:
         """Make everything up to round `floor` part of the base: it cannot change any more.
 
-        One that lies higher stays, as one does that was adopted after this was decided.
+        A base that lies higher stays: it was adopted after this was decided.
         """
         if floor < self.base.round:
             return
@@ -218,7 +218,7 @@ class Merger:
     def _reach_of(self, index: int) -> tuple[int, int]:
         """The highest round merged into a fragment, and the highest with a delta of ours.
 
-        What the base holds counts as both: nothing of ours below it is still to come.
+        The base counts as both: no delta of ours below it is still to come.
         """
         count = len(self._layout.fragments)
         floor = self.base.round - (self.base.round - index) % count
@@ -229,13 +229,13 @@ class Merger:
     def _exchange(
         self, fragment: Fragment, phi: Ints, old: tuple[Delta, ...], new: tuple[Delta, ...]
     ) -> list[Contribution]:
-        """``phi += Merge(old) - Merge(new)``; returns what was merged of `new`.
+        """``phi += Merge(old) - Merge(new)``; returns the contributions merged of `new`.
 
-        What was merged before is merged again to be taken back: it would cost as much memory as Phi to
-        remember it, and mostly it is our own delta alone.
+        To take `old` back, it is merged again: remembering the result would cost as much memory as Phi, and
+        `old` is mostly our own delta alone.
 
-        Raises MissingChunkError or StorageError, and then nothing has changed: what is read on the way may
-        turn out damaged when some tensors are done.
+        Raises MissingChunkError or StorageError, and then nothing has changed: payloads read on the way may
+        turn out damaged when some tensors are done already, so these are put back.
         """
         with self._payloads.room_for((*new, *old), fragment):
             taken, given = self._contributions(fragment, old), self._contributions(fragment, new)

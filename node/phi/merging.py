@@ -1,11 +1,11 @@
-"""When to merge: as something new has arrived and the trainer is about to look, not once per arrival.
+"""When to merge: once something new has arrived and the trainer is about to look, not once per arrival.
 
-Rounds that changed are marked dirty. They are merged in a worker thread as soon as the trainer has taken
-what it was last offered of that fragment (or a second has passed, or there is no trainer), and the new Phi
-is offered to it.
+Rounds that changed are marked dirty. They are merged in a worker thread as soon as the trainer has taken the
+last offer of their fragment (or a second has passed, or there is no trainer). Then the new Phi is offered to
+the trainer.
 
-Where many rounds wait, the newest and the oldest of them take turns: the trainer trains on with what was
-published last, whoever had old rounds change, and those come to an end all the same.
+Where many rounds wait, the newest and the oldest take turns. So the trainer has what was published last
+however many old rounds change, and the old rounds are all merged in the end.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ GATHER_S = 0.02
 """Arrivals within this time of each other are merged together."""
 
 PATIENCE_S = 1.0
-"""A trainer that has not looked for this long does not hold merging up."""
+"""A trainer that has taken nothing for this long after a merge does not hold up the next one."""
 
 RETRY_S = 5.0
 
@@ -56,11 +56,11 @@ class Merging:
         self.on_merged: Callable[[int], None] = lambda round_: None
         """Called with every round that was merged."""
         self.on_judged: OnJudged = lambda round_, deltas, found: None
-        """Called with every round looked at, all deltas merged into it, and what was found in them."""
+        """Called after every merge, with the round, all deltas merged in it, and what was found in them."""
         self.seconds = 0.0
         """Wall time spent in merges so far."""
         self.conduct = Conduct()
-        """What has been seen of every member's deltas."""
+        """Figures of every member's deltas."""
         self._merger: Merger | None = None
         self._begun = asyncio.Event()
         self.schedule = MergeSchedule(core)
@@ -68,7 +68,7 @@ class Merging:
         self.recent_digest = RecentDigest(self.digest)
         self._trouble = Trouble(log, "payloads can be read again")
         self._diverged_by: dict[int, str] = {}
-        """Of fragments that diverged here: by which round, and whose."""
+        """By fragment that diverged here: text that says in which round, and by whose deltas."""
         self._merged_at: dict[int, float] = {}
         self._news = asyncio.Event()
         self._merged_some = asyncio.Event()
@@ -81,12 +81,12 @@ class Merging:
 
     @property
     def reach(self) -> int:
-        """The newest round merged, by an earlier run maybe."""
+        """The newest round merged, by this run or an earlier one."""
         return self.schedule.reach
 
     @property
     def tokens(self) -> int:
-        """Tokens that the swarm has trained on, as all deltas merged count."""
+        """Tokens that the swarm has trained on, as counted over all deltas merged."""
         return self._core.layout.trained_tokens(self._merger.tokens) if self._merger else 0
 
     @property
@@ -96,24 +96,25 @@ class Merging:
 
     @property
     def behind(self) -> int:
-        """Rounds that have changed and are not merged yet."""
+        """Number of rounds that have changed and are not merged yet, without those that wait."""
         return len(self.schedule.reached(time.monotonic()))
 
     @property
     def unmerged(self) -> int:
-        """All that keeps Phi from being what the swarm has; 0 when it is.
+        """How much keeps Phi from being what the swarm has; 0 if nothing does.
 
-        Rounds that have changed and are not merged, also those that wait for others' deltas or for the swarm;
-        payloads that are on their way; and one more before we are `ready`.
+        Counts rounds that have changed and are not merged, also those that wait for others' deltas or for the
+        swarm; one more while payloads are on their way; and one more until we are `ready`.
         """
         return self.schedule.unmerged + self._core.fetcher.wants.any_has_holder + (not self.ready)
 
     @property
     def diverged(self) -> str:
-        """Which fragment of Phi is out of the range of healthy weights, and by whose deltas, where that was
-        seen; empty if none is.
+        """Which fragment of Phi is out of the range of healthy weights, and by whose deltas, if this run saw
+        it happen; empty if none is.
 
-        Such a fragment is offered to no trainer. It is merged on, and an owner may have those deltas void.
+        Such a fragment is not offered to the trainer. Merging into it goes on, since an owner of the swarm
+        may yet declare those deltas void.
         """
         if self._merger is None or not self._merger.diverged:
             return ""
@@ -122,13 +123,13 @@ class Merging:
 
     @property
     def base(self) -> Base:
-        """What cannot change any more."""
+        """The part of history that cannot change any more."""
         return self._merger.base if self._merger else GENESIS
 
     async def begin(self, merger: Merger, reach: int = 0) -> None:
         """Take over a state, at the start or in place of ours; records above its base are merged into it.
 
-        `reach` is the newest round that was merged into what it goes on from.
+        `reach` is the newest round merged in the state that the node goes on from.
         """
         async with self._busy:
             if self._merger is not None:
@@ -142,8 +143,8 @@ class Merging:
     async def settled(self, round_: int) -> bool:
         """Wait until no round up to this one waits to be merged, or is being merged.
 
-        Returns whether that is so: not if all that wait are rounds that the swarm cannot have reached, for
-        which it may take hours.
+        Returns whether that is so. It does not wait for rounds that the swarm cannot have reached, which may
+        take hours: if only such rounds are left, it returns False.
         """
         while True:
             async with self._busy:
@@ -162,7 +163,8 @@ class Merging:
     async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> Base | None:
         """Make everything up to a round unchangeable; returns the new base, None if ours lies higher.
 
-        Nor does anything change where `may_close`, asked when no merge is under way, says no.
+        `may_close` is called while no merge is under way. If it returns False, nothing changes, and None is
+        returned.
         """
         if self._merger is None or floor < self._merger.base.round:
             return None
@@ -179,7 +181,7 @@ class Merging:
         self._news.set()
 
     def look(self) -> None:
-        """The trainer took something, came or went."""
+        """The trainer took an offer, came or went."""
         self._news.set()
 
     async def run(self) -> None:
@@ -194,7 +196,7 @@ class Merging:
                 newest_next = True
             self.offering.look_for_a_new_trainer()
             reached = self.schedule.look(time.monotonic())
-            # What was due once is: it need not wait until the trainer has taken what was merged before it.
+            # A round once due stays due: it need not wait until the trainer has taken the merges before it.
             due = {round_ for round_ in reached if round_ in due or self._is_due(round_)}
             if due:
                 round_ = max(due) if newest_next else min(due)
@@ -218,10 +220,7 @@ class Merging:
         self._news.clear()
 
     async def _are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
-        """Whether they stand alone in a round, and are outliers by what is usual.
-
-        Raises MissingChunkError.
-        """
+        """Whether these deltas stand alone in a round and are outliers. Raises MissingChunkError."""
         assert self._merger is not None
         alone = self.schedule.stand_alone(round_, deltas)
         return alone and await asyncio.to_thread(self._merger.are_outliers, round_, deltas)
@@ -249,7 +248,7 @@ class Merging:
         before, was_sound = self._merger.version, fragment.index not in self._merger.diverged
         try:
             async with self._busy:
-                if merger is not self._merger:  # begun anew: what is to be merged into that is looked at anew
+                if merger is not self._merger:  # replaced by `begin`, after which all rounds are dirty again
                     return
                 if not has_waited and await self._are_outliers(round_, deltas):
                     self._hold_back(round_, deltas)
@@ -280,8 +279,11 @@ class Merging:
             self._note_diverged(fragment.index, round_, deltas)
 
     def _note_diverged(self, index: int, round_: int, deltas: tuple[Delta, ...]) -> None:
-        """Training that blows up ends. Where only others' deltas did it, as one key's can in a swarm that
-        rests, we are still needed, to hear that they are void. Raises DivergedError."""
+        """End a training that has diverged: raises DivergedError, if a delta of ours was in it.
+
+        If only others' deltas did it, as a single key's can in a swarm that rests, we are still needed: we
+        have to hear that those deltas are void.
+        """
         names = ", ".join(self._core.roster.label(delta.author) for delta in deltas) or "nobody"
         self._diverged_by[index] = f" in round {round_}, of {names}"
         if any(delta.author == self._core.identity.node_id for delta in deltas):
@@ -291,7 +293,7 @@ class Merging:
             )
 
     def _judge(self, round_: int) -> None:
-        """Note what a merge found in its round, and say whose verdict began or ended."""
+        """Note what a merge found in its round, and log every member whose verdict began or ended."""
         assert self._merger is not None
         found = self._merger.figures or RoundFigures({}, None)
         for change in self.conduct.note(round_, found, self._core.ledger.void_in(round_)):

@@ -1,4 +1,4 @@
-"""Offering Phi to the trainer: a fragment that has changed, once it has taken the last offer of that one."""
+"""Offering Phi to the trainer: each changed fragment, once the trainer has taken the last offer of it."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from gossamer.protocol.payloads.layout import Fragment
 
 
 class Offering:
-    """Which fragments the current trainer does not have yet, and how they come to it."""
+    """Which fragments the current trainer does not have yet, and how they are offered to it."""
 
     def __init__(self, core: Replica, port: TrainerPort, schedule: MergeSchedule) -> None:
         self._core = core
@@ -20,23 +20,23 @@ class Offering:
         self._unoffered: set[int] = set()
         self._attachments = 0
         self.before: Callable[[], None] = lambda: None
-        """Called before a fragment is offered: the trainer is to know first how many tokens it is of."""
+        """Called before a fragment is offered: the trainer must know first how many tokens it is of."""
 
     def changed(self, index: int) -> None:
-        """A fragment is another than the trainer has."""
+        """A fragment has changed since the trainer was offered it."""
         self._unoffered.add(index)
 
     def all_changed(self) -> None:
         self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
 
     def look_for_a_new_trainer(self) -> None:
-        """One that has just attached has nothing yet."""
+        """A trainer that has just attached has no fragments yet."""
         if self._port.attachments != self._attachments:
             self.all_changed()
         self._attachments = self._port.attachments
 
     async def offer(self, merger: Merger) -> None:
-        """Offer all that is new, but no fragment that diverged, and none whose last offer was not taken."""
+        """Offer all changed fragments, except those that diverged or whose last offer was not taken."""
         for index in sorted(self._unoffered):
             if index not in merger.diverged and self._port.attached and self._port.is_free(index):
                 fragment = self._core.layout.fragments[index]
@@ -47,8 +47,8 @@ class Offering:
     def _told_of(self, fragment: Fragment, merger: Merger) -> control.Phi:
         """How far a fragment has been merged.
 
-        If we began again where the swarm is far behind our own last delta, the trainer need not wait for that
-        one: it does not come until the swarm has got there.
+        If we started again where the swarm is far behind our own last delta, the trainer need not wait for
+        that delta: it is not merged until the swarm has got there.
         """
         state = merger.state(fragment)
         last = self._core.ledger.last_round(self._core.identity.node_id)

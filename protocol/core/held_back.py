@@ -1,8 +1,8 @@
 """Rounds that wait for others' deltas before they are merged.
 
 A delta far longer than usual, or of far more tokens, may be a liar's, and it can be clipped and capped only
-beside deltas of others. So a round with too few deltas waits until others have published for it, until the
-swarm has gone past it, or until the swarm has had the time to.
+beside deltas of others. So a round with too few deltas waits until others have published for it, or the swarm
+has gone past it, or they have had enough time to publish.
 """
 
 from collections import deque

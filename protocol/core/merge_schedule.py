@@ -134,5 +134,5 @@ class MergeSchedule:
 
     @property
     def reachable(self) -> float:
-        """Up to which round rounds are merged; infinite if the swarm rests, since it will get no further."""
+        """The newest round that may be merged; infinite if the swarm rests, since it will get no further."""
         return inf if self._core.caught_up and self._core.rests else self.horizon

@@ -13,7 +13,7 @@ class Witness(NamedTuple):
     claims: tuple[Claim, ...]
     node_id: bytes = b""
     is_named: bool = False
-    """Whether the user named it: it answers at one of our join addresses."""
+    """Whether it answers at one of the join addresses that we were given."""
     told: float = inf
     """When its newest row came, by the local clock, seconds."""
     round: int = 0
