@@ -1,12 +1,12 @@
-"""What all tests share: hypothesis profiles, and one seed for everything drawn at random.
+"""What all tests share: Hypothesis profiles, and one seed for everything drawn at random.
 
-A test that wants randomness takes the `seed` fixture (an int) or `rng` (a NumPy generator). The seed
+A test that needs randomness takes the `seed` fixture (an int) or `rng` (a NumPy generator). The seed
 of the run is new each time; pytest's header shows it, and so does a failure. Each test's own seed
-follows from it and from the test's name, so that one test alone can be replayed:
+follows from it and from the test's name, so that a single test can be replayed:
 
     make test ARGS="--seed 1234 -k name_of_the_test"
 
-Hypothesis has its own: a failure prints the example and a @reproduce_failure line. More examples:
+Hypothesis has its own: a failure prints the example and a @reproduce_failure line. For more examples:
 
     make test ARGS="--hypothesis-profile fuzz -k merge"
 """
@@ -26,15 +26,15 @@ import numpy as np
 import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Workers share the cores: two threads of torch each, which spin for one another, take twice as long.
+    # Workers share the cores: two torch threads in each, which spin for one another, take twice as long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SEED = pytest.StashKey[int]()
 WORKER_SEED = "gossamer_seed"
 TEST_SEED = pytest.StashKey[int]()
 
-# Deadlines measure the machine, not the code. "ci" always runs the same examples, so that a change
-# fails for what it changed; "dev" and "fuzz" look for new ones.
+# Deadlines would measure the machine, not the code. "ci" always runs the same examples, so that a change
+# fails only for what it changed; "dev" and "fuzz" look for new ones.
 _SHARED = {"deadline": None, "print_blob": True}
 hypothesis.settings.register_profile("dev", max_examples=50, **_SHARED)
 hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, database=None, **_SHARED)
@@ -90,7 +90,7 @@ def pytest_terminal_summary(
         terminalreporter.write_line(_how_to_replay(config))
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, value in getattr(report, "user_properties", ()):
-            if name == "said":  # how much a test did that does as much as time allows
+            if name == "said":  # for a test that does as much as time allows: how much
                 terminalreporter.write_line(f"{report.nodeid}: {value}")
 
 
@@ -128,9 +128,9 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def task_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for tasks in files; what is imported from there is forgotten afterwards."""
+    """A folder for task files; modules imported from there are forgotten afterwards."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it would hide what changed within a second
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # bytecode would hide a change within a second
     yield tmp_path
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(f"{tmp_path}{os.sep}"):

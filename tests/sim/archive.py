@@ -1,8 +1,8 @@
-"""One node's past, as the core decides about it: adopt a snapshot, seal one, close what is old.
+"""One node's past: carries out what the core decides about it (adopt and seal snapshots, close rounds).
 
-What the daemon's archive does in a worker, done in virtual time: a snapshot is Phi with the later rounds
-taken back; a late record of a sealed round has it written anew after a moment; it is on disk, unsynced,
-before the claim to it is, synced.
+It does in virtual time what the daemon's archive does in a worker. A snapshot is Phi with the later rounds
+taken back. When a record arrives late for a sealed round, the snapshot is written again after a moment. The
+snapshot is on disk, unsynced, before the claim to it is, synced.
 """
 
 from typing import TYPE_CHECKING
@@ -91,14 +91,14 @@ class Archive:
         self.look()
 
     def prefetch(self, claim: Claim) -> None:
-        """Fetch a snapshot that is not to be adopted yet."""
+        """Begin to fetch a snapshot that is not to be adopted yet."""
         self._prefetching = claim
         self.look()
 
     def look(self) -> None:
-        """Go on with whatever can go on now."""
+        """Go on with whatever work can go on now."""
         if self._adopting is not None and self._adopting != self._node.core.sealing.adopting:
-            self._adopting = None  # nobody has it any more: our own history goes on
+            self._adopting = None  # no member has it any more: our own history goes on
         if self._adopting is not None:
             if self._is_here(self._adopting):
                 self._begin_at(self._adopting)
@@ -108,7 +108,7 @@ class Archive:
             self._seal_if_settled()
 
     def _is_here(self, claim: Claim) -> bool:
-        """Ask for what is missing of a snapshot."""
+        """Whether all of a snapshot is here; asks for what is missing."""
         node = self._node
         total = node.stage.layout.snapshot_bytes
         try:
@@ -144,12 +144,12 @@ class Archive:
     # -- sealing
 
     def seal(self, round_: int) -> None:
-        """Snapshot everything up to a round, once what changed up to it is merged."""
+        """Snapshot everything up to a round, once all changed rounds up to it are merged."""
         self._seal_round = round_
         self._seal_if_settled()
 
     def merged(self, round_: int) -> None:
-        """A round was merged: if it was sealed already, its snapshot is written anew soon."""
+        """A round was merged. If it was sealed already, its snapshot is soon written again."""
         node = self._node
         if node.schedule.reach > max(node.disk.reach, node.core.ledger.horizon):
             node.disk.reach = node.schedule.reach
@@ -209,14 +209,14 @@ class Archive:
     # -- closing
 
     def close(self, effect: fx.Close) -> None:
-        """Drop what is closed."""
+        """Drop the rounds that are closed."""
         node = self._node
         if node.fold is None or effect.round <= node.fold.base.round:
             return
         node.fold.close_up_to(effect.round)
         node.stage.audit.closed(node.fold)
         node.disk.close_up_to(node.fold.base, node.core.own_last)
-        # Payloads are known by their content, and an open record may have the same as a closed one.
+        # Chunks are named by their content, and an open record may have the same ones as a closed record.
         needed = {blob for delta in node.core.ledger for blob in delta.body.chunks}
         for blob in {blob for delta in effect.deltas for blob in delta.body.chunks} - needed:
             node.disk.drop(blob)

@@ -1,14 +1,15 @@
-"""Checkers of safety and of bounds: they look on all along, and raise at the first broken promise.
+"""Checkers of safety and of bounds: they watch all along, and raise at the first broken promise.
 
-* Equal sets of merged records give equal Phi, on whichever node and however it got there.
-* Only records that somebody really signed are merged, each author's once in a round.
-* Nobody knows a record of an honest node that this node has not on disk ("write before you speak").
-* No honest node signs two records for one round of which others take the first, whatever happened to it: of
-  what died with its disk before anybody had heard of it, nobody can tell it.
-* Snapshots with equal digests are equal, and say what their records count for.
-* No honest node blames another: what the core says, the core accepts. Damaged bytes are refused.
-* Queues, tables and flights keep to `protocol.limits`, state of links that are gone is gone, and a
-  Wake always moves `next_wake` on.
+* Equal sets of merged records give equal Phi, on every node and whatever the path to that set was.
+* Only records that were really signed are merged, and at most one of each author in a round.
+* No node knows a record of an honest author that is not on that author's disk ("write before you speak").
+* No honest node signs a second record for a round once another node has taken in the first, whatever happened
+  to it. A record that died with its author's disk before any other node heard of it is excepted: nobody could
+  tell the author of it.
+* Snapshots with equal digests are equal, and state the tokens that their records count for.
+* No honest node blames another: the core accepts everything that a core says. Damaged bytes are refused.
+* Queues, tables and flights keep to `protocol.limits`, no state of closed links is left, and a Wake always
+  moves `next_wake` on.
 """
 
 from collections import Counter
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
     from tests.sim.node import Node
 
 WAKES_PER_S_MAX = 40.0
-"""Six machines with a deadline each, the fastest every second; a node with many flights has more, and
-whoever a liar declines chunks asks again soon, so each liar beyond the first may cost as many. One for each
-chunk that came is added: it is told of."""
+"""A core has six state machines with a deadline each, the fastest every second. A node with many flights
+wakes more often. If a liar declines chunks, a node asks again soon, so each liar beyond the first may cost as
+many wakes again. Wakes for chunks that arrived, one each, are not counted: those are announced."""
 
 DEALS_MAX = 2
-"""Of a node's own payloads one is not spread yet, or two when it has just published the next."""
+"""One of a node's own payloads is not spread yet, or two if it has just published the next."""
 
 CONTROL_BYTES_PER_S_MAX = 64 * 1024
-"""What one node may send besides payloads, on average: 16 members' rows every 4.5 s reach it four times."""
+"""What a node may send besides payloads, on average: 16 members' rows reach it four times each in 4.5 s."""
 
 
 class Audit:
@@ -54,18 +55,18 @@ class Audit:
         self._swarm_id = swarm_id
         self._known: dict[bytes, Delta] = {}
         self._spoken: dict[tuple[bytes, int], dict[bytes, Delta]] = {}
-        """By author and round, as a rule one: see `spoken`."""
+        """By author and round, then by id: the records that are durable, usually one. See `spoken`."""
         self._accepted: dict[tuple[bytes, int], bytes] = {}
-        """The first of those that another node took in."""
+        """By author and round: the first record that another node took in."""
         self._phis: dict[int, int] = {0: 0}
         self.liars: set[bytes] = set()
-        """Node ids of those from whom anything may come."""
+        """Node ids of the liars, from whom anything may come."""
         self.surrounded: set[Node] = set()
-        """Those who reach, or just now reached, hardly anybody but liars."""
+        """Nodes that reach, or reached until just now, hardly anybody but liars."""
         self._false: set[bytes] = set()
-        """Digests of pasts that never were, and that somebody has started from."""
+        """Digests of made-up pasts that an honest node has started from."""
         self.misled: set[Node] = set()
-        """Those who started from a past that never was: what they publish until they are back may go."""
+        """Nodes that started from a made-up past: what they publish until they are back may get lost."""
         self._payloads: dict[bytes, bytes] = {}
         self._histories: dict[bytes, Rounds] = {}
         self._claims: dict[bytes, tuple[Claim, int]] = {}
@@ -75,7 +76,7 @@ class Audit:
         self.wakes_per_s = 0.0
         self.spread = Spread(loop, self.fail)
         self.refused = 0
-        """Damaged messages that were found out."""
+        """Number of damaged messages that were detected."""
 
     def fail(self, node: "Node | None", text: str) -> None:
         """Raise the violation."""
@@ -85,7 +86,7 @@ class Audit:
     # -- records
 
     def signed(self, node: "Node", delta: Delta) -> None:
-        """Somebody really signed this."""
+        """A node really signed this record."""
         self._known[delta.record_id] = delta
 
     def spoken(self, node: "Node", delta: Delta) -> None:
@@ -96,7 +97,7 @@ class Audit:
             self.fail(node, f"signed two deltas for round {delta.round}")
 
     def accepted(self, node: "Node", delta: Delta) -> None:
-        """A node took a record in: its author has written it down, or it spoke too early."""
+        """A node took a record in: unless it is on its author's disk, the author spoke too early."""
         key = delta.author, delta.round
         if delta.author in self.liars:
             return
@@ -108,13 +109,13 @@ class Audit:
             self.fail(node, f"knows two deltas of {short(delta.author)} for round {delta.round}")
 
     def spoken_by(self, author: bytes) -> list[Delta]:
-        """All that a node has published."""
+        """All records that a node has published."""
         return [
             delta for (by, _), deltas in self._spoken.items() if by == author for delta in deltas.values()
         ]
 
     def merged(self, node: "Node", fold: Fold, round_: int) -> None:
-        """A round was merged anew on a node."""
+        """A round was merged, for the first time or again, on a node."""
         deltas = fold.rounds.get(round_, ())
         if len({delta.author for delta in deltas}) != len(deltas):
             self.fail(node, f"merged an author twice in round {round_}")
@@ -128,24 +129,24 @@ class Audit:
             self.fail(node, f"has another Phi than a node with the same records (after round {round_})")
 
     def check_ledger(self, node: "Node") -> None:
-        """Everything in a ledger was really signed, and no honest author is void."""
+        """Everything in a ledger was really signed."""
         for delta in node.core.ledger:
             if delta.record_id not in self._known:
                 self.fail(node, f"accepted record {short(delta.record_id)}, which nobody signed")
 
     def keep(self, blob: bytes, data: bytes) -> None:
-        """A payload came into being."""
+        """A payload chunk came into being."""
         self._payloads[blob] = data
 
     def payload(self, blob: bytes) -> bytes:
-        """A payload that came into being at some time, whatever became of it."""
+        """A payload chunk that came into being at some time, whatever became of it."""
         return self._payloads[blob]
 
     # -- history
 
     def sealed(self, node: "Node", claim: Claim, prefix: Fold) -> None:
-        """A node wrote a snapshot: equal digests must mean equal records and equal bytes, and its tokens what
-        all those records count for, whichever of them are closed here."""
+        """A node wrote a snapshot. Equal digests must mean equal records and equal bytes, and the claim must
+        state the tokens that all those records count for, closed ones included."""
         if prefix.base.chain in self._false:
             return
         history = self._histories.setdefault(claim.digest, {**prefix.below, **prefix.rounds})
@@ -156,11 +157,11 @@ class Audit:
             self.fail(node, f"sealed round {claim.round} otherwise than a node with the same digest")
 
     def closed(self, fold: Fold) -> None:
-        """A node closed its past; whoever starts from there wants to know what is in it."""
+        """A node closed rounds: note their records for nodes that start from there."""
         self._histories.setdefault(fold.base.chain, dict(fold.below))
 
     def adopted(self, node: "Node", claim: Claim, genesis: bytes) -> Rounds:
-        """A node starts from a snapshot, which somebody wrote in good faith; returns what is in it."""
+        """A node starts from a snapshot, which no liar may have made up; returns the records in it."""
         if claim.root != genesis and claim.digest not in self._histories and not node.traits.is_liar:
             if node not in self.surrounded:
                 self.fail(node, f"starts from a past up to round {claim.round} that never was")
@@ -169,13 +170,14 @@ class Audit:
         return self.history(claim.digest)
 
     def history(self, digest: bytes) -> Rounds:
-        """What a chain of digests stands for."""
+        """The records that a chain of digests stands for."""
         return self._histories.get(digest, {})
 
     # -- blame
 
     def blamed(self, node: "Node", end: End | None, blame: Blame) -> None:
-        """The core blames a peer: a liar, or, at no cost, one whose rounds its own wrong clock rules out."""
+        """The core blames a peer. That peer must be a liar, or, which costs it nothing, one whose rounds this
+        node's own wrong clock rules out."""
         self._blames += 1
         peer = end.peer.party if end is not None else None
         honest = not getattr(getattr(peer, "traits", None), "is_liar", False)
@@ -185,7 +187,7 @@ class Audit:
 
     @contextmanager
     def damage(self, node: "Node", data: bytes) -> Iterator[None]:
-        """While a node handles damaged bytes: it must notice whatever a signature or the format shows."""
+        """While a node handles damaged bytes: it must notice what a signature or the format shows."""
         self._expected = self._what_is_wrong(data)
         before = self._blames
         try:
@@ -204,7 +206,7 @@ class Audit:
                     intake.open_envelope(envelope, self._swarm_id)  # type: ignore[attr-defined]
         except PeerError as error:
             return str(error)
-        return ""  # a flag or a number that nothing protects but TLS
+        return ""  # a flag or a number that only TLS protects
 
     # -- bounds
 
@@ -216,12 +218,12 @@ class Audit:
             self.fail(node, f"sends a message of {size} bytes")
 
     def woken(self, node: "Node", ahead: float) -> None:
-        """A Wake was handled: the next one must lie ahead, or the daemon would spin."""
+        """A Wake was handled. The next one must lie ahead, or the daemon would spin."""
         if ahead <= 0.0:
             self.fail(node, "spins: next_wake has not moved on")
 
     def check_bounds(self, node: "Node", seconds: float) -> None:
-        """Look at one running node's tables; `seconds` since the last look."""
+        """Check one running node's tables; `seconds` have passed since the last check."""
         core = node.core
         rate = (node.wakes - node.chunks_came) / seconds
         node.wakes = node.chunks_came = 0

@@ -1,9 +1,9 @@
-"""A node's disk: what it has been told to keep, and how much of that is left after an accident.
+"""A node's disk: what was written to it, and how much of that is left after an accident.
 
-Own records and the chunks of own payloads are synced before anybody hears of them. What others wrote waits
-in memory for a moment (lost when the process dies), then in the page cache (lost, in part, when the power
-goes); like SQLite's log, the page cache loses a suffix of the records. Chunks are files: one that was not
-synced may be gone, or there under its name with other bytes in it.
+Own records and the chunks of own payloads are synced before anybody hears of them. Records of others wait in
+memory for a moment (lost when the process dies), then in the page cache (lost, in part, when the power goes).
+As with SQLite's log, a suffix of the cached records is lost. Chunks are files: one that was not synced may be
+gone, or be there under its name with other bytes in it.
 """
 
 import random
@@ -19,11 +19,11 @@ WRITER_DELAY_S = 0.01
 """A record of another node is written this long after it was accepted."""
 
 WRITE_BACK_S = 30.0
-"""The system writes files to the disk by itself after this long."""
+"""After this long the operating system writes files to the disk by itself."""
 
 
 class DamagedChunkError(Exception):
-    """A chunk on disk is not what its name promises; `blob` is that name."""
+    """A chunk on disk does not match its name, which is `blob`, the hash of its bytes."""
 
     def __init__(self, blob: bytes) -> None:
         super().__init__(f"chunk {blob.hex()[:8]} is damaged")
@@ -47,16 +47,16 @@ class Disk:
         self.chunks: dict[bytes, bytes] = {}
         self._unsynced: dict[bytes, float] = {}
         self._checked: dict[bytes, bytes] = {}
-        """Chunks as they were when they were last read and right."""
+        """By name: a chunk's bytes when they were last read and found right."""
 
     # -- records
 
     def add(self, delta: Delta, now: float) -> None:
-        """Write somebody else's record when there is time for it."""
+        """Write another node's record when there is time."""
         self._cached.append((now, delta))
 
     def commit(self, delta: Delta) -> None:
-        """Write our own record, and whatever came before it, so that it survives anything but a lost disk."""
+        """Write our own record, and all records before it, so that they survive anything but a lost disk."""
         self.sync()
         self._synced[delta.record_id] = delta
 
@@ -85,7 +85,7 @@ class Disk:
         self._synced = {i: delta for i, delta in self._synced.items() if delta.round > base.round}
 
     def begin_at(self, claim: Claim, own_last: int) -> None:
-        """Begin history at a snapshot got from others."""
+        """Begin our history at a snapshot fetched from others."""
         self.claims, self.covered, self.reach = (claim,), frozenset(), 0
         self.close_up_to(Base(claim.round, claim.digest, claim.tokens), own_last)
 
@@ -100,7 +100,7 @@ class Disk:
         return blob in self.chunks
 
     def fits(self, blob: bytes, size: int) -> bool | None:
-        """Whether a chunk that is here has so many bytes; None if it is not here, or damaged."""
+        """Whether a chunk has `size` bytes; None if it is not here, or damaged."""
         if blob in self.chunks and len(self.chunks[blob]) == size:
             return True
         try:
@@ -121,7 +121,7 @@ class Disk:
             self._unsynced[blob] = now
 
     def get(self, blob: bytes) -> bytes:
-        """Read a chunk and check it. Raises DamagedChunkError, after which it is missing."""
+        """Read a chunk and check it. Raises DamagedChunkError, after which the chunk is missing."""
         data = self.chunks.get(blob, b"")
         if self._checked.get(blob) is not data:
             if sha256(data).digest() != blob:
@@ -131,7 +131,7 @@ class Disk:
         return data
 
     def join(self, blobs: Iterable[bytes]) -> bytes:
-        """Read chunks one after another. Raises DamagedChunkError once all that are damaged are missing."""
+        """Read chunks one after another. Raises DamagedChunkError, after which all damaged are missing."""
         found: list[bytes] = []
         damaged: DamagedChunkError | None = None
         for blob in blobs:
@@ -146,11 +146,11 @@ class Disk:
     # -- accidents
 
     def process_died(self, now: float) -> None:
-        """What the process had not handed to the system yet is lost."""
+        """Records that the process had not handed to the operating system yet are lost."""
         self._cached = [entry for entry in self._cached if entry[0] <= now - WRITER_DELAY_S]
 
     def power_cut(self, now: float, rng: random.Random) -> None:
-        """What was not synced is lost in part."""
+        """Part of what was not synced is lost, or damaged."""
         del self._cached[rng.randrange(len(self._cached) + 1) :]
         for blob in [blob for blob, since in self._unsynced.items() if since > now - WRITE_BACK_S]:
             fate = rng.random()

@@ -1,7 +1,7 @@
 """One HTTP request: a chunk asked for and answered, or put and accepted.
 
-Each goes over a connection of its own, which is retried while the hosts cannot reach each other and given
-up after the time-out of the real client.
+Each request has a connection of its own. It is retried while the hosts cannot reach each other, and given up
+after the timeout of the real client.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ HEADER_BYTES = 300
 
 
 class NoAnswerError(Exception):
-    """Raised by who is asked: it keeps the connection, and says nothing on it."""
+    """Raised by the server to keep the connection open and never answer."""
 
 
 class LateAnswerError(Exception):
-    """Raised by who is asked: it answers so many seconds later."""
+    """Raised by the server to answer `seconds` later."""
 
     def __init__(self, seconds: float, answer: Answer) -> None:
         super().__init__(seconds, answer)
@@ -28,7 +28,7 @@ class LateAnswerError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """`serve` runs in the target's process, `done` in the source's: with None if it came to nothing."""
+    """One request. `serve` runs in the target's process, `done` in the source's, with None if it failed."""
 
     net: Network
     source: Party

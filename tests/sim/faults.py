@@ -1,10 +1,10 @@
 """Storms: what can go wrong, as schedules of actions between two moments.
 
-A storm leaves its mess behind; the calm after it heals everything. Each kind stresses what its name says:
-splits of all shapes and FoundationDB's swizzle (links closed one by one and reopened in another order),
-crashes with and without the page cache, lost disks, stopped and starved processes, trainers that hang,
-machines that sleep, clocks that are set wrong, one that is stuck while the others restart, members that come
-and go, and a network that does what TCP would never do.
+A storm does not clean up after itself; everything is healed when the calm after it begins. Each kind is named
+after what it stresses: splits of all shapes and FoundationDB's swizzle (links closed one by one and reopened
+in another order), crashes with and without the page cache, lost disks, stopped and starved processes,
+trainers that hang, machines that sleep, clocks that are set wrong, a node that is stuck while the others
+restart, members that come and go, and a network that does what TCP never would.
 """
 
 import random
@@ -59,7 +59,7 @@ def _slow(world: "World", begin: float, end: float, rng: random.Random) -> None:
 
 
 def _rough(world: "World", begin: float, end: float, rng: random.Random) -> None:
-    """Messages dropped, doubled, swapped and damaged, as no stream does it."""
+    """Messages dropped, doubled, swapped and damaged, as no stream would do."""
     mischief = Mischief(
         drop=rng.uniform(0.0, 0.2),
         double=rng.uniform(0.0, 0.1),
@@ -72,7 +72,7 @@ def _rough(world: "World", begin: float, end: float, rng: random.Random) -> None
 
 
 def _each(kill: Callable[["World", "Node"], None], seconds: tuple[float, float]) -> Brew:
-    """Some nodes, each at its own moment, and back after a while."""
+    """Some nodes fail, each at its own moment, and come back after a while."""
 
     def brew(world: "World", begin: float, end: float, rng: random.Random) -> None:
         hosts = world.hosts()
@@ -103,9 +103,9 @@ def _kill_trainer(world: "World", node: "Node") -> None:
 def _lose_disk(world: "World", begin: float, end: float, rng: random.Random) -> None:
     """A node loses its disk and comes back with its key, soon or after a while.
 
-    What it said last has reached the others by then; if it had not (a partition at the same time), no
-    protocol could tell it which rounds it had signed. So this storm is not mixed with others. Nor do all lose
-    theirs: nobody would know the model any more.
+    Its last records have reached the others by then. If they had not (a partition at the same time), no
+    protocol could tell it which rounds it had signed. So this storm is not mixed with others. Not all nodes
+    lose their disks either: nobody would know the model any more.
     """
     hosts = world.hosts()
     for host in rng.sample(hosts, min(len(hosts) - 1, 1 + rng.randrange(2))):
@@ -116,7 +116,7 @@ def _lose_disk(world: "World", begin: float, end: float, rng: random.Random) -> 
 
 
 def _stops(world: "World", begin: float, end: float, rng: random.Random) -> None:
-    """SIGSTOP for seconds to half a minute."""
+    """SIGSTOP, for one to 40 seconds."""
     for _ in range(rng.randrange(1, 8)):
         node = world.nodes[rng.choice(world.hosts())]
         time = rng.uniform(begin, end)
@@ -127,7 +127,7 @@ def _stops(world: "World", begin: float, end: float, rng: random.Random) -> None
 
 
 def _starved(world: "World", begin: float, end: float, rng: random.Random) -> None:
-    """Event loops that come to their turn late, again and again."""
+    """Event loops that get their turn late, again and again."""
     hosts = world.hosts()
     for host in rng.sample(hosts, min(len(hosts), rng.randrange(1, 4))):
         time = begin
@@ -141,9 +141,10 @@ def _starved(world: "World", begin: float, end: float, rng: random.Random) -> No
 def _away(
     leave: Callable[["World", "Node", random.Random], None], come_back: Callable[["World", "Node"], None]
 ) -> Brew:
-    """Some do not train for a while, each for its own, or all but one from the beginning to the end.
+    """Some nodes do not train for a while: each for its own while, or all but one for the whole storm.
 
-    That one is always the same: it need never wait for the others, nor is its work lost.
+    That one (`World.watch`) is always the same node. It must never have to wait for the others, and its work
+    must not be lost.
     """
 
     def brew(world: "World", begin: float, end: float, rng: random.Random) -> None:
@@ -175,7 +176,7 @@ def _wake(world: "World", node: "Node") -> None:
 
 
 def _clocks(world: "World", begin: float, end: float, rng: random.Random) -> None:
-    """Clocks are set wrong, by minutes to years, some again and again; some machines boot with theirs."""
+    """Clocks are set wrong, by minutes to years, some again and again; some nodes restart with that."""
     hosts = world.hosts()
     for host in rng.sample(hosts, rng.randrange(1, len(hosts) + 1)):
         node = world.nodes[host]
@@ -189,7 +190,7 @@ def _clocks(world: "World", begin: float, end: float, rng: random.Random) -> Non
 
 
 def _stuck(world: "World", begin: float, end: float, rng: random.Random) -> None:
-    """One trains on and cannot publish; late in the storm all but one of the others start again."""
+    """One node trains on but cannot publish; late in the storm all others but one (`World.watch`) restart."""
     stuck, *others = rng.sample(
         [host for host in world.hosts() if host != world.watch], len(world.hosts()) - 1
     )
@@ -218,14 +219,14 @@ def _churn(world: "World", begin: float, end: float, rng: random.Random) -> None
 
 
 def _liars_only(world: "World", begin: float, end: float, rng: random.Random) -> None:
-    """One reaches liars only; it may start again there, with its disk or without."""
+    """One node reaches liars only; it may restart there, with its disk or without."""
     victim = rng.choice(world.honest())
     world.surround("liars only", begin, [victim])
     _strike(world, victim, begin + rng.uniform(1.0, 5.0), rng, ("no harm", "restart", "disk"))
 
 
 def _liars_mostly(world: "World", begin: float, end: float, rng: random.Random) -> None:
-    """A split: liars are most of one half."""
+    """A split in which liars are the majority of one side."""
     few = rng.sample(world.honest(), max(1, len(world.liars()) - 1))
     world.surround("liars mostly", begin, few)
     if rng.random() < 0.5:
@@ -233,7 +234,7 @@ def _liars_mostly(world: "World", begin: float, end: float, rng: random.Random) 
 
 
 def _liars_first(world: "World", begin: float, end: float, rng: random.Random) -> None:
-    """Who starts again knows addresses of liars only; who joins, those of a liar and of another member."""
+    """A restarted node knows addresses of liars only; one that joins, those of a liar and an honest node."""
     liar = world.nodes[rng.choice(world.liars()[1:])].traits.address  # the first may not listen
     other = rng.choice([world.nodes[host] for host in world.honest() if world.nodes[host].traits.listens])
     victim = rng.choice([host for host in world.honest() if host != other.index])
@@ -247,11 +248,11 @@ def _liars_first(world: "World", begin: float, end: float, rng: random.Random) -
         world.told[victim] = tuple(world.nodes[host].traits.address for host in world.liars())
         _strike(
             world, victim, time, rng, ("kill",)
-        )  # without power it might lose its model, and have to join
+        )  # a power cut might cost it its model, and it would have to join
 
 
 def _strike(world: "World", host: int, time: float, rng: random.Random, ways: tuple[str, ...]) -> None:
-    """Have a node start again, in one of some ways."""
+    """Make a node restart, in one of the given ways."""
     way, node = rng.choice(ways), world.nodes[host]
     if way == "kill":
         world.loop.at(time, _restart, world, node)
@@ -266,7 +267,7 @@ AMBUSHES: dict[str, Brew] = {
     "liars mostly": _liars_mostly,
     "liars first": _liars_first,
 }
-"""What befalls who meets liars first, or only them."""
+"""Storms in which a node meets liars first, or only liars."""
 
 STORMS: dict[str, Brew] = {
     **{shape: _split(shape) for shape in SHAPES},

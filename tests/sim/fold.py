@@ -1,8 +1,8 @@
-"""Phi on one node: the fold of its records, kept up incrementally, and once more from scratch.
+"""Phi on one node: the fold of its records, kept up to date incrementally, and computed again from scratch.
 
-``Phi += Merge(old set) - Merge(new set)`` whenever a round's set changes, as the daemon does it; the
-simulator then compares with ``Phi_0 - sum of Merge(round)`` computed from nothing. Closed rounds become
-part of a base, as in the daemon; what they were is kept for the auditors. Written from
+``Phi += Merge(old set) - Merge(new set)`` whenever a round's set changes, as the daemon does it. At the end
+the simulator compares this with ``Phi_0 - sum of Merge(round)``, computed from scratch. Closed rounds become
+part of a base, as in the daemon; their records are kept for the checkers. Written from
 `gossamer.protocol.merging.merge` alone, so that it is a second opinion on the daemon's merger.
 """
 
@@ -28,7 +28,7 @@ MergeRound = Callable[[tuple[Delta, ...], Sequence[bytes], Fragment, Manifest], 
 
 
 def contribution(delta: Delta, data: bytes, fragment: Fragment, fragments: int) -> merge.Contribution | None:
-    """A record as Merge sees it; None if its payload does not decode, which weighs nothing anywhere."""
+    """A record as Merge sees it; None if its payload does not decode: no node gives that any weight."""
     try:
         payload = Payload(delta.body.codec, fragment, data)
         norms = merge.measure(payload).norms
@@ -83,7 +83,7 @@ class Fold:
         rounds: Rounds | None = None,
         below: Rounds | None = None,
     ) -> None:
-        """`phi` holds what `base` and `rounds` say; `below` is what is in `base`, which no node knows."""
+        """`phi` holds the records of `base` and `rounds`. `below`: those in `base`, which no node knows."""
         self._manifest = manifest
         self._layout = manifest.plan()
         self._read = read
@@ -93,14 +93,14 @@ class Fold:
         self.rounds = dict(rounds or {})
         self.below = dict(below or {})
         self._steps: dict[int, Ints] = {}
-        """What rounds came to when they were merged here."""
+        """By round: the result of Merge, for rounds that were merged here."""
         self.key = 0
-        """Exclusive or of the ids of all records merged, ever: equal for equal sets."""
+        """Exclusive or of the ids of all records merged, closed ones included: equal for equal sets."""
         for deltas in (*self.below.values(), *self.rounds.values()):
             self._toggle(deltas)
 
     def change(self, round_: int, new: tuple[Delta, ...]) -> bool:
-        """Make `new` what is merged of a round. Returns whether that is news. Raises as `read` does."""
+        """Make `new` the records merged of a round. Returns whether Phi changed. Raises as `read` does."""
         old = self.rounds.get(round_, ())
         if new == old or round_ <= self.base.round:
             return False
@@ -121,7 +121,7 @@ class Fold:
         return True
 
     def highest(self, index: int) -> int:
-        """The highest round merged into a fragment; its first base if none."""
+        """The highest round merged into a fragment; its first base if there is none."""
         count = len(self._layout.fragments)
         floor = self.base.round - (self.base.round - index) % count
         return max((round_ for round_ in self.rounds if round_ % count == index), default=floor)
@@ -136,7 +136,7 @@ class Fold:
         return digest
 
     def prefix(self, upto: int) -> "Fold":
-        """A copy with the rounds above one taken back."""
+        """A copy with the rounds above `upto` taken back."""
         copy = copy_of(self)
         copy.phi, copy.rounds, copy._steps = self.phi.copy(), dict(self.rounds), dict(self._steps)
         for round_ in [round_ for round_ in self.rounds if round_ > upto]:
@@ -144,7 +144,7 @@ class Fold:
         return copy
 
     def tokens(self) -> int:
-        """What all deltas merged count for."""
+        """The tokens that all deltas merged count for."""
         return self.base.tokens + count(self._manifest, self.rounds)
 
     def close_up_to(self, floor: int) -> None:
@@ -154,7 +154,7 @@ class Fold:
         for round_ in closed:
             del self.rounds[round_]
             self._steps.pop(round_, None)
-        self.below = {**self.below, **closed}  # copies have the one before
+        self.below = {**self.below, **closed}  # a new dict: copies share the old one
 
     # -- inside
 
@@ -170,12 +170,12 @@ class Fold:
 
 
 def count(manifest: Manifest, rounds: Rounds) -> int:
-    """Tokens that the deltas of some rounds count for."""
+    """The tokens that the deltas of some rounds count for."""
     return TokenCount(manifest, (delta for deltas in rounds.values() for delta in deltas)).total
 
 
 def from_scratch(manifest: Manifest, phi: Ints, rounds: Rounds, read: ReadChunk) -> Ints:
-    """Phi_0 less every round's merge, computed from payload bytes with nothing remembered."""
+    """Phi_0 less every round's merge, computed from payload bytes without any cache."""
     layout, result = manifest.plan(), phi.copy()
     for round_, deltas in rounds.items():
         fragment = layout.of_round(round_)

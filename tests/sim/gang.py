@@ -1,9 +1,9 @@
 """Several Byzantine members: each does wrong for itself, as a `liar` does, and now and then all do the same.
 
-Together they claim one past that never was, for whatever rounds others claim, and hand it out; sign second
-deltas just after others have sealed; link to everybody and hand nothing out, or rubbish, just before they
-would be given up; tell each neighbour of other members; and leave and come back. Each of them sees all that
-others claim, at once.
+Together they claim one made-up past, for whatever rounds others claim, and serve it. They sign second deltas
+just after others have sealed. They link to everybody and serve nothing, or rubbish just before a request
+would be given up. They each tell their neighbours of only some members, and leave and come back. Each of them
+sees all that others claim, at once.
 """
 
 import random
@@ -30,10 +30,10 @@ Standing = Callable[[], tuple[int, tuple[Claim, ...]]]
 
 
 class Gang:
-    """Has its members do the same at the same time."""
+    """Makes its members do the same thing at the same time."""
 
     def __init__(self, nodes: Sequence[Node], others: Callable[[], list[Node]], quiet_after: float) -> None:
-        """`others`: everybody else who is there."""
+        """`others`: returns the honest nodes that run."""
         self._loop = nodes[0].stage.loop
         self._rng: random.Random = nodes[0].stage.dice("gang")
         self._trace = nodes[0].stage.trace
@@ -43,19 +43,19 @@ class Gang:
         self._nodes = list(nodes)
         self._lies: dict[int, Claim] = {}
         self._ahead = 0
-        """So many rounds further than it is do we say that the swarm is."""
+        """How many rounds further than it is we say the swarm is."""
         self._until = 0.0
         self._sealed = 0
-        """The newest round that any of the others claimed when we looked."""
+        """The newest round that any honest node claimed when we last looked."""
 
     def begin(self) -> None:
-        """Each for itself, and all together."""
+        """Begin to act, each for itself and all together."""
         for member in self._members:
             self._loop.after(10.0 * self._rng.random(), member.act)
         self._agree()
 
     def _agree(self) -> None:
-        """On one deed, for a while."""
+        """Agree on one deed for a while, and then on another one."""
         if self._loop.now > self._quiet_after:
             return
         self._until = min(self._quiet_after, self._loop.now + self._rng.uniform(*LASTS_S))
@@ -66,7 +66,7 @@ class Gang:
         self._loop.at(self._until + self._rng.uniform(*PAUSE_S), self._agree)
 
     def _each(self) -> None:
-        """The same of what one can do alone."""
+        """Each member does the same one of the deeds that one can do alone."""
         member = self._members[0]
         names = [deed.__name__ for deed in (*member.long_deeds, *member.long_deeds, *member.deeds)]
         name = names[self._rng.randrange(len(names))]
@@ -77,7 +77,7 @@ class Gang:
     # -- one past
 
     def _claim_alike(self) -> None:
-        """Where we are too few to take the clock with us, also that the swarm is far ahead."""
+        """Claim one made-up past; and, if we are too few to move the clock, that the swarm is far ahead."""
         history = self._nodes[0].stage.manifest.history
         far = history.retain + 2 * (history.seal_after + history.snapshot_every)
         self._ahead = far if self._are_few() and self._rng.random() < 0.5 else 0
@@ -88,11 +88,11 @@ class Gang:
                 member.tell_of({other.traits.identity.node_id for other in self._nodes}, self._until)
 
     def _are_few(self) -> bool:
-        """The clock leaves out the top third, and some may be away."""
+        """Whether we cannot move the clock, which leaves out the top third; some nodes may be away."""
         return 4 * len(self._nodes) < len(self._others())
 
     def _claims(self, node: Node) -> tuple[Claim, ...]:
-        """For the newest round that others claim, the next one, and those that fewest claim."""
+        """Lies for the newest round that others claim, the next one, and those that the fewest claim."""
         claimed = Counter(claim.round for other in self._others() for claim in other.core.sealing.claims[:1])
         rounds = sorted(filter(None, claimed), key=lambda round_: (claimed[round_], round_))
         if not rounds or node.fold is None:
@@ -103,7 +103,7 @@ class Gang:
         return tuple(self._lie(node, round_) for round_ in sorted(chosen, reverse=True))
 
     def _lie(self, node: Node, round_: int) -> Claim:
-        """What all of us claim for a round, and hand out."""
+        """What all of us claim for a round, and serve."""
         if round_ not in self._lies:
             assert node.fold is not None
             data = (node.fold.phi + 1).tobytes()
@@ -117,7 +117,7 @@ class Gang:
     # -- equivocation
 
     def _equivocate_after_seals(self) -> None:
-        """Whenever somebody has sealed, another one of us signs again for the last round of it."""
+        """Whenever a node has sealed, one of us signs again for the last round of that snapshot."""
         if self._loop.now >= self._until:
             return
         sealed = max((claim.round for n in self._others() for claim in n.core.sealing.claims), default=0)
@@ -129,7 +129,7 @@ class Gang:
 
 
 class Accomplice(Liar):
-    """One of a gang: does what a liar does, and what lasts longer."""
+    """One of a gang: does what a liar does, and deeds that last longer."""
 
     def __init__(self, node: Node, quiet_after: float) -> None:
         super().__init__(node, quiet_after, dice=f"liar {node.index}")
@@ -143,7 +143,7 @@ class Accomplice(Liar):
         self.deeds = (*self.deeds, *self.long_deeds)
 
     def stand_for(self, standing: Standing | None) -> None:
-        """Claim this instead of the truth, and again after each lie of our own."""
+        """Claim this instead of the truth, and return to it after each lie of our own; None: the truth."""
         self._standing = standing
         self._tell_the_truth(self._node.core.presence, self._node.core)
 
@@ -157,7 +157,7 @@ class Accomplice(Liar):
         return self._node.responsive and bool(self._node.links)
 
     def equivocate_in(self, round_: int) -> None:
-        """Two deltas for one round; others may have a third one of ours."""
+        """Sign two deltas for one round; others may have a third one of ours."""
         if self._node.fold is not None:
             for _ in range(2):
                 payload = self._payload(round_)
@@ -173,7 +173,7 @@ class Accomplice(Liar):
         self._claim_all(self._send_nothing())
 
     def _answer_rubbish_late(self) -> None:
-        """Wrong bytes for every chunk, about when somebody else would be asked, or nobody waits any more."""
+        """Send wrong bytes for every chunk, just before another node is asked or the request is given up."""
         transfers, loop = self._node.transfers, self._node.stage.loop
 
         def give(blob: bytes) -> bytes | None:
@@ -190,13 +190,13 @@ class Accomplice(Liar):
         loop.at(until, self._give_again, transfers)
 
     def _tell_each_of_others(self) -> None:
-        """Of one half of the members only, for a while."""
+        """Tell others of about half of the members only, for a while."""
         known = [member.row.node_id for member in self._node.core.roster.members()]
         until = self._node.stage.loop.now + 20.0 + 60.0 * self._rng.random()
         self.tell_of({node_id for node_id in known if self._rng.random() < 0.5}, until)
 
     def tell_of(self, known: set[bytes], until: float) -> None:
-        """Tell everybody of these members and of no other."""
+        """Tell others of these members only, until then."""
         node, presence = self._node, self._node.core.presence
 
         def tell() -> list[Effect]:
@@ -224,7 +224,7 @@ class Accomplice(Liar):
             vars(presence).pop(name, None)
 
     def _come_and_go(self) -> None:
-        """Say that we leave, and take it back, a few times; or stand still for a while."""
+        """Announce that we leave and take it back, a few times; or stand still for a while."""
         node = self._node
         if self._rng.random() < 0.5:
             node.stop()

@@ -1,11 +1,11 @@
 """A Byzantine member: a node like the others that now and then does one of many wrong things.
 
-It has a key and is admitted, so what it signs verifies. It equivocates (two and three records for one
-round, to different peers), forges others' records, sends garbage, withholds payloads or parts of them or
-publishes ones that do not decode, claims to hold what it has not, once or all the time, and does not send
-what it has, be it that it claims to hold all there is or lists others' chunks as its own, claims rounds of
-the far future and a past that never was, races the clock or lags behind it, and spreads rumours about the
-living.
+It has a key and is admitted, so its signatures verify. It equivocates (two or three records for one round,
+to different peers), forges others' records and sends garbage. It withholds payloads or parts of them, or
+publishes payloads that do not decode. It claims to hold payloads that it has not, once or all the time. It
+does not send what it has: it claims to hold everything, or lists others' chunks as its own, and never
+answers. It signs for rounds of the far future, claims a made-up past, races the clock or lags behind it, and
+spreads rumours that live members are down.
 """
 
 from collections import Counter
@@ -28,8 +28,9 @@ from tests.sim.trainer import Window
 from tests.sim.transfers import Transfers
 
 LISTED_AHEAD_MAX = 8
-"""So far ahead of where the clock was others' chunks are listed: who is left alone with the liar takes its
-last round for the swarm's, follows, and would close what the others are at."""
+"""How many rounds beyond the clock, as it was when the deed began, others' chunks are listed. A node left
+alone with the liar takes the liar's last round for the swarm's, follows, and would close the rounds that the
+others are at."""
 
 
 def _never(blob: bytes) -> bytes | None:
@@ -37,7 +38,7 @@ def _never(blob: bytes) -> bytes | None:
 
 
 class Liar:
-    """Misuses one node."""
+    """Makes one node misbehave."""
 
     def __init__(self, node: Node, quiet_after: float, dice: str = "liar") -> None:
         self._node = node
@@ -66,9 +67,9 @@ class Liar:
             self._list_others_chunks,
         )
         self._list_from = 0
-        """Where the swarm was when we began to."""
+        """The clock when we last began to list others' chunks."""
         self._listed_up_to = 0
-        """The last round that we have signed a delta for of others' chunks."""
+        """The last round for which we have signed a delta that lists others' chunks."""
 
     def act(self) -> None:
         """Do one wrong thing, and another one soon."""
@@ -112,7 +113,7 @@ class Liar:
         return self._node.trainer._encode(round_ % len(self._node.stage.layout.fragments))
 
     def _nonsense(self, round_: int) -> bytes:
-        """Random bytes, too few by one for a payload."""
+        """Random bytes, one too few for a payload."""
         stage = self._node.stage
         codec = CODECS[stage.manifest.outer.codec]
         return self._rng.randbytes(payload_length(codec, stage.layout.of_round(round_)) - 1)
@@ -133,7 +134,7 @@ class Liar:
             self._to_some(msg.Records(((self._sign(self._body(round_, payload)).data, True),)))
 
     def _forge(self) -> None:
-        """A record in another member's name, with a signature of our own making."""
+        """Send a record in another member's name, with a signature of our own."""
         members = self._node.core.roster.members()
         if members and self._node.fold is not None:
             victim = members[self._rng.randrange(len(members))].row
@@ -149,7 +150,7 @@ class Liar:
         self._send(links[self._rng.randrange(len(links))], self._rng.randbytes(size))
 
     def _replay_damaged(self) -> None:
-        """A true record with one byte changed."""
+        """Send a true record with one bit changed."""
         deltas = list(self._node.core.ledger)
         if deltas:
             data = bytearray(deltas[self._rng.randrange(len(deltas))].data)
@@ -157,12 +158,12 @@ class Liar:
             self._to_some(msg.Records(((bytes(data), True),)))
 
     def _withhold(self) -> None:
-        """A record whose payload nobody will ever see."""
+        """Publish a record whose payload nobody will ever see."""
         round_ = self._round()
         self._to_some(msg.Records(((self._sign(self._body(round_, self._nonsense(round_))).data, True),)))
 
     def _withhold_and_insist(self) -> None:
-        """A record whose payload we say again and again that we hold, and never send."""
+        """Publish a record, claim again and again to hold its payload, and never send it."""
         round_ = self._round()
         delta = self._sign(self._body(round_, self._nonsense(round_)))
         self._to_some(msg.Records(((delta.data, True),)))
@@ -177,7 +178,7 @@ class Liar:
         node.stage.loop.after(1.0 + self._rng.random(), self._insist, record_id)
 
     def _withhold_a_part(self) -> None:
-        """A record with a payload that has a hole."""
+        """Publish a record, and lack one chunk of its payload."""
         if self._node.fold is None:
             return
         round_ = self._round()
@@ -188,7 +189,7 @@ class Liar:
         self._to_some(msg.Records(((self._sign(body).data, True),)))
 
     def _keep_it_all(self) -> None:
-        """Decline every chunk for a while, or, where we are asked to send it, say nothing at all."""
+        """For a while decline every chunk, or do not react when a peer asks us to put one."""
         transfers = self._node.transfers
         if self._rng.random() < 0.5:
             transfers.read = lambda blob: None  # type: ignore[method-assign]
@@ -204,11 +205,11 @@ class Liar:
         vars(transfers).pop("give", None)
 
     def _hold_all_and_send_nothing(self) -> None:
-        """Say of everybody's payloads, as soon as they are published, that we hold them, and never answer."""
+        """Claim to hold everybody's payloads as soon as they are published, and never answer."""
         self._claim_all(self._send_nothing())
 
     def _send_nothing(self) -> float:
-        """Answer nobody who asks for a chunk, for a while: returns until when."""
+        """Answer no request for a chunk, for a while; returns until when."""
         transfers = self._node.transfers
         transfers.asked = lambda end, blob: None  # type: ignore[method-assign]
         transfers.give = _never  # type: ignore[method-assign]
@@ -226,7 +227,7 @@ class Liar:
             node.stage.loop.after(0.2 + 0.2 * self._rng.random(), self._claim_all, until)
 
     def _list_others_chunks(self) -> None:
-        """Sign deltas that list what others publish under other sizes, claim to hold it, and never answer."""
+        """Sign deltas that list the chunks of others' new deltas with other sizes, and never answer."""
         known = {delta.record_id for delta in self._node.core.ledger}
         self._list_from = self._node.core.clock
         self._list_new_chunks(known, self._send_nothing())
@@ -241,7 +242,7 @@ class Liar:
             node.stage.loop.after(0.05, self._list_new_chunks, known, until)
 
     def _list_chunks_of(self, body: DeltaBody) -> None:
-        """As two payloads more, each a little shorter, of rounds that are still to come."""
+        """List them as two more payloads, each a little shorter, of rounds that are still to come."""
         node = self._node
         clock, fragments = node.core.clock, len(node.stage.layout.fragments)
         for less in (1, 2):
@@ -257,7 +258,7 @@ class Liar:
                     self._send(link, record)
 
     def _publish_nonsense(self) -> None:
-        """A payload with the right hash that decodes to nothing, of as many tokens as can be stated."""
+        """Publish a payload with the right hash that does not decode, stating as many tokens as possible."""
         round_ = self._round()
         payload = self._nonsense(round_)
         self._node.keep(payload, durable=False)
@@ -265,7 +266,7 @@ class Liar:
         self._to_some(msg.Records(((self._sign(body).data, True),)))
 
     def _jump_ahead(self) -> None:
-        """A round that cannot have been reached yet."""
+        """Sign for a round that cannot have been reached yet."""
         stage = self._node.stage
         round_ = ROUND_MAX - self._rng.randrange(8)
         body = replace(self._body(1, b"x"), round=round_, base=round_ - len(stage.layout.fragments))
@@ -273,52 +274,52 @@ class Liar:
         self._to_some(msg.Records(((envelope.data, False),)))
 
     def _race_the_clock(self) -> None:
-        """A row that claims to be rounds ahead."""
+        """Send a row that claims to be rounds ahead."""
         row = self._node.core.own_row
         claim = replace(row, heartbeat=row.heartbeat + 1, round=row.round + 1 + self._rng.randrange(10**6))
         identity, swarm_id = self._node.traits.identity, self._node.stage.manifest.swarm_id
         self._to_some(msg.Records(((seal(identity, Kind.ROW, swarm_id, claim.pack()).data, False),)))
 
     def _lag_behind(self) -> None:
-        """Train on, and stay at the first round."""
+        """Train on, but for a while state round 1 in our row."""
         node, presence = self._node, self._node.core.presence
         presence._standing = lambda: (1, node.core.sealing.claims)
         node.stage.loop.after(20.0 + 60.0 * self._rng.random(), self._tell_the_truth, presence, node.core)
 
     def _spread_rumours(self) -> None:
-        """That the living do not answer."""
+        """Suspect live members."""
         for member in self._node.core.roster.members():
             if self._rng.random() < 0.3:
                 self._to_some(msg.Suspect(member.row.node_id, *member.row.body.age))
 
     def _claim_to_hold(self) -> None:
-        """Payloads that we do not have, some of records that do not exist."""
+        """Claim to hold payloads that we may not have, one of a record that does not exist."""
         ids = [delta.record_id for delta in self._node.core.ledger][-3:]
         self._to_some(msg.Holding((*ids, self._rng.randbytes(32))))
 
     def _claim_parts(self) -> None:
-        """Chunks that we do not have, of payloads old and new and of none, and some that cannot be."""
+        """Claim chunks that we may not have, of payloads old, new and made up, some at impossible places."""
         ids = [delta.record_id for delta in self._node.core.ledger][-6:]
         for record_id in (*ids, self._rng.randbytes(32)):
             places = {self._rng.randrange(16) for _ in range(self._rng.randrange(8))}
             self._to_some(msg.Parts(record_id, tuple(sorted(places))))
 
     def _claim_another_past(self) -> None:
-        """A snapshot of far more tokens than the swarm's, and newer ones too."""
+        """Claim a snapshot with far more tokens than the swarm's, and newer ones too."""
         claims = self._node.core.sealing.claims
         if claims:
             step = self._node.stage.manifest.history.snapshot_every
             self._claim([claims[0].round + ahead * step for ahead in (2, 1, 0)])
 
     def _claim_what_few_do(self) -> None:
-        """The same for those rounds only that hardly anybody else claims just now."""
+        """Do the same only for rounds that hardly anybody else claims just now."""
         members = self._node.core.roster.live()
         newest = Counter(claim.round for member in members for claim in member.row.body.claims[:1])
         rounds = sorted((round_ for round_ in newest if round_), key=lambda round_: (newest[round_], round_))
         self._claim(sorted(rounds[:3], reverse=True))
 
     def _claim(self, rounds: list[int]) -> None:
-        """Stand for a past of these rounds, newest first, for a while, and hand it out."""
+        """Claim a made-up past of these rounds, newest first, for a while, and serve it."""
         node = self._node
         if node.fold is None or not rounds:
             return

@@ -1,7 +1,7 @@
-"""Virtual time: a queue of actions, carried out in order of time and then of arrival.
+"""Virtual time: a queue of actions, carried out in order of time and then of insertion.
 
-Nothing else in the simulator knows what time it is, so ten minutes of a swarm take as long as the work in
-them and not a moment longer.
+Nothing else in the simulator knows what time it is, so ten minutes of a swarm take only as long as the work
+in them.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """Caches of pure functions: the one thing that makes many seeds affordable.
 
-Sixteen nodes in one process check the same signature, parse the same row and merge the same round sixteen
-times. What they would compute is a function of exact bytes, so it is computed once and remembered by those
-bytes, errors included. The real functions still run for every value that is seen for the first time; the
-patching is confined to a `with` block of the simulator, and the protocol knows nothing of it.
+Sixteen nodes in one process would check the same signature, parse the same row and merge the same round
+sixteen times. Each result is a function of exact bytes, so it is computed once and remembered by those bytes,
+errors included. The real functions still run for every value that is seen for the first time. The patches are
+confined to a `with` block of the simulator, and the protocol knows nothing of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,16 +31,16 @@ from tests.sim import fold
 from tests.sim.trace import Trace
 
 Patch = tuple[ModuleType, str, Callable[..., Any]]
-"""A function of a module, and what to make of it."""
+"""A module, the name of a function in it, and a wrapper to replace that function with."""
 
 ENTRIES_MAX = 20_000
 """Rows are seen within seconds of their birth and then hardly ever again, as are messages."""
 
 MESSAGES_MAX = 2_000
-"""Messages are large: so few fit into a processor's cache, and most arrive within a second."""
+"""Messages are large: this many fit into a processor's cache, and most arrive within a second."""
 
 CHECKED = 16
-"""One message in so many is parsed, and compared with what its sender meant; large ones always are."""
+"""One message in this many is parsed and compared with what its sender meant; large ones always are."""
 
 LARGE_BYTES = 8192
 
@@ -74,7 +74,7 @@ def _remembering(
 def _decoding(
     pure: Callable[[bytes], messages.Message], said: dict[bytes, messages.Message]
 ) -> Callable[[bytes], messages.Message]:
-    """Bytes that a core has serialised mean what it said; any others are parsed each time."""
+    """Bytes that a core has serialised mean the message that it sent; any others are parsed each time."""
 
     def decode(data: bytes) -> messages.Message:
         return said.get(data) or pure(data)
@@ -83,7 +83,7 @@ def _decoding(
 
 
 def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[..., Envelope]:
-    """What a real key has signed verifies, as long as not a bit of it has changed."""
+    """An envelope that a real key has signed verifies, as long as not one bit of it has changed."""
 
     def seal(identity: Identity, kind: Kind, swarm_id: bytes, body: bytes) -> Envelope:
         envelope = pure(identity, kind, swarm_id, body)
@@ -94,7 +94,7 @@ def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[
 
 
 class _Stamp:
-    """In place of a signature: a digest, at a fraction of the cost."""
+    """An identity whose signature is a digest, at a fraction of the cost."""
 
     def __init__(self, identity: Identity) -> None:
         self.public_key, self.node_id = identity.public_key, identity.node_id
@@ -105,10 +105,10 @@ class _Stamp:
 
 
 def _stamping(pure: Callable[..., Envelope], stamped: dict[bytes, Envelope]) -> Callable[..., Envelope]:
-    """Rows, which every node writes anew every few seconds, are stamped rather than signed.
+    """Rows, which every node renews every few seconds, are stamped rather than signed.
 
-    What honest nodes have sealed is known to verify, so nobody sees the difference. Of anything else, of
-    a stamped row with a bit changed too, the signature is looked at, and a stamp passes for none.
+    Rows that a core has sealed are known to verify, so nobody sees the difference. For anything else, also
+    for a stamped row with one bit changed, the signature is checked, and a stamp does not pass for one.
     """
 
     def stamp(identity: Identity, kind: Kind, swarm_id: bytes, body: bytes) -> Envelope:
@@ -154,7 +154,7 @@ def stamped_rows() -> Iterator[None]:
 def remembered(encoder: "Encoder | None" = None) -> Iterator[None]:
     """Let the cores in this process share what they find out about exact bytes.
 
-    With an `encoder` also what it serialised lately is known without parsing it.
+    With an `encoder`, messages that it serialised lately are not parsed again either.
     """
     opened: dict[Any, Any] = {}
     parsed: dict[Any, Any] = {}
@@ -185,7 +185,7 @@ class Encoder:
         self._data = b""
         self._count = 0
         self.said: dict[bytes, messages.Message] = {}
-        """What bytes mean that were serialised lately."""
+        """The messages serialised lately, by their bytes."""
 
     def __call__(self, message: messages.Message) -> bytes:
         if message is not self._last:
@@ -216,9 +216,9 @@ def _decoded(delta: Delta, data: bytes, fragment: Fragment, fragments: int) -> C
 
 
 class MergeMemo:
-    """Merges rounds; the same records in the same order and with the same payloads are merged once.
+    """Merges rounds. The same records in the same order and with the same payloads are merged only once.
 
-    The order is part of the key: a Merge that depended on it would still be found out.
+    The order is part of the key: a Merge that depended on it would still be detected.
     """
 
     def __init__(self) -> None:

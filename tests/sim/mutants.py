@@ -1,9 +1,9 @@
 """Deliberately broken variants of the protocol, which show that the checkers can fail.
 
-Each patches one thing, for as long as a `with` block lasts, and says in which scenario its like should come
-to light, and by which verdict. `tests/sim/test_mutants.py` demands that it does, within a few seeds. A mutant
-that nothing finds is a hole in the checkers, or a line of the protocol that nothing needs; one that something
-else finds breaks more than it says, or is stale.
+Each patches one thing, for as long as a `with` block lasts. It names the scenario in which the fault should
+come to light, and the verdict that should find it. `tests/sim/test_mutants.py` demands that this happens
+within a few seeds. A mutant that nothing finds is a hole in the checkers, or a line of the protocol that
+nothing needs. One that another verdict finds breaks more than it says, or is stale.
 """
 
 import builtins
@@ -38,13 +38,13 @@ Patch = tuple[type | ModuleType, str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A broken variant, and where and by what it should be found out."""
+    """A broken variant, the scenario in which it should be found, and the verdict that should find it."""
 
     name: str
     patches: Callable[[], list[Patch]]
     scenario: str
     verdict: str
-    """A regular expression of the violation that it is about."""
+    """A regular expression that matches the expected violation."""
     nodes: int = 8
     minutes: float = 4.0
 
@@ -72,7 +72,7 @@ class Mutant:
 
 
 def _merge_in_order_of_arrival() -> list[Patch]:
-    """What came first weighs more: no sorting, and clipping looks at the first three only."""
+    """The order of arrival matters: no sorting, and the weight cap goes by the first delta alone."""
 
     def unsorted(items: Any, key: Any = None) -> list[Any]:
         return list(items) if key is not None else builtins.sorted(items)
@@ -88,7 +88,7 @@ def _merge_in_order_of_arrival() -> list[Patch]:
 
 
 def _merge_the_first_three() -> list[Patch]:
-    """A quorum of three, and whoever comes later is too late."""
+    """A quorum of three: later deltas are too late."""
 
     def valid(self: ledger.Ledger, round_: int) -> list[Delta]:
         authors = self._rounds.get(round_, {})
@@ -99,7 +99,7 @@ def _merge_the_first_three() -> list[Patch]:
 
 
 def _forget_equivocation() -> list[Patch]:
-    """The first record of an author and round counts, whatever else it signed."""
+    """An author's first record for a round counts, whatever else it signed."""
     original = ledger.Ledger.add
 
     def add(self: ledger.Ledger, delta: Delta) -> ledger.Added:
@@ -115,7 +115,7 @@ def _trust_any_signature() -> list[Patch]:
 
 
 def _close_what_is_sealed() -> list[Patch]:
-    """Retain nothing: what an agreed snapshot covers is closed at once, late records or not."""
+    """Retain nothing: rounds under an agreed snapshot are closed at once, late records or not."""
 
     def closable(agreed_round: int, clock: int, section: HistorySection) -> int:
         return agreed_round
@@ -124,7 +124,7 @@ def _close_what_is_sealed() -> list[Patch]:
 
 
 def _any_other_history_wins() -> list[Patch]:
-    """Two lineages: each side gives its own up for the other's."""
+    """Two lineages: each side gives up its own for the other's."""
 
     def winning_claim(own: Claim, others: Any) -> Claim | None:
         said = [claim for claims in others for claim in claims]
@@ -168,7 +168,7 @@ def _forget_own_rounds() -> list[Patch]:
 
 
 def _who_comes_back_keeps_its_say() -> list[Patch]:
-    """Two whose trainers hung hold the third to where they were."""
+    """Two nodes whose trainers hung hold the third one back at the round where they were."""
 
     def progress(self: clock.SwarmClock, inner_steps: int, now: float) -> None:
         self._inner_steps = inner_steps
@@ -178,7 +178,7 @@ def _who_comes_back_keeps_its_say() -> list[Patch]:
 
 
 def _who_is_behind_takes_all_back() -> list[Patch]:
-    """What those who came back have published before counts for nothing."""
+    """What returning nodes had published before counts for nothing."""
     original = clock.SwarmClock._rounds_of_others
 
     def rounds(self: clock.SwarmClock, now: float) -> tuple[list[int], list[int]]:
@@ -189,7 +189,7 @@ def _who_is_behind_takes_all_back() -> list[Patch]:
 
 
 def _sleep_unnoticed() -> list[Patch]:
-    """Two that slept put a history with a hole in place of the third's."""
+    """Two nodes that slept replace the third one's history with theirs, which has a hole."""
     return [(replica.Replica, "_woke", lambda self, now: [])]
 
 
@@ -197,7 +197,7 @@ def _sleep_unnoticed() -> list[Patch]:
 
 
 def _no_anti_entropy() -> list[Patch]:
-    """Whoever has caught up once, as it must before it trains, opens no comparison of ledgers again."""
+    """A node that has caught up once, as it must before it trains, starts no further ledger comparison."""
     original = anti_entropy.AntiEntropy.open_exchange
 
     def open_exchange(self: anti_entropy.AntiEntropy, link: int, above: int = 0) -> list[Effect]:
@@ -207,7 +207,7 @@ def _no_anti_entropy() -> list[Patch]:
 
 
 def _never_give_up_a_fetch() -> list[Patch]:
-    """A fetch that failed, or that nothing comes of, stays under way for as long as its link."""
+    """A fetch that failed, or that gets no answer, stays under way for as long as its link."""
     return [
         (Fetcher, "failed", lambda self, link, blob, now: None),
         (flights.Flights, "_patience", lambda self, link, size: inf),
@@ -215,12 +215,12 @@ def _never_give_up_a_fetch() -> list[Patch]:
 
 
 def _wait_for_the_silent() -> list[Patch]:
-    """Who says that it holds a chunk, and never sends it, is waited for until that is given up."""
+    """No hedged requests: a holder that never sends a chunk is waited for until the fetch is given up."""
     return [(Fetcher, "_ask_others_too", lambda self, now: [])]
 
 
 def _believe_the_smallest_size() -> list[Patch]:
-    """What one payload lists is no longer than any other says that lists it too."""
+    """A chunk counts as no longer than the smallest size that any payload that lists it states."""
 
     def size_of(self: Wants, blob: bytes) -> int:
         return min((want.missing[blob] for want in self.of(blob)), default=0)
@@ -229,7 +229,7 @@ def _believe_the_smallest_size() -> list[Patch]:
 
 
 def _deal_half() -> list[Patch]:
-    """The dealer offers every other chunk, and the rest never."""
+    """The dealer offers every other chunk, and never the rest."""
     original = Dealing.deal
 
     def deal(self: Dealing, delta: Delta, links_: set[int], now: float) -> list[Effect]:
@@ -250,12 +250,12 @@ def _halved(effect: Effect) -> Effect:
 
 
 def _forget_who_holds_parts() -> list[Patch]:
-    """A fetcher knows of whole payloads only."""
+    """A fetcher takes note of holders of whole payloads only."""
     return [(Fetcher, "hint_part", lambda self, link, key, blob: None)]
 
 
 def _keep_parts_to_oneself() -> list[Patch]:
-    """A payload is passed on only when all of it is here."""
+    """A payload is offered to others only once all of it is here."""
     return [(Offers, "part", lambda self, record_id, place, links_, now: None)]
 
 
@@ -263,7 +263,7 @@ def _keep_parts_to_oneself() -> list[Patch]:
 
 
 def _nobody_is_ever_down() -> list[Patch]:
-    """The silent hold the clock back for ever, and their links are kept."""
+    """Silent members hold the clock back for ever, and their links are kept."""
 
     def judge(self: swim.Swim, now: float) -> list[Effect]:
         return []
@@ -272,7 +272,7 @@ def _nobody_is_ever_down() -> list[Patch]:
 
 
 def _suspect_hastily() -> list[Patch]:
-    """A suspicion need not last, and a few seconds of silence are one."""
+    """A few seconds of silence raise a suspicion, which hardly has to last."""
 
     def patience(self: swim.Swim, seconds: float) -> float:
         return 0.2 * seconds
@@ -281,7 +281,7 @@ def _suspect_hastily() -> list[Patch]:
 
 
 def _keep_silent_links() -> list[Patch]:
-    """A link to a member that others vouch for is kept though nothing comes through it."""
+    """A link to a member that others vouch for is kept even if nothing comes through it."""
     return [(swim.Swim, "silent_links", lambda self, now: set())]
 
 
@@ -303,7 +303,7 @@ def _the_dead_stay_dead() -> list[Patch]:
 
 
 def _spin() -> list[Patch]:
-    """A deadline that stays where it was."""
+    """A deadline that never moves on."""
     return [(presence.Presence, "deadline", lambda self: 0.0)]
 
 

@@ -1,9 +1,9 @@
 """The network: hosts, paths with their own latency and bandwidth each way, and streams like TCP's.
 
-What the core is told, it is told by a stream: ordered and whole, or closed. While a pair of hosts is split
-the bytes wait at the sender and go out when its next retransmission happens to succeed, which after a long
-silence may be a good while after the network's return. A host without power answers nothing; one that is
-back, or whose process died, resets what it no longer knows.
+The core gets messages through streams: ordered and whole, until the stream is closed. While a pair of hosts
+is split, bytes wait at the sender. They go out with the first retransmission that succeeds, which after a
+long silence may be long after the network has come back. A host without power answers nothing. One that is
+back, or whose process died, resets the streams that it no longer knows.
 """
 
 import random
@@ -18,7 +18,7 @@ from tests.sim.weather import Weather
 
 HANDSHAKE_TIMEOUT_S = 10.0
 FRAME_BYTES = 60
-"""Of TLS, TCP and IP around each message."""
+"""Bytes of TLS, TCP and IP around each message."""
 
 _RETRANSMIT_S, _RETRANSMIT_MAX_S = 0.2, 120.0
 OPEN, FIN = 1, 2
@@ -26,17 +26,17 @@ Item = bytes | int
 
 
 class Party(Protocol):
-    """What the network has to know of a node."""
+    """What the network must know about a node."""
 
     index: int
     powered: bool
     """Whether its host runs at all."""
     running: bool
-    """Whether its process does."""
+    """Whether its process runs."""
     responsive: bool
     """Whether it runs and is not stopped."""
     life: int
-    """Counts the starts of its process."""
+    """How many times its process has started."""
 
     def deliver(self, life: int, action: Callable[..., None], *args: Any) -> None:
         """Do something in the node's process: later if it is stopped, never if that life is over."""
@@ -76,7 +76,7 @@ class Pipe:
         self._waiting: deque[Item] = deque()
         self.since = 0.0
         self.lost = False
-        """The sender's power went: what it had not got rid of is gone."""
+        """Whether the sender lost power: what it had not sent is gone."""
 
     def send(self, item: Item) -> None:
         net, path = self._net, self._path
@@ -133,7 +133,7 @@ class Pipe:
         self._hand_over(item, damaged)
 
     def retry(self) -> None:
-        """The pair may be open again: what waits goes out with the next retransmission."""
+        """The pair may be open again: waiting bytes go out with the next retransmission."""
         now, wait, time = self._net.loop.now, _RETRANSMIT_S, self.since
         while time < now:
             time += wait
@@ -142,7 +142,7 @@ class Pipe:
 
     def _flush(self) -> None:
         if self.pair in self._net.closed:
-            return  # the next change of weather brings us back
+            return  # `Network.changed` calls `retry` again
         self._net.stalled.pop(self, None)
         while self._waiting:
             self._hand_over(self._waiting.popleft(), False)
@@ -157,11 +157,11 @@ class Pipe:
             target.party.deliver(target.life, target.take, item, damaged)
         elif not (target.party.running and target.party.life == target.life):
             self._net.loop.after(self._path.latency_s, target.reset_peer)
-        # else: closed in good order, which takes in and forgets what the peer still sends
+        # else: we closed in good order, and what the peer still sends is taken in and dropped
 
 
 class End:
-    """One end of a stream. `number` is its link's number with its party."""
+    """One end of a stream. `number` is the link's number on this side."""
 
     __slots__ = ("address", "is_open", "is_opening", "life", "number", "out", "party", "peer")
 
@@ -169,7 +169,7 @@ class End:
         self.party = party
         self.life = party.life
         self.address = address
-        """Where we dialled, None for the accepting end."""
+        """The address that we dialled; None for the accepting end."""
         self.number = 0
         self.is_open = False
         self.is_opening = False
@@ -181,18 +181,18 @@ class End:
             self.out.send(data)
 
     def close(self) -> None:
-        """Close from our side; what was sent before goes out first."""
+        """Close from our side; bytes sent before go out first."""
         if self.is_open or self.is_opening:
             self.is_open = self.is_opening = False
             self.out.send(FIN)
 
     def cut(self) -> None:
-        """Our power went."""
+        """Our host lost power."""
         self.is_open = self.is_opening = False
         self.out.lost = True
 
     def opened(self) -> None:
-        """The dialler's end of the handshake."""
+        """The handshake is complete: called at the dialler's end."""
         if self.is_opening:
             self.is_opening, self.is_open = False, True
             self.party.link_opened(self, True, self.address)
@@ -216,7 +216,7 @@ class End:
             self.party.dial_failed(self.address)
 
     def reset_peer(self) -> None:
-        """Our host answers data for a stream that it does not know."""
+        """Our host resets a stream that it does not know, in answer to data for it."""
         self.peer.party.deliver(self.peer.life, self.peer.closed_by_peer)
 
 
@@ -232,10 +232,10 @@ class Network:
         self.parties: dict[str, Party] = {}
         """By address."""
         self.closed: frozenset[tuple[int, int]] = frozenset()
-        """Pairs between which nothing moves now, hosts without power included."""
+        """Pairs between which nothing moves now, including those with a host without power."""
         self.stalled: dict[Pipe, None] = {}
         self.dropped = 0
-        """Messages that did not fit into a link's queue: none is ever so far behind."""
+        """Messages that did not fit into a link's queue. There must be none: no link falls so far behind."""
 
     def changed(self) -> None:
         """The weather or a host's power changed."""

@@ -1,7 +1,7 @@
 """One simulated node: a real protocol core, and an adapter that carries out its effects as the daemon does.
 
-Its process can be stopped, killed or starved (see `process`), its host can lose power; the disk is what
-stays.
+Its process can be stopped, killed or starved (see `process`), and its host can lose power. The disk is what
+remains.
 """
 
 from collections.abc import Iterable
@@ -26,10 +26,10 @@ from tests.sim.trainer import Trainer, Window
 from tests.sim.transfers import Transfers
 
 POLL_S = 0.25
-"""How often a node looks again that is not ready, or has rounds that wait."""
+"""How often a node looks again while it is not ready, or has rounds that wait."""
 
 OUTLIERS = 32
-"""Of 256 deltas so many pass for outliers."""
+"""How many of 256 deltas pass for outliers."""
 
 _ROUNDING_S = 1e-6
 
@@ -45,11 +45,12 @@ class Node(Process):
         self.disk = Disk()
         self.rng = stage.dice(f"node {self.index}")
         self.adopted_at = -1e9
-        """When it last began at somebody's snapshot, for want of rounds or of a history."""
+        """When it last started from another node's snapshot, having no history or giving its own up."""
         self.linked_at = inf
-        """When its first link since its start came up. A founder that is told no addresses waits for it."""
+        """When its first link since its start came up; infinite before. A founder that is told no addresses
+        has to wait for one."""
         self.gone = False
-        """Left, or dead for good."""
+        """Whether it has left, or is dead for good."""
         self.links: dict[int, End] = {}
         self.core: Replica
         self.fold: Fold | None = None
@@ -64,12 +65,12 @@ class Node(Process):
         self._latest = 0.0
         self._unix_error_s = traits.unix_error_s
         self._slept_s = 0.0
-        """For so long the monotonic clock stood still."""
+        """How long the monotonic clock has stood still, in all."""
         self._fell_asleep: float | None = None
         self.archive = Archive(self)
         self._merge_is_due = False
         self.cannot_publish = False
-        """Another program holds its files, say. Its trainer goes on."""
+        """Whether it cannot publish, say since another program holds its files. Its trainer goes on."""
 
     def __repr__(self) -> str:
         return f"n{self.index}"
@@ -81,7 +82,7 @@ class Node(Process):
     # -- life
 
     def start(self, bootstrap: tuple[str, ...]) -> None:
-        """Start the process on whatever its disk holds."""
+        """Start the process from what its disk holds."""
         stored = self.disk.load()
         stage = self.stage
         self.begin_life()
@@ -132,7 +133,7 @@ class Node(Process):
         self.disk.process_died(self.stage.loop.now)
 
     def power_cut(self) -> None:
-        """The host dies, without a word to anybody."""
+        """The host dies, without a word to its peers."""
         self._end()
         self.powered = False
         for end in self.links.values():
@@ -145,12 +146,12 @@ class Node(Process):
         self.end_life()
 
     def suspend(self) -> None:
-        """Like a lid that closes: the process stops, and the monotonic clock with it."""
+        """Suspend, as when a laptop's lid closes: the process stops, and the monotonic clock with it."""
         self.stop()
         self._fell_asleep = self._loop.now
 
     def resume(self) -> None:
-        """Go on. What the daemon does first, if its clocks have moved against each other, is to say so."""
+        """Go on. If its clocks have moved against each other, the daemon first tells the core so."""
         if self._fell_asleep is not None:
             self._slept_s += self._loop.now - self._fell_asleep
             self._fell_asleep = None
@@ -158,21 +159,21 @@ class Node(Process):
         super().resume()
 
     def set_clock(self, error_s: float) -> None:
-        """Have the clock for people off by so much, whatever runs here."""
+        """Set the wall clock wrong by `error_s`, whether or not the process runs."""
         self._unix_error_s = error_s
         self.deliver(self.life, self._clock_moved)
 
     @property
     def clock_is_wrong(self) -> bool:
-        """By more than what others tolerate."""
+        """Whether its wall clock is wrong by more than others tolerate."""
         return abs(self._unix_error_s) > CLOCK_SKEW_S
 
     def _clock_moved(self) -> None:
-        """What the daemon does first of all."""
+        """Tell the core how the wall clock now differs from the monotonic one."""
         self.dispatch(ev.TimeSet(self._unix() - self.clock()))
 
     def leave(self) -> None:
-        """Stop in good order."""
+        """Leave the swarm in good order."""
         self.trainer.die()
         self.dispatch(ev.Leave())
         self.gone = True
@@ -181,7 +182,7 @@ class Node(Process):
     # -- the core
 
     def clock(self) -> float:
-        """The node's own monotonic clock; it never runs backwards."""
+        """The reading of the node's own monotonic clock, which never runs backwards."""
         now = self._clock_start + (self._loop.now - self._slept_s) * self._clock_rate
         self._latest = max(self._latest, now)
         return self._latest
@@ -190,13 +191,13 @@ class Node(Process):
         return self.stage.unix_start + self._loop.now + self._unix_error_s
 
     def dispatch(self, event: ev.Event) -> list[fx.Effect]:
-        """Give the core an event and carry out what it answers."""
+        """Give the core an event, and carry out the effects that it returns."""
         effects = self.core.handle(event, self.clock())
         if effects:
             self._carry_out(effects)
             self._set_timer()
         elif type(event) is not ev.Received or self.core.fetcher.deadline() < self._wake_due:
-            self._set_timer()  # a message that nothing follows from hurries nothing but a fetch
+            self._set_timer()  # a message without effects can only move the deadline of a fetch
         return effects
 
     def _set_timer(self) -> None:
@@ -210,7 +211,7 @@ class Node(Process):
 
     def _wake(self, due: float) -> None:
         if due != self._timer_due:
-            return  # an earlier one was set since
+            return  # an earlier timer has been set since
         self._timer_due = self._wake_due = inf
         wake = self.core.next_wake()
         if wake > self.clock() + _ROUNDING_S:
@@ -307,7 +308,7 @@ class Node(Process):
             return
         with self.stage.audit.damage(self, data):
             self.dispatch(ev.Received(end.number, data))
-        if end.number in self.links:  # TLS would not have let it through and would have ended the connection
+        if end.number in self.links:  # TLS would have refused the bytes and ended the connection
             end.close()
             self.link_closed(end)
 
@@ -326,13 +327,13 @@ class Node(Process):
         self.disk.commit(delta)
         self.transfers.unsure = None
         self.stage.audit.spoken(self, delta)
-        if not self.traits.is_liar:  # which may keep it to itself
+        if not self.traits.is_liar:  # a liar may keep it to itself
             self.stage.audit.spread.published(delta)
         self.dispatch(ev.Stored(delta))
         self.trainer.acknowledged(delta.round)
 
     def publish(self, window: Window, payload: bytes) -> None:
-        """Take over a delta of the trainer: its payload first, then have the core sign for it."""
+        """Take over a delta from the trainer: store its payload, then have the core sign for it."""
         if self.cannot_publish:
             self.soon(1.0, self.publish, window, payload)
             return
@@ -363,11 +364,11 @@ class Node(Process):
 
     @property
     def ready(self) -> bool:
-        """Whether Phi holds all that the swarm had when it came: its trainer may begin."""
+        """Whether Phi holds all that the swarm had when this node joined, so that its trainer may begin."""
         return self.schedule.ready
 
     def begin(self, fold: Fold, reach: int) -> None:
-        """Take over a state into which `reach` was merged: records above its base are merged into it."""
+        """Take over a state with rounds merged up to `reach`; records above its base are merged into it."""
         self.fold = fold
         self.schedule.begin(fold.base.round, reach)
         self._merge_soon(self.traits.gather_s)
@@ -389,7 +390,7 @@ class Node(Process):
         return round_ > self.core.horizon
 
     def merge_what_waits(self) -> None:
-        """Its time would come: merge it now."""
+        """Merge now the rounds that wait, since they would be merged later."""
         for round_ in self.schedule.waiting(ROUND_MAX):
             if self.may_wait(round_):
                 self.schedule.take(round_)
@@ -428,5 +429,5 @@ class Node(Process):
 
 
 def _are_outliers(deltas: Iterable[Delta]) -> bool:
-    """Any delta may pass for one, by what a node has seen so far."""
+    """Whether deltas pass for outliers: any may, depending on what a node has seen so far."""
     return all(delta.record_id[0] < OUTLIERS for delta in deltas)

@@ -1,7 +1,7 @@
 """A process on a host: it can be stopped and go on, die and be started again.
 
-Everything that reaches a process goes through `deliver`, which holds it back while the process is stopped
-and drops it once that life is over.
+All calls to a process go through `deliver`, which holds them back while the process is stopped, and drops
+them once that life of the process is over.
 """
 
 from collections import deque
@@ -12,11 +12,11 @@ from typing import Any
 from tests.sim.loop import Loop
 
 SLOW_S = 3.0
-"""An event loop that stands still for so long is slow; whoever stands for longer is away."""
+"""A process that stands still for up to this long is slow; one that stands still for longer is away."""
 
 
 class Process:
-    """One process, over all its lives."""
+    """One process, over all its lives: each start begins a new one."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -31,11 +31,11 @@ class Process:
         """When it was last stopped or starved."""
         self._stopped_at = 0.0
         self._came_back_at = -1e9
-        """When it last went on after it had been away."""
+        """When it last went on after having been away."""
         self._backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
 
     def begin_life(self) -> None:
-        """Start; whatever waited for an earlier life is void."""
+        """Start; calls that waited for an earlier life are dropped."""
         self.life += 1
         self.powered = self.running = self.responsive = True
         self.started_at = self._loop.now
@@ -46,14 +46,14 @@ class Process:
         self._backlog.clear()
 
     def stop(self) -> None:
-        """Like SIGSTOP, or a laptop's lid, or an event loop that is busy elsewhere."""
+        """Stop, as by SIGSTOP, a laptop's lid, or an event loop that is busy elsewhere."""
         if self.responsive:
             self._stopped_at = self._loop.now
         self.responsive = False
         self.disturbed_at = self._loop.now
 
     def resume(self) -> None:
-        """Like SIGCONT: all that has waited comes at once."""
+        """Go on, as by SIGCONT: all calls that have waited come at once."""
         if self._is_away():
             self._came_back_at = self._loop.now
         self.responsive = self.running
@@ -67,7 +67,7 @@ class Process:
 
     @property
     def present_since(self) -> float:
-        """Since when it has been there, slow at times maybe; inf if it is not there now."""
+        """Since when it has been present, if slow at times; infinite if it is not present now."""
         if not self.running or self._is_away():
             return inf
         return max(self.started_at, self._came_back_at)

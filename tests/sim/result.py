@@ -1,11 +1,11 @@
-"""What came of simulating one seed, in a form that travels between processes."""
+"""The outcome of simulating one seed, in a form that can be sent between processes."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of one seed."""
+    """The outcome of one seed."""
 
     seed: int
     about: str
@@ -18,9 +18,9 @@ class Result:
     rounds: int
     deltas: int
     recoveries: tuple[tuple[str, float], ...]
-    """Each storm, and how long convergence took after it."""
+    """Each storm, and the seconds that convergence took after it."""
     control_bytes_per_s: float
-    """Of an average node, sent."""
+    """Bytes per second that an average node sends besides payloads."""
     wakes_per_s: float
-    """Of the busiest node in its busiest seconds."""
+    """Wakes per second of the busiest node in its busiest seconds."""
     damaged_refused: int

@@ -1,7 +1,7 @@
-"""The choice of everything by a seed: the swarm, its machines, its network and what will go wrong.
+"""Draws everything from a seed: the swarm, its machines, its network and what will go wrong.
 
-Time is cut into *storms*, in which things go wrong, and *calms*, in which everything is healed and the
-promises about recovery are checked. A seed picks each storm from the list, unless one is asked for by name.
+Time is divided into *storms*, in which things go wrong, and *calms*, in which everything is healed and the
+promises about recovery are checked. The seed picks each storm from the list, unless one is named.
 """
 
 import random
@@ -28,28 +28,28 @@ WARM_UP_S = 60.0
 CALM_S = 75.0
 ROUGH_CALM_S = CALM_S + DROPPED_S
 REST_S = 40.0
-"""At the end nobody publishes any more, and all nodes must become equal."""
+"""At the end no node publishes for this long, and all nodes must become equal."""
 
 CRAMPED = 0.2
-"""How many of the mixed scenarios have few links a node."""
+"""Share of the mixed scenarios in which each node has few links."""
 
 PARTED = 0.2
-"""How many of the scenarios have payloads of several chunks."""
+"""Share of the scenarios that have payloads of several chunks."""
 
 RETAIN = 17
-"""Rounds that are kept: some 200 s of the fastest swarm's, and no storm lasts longer than 180."""
+"""Rounds that are retained: some 200 s in the fastest swarm, and no storm lasts longer than 180 s."""
 
 OTHERS = ("calm", "mixed", "liar", "liars", "lineages", "nights", "cramped", "parts")
-"""Scenarios that are not one kind of storm. "liars": several, each for itself and together, and ambushes that
-leave a node alone with them. "lineages": splits that outlast what is retained. "nights":
-machines that sleep for as long. "cramped": few links a node, so that all whom a latecomer can dial may be
-full. "parts": payloads of several chunks, always.
+"""Scenarios that are not one kind of storm. "liars": several liars, each for itself and together, and
+ambushes that leave a node alone with them. "lineages": splits that outlast the rounds retained. "nights":
+machines that sleep for as long. "cramped": few links per node, so that all nodes that a latecomer can dial
+may be full. "parts": payloads always have several chunks.
 """
 
 LIARS_MAX = 5
 
 FORGETFUL = {"lineages": "halves", "nights": "sleep"}
-"""The storm of each scenario in which one outlasts what is retained."""
+"""Scenarios in which storms outlast the rounds retained, and the kind of storm in each."""
 
 _TENSORS = (
     TensorSpec("embed", (8, 6), "mean"),
@@ -83,21 +83,21 @@ class Scenario:
     paths: dict[tuple[int, int], Path]
     storms: tuple[Storm, ...]
     liars: int
-    """So many of the members at the start; the last ones."""
+    """How many of the members at the start are liars: the last ones."""
     links_max: int
-    """Few in "cramped", so that nodes have to turn others away, as in a swarm of hundreds."""
+    """Links per node: few if "cramped", so that nodes turn others away, as in a swarm of hundreds."""
     chunk_bytes: int
-    """Size of a payload's chunks: few in "parts", so that payloads are dealt out and passed on in parts."""
+    """Size of a payload's chunks: small in "parts", so that payloads are dealt and passed on in parts."""
 
     @property
     def is_forgetful(self) -> bool:
-        """Whether a storm may outlast what is retained, so that somebody's work is given up."""
+        """Whether a storm may outlast the rounds retained, so that the work of some nodes is given up."""
         return self.name in FORGETFUL
 
     @property
     def may_settle_late(self) -> bool:
-        """Whether a storm may leave somebody with another history than most, until it has heard of them for
-        long enough: by itself, or alone with liars."""
+        """Whether a storm may leave a node, cut off or alone with liars, with another history than most,
+        until it has heard from those for long enough."""
         return self.is_forgetful or self.name == "liars"
 
     @property
@@ -120,8 +120,8 @@ class Scenario:
 def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     """Draw a scenario. `name` asks for one kind of storm, or for one of OTHERS.
 
-    Raises ValueError if there is no such, or there are too few nodes. Of two that train none is a liar:
-    nobody could tell which.
+    If only two nodes train, neither is a liar: nobody could tell which of them it is. Raises ValueError for
+    an unknown name, or if there are too few nodes.
     """
     if nodes < 2:
         raise ValueError("a swarm has two nodes at least")
@@ -156,9 +156,10 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
 
 
 def _liars(seed: int, trainers: int, name: str | None) -> int:
-    """How many lie: fewer than half of those that train, and where they do so together, two at least.
+    """How many nodes lie: fewer than half of those that train; at least two in "liars".
 
-    Fewer than half though one of the others has lost its disk, and has no word about the past.
+    In "liars" they are fewer than half even while one of the others has lost its disk, and so says nothing
+    about the past.
     """
     if name != "liars":
         return int(trainers > 2)
@@ -166,7 +167,7 @@ def _liars(seed: int, trainers: int, name: str | None) -> int:
 
 
 def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> int:
-    """Payloads differ by codec and fragment: the largest has 4 to 12 chunks."""
+    """The size of a payload's chunks. Where there are several, the largest fragment's payload has 4 to 12."""
     if name != "parts" and rng.random() >= PARTED:
         return PAYLOAD_CHUNK_BYTES_MIN
     codec = CODECS[manifest.outer.codec]
@@ -175,9 +176,9 @@ def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> in
 
 
 def _manifest(rng: random.Random, codec: str, fragments: int, name: str | None) -> tuple[Manifest, Ints]:
-    """Rounds take as long in however many fragments the model comes."""
+    """The manifest and Phi_0. How long a round takes does not depend on the number of fragments."""
     forgetful = name in FORGETFUL
-    early = forgetful or name == "liars"  # who has sealed nothing yet is not lied to about it
+    early = forgetful or name == "liars"  # liars lie about the past only once nodes have sealed some of it
     numel = sum(spec.numel for spec in _TENSORS)
     phi = np.random.default_rng(rng.randrange(2**32)).integers(-(2**24), 2**24, numel, dtype=np.int32)
     by_steps = rng.random() < 0.6
@@ -226,7 +227,7 @@ def _traits(
 
 
 def _paths(rng: random.Random, total: int) -> dict[tuple[int, int], Path]:
-    """A latency for each host and each direction, as in one building, one country or around the world."""
+    """Latency and uplink by host, as in one building, one country or worldwide; jitter and loss by path."""
     far = rng.choice((0.001, 0.02, 0.15))
     places = [far * rng.random() for _ in range(total)]
     uplinks = [10 ** rng.uniform(5.0, 7.0) for _ in range(total)]

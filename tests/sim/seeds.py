@@ -1,7 +1,7 @@
 """Many seeds on many processors, and the command that replays one.
 
-Processes are spawned, not forked: a child shares nothing with the one that asked, not even the salt of
-Python's hashes, so a result that depended on either would show.
+Processes are spawned, not forked: a child shares nothing with its parent, not even the salt of Python's
+hashes. So a result that depended on either would show.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from tests.sim.world import simulate
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One seed, and what shapes its scenario besides it."""
+    """One seed, and the arguments that shape its scenario beside it."""
 
     seed: int
     nodes: int
@@ -38,7 +38,7 @@ def run(job: Job) -> Result:
 
 
 def run_all(jobs: Iterable[Job], processes: int) -> Iterator[tuple[Job, Result]]:
-    """Simulate many seeds, in the order in which they end; each is asked for when a processor is free."""
+    """Simulate many seeds. Yields results as they end; takes each job when a processor is free."""
     if processes == 1:
         yield from ((job, run(job)) for job in jobs)
         return

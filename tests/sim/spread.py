@@ -1,8 +1,8 @@
 """A checker of how payloads spread while nothing is wrong: soon, and each chunk to each node once.
 
-Whatever fails of dealing and of parts, guesses and offers of the whole make up for: a swarm without them
-converges all the same, only later and by asking in vain. So convergence does not show whether they work; the
-time that a payload takes does.
+If dealing or offers of parts fail, guesses and offers of whole payloads make up for it: a swarm without them
+still converges, only later and after requests in vain. So convergence does not show whether they work, but
+the time that a payload takes does.
 """
 
 from collections.abc import Callable
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 PROMPT_S = 0.6
 WAYS = 8
-"""Half of all payloads arrive within PROMPT_S and so many times the longest latency: a record, its parts,
-requests and chunks go by way of others. Whoever has to guess begins after 1 s."""
+"""Half of all payloads arrive within PROMPT_S plus this many times the longest latency: a record, offers of
+its parts, requests and chunks take several hops. A node that has to guess holders begins after 1 s."""
 
 TWICE_MAX = 0.1
-"""Share of all chunks that may come to a node that has them: links that break at the wrong moment."""
+"""Share of chunks that may come to a node that has them, as when a link breaks at the wrong moment."""
 
 LATE_S = 10.0
 LATE_MAX = 0.01
-"""Share of all payloads that may take longer than that, however many a liar says it holds: a silent holder is
-worth some seconds to each node now and then."""
+"""Share of payloads that may take longer than LATE_S, however many a liar claims to hold: now and then a
+silent holder costs each node some seconds."""
 
 ENOUGH = 50
-"""Arrivals that a judgement needs."""
+"""How many arrivals a judgement needs."""
 
 
 class Spread:
-    """Watches payloads from their birth to each node, in the calms between storms."""
+    """Follows payloads from their publication to each node, in the calms between storms."""
 
     def __init__(self, loop: Loop, fail: Callable[["Node | None", str], None]) -> None:
         self._loop = loop
@@ -48,7 +48,7 @@ class Spread:
         self._is_watching = True
 
     def look_away(self) -> None:
-        """Whatever is under way may be delayed now."""
+        """Something is wrong: payloads under way may be delayed now."""
         self._is_watching = False
         self._born.clear()
 
@@ -62,7 +62,7 @@ class Spread:
         born = self._born.get(delta.record_id)
         if born is None or node.traits.is_liar:
             return
-        began = max(node.linked_at, node.adopted_at)  # who gave its history up refused records until then
+        began = max(node.linked_at, node.adopted_at)  # having given up its history, it took no records before
         if delta.author != node.traits.identity.node_id and began < born:
             self._took.append(self._loop.now - born)
 
@@ -72,7 +72,7 @@ class Spread:
         self._twice += twice
 
     def judge(self, latency_s: float) -> None:
-        """At the end. `latency_s`: the longest of all paths."""
+        """Judge, at the end. `latency_s`: the longest of all paths, seconds."""
         patience = PROMPT_S + WAYS * latency_s
         if len(self._took) >= ENOUGH and median(self._took) > patience:
             self._fail(None, f"half of all payloads took over {median(self._took):.1f} s, not {patience:.1f}")

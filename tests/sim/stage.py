@@ -1,4 +1,4 @@
-"""What all nodes of one simulation share, and the character of each."""
+"""What all nodes of one simulation share, and the traits of each."""
 
 import random
 from collections.abc import Callable
@@ -35,11 +35,11 @@ class Stage:
     merge_round: MergeRound
 
     def dice(self, name: str) -> random.Random:
-        """A source of randomness of its own for each purpose, so that one does not disturb another."""
+        """A separate source of randomness for each purpose, so that one does not disturb another."""
         return random.Random(f"{self.seed}/{name}")
 
     def genesis_chunks(self) -> dict[bytes, bytes]:
-        """Phi_0 as chunks: what it consists of, and the index that lists them."""
+        """Phi_0 as a chunk, and the index that lists it, both by hash."""
         data = self.phi.tobytes()
         hashes = chunk_hashes(data)
         return {root_of(hashes): b"".join(hashes), hashes[0]: data}
@@ -47,7 +47,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What makes a node different from the others, for as long as it exists."""
+    """What distinguishes a node from the others, for as long as it exists."""
 
     index: int
     identity: Identity
@@ -65,13 +65,13 @@ class Traits:
     clock_start: float
     clock_drift: float
     unix_error_s: float
-    """How wrong its clock on the wall is."""
+    """How wrong its wall clock is, seconds."""
     is_liar: bool = False
 
     def clock(self, time: float) -> float:
-        """What the node's monotonic clock shows."""
+        """The reading of the node's monotonic clock at a time."""
         return self.clock_start + time * (1.0 + self.clock_drift)
 
     def time(self, clock: float) -> float:
-        """When the node's monotonic clock will show this."""
+        """The time at which the node's monotonic clock shows this reading."""
         return (clock - self.clock_start) / (1.0 + self.clock_drift)

@@ -1,8 +1,8 @@
-"""What happened: a running hash that two runs of a seed must share, and lines for a person if wanted.
+"""What happened: a running hash that two runs of a seed must share, and, if wanted, lines for people.
 
-The hash covers whatever is said, in the order in which it is, and events with their virtual time, and no
-object whose hash differs between processes (Python salts those of text and bytes), so it also shows whether
-the protocol core lets the order of a set of bytes leak into what it says.
+The hash covers all messages in the order in which they are sent, and events with their virtual times. It
+covers no object whose hash differs between processes (Python salts those of text and bytes). So it also shows
+whether the protocol core lets the order of a set of bytes leak into its messages.
 """
 
 from collections.abc import Callable
@@ -27,19 +27,19 @@ class Trace:
 
     @property
     def is_shown(self) -> bool:
-        """Whether lines go anywhere: building them costs more than the hash."""
+        """Whether lines are shown: building them costs more than the hash."""
         return self._show is not None
 
     def note(self, time: float, node: int, code: int, data: bytes = b"") -> None:
-        """Take one event into the hash."""
+        """Add one event to the hash."""
         self._hash = hash((self._hash, time, node, code, crc32(data) if data else 0))
 
     def read(self, data: bytes) -> None:
-        """Take what somebody says into the hash."""
+        """Add a message's bytes to the hash."""
         self._hash = hash((self._hash, crc32(data)))
 
     def say(self, time: float, text: str) -> None:
-        """Tell a person, and take the text into the hash."""
+        """Show a line, and add it to the hash."""
         self.note(time, -1, len(text), text.encode())
         if self._show is not None:
             self._show(f"{time:9.3f}  {text}")

@@ -1,8 +1,8 @@
 """A stand-in trainer: inner steps at its own speed, small real payloads, the real pace.
 
-It behaves as `gossamer.node.peer` with its daemon link: it begins when its daemon has caught up, goes on
-alone while the daemon is away, and hands a delta over again if the daemon died before acknowledging it.
-What it publishes depends on the Phi that it has seen, so that a replica that went astray goes further.
+It behaves like `gossamer.node.peer` with its daemon link: it begins once its daemon has caught up, goes on
+alone while the daemon is away, and hands a delta in again if the daemon died before acknowledging it. Its
+deltas depend on the Phi that it has seen, so a replica that has gone astray strays further.
 """
 
 from dataclasses import dataclass
@@ -61,17 +61,17 @@ class Trainer:
         self.running = False
         self.begun = False
         self.hangs = False
-        """Whether it does no steps, though its process is there."""
+        """Whether it does no steps although its process is there."""
         self.resting = False
-        """Told to publish nothing more, so that the swarm can be seen to come to rest."""
+        """Whether it publishes nothing more, so that the swarm can come to rest."""
         self.own_last = 0
         self._clock = 0
         self._unacknowledged: tuple[Window, bytes] | None = None
         self._steps = 0
         self._windows: list[tuple[int, int]] = []
-        """Of each fragment the base of the open window, and the step at which it began."""
+        """For each fragment, the base of the open window and the step at which that began."""
         self._last_step = 0
-        """At which we published."""
+        """The step at which we last published."""
         self._published_at = 0.0
 
     # -- life
@@ -89,18 +89,18 @@ class Trainer:
         self._next_step(self.life)
 
     def die(self) -> None:
-        """The process ends; what its windows held is lost."""
+        """The process ends; its open windows are lost."""
         self.life += 1
         self.running = self.hangs = False
 
     def hang(self) -> None:
-        """Do no steps any more: it evaluates for long, waits for its disk, or its whole machine sleeps."""
+        """Stop doing steps: it evaluates for long, waits for its disk, or its whole machine sleeps."""
         if self.running and not self.hangs:
             self.life += 1
             self.hangs = True
 
     def go_on(self, *, hastily: bool = False) -> None:
-        """Go on as if nothing had been. `hastily`: by what the daemon told last, if a window is full."""
+        """Go on as if nothing had happened. `hastily`: first publish, if due by what the daemon last said."""
         if self.hangs:
             self.hangs = False
             if hastily and self.begun:
@@ -108,7 +108,7 @@ class Trainer:
             self._next_step(self.life)
 
     def daemon_is_back(self) -> None:
-        """Connect to a new daemon process: hand over what the old one did not acknowledge."""
+        """Connect to a new daemon process: hand in again the delta that the old one did not acknowledge."""
         if not self.running:
             return
         last = self._node.core.own_last
@@ -120,7 +120,7 @@ class Trainer:
             self.own_last = max(self.own_last, last)
 
     def acknowledged(self, round_: int) -> None:
-        """The daemon has our delta safe, or will not have it."""
+        """The daemon has stored our delta safely, or has refused it."""
         if self._unacknowledged is not None and self._unacknowledged[0].round == round_:
             self._unacknowledged = None
 
@@ -179,7 +179,7 @@ class Trainer:
         node.soon(0.001, node.publish, window, payload)
 
     def _encode(self, index: int) -> bytes:
-        """A delta that pulls Phi towards zero, with noise: real bytes in the swarm's codec."""
+        """A delta that pulls Phi towards zero, with noise, encoded in the swarm's codec."""
         stage, fold = self._node.stage, self._node.fold
         assert fold is not None
         fragment = stage.layout.fragments[index]

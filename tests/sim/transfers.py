@@ -1,4 +1,4 @@
-"""The chunk transfers of one node, as the daemon's: gets at once, puts two at a time for each link."""
+"""The chunk transfers of one node, as the daemon does them: gets at once, a few puts at a time per link."""
 
 import random
 from collections import Counter, deque
@@ -29,7 +29,7 @@ class Transfers:
         self._serving: Counter[int] = Counter()
         """Puts under way on a link."""
         self.unsure: Delta | None = None
-        """Our own record while it is on its way to the disk: after a crash it may be there or not."""
+        """Our own record while it is being written to disk: after a crash it may be there or not."""
 
     def settle_unsure(self, rng: random.Random) -> None:
         """The process dies: decide whether the record that was being written is on the disk."""
@@ -45,7 +45,7 @@ class Transfers:
         self._serving.pop(link, None)
 
     def read(self, blob: bytes) -> bytes | None:
-        """A chunk from disk, None if it is not here."""
+        """A chunk from disk; None if it is not here."""
         if not self._node.disk.has(blob):
             return None
         self._node.archive.touch(blob)
@@ -82,7 +82,7 @@ class Transfers:
         node.dispatch(ev.ChunkArrived(blob))
 
     def take(self, blob: bytes, data: bytes) -> bytes | None:
-        """A peer puts a chunk to us: take it if we asked for it."""
+        """A peer puts a chunk to us: accept it if we asked for it."""
         size = self._node.core.fetcher.expected_size(blob)
         if size is None or len(data) > size or sha256(data).digest() != blob:
             return REFUSED
@@ -92,13 +92,13 @@ class Transfers:
     # -- giving
 
     def give(self, blob: bytes) -> bytes | None:
-        """Answer a peer that gets a chunk from us: None if it is not here."""
+        """Answer a peer that gets a chunk from us; None if it is not here."""
         return self.read(blob)
 
     # -- putting
 
     def asked(self, end: End | None, blob: bytes) -> None:
-        """A peer that we dialled asks for a chunk: queue it, or decline."""
+        """A peer that we dialled asks us to put a chunk: queue it, or decline."""
         if end is None:
             return
         queue = self._asked.get(end.number)
@@ -150,7 +150,7 @@ if TYPE_CHECKING:
 
 
 def _node_of(end: End) -> "Node":
-    from tests.sim.node import Node  # the two know each other
+    from tests.sim.node import Node  # here, since the modules import each other
 
     assert isinstance(end.party, Node)
     return end.party

@@ -1,20 +1,22 @@
 """Checkers of liveness: what must happen within a time, once nothing is in the way.
 
-*Convergence*: when a storm ends everything is healed, and whatever any live honest node knows at that
-moment must be known, fetched and merged by all of them within CONVERGENCE_S, while training goes on. 40 s
-is what is promised: a node that believes another down dials it every 30 s at the latest,
-takes a handshake for it, and compares ledgers with it at once. At the very end nobody publishes for
-REST_S, and all nodes must be equal to the last bit. Where messages were dropped on open links, as only a
-send queue that is full does it, 12 s are added: so long waits a fetch whose request was lost.
+*Convergence*: when a storm ends everything is healed. All live honest nodes must then know, fetch and merge
+within CONVERGENCE_S whatever any of them knows at that moment, while training goes on. 40 s is what is
+promised: a node that believes another one down dials it every 30 s at the latest, needs some time for the
+handshake, and compares ledgers with it at once. At the very end no node publishes for REST_S, and all nodes
+must be equal to the last bit. After storms that drop messages on open links, as only a full send queue does,
+12 s are added: a fetch whose request was lost waits that long.
 
-*Health*: by then nobody who is there is believed to be down, and links on which nothing moves are gone, and
-30 s later everybody may train, whatever payload a liar says it has.
-*Detection*: a member that died, with nothing else wrong, is no longer believed alive 20 s later: its
-heartbeats stop (12.5 s of silence raise suspicion), or its host resets the links (at once). And nobody who
-is there, however slow at times, is taken for down over paths that work. *Progress*:
-rounds advance in every calm, and on each side of a split from 40 s on, when the members who are gone have
-been noticed and no longer hold the clock back. Who went on while others hung or slept does not wait for
-them, and nothing of it is lost, however long that was.
+*Health*: by then no member that is there is believed to be down, and links on which nothing moves are gone.
+30 s later every node may train, whatever payload a liar claims to hold.
+
+*Detection*: a member that died, with nothing else wrong, is no longer believed alive 20 s later. Either its
+heartbeats stop (11.5 s of silence raise suspicion), or its host resets the links (at once). And no member
+that is there, however slow at times, is taken for down over paths that work.
+
+*Progress*: rounds advance in every calm, and on each side of a split from 40 s on, once the members that are
+gone have been noticed and no longer hold the clock back. A node that went on while others hung or slept does
+not wait for them, and none of its work is lost, however long they were away.
 """
 
 from dataclasses import dataclass, field
@@ -34,29 +36,29 @@ if TYPE_CHECKING:
 
 CONVERGENCE_S = 40.0
 DROPPED_S = FETCH_PATIENCE_S
-"""Added to it after storms that drop messages."""
+"""Added to CONVERGENCE_S after storms that drop messages."""
 
 PRESENT_S = 40.0
-"""Who has been there for so long is known to be there, whatever was before."""
+"""A node that has been there for this long is known to be there, whatever happened before."""
 
 SETTLED_S = 2 * LINEAGE_PATIENCE_S
-"""Added to it where a storm outlasts what is retained: a difference of claims has to last, for twice as long
-with who has given a history up before, until one side starts again."""
+"""Added to CONVERGENCE_S where a storm outlasts the rounds retained: one side starts again only once a
+difference of claims has lasted, for twice as long on a node that has given up a history before."""
 
 DETECTION_S = 20.0
 BURIAL_S = 30.0
 NOTICE_S = 40.0
-"""After this long a side of a split has noticed who is gone."""
+"""After this long each side of a split has noticed which members are gone."""
 
 POLL_S = 0.5
 ROUNDS_PER_SIDE = 3
 AHEAD_MAX = 2
-"""A node opens the round after the clock's, by a clock that may be one ahead of others'."""
+"""A node opens the round after its clock's, and its clock may be one ahead of others'."""
 
 
 @dataclass(slots=True)
 class _Calm:
-    """What was known when a calm began, and who lacks what of it."""
+    """What was known when a calm began, and which node lacks what of it."""
 
     name: str
     begin: float
@@ -70,7 +72,7 @@ class _Calm:
 
 @dataclass(slots=True)
 class _Side:
-    """The trainers of one side of a split, and how far they were when they had noticed it."""
+    """The nodes that train on one side of a split, and how far they were once they had noticed it."""
 
     nodes: list[Node]
     lives: list[int]
@@ -131,7 +133,7 @@ class Verdicts:
                 self._fail(node, f"takes round {node.core.clock} for the swarm's, which was at {calm.round}")
 
     def _check_nobody_waits(self, training: list[Node]) -> None:
-        """Whoever went on while others were away is where the swarm is, and not far ahead of it, waiting."""
+        """No node that went on while others were away is far ahead of the swarm now, and waits for it."""
         reached = self._round(training)
         for node in training:
             if node.core.own_last > reached + AHEAD_MAX:
@@ -139,7 +141,7 @@ class Verdicts:
 
     @staticmethod
     def _round(nodes: list[Node]) -> int:
-        """Where these are: who ran ahead in a small part of the swarm waits until the others are there."""
+        """The round of these: a node that ran ahead in a small part of the swarm waits for the others."""
         return round_clock(node.core.own_last for node in nodes if node.core.own_last > 0)
 
     def _poll(self, calm: _Calm) -> None:
@@ -167,7 +169,7 @@ class Verdicts:
     def _lacks(node: Node, delta: Delta, calm: _Calm) -> bool:
         ledger, fold = node.core.ledger, node.fold
         if delta.round <= ledger.floor:
-            return False  # what closed rounds held is compared at the end
+            return False  # records of closed rounds are compared at the end
         if delta.record_id not in ledger:
             return not ledger.is_void(delta)
         if ledger.is_void(delta) or delta.record_id not in calm.held:
@@ -207,7 +209,7 @@ class Verdicts:
                     )
 
     def _check_ready(self, calm: _Calm) -> None:
-        """Whoever was there when the calm began trains by now, whatever is withheld from it."""
+        """Every node that was there when the calm began may train by now, whatever is withheld from it."""
         if calm is not self._calm:
             return
         for node in self._live():
@@ -216,7 +218,7 @@ class Verdicts:
                 self._fail(node, f"may not train yet, {took:.0f} s after {calm.name}")
 
     def _check_links(self, calm: _Calm) -> None:
-        """A link on which nothing moves, though the way is open, must have been given up by now."""
+        """A link on which nothing moves, though its path is open, must have been given up by now."""
         for pipe in self.world.net.stalled:
             here, there = pipe.target.peer, pipe.target
             node = self.world.nodes[here.party.index]
@@ -246,7 +248,7 @@ class Verdicts:
                     self.world.loop.at(enough, self._check_side, side)
 
     def _round_s(self, nodes: list[Node]) -> float:
-        """How long a round takes these: the clock leaves out the fastest third, and follows the next."""
+        """How long a round takes these: the clock leaves out the fastest third, and follows the next node."""
         pace = self.world.scenario.manifest.pace
         fragments = self.world.scenario.manifest.layout.fragments
         steps = max(1, pace.every_steps / fragments)
@@ -270,7 +272,7 @@ class Verdicts:
     # -- beliefs
 
     def check_beliefs(self) -> None:
-        """Nobody who is there takes another who is there for down: an event loop may be slow."""
+        """No node that is there takes another one that is there for down: event loops may be slow."""
         since = self.world.loop.now - PRESENT_S
         if self.world.fine_since > since:
             return
@@ -288,7 +290,7 @@ class Verdicts:
     # -- deaths
 
     def died(self, victim: Node) -> None:
-        """A member died; if nothing else is wrong, all others notice."""
+        """A member died: if nothing else is wrong, all others must notice."""
         if self.world.is_fine:
             self.world.loop.after(DETECTION_S, self._check_detected, victim, victim.life, (Health.ALIVE,))
             gone = (Health.ALIVE, Health.SUSPECT)
@@ -311,7 +313,7 @@ class Verdicts:
 
     @property
     def are_at_one(self) -> bool:
-        """Whether all have one history, and have merged what they know of it."""
+        """Whether all nodes have the same history, and have merged all that they know of it."""
         folds = [node.fold for node in self._live() if not node.schedule.unmerged]
         keys = {fold.key for fold in folds if fold is not None}
         return len(folds) == len(self._live()) and len(keys) == 1
@@ -331,11 +333,11 @@ class Verdicts:
         scenario, read = self.world.scenario, self.world.audit.payload
         if from_scratch(scenario.manifest, scenario.phi, rounds, read).tobytes() != first.fold.phi.tobytes():
             self._fail(first, "ends with another Phi than a fold of its records from scratch")
-        if scenario.liars < 2:  # several delay more than a few
+        if scenario.liars < 2:  # several liars delay more than a few payloads
             self.world.audit.spread.judge(max(path.latency_s for path in scenario.paths.values()))
         if not scenario.is_forgetful:
             self._check_nothing_lost(live, first.core.ledger, rounds)
-        elif scenario.name == "nights":  # who slept may have published for a round that was closed already
+        elif scenario.name == "nights":  # nodes that slept may have published for closed rounds
             self._check_nothing_lost([self.world.nodes[self.world.watch]], first.core.ledger, rounds)
 
     def _check_merged(self, node: Node) -> None:
@@ -346,7 +348,7 @@ class Verdicts:
                 self._fail(node, f"has not merged all that it holds of round {round_}")
 
     def _check_equal(self, node: Node, first: Node, floor: int) -> None:
-        """Nodes may have closed different rounds; above those their ledgers are the same."""
+        """Nodes may have closed different rounds. Above those their ledgers must be the same."""
         ours, theirs = node.core.ledger, first.core.ledger
         for round_ in {*ours.rounds(), *theirs.rounds()}:
             if round_ > floor and ours.digests.digest(0, round_) != theirs.digests.digest(0, round_):
@@ -360,7 +362,7 @@ class Verdicts:
             self._fail(node, f"ends with another Phi than {first.name}")
 
     def _check_nothing_lost(self, nodes: list[Node], ledger: Ledger, rounds: Rounds) -> None:
-        """Every delta that one of these nodes has published and kept is everywhere."""
+        """Every delta that one of these nodes published and kept is merged, and no honest node is void."""
         merged = {delta.record_id for deltas in rounds.values() for delta in deltas}
         for node in (node for node in nodes if node not in self.world.audit.misled):
             for delta in self.world.audit.spoken_by(node.traits.identity.node_id):

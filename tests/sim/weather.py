@@ -1,8 +1,8 @@
 """What is wrong with the network at the moment: who cannot reach whom, and what happens to bytes.
 
-Splits are sets of directed pairs of hosts. Streams have TCP's manners: nothing is lost on them, but while
-either direction is closed nothing moves either. `Mischief` goes beyond what TCP allows (messages dropped,
-doubled, swapped, damaged): the core must stay safe there too, and drops are what a full send queue does.
+Splits are sets of directed pairs of hosts. Streams behave like TCP's: nothing is lost on them, but nothing
+moves on them while either direction is closed. `Mischief` goes beyond what TCP allows (messages dropped,
+doubled, swapped, damaged): the core must stay safe even so, and a full send queue does drop messages.
 """
 
 import random
@@ -14,7 +14,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Mischief:
-    """Probabilities for each message, beyond what a stream would do."""
+    """The probability of each fault per message, beyond what a stream would do."""
 
     drop: float = 0.0
     double: float = 0.0
@@ -30,7 +30,7 @@ class Weather:
         self.one_way: frozenset[Pair] = frozenset()
         """Directed pairs that are closed."""
         self.closed: frozenset[Pair] = frozenset()
-        """Pairs between which no stream moves: one direction is enough, since acknowledgements stay out."""
+        """Pairs between which no stream moves: one direction is enough, since it stops acknowledgements."""
         self.loss = 0.0
         """Added to every path's own loss."""
         self.slowness = 1.0
@@ -57,7 +57,7 @@ class Weather:
         self.closed = self.one_way | {(b, a) for a, b in self.one_way}
 
     def components(self, hosts: Iterable[int]) -> list[list[int]]:
-        """Groups of hosts that can reach each other, if need be through others of the group."""
+        """Groups of hosts that can reach each other, directly or through others of the group."""
         left = sorted(hosts)
         groups: list[list[int]] = []
         while left:
@@ -80,7 +80,7 @@ def between(side: Iterable[int], other: Iterable[int]) -> set[Pair]:
 
 
 def halves(hosts: list[int], rng: random.Random) -> set[Pair]:
-    """Two groups of any sizes, which hear nothing of each other."""
+    """Two groups of any size, which hear nothing of each other."""
     mixed = rng.sample(hosts, len(hosts))
     cut = rng.randrange(1, len(hosts))
     return between(mixed[:cut], mixed[cut:])
@@ -93,7 +93,7 @@ def alone(hosts: list[int], rng: random.Random) -> set[Pair]:
 
 
 def ring(hosts: list[int], rng: random.Random) -> set[Pair]:
-    """Every host reaches two neighbours only."""
+    """Every host reaches only two neighbours."""
     mixed = rng.sample(hosts, len(hosts))
     neighbours = between_neighbours(mixed)
     return {(a, b) for a in hosts for b in hosts if a != b and (a, b) not in neighbours}
@@ -115,7 +115,7 @@ def bridge(hosts: list[int], rng: random.Random) -> set[Pair]:
 
 
 def one_way(hosts: list[int], rng: random.Random) -> set[Pair]:
-    """Some hosts are not heard by some others, but hear them."""
+    """Some hosts are not heard by some others, which they do hear."""
     mute = rng.sample(hosts, rng.randrange(1, max(2, len(hosts) // 3)))
     deaf = rng.sample(hosts, rng.randrange(1, len(hosts) + 1))
     return {(a, b) for a in mute for b in deaf if a != b}

@@ -1,4 +1,4 @@
-"""One simulation from start to end: the nodes, the network between them, and what befalls them."""
+"""One simulation from start to end: the nodes, the network between them, and what happens to them."""
 
 import gc
 import time
@@ -24,20 +24,20 @@ from tests.sim.verdicts import Verdicts
 from tests.sim.weather import SHAPES, Mischief, Pair, Weather, between
 
 STARTED_BY_S = 12.0
-"""All members of the first hour are there by now."""
+"""By now all members of the start are there."""
 
 LOOK_S = 2.0
 
 HEARING_S = 15.0
-"""So long after a storm who was alone with liars may still go by what they have said."""
+"""For this long after a storm, a node that was alone with liars may still go by what they have said."""
 
 SETTLED_MAX_S = 960.0
-"""The longest that a difference of histories may last, see `limits.LINEAGE_DOUBLINGS_MAX`."""
+"""How long a difference of histories may last at most, see `limits.LINEAGE_DOUBLINGS_MAX`."""
 
 
 @contextmanager
 def limited(**bounds: int) -> Iterator[None]:
-    """Have other bounds than usual, by their names in `limits`."""
+    """Set bounds, by their names in `limits`, to other values for a while."""
     usual = {name: getattr(limits, name) for name in bounds}
     vars(limits).update(bounds)
     try:
@@ -48,7 +48,7 @@ def limited(**bounds: int) -> Iterator[None]:
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Keep the garbage collector from looking through a world that has few cycles and dies as a whole."""
+    """Keep the garbage collector from scanning a world that has few cycles and is freed as a whole."""
     gc.disable()
     try:
         yield
@@ -57,7 +57,7 @@ def no_collections() -> Iterator[None]:
 
 
 class World:
-    """A swarm under one scenario. What happens to nodes is done by the methods that storms call."""
+    """A swarm under one scenario. Storms act on it through its methods."""
 
     def __init__(self, scenario: Scenario, show: Callable[[str], None] | None = None) -> None:
         self.scenario = scenario
@@ -86,9 +86,9 @@ class World:
         self.nodes: list[Node] = []
         self.lost_disks: set[int] = set()
         self.told: dict[int, tuple[str, ...]] = {}
-        """Join addresses of some nodes, as a storm has it."""
+        """Join addresses that a storm has given some nodes, by index."""
         self.fine_since = 0.0
-        """Since when all paths have worked as they should, so that who can talk is all who live; inf while
+        """Since when all paths have worked as they should, so that all live nodes can talk; infinite while
         they do not."""
 
     # -- the run
@@ -127,7 +127,7 @@ class World:
             self.audit.fail(None, f"{self._control_bytes_per_s():.0f} bytes of control a second and node")
 
     def _settle(self) -> None:
-        """Who has given histories up several times takes its time before it does so again."""
+        """Run until all agree: a node that gave up several histories waits long before the next."""
         while not self.verdicts.are_at_one and self.loop.now < self.scenario.seconds + SETTLED_MAX_S:
             self.loop.run(self.loop.now + LOOK_S)
 
@@ -192,7 +192,7 @@ class World:
 
     @property
     def watch(self) -> int:
-        """The one that goes on while others are away."""
+        """The index of the node that goes on while others are away."""
         return next(node.index for node in self.nodes if node.traits.trains and not node.traits.is_liar)
 
     def hosts(self) -> list[int]:
@@ -253,7 +253,7 @@ class World:
         self.net.changed()
 
     def surround(self, layer: object, time: float, few: list[int]) -> None:
-        """From then on these reach each other and liars only, which reach everybody."""
+        """From `time` on these nodes reach only each other and liars; liars reach everybody."""
         self.audit.surrounded.update(self.nodes[host] for host in few)
         others = [host for host in self.honest() if host not in few]
         self.loop.at(time, self.close, layer, between(few, others))
@@ -284,11 +284,11 @@ class World:
         return node
 
     def _bootstrap(self, node: Node) -> tuple[str, ...]:
-        """Where a node is told to join: a member or two that have not gone for ever."""
+        """The join addresses that a node is told: of one or two members that have not gone for ever."""
         if node.index in self.told:
             return self.told[node.index]
         if node.index == 0 and 0 not in self.lost_disks:
-            return ()  # it founded the swarm; without its disk it would have to be told, as anybody
+            return ()  # it founded the swarm; without its disk it has to be told, like any other
         others = [n for n in self.nodes if n is not node and n.traits.listens and not n.gone]
         return tuple(other.traits.address for other in others[: 2 if node.index % 3 == 2 else 1])
 
@@ -300,7 +300,7 @@ class World:
         self.net.changed()
 
     def join(self, told: tuple[str, ...] = ()) -> None:
-        """A new member joins. `told`: at which addresses, if not at those of anybody."""
+        """A new member joins. `told`: its join addresses, if not the usual ones."""
         if len(self.nodes) < len(self.scenario.traits):
             node = self._add_node()
             if told:
@@ -308,7 +308,7 @@ class World:
             self._start(node)
 
     def crash(self, node: Node, *, with_trainer: bool) -> None:
-        """Its daemon dies, and with luck not its trainer."""
+        """Its daemon dies, and its trainer too if `with_trainer`."""
         self.say(f"{node.name} crashes{'' if with_trainer else ', its trainer goes on'}")
         node.crash()
         if with_trainer:
@@ -316,14 +316,14 @@ class World:
         self.verdicts.died(node)
 
     def cut_power(self, node: Node) -> None:
-        """Its host dies, and what was not synced with it."""
+        """Its host loses power: what was not synced may be lost."""
         self.say(f"{node.name} loses power")
         node.power_cut()
         self.net.changed()
         self.verdicts.died(node)
 
     def lose_disk(self, node: Node) -> None:
-        """Its host dies, and its disk with it."""
+        """Its host loses power, and its disk is lost with everything on it."""
         if node.running:
             self.say(f"{node.name} loses its disk")
             self.lost_disks.add(node.index)
@@ -333,7 +333,7 @@ class World:
             self.verdicts.died(node)
 
     def revive(self, node: Node) -> None:
-        """Start again whatever of a node does not run."""
+        """Start a node's daemon or trainer again if it does not run."""
         if node.gone or not node.life:
             return
         if not node.running:
@@ -352,7 +352,7 @@ class World:
             node.resume()
 
     def hang(self, node: Node) -> None:
-        """Its trainer does no steps, and its daemon goes on."""
+        """Its trainer does no more steps, while its daemon goes on."""
         if node.trainer.running:
             self.say(f"{node.name}: its trainer hangs")
             node.trainer.hang()
@@ -364,21 +364,21 @@ class World:
             node.trainer.go_on()
 
     def set_clock(self, node: Node, error_s: float) -> None:
-        """Somebody, or a machine without a battery, sets its clock for people wrong.
+        """Set its wall clock wrong, as people do, and machines without a battery.
 
-        Forward, that looks like a sleep to it: it gives its links up, and rows take longer to get around.
+        Set forward, it takes this for a sleep: it gives up its links, and rows take longer to spread.
         """
         self.fine_since = inf
         self.say(f"{node.name}: its clock is off by {error_s:.0f} s")
         node.set_clock(error_s)
 
     def block(self, node: Node) -> None:
-        """It trains on, and publishes nothing until the calm after the storm is over: nobody needs it."""
+        """It trains on, but publishes nothing until the calm after the storm is over: nobody may need it."""
         self.say(f"{node.name}: cannot publish")
         node.cannot_publish = True
 
     def sleep(self, node: Node, *, suspended: bool) -> None:
-        """All of a machine stops. `suspended`: its monotonic clock too, and nothing reaches it."""
+        """A whole machine stops. `suspended`: its monotonic clock stops too, and nothing reaches it."""
         if not node.responsive:
             return
         self.say(f"{node.name} {'is suspended' if suspended else 'stops, and its trainer'}")
@@ -392,7 +392,7 @@ class World:
             node.stop()
 
     def wake(self, node: Node) -> None:
-        """It goes on, and may publish for the round before before it hears of any other."""
+        """A machine wakes up, and may publish for the round it was at before it hears of a newer one."""
         self.weather.reopen(f"{node.name} sleeps")
         self.net.changed()
         node.trainer.go_on(hastily=self.rng.random() < 0.5)
