@@ -18,7 +18,7 @@ class Outcome:
     err: str
 
     def assert_user_error(self, *parts: str) -> None:
-        """One line on standard error that holds all `parts`; nothing else happened."""
+        """Check that it printed one line to standard error, with all `parts` in it, and did nothing else."""
         assert self.status == 2, self
         assert self.err.startswith("gossamer: ") and self.err.endswith("\n"), self
         assert self.err.count("\n") == 1, self
@@ -30,10 +30,10 @@ Run = Callable[..., Outcome]
 
 
 def in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> Run:
-    """Runs the command in this process, in a folder of its own."""
+    """A function that runs the command in this process, in this folder."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("GOSSAMER_HOME", str(folder / "home"))
-    # Folders are for processes; the handlers that it sets are for ours.
+    # The command would set log handlers, and this process is the tests' own.
     monkeypatch.setattr("gossamer.node.logs.configure", lambda **_: None)
 
     def run_it(*args: object) -> Outcome:

@@ -1,4 +1,4 @@
-"""What a local swarm is started with, and children that have ended."""
+"""Options to start a local swarm with, and children that have ended."""
 
 from __future__ import annotations
 

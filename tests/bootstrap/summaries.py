@@ -1,4 +1,4 @@
-"""How nodes may stand at the end of a run, and its summary."""
+"""Possible states of nodes at the end of a run, and the run's summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make fuzz`: many inputs for every target, counted; and the replay of one.
+"""`make fuzz`: feeds many inputs to every target and counts them, or replays one input.
 
 ::
 
@@ -22,11 +22,11 @@ from tests.fuzz.strategy import TARGETS
 from tests.fuzz.target import Depth
 
 PART = 2000
-"""Inputs of one job: several make up a target, so that all cores have work."""
+"""Inputs per job at most. A target has several jobs, so that all cores have work."""
 
 
 def plan(names: list[str], total: int, seed_: int) -> list[Job]:
-    """Split the inputs over the targets by their shares, and into jobs; the longest come first."""
+    """Split the inputs over the targets by their shares, and into jobs, longest jobs first."""
     shares = sum(TARGETS[name].share for name in names)
     jobs: list[Job] = []
     for name in names:
@@ -86,7 +86,7 @@ def main() -> int:
     outcomes = {name: Outcome() for name in arguments.targets}
     jobs = plan(arguments.targets, arguments.inputs, seed_)
     context = get_context("spawn")
-    # A node's word about each file that it cannot use would bury the table.
+    # Log lines about each file that a node cannot use would bury the table.
     with ProcessPoolExecutor(arguments.jobs, mp_context=context, initializer=logging.disable) as pool:
         running = {pool.submit(run, job): job for job in jobs}
         for future in as_completed(running):

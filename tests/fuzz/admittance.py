@@ -1,4 +1,4 @@
-"""What decides who is let in, as fuzz targets: credentials, questions, proofs, invitations, contacts."""
+"""Fuzz targets that decide who is let in: credentials, questions, proofs, invitations, contacts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BODY_BYTES_MAX = limits.CREDENTIAL_BYTES_MAX - HEADER_BYTES
 
 
 def _credential(data: bytes) -> Iterator[None]:
-    """The first byte chooses the kind; the rest is a body that an owner has really signed."""
+    """The first byte chooses the kind; the rest is a body, which an owner really signs."""
     kind = Kind.GRANT if data[:1] < b"\x80" else Kind.REVOCATION
     charter = Charter(INVITED.admission, SWARM)
     yield
@@ -46,7 +46,7 @@ def _credential(data: bytes) -> Iterator[None]:
 
 
 def _said(charter: Charter, record: Grant | Revocation) -> Iterator[str]:
-    """Why the node that a record is about is turned away, if it is."""
+    """The reason for which the node that a record is about is turned away, if it is."""
     try:
         charter.vet(record.node_id, NOW)
     except RefusedError as error:

@@ -1,4 +1,4 @@
-"""The protocol's decoders as fuzz targets; the tables of codecs, messages and record kinds drive them."""
+"""The protocol's decoders as fuzz targets, driven by the tables of codecs, messages and record kinds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SWARM = builders.SMALL.swarm_id
 KEYS = [builders.identity(number) for number in range(4)]
 BODY_BYTES_MAX = limits.RECORD_BYTES_MAX - HEADER_BYTES
 LISTS = limits.MESSAGE_BYTES_MAX - 6
-"""As many empty arrays as fit into one message."""
+"""How many empty arrays fit into one message."""
 
 
 # --- msgpack and fields ------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ READERS: dict[str, tuple[Callable[[Fields], Any], Callable[[Any], bool]]] = {
     "array": (lambda f: f.array("x", 2048), lambda value: type(value) is list and len(value) <= 2048),
     "integer or refusal": (lambda f: f.refuses() or f.integer("x", 0, 1), lambda value: value in (0, 1)),
 }
-"""How a field is read, and what may come of it."""
+"""By kind of field: how it is read, and a check of the value read."""
 
 
 def _wire(data: bytes) -> Iterator[None]:
@@ -98,7 +98,7 @@ def _wire_seeds() -> list[bytes]:
 
 
 def _wide(items: int) -> list[bytes]:
-    """Arrays of as many small things as there is room for."""
+    """Arrays of as many small values as there is room for."""
     begin = b"\xdd" + items.to_bytes(4, "big")
     fills = (b"\x90", b"\x80", b"\xc7\x00\x05", b"\xc0", b"\xa2ab", b"\xcb" + b"\x01" * 8)
     counts = [items // len(fill) for fill in fills]
@@ -123,7 +123,7 @@ def _envelopes() -> list[bytes]:
 
 
 def message_seeds() -> list[bytes]:
-    """Messages of all kinds, forged, as many as decode; and some that are as large as can be."""
+    """Forged messages of all kinds, as far as they decode, and some of the largest possible size."""
     dice = Random(1)
     found: list[bytes] = []
     for kind in msg._TYPES.values():
@@ -165,7 +165,7 @@ def _envelope(data: bytes) -> Iterator[None]:
 
 
 def record_seeds() -> list[bytes]:
-    """Bodies of records, each after the byte that says its kind."""
+    """Bodies of records, each preceded by a byte that states its kind."""
     rng = np.random.default_rng(1)
     delta, _ = builders.random_delta(rng, KEYS[0], 2)
     body = delta.body
@@ -185,13 +185,13 @@ def record_seeds() -> list[bytes]:
 
 
 def mutate_record(data: bytes, dice: Random) -> bytes:
-    """Change the body, and the kind now and then."""
+    """Change the body, and now and then the kind."""
     kind = dice.choice(list(Kind)) if dice.randrange(20) == 0 else (data[0] if data else 1)
     return bytes([kind]) + mutate_packed(data[1:], dice)
 
 
 def _records(data: bytes) -> Iterator[None]:
-    """Signs what it gets with a real key: hostile bodies come from those who can sign them."""
+    """Signs its input with a real key: hostile bodies come from members that can sign them."""
     kind = Kind(data[0]) if data and data[0] in list(Kind) else Kind.DELTA
     sealed = seal(KEYS[len(data) % len(KEYS)], kind, SWARM, data[1:BODY_BYTES_MAX] or b"\xc0")
     envelope = open_envelope(sealed.data, SWARM)
@@ -241,7 +241,7 @@ def _payload(codec: str) -> Run:
 
 
 def _merges(codec: str, data: bytes, honest: bytes) -> None:
-    """Merge it with others, under extreme weights: integers within the range come out."""
+    """Merge it with others under extreme weights: the results must be integers within the range."""
     dice = Random(data)
     contributions = []
     for number, payload in enumerate((data, honest, data, honest)[: dice.choice((1, 2, 4))]):
@@ -270,7 +270,7 @@ def _payload_seeds(codec: str) -> list[bytes]:
 
 
 def mutate_payload(data: bytes, dice: Random) -> bytes:
-    """Mostly changes that keep the length, which is the first thing that is checked."""
+    """Make a change, mostly one that keeps the length, which is checked first."""
     changed = mutate_bytes(data, dice)
     return (changed + data[len(changed) :])[: len(data)] if dice.randrange(4) else changed
 
@@ -346,7 +346,7 @@ def _toml(data: bytes) -> Iterator[None]:
     except ConfigError as error:
         if "is not valid TOML" not in str(error):
             yield
-        # A name from the operator's own file may stand in the message as it is.
+        # The message may quote a name from the operator's own file unescaped.
         raise ConfigError(ascii(str(error))) from None
     yield
     yield
@@ -398,7 +398,7 @@ _STRANGE = (
 
 
 def mutate_toml(data: bytes, dice: Random) -> bytes:
-    """Put something strange in the place of a name, a number, a string or a bracket."""
+    """Replace a name, a number, a string or a bracket with something strange."""
     text = data.decode("utf-8", "replace")
     tokens = list(_TOKEN.finditer(text))
     if not tokens or dice.randrange(8) == 0:
@@ -420,7 +420,7 @@ def _client() -> ClientHandshake:
 
 
 def _handshake(data: bytes) -> Iterator[None]:
-    """The first byte says what the rest is: a Hello, a Challenge or a Welcome."""
+    """The first byte states what the rest is: a Hello, a Challenge or a Welcome."""
     turn, rest = data[:1], data[1:]
     unpack(rest, HELLO_BYTES_MAX)
     yield

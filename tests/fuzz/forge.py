@@ -1,4 +1,4 @@
-"""Values made from a dataclass's own type hints: a kind of message added tomorrow is forged tomorrow."""
+"""Values made from a dataclass's type hints, so that new kinds of messages are forged without more code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Blobs = Callable[[Random], bytes]
 
 
 def blobs_from(pool: Sequence[bytes]) -> Blobs:
-    """Byte strings: mostly of those given, else anything of a length that ids and signatures have."""
+    """Byte strings: mostly from those given, otherwise random ones as long as ids and signatures."""
     return lambda dice: (
         dice.choice(pool) if pool and dice.randrange(8) else dice.randbytes(dice.choice((32, 32, 64, 200)))
     )
@@ -45,7 +45,7 @@ def forge(kind: Any, dice: Random, blobs: Blobs) -> Any:
 
 
 def conforms(value: Any, kind: Any) -> bool:
-    """Whether a value, all the way down, is of the type that it is declared to be."""
+    """Whether a value, with all that it contains, is of its declared type."""
     if is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)
         return type(value) is kind and all(

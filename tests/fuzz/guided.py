@@ -5,8 +5,8 @@
     python -m tests.fuzz.guided --minutes 1 messages records
     python -m tests.fuzz.guided --replay messages .hypothesis/guided/messages/crash-0123...
 
-The corpus of each target grows under .hypothesis/guided and is taken up again by the next run. Half of the
-changes are libFuzzer's own, half those of `mutate`. Only the decoders, which need neither torch nor a disk.
+The corpus of each target grows under .hypothesis/guided, and the next run goes on with it. Half of the
+changes are libFuzzer's own, half those of `mutate`. Only decoders are fuzzed: they need no torch and no disk.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ RSS_LIMIT_MIB = 1024
 TIMEOUT_S = 20
 BYTES_MAX = 65_536
 LEFT_OUT = {"wire", "index", "toml"}
-"""Covered by others, or only ever written by people."""
+"""Targets that others cover, or whose inputs only people write."""
 
 TARGETS = {target.name: target for target in DECODERS if target.name not in LEFT_OUT}
 _FINAL = re.compile(r"#(\d+)\s+DONE\s+cov: (\d+) ft: (\d+) corp: (\d+)/(\S+)")
 
 
 def child(target: Target, arguments: list[str]) -> None:
-    """Fuzz one target in this process. libFuzzer ends it."""
+    """Fuzz one target in this process, which libFuzzer ends."""
 
     def mutate(data: bytes, size: int, seed: int) -> bytes:
         dice = Random(seed)

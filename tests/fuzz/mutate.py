@@ -1,7 +1,7 @@
 """Changes to valid inputs that leave most of their structure alone.
 
-Bytes at random die at the first check, so nearly all inputs begin as something valid. A change is made either
-to the bytes or to one node of the msgpack tree that they hold; each follows from one `Random`.
+Random bytes fail at the first check, so nearly all inputs begin as something valid. A change is made either
+to the bytes or to one node of the msgpack tree that they hold. Each change follows from one `Random`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import msgpack
 
 BYTES_MAX = 200_000
-"""Inputs do not grow beyond this by changes; the largest ones that the formats allow are seeds."""
+"""Changes do not make inputs longer than this; the largest that the formats allow are seeds."""
 
 TREE_BYTES_MAX = 60_000
-"""What is larger is changed as bytes: a tree of millions of nodes takes long to walk."""
+"""Larger inputs are changed as bytes: a tree of millions of nodes takes long to walk."""
 
 INTS = (
     *(0, 1, -1, 2, 127, 128, 255, 256, 4095, 4096, 2**15, 2**16 - 1, 2**24, 2**31 - 2, 2**31 - 1, 2**31),
@@ -57,12 +57,12 @@ Path = tuple[Any, ...]
 
 
 def scalar(dice: Random) -> Any:
-    """A value that somebody may have forgotten to think of."""
+    """A value that a reader may not have been written for."""
     return dice.choice(dice.choice((INTS, FLOATS, TEXTS, OTHERS)))
 
 
 def mutate_bytes(data: bytes, dice: Random) -> bytes:
-    """One change to a string of bytes: a flip, an extreme number, something missing, twice or between."""
+    """Make one change to bytes: a flip, an extreme number, or something dropped, doubled or inserted."""
     raw = bytearray(data)
     at = dice.randrange(len(raw) + 1)
     span = slice(at, at + dice.choice((1, 1, 2, 4, 8, 32, 200)))
@@ -90,7 +90,7 @@ def mutate_bytes(data: bytes, dice: Random) -> bytes:
 
 
 def nodes(value: Any, path: Path = ()) -> list[Path]:
-    """The paths of all nodes of a tree; map keys are left alone, their values are not."""
+    """The paths of all nodes of a tree, map values included but not map keys."""
     found = [path]
     if isinstance(value, list):
         for index, item in enumerate(value):
@@ -117,7 +117,7 @@ def at_path(value: Any, path: Path) -> Any:
 
 
 def mutate_value(value: Any, dice: Random) -> Any:
-    """One change to a tree of lists, maps and scalars."""
+    """Make one change to a tree of lists, maps and scalars."""
     path = dice.choice(nodes(value))
     return replaced(value, path, _changed(at_path(value, path), dice))
 
@@ -174,12 +174,12 @@ def _changed_map(node: dict[Any, Any], dice: Random) -> dict[Any, Any]:
 
 
 def mutate_packed(data: bytes, dice: Random) -> bytes:
-    """One change to the msgpack value that `data` holds; to its bytes now and then, or if it holds none."""
+    """Make one change to the msgpack value in `data`, or, now and then or if there is none, to its bytes."""
     if dice.randrange(4) == 0 or len(data) > TREE_BYTES_MAX:
         return mutate_bytes(data, dice)
     try:
         value = msgpack.unpackb(data, raw=False, strict_map_key=False)
         packed: bytes = msgpack.packb(mutate_value(value, dice), use_bin_type=True)
-    except (ValueError, OverflowError, TypeError, RecursionError):  # it holds none, or can hold this one not
+    except (ValueError, OverflowError, TypeError, RecursionError):  # no value, or one that cannot be packed
         return mutate_bytes(data, dice)
     return packed[:BYTES_MAX]

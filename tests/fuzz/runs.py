@@ -1,4 +1,4 @@
-"""Carrying out a share of the inputs in one process, with an eye on time and memory."""
+"""Runs a share of the inputs in one process, and watches time and memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.fuzz.strategy import TARGETS, inputs
 from tests.fuzz.target import Depth, Target
 
 SECONDS_MAX = 20.0
-"""Of one input. On an idle machine the slowest takes under one; a busy one is no fault."""
+"""Limit for one input. On an idle machine the slowest takes under 1 s; a busy machine must not fail."""
 
 MEMORY_MIB = 64
-"""By how much one input may raise the process's peak."""
+"""How much one input may raise the process's peak memory."""
 
 STUCK_S = 900.0
 KEPT = Path(".hypothesis/fuzz")
@@ -39,7 +39,7 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What a job, or all jobs of a target, came to."""
+    """The results of a job, or of all jobs of a target."""
 
     depths: Counter[Depth] = field(default_factory=Counter)
     extra: Counter[str] = field(default_factory=Counter)
@@ -95,7 +95,7 @@ class Feeder:
 
 
 def run(job: Job) -> Outcome:
-    """One job in this process."""
+    """Run one job in this process."""
     target = TARGETS[job.name]
     signal.signal(signal.SIGALRM, _alarm)
     faulthandler.dump_traceback_later(STUCK_S, exit=True)
@@ -120,7 +120,7 @@ def run(job: Job) -> Outcome:
         for data in target.giants() if job.giants else ():
             feeder.feed(data)
         generated()
-    except Exception:  # whatever it is, it is what we look for
+    except Exception:  # any exception is what we look for
         feeder.outcome.failures.append(_report(job.name, feeder.failed or b""))
     faulthandler.cancel_dump_traceback_later()
     feeder.outcome.seconds = time.perf_counter() - begun
@@ -129,7 +129,7 @@ def run(job: Job) -> Outcome:
 
 
 def _report(name: str, data: bytes) -> str:
-    """Keep an input that failed, and say how to feed it again."""
+    """Keep an input that failed; returns how to feed it again."""
     KEPT.mkdir(parents=True, exist_ok=True)
     path = KEPT / f"{name}-{sha256(data).hexdigest()[:12]}"
     path.write_bytes(data)
@@ -141,7 +141,7 @@ def _report(name: str, data: bytes) -> str:
 
 
 def replay(name: str, data: bytes) -> Depth:
-    """Feed one input. Raises what it raises."""
+    """Feed one input. Raises what the target raises."""
     signal.signal(signal.SIGALRM, _alarm)
     feeder = Feeder(TARGETS[name])
     feeder.feed(data)

@@ -1,8 +1,8 @@
 """One core and its honest adapter, besieged by hostile peers: any event, in any order, at any time.
 
-The input is a list of moves of six bytes each; whatever a move needs to know follows from them. Peers may
-sign anything with keys of their own, and send any bytes; local events are what a real adapter could say.
-After every event the invariants of `Siege._check_effect` and `Siege._check_tables` hold.
+The input is a list of moves of six bytes each, which determine all that a move does. Peers may sign anything
+with their own keys, and send any bytes. Local events are those that a real adapter could send. After every
+event the invariants of `Siege._check_effect` and `Siege._check_tables` must hold.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "sealing._lineages._yields": lambda: limits.LINEAGE_DOUBLINGS_MAX,
     "_witnesses._unusable": lambda: limits.UNUSABLE_MAX,
 }
-"""The tables of the core's machines with a bound of their own. Others must not outgrow what happened."""
+"""Tables of the core's state machines that have a bound. Others may grow only with the number of events."""
 
 
 @contextmanager
 def bounds(tight: bool) -> Iterator[None]:
-    """The real limits, or such as a few moves reach."""
+    """The real limits, or limits that a few moves reach."""
     with ExitStack() as stack:
         for name, value in TIGHT.items() if tight else ():
             stack.enter_context(mock.patch.object(limits, name, value))
@@ -108,19 +108,19 @@ class Siege:
         )
         self.counts: Counter[str] = Counter()
         self.links: dict[int, bytes] = {}
-        """As the adapter sees them: a link that the core hung up lives until its LinkDown."""
+        """Links as the adapter sees them: one that the core hung up lives until its LinkDown."""
         self.inbound: set[int] = set()
         self.numbers = 0
         self.dials: deque[fx.Dial] = deque(maxlen=16)
         self.duties: deque[ev.Event] = deque()
-        """What the adapter owes the core."""
+        """Events that the adapter still owes the core."""
         self.fetched: deque[Claim] = deque(maxlen=4)
         """Snapshots that the core asked for."""
         self.wanted: deque[tuple[int, bytes]] = deque(maxlen=64)
         self.sent: deque[bytes] = deque(maxlen=32)
-        """What the core sent: hostile peers reflect and repeat it."""
+        """Messages that the core sent: hostile peers reflect and repeat them."""
         self.known: deque[bytes] = deque([bytes(32), OURS.node_id], maxlen=64)
-        """Ids that are worth naming."""
+        """Ids that mean something to the core."""
         self.received: deque[bytes] = deque(maxlen=16)
         self.records: deque[bytes] = deque([self.core.presence.data], maxlen=32)
         self._carry_out(self.core.announce(("me:1",)))
@@ -191,7 +191,7 @@ class Siege:
     def _check_tables(self) -> None:
         core = self.core
         for name, size in tables(core):
-            # An event brings a bounded number of rows; with a bound of its own a table stops there.
+            # An event brings a bounded number of entries. A table with its own bound stops there.
             most = BOUNDS[name]() if name in BOUNDS else 64 + 40 * self.counts["events"]
             assert size <= most, f"{name} holds {size}, over {most}"
         for exchange in core.anti_entropy._exchanges.values():
@@ -207,7 +207,7 @@ class Siege:
         assert linked <= set(self.links)
         assert linked == core.push._links == core.anti_entropy._links
         assert linked == set(core.fetcher._links) == set(core.membership._links)
-        # Whoever we are linked to is linked once, and nobody is ourselves.
+        # We are linked to each node only once, and never to ourselves.
         nodes = [link.node_id for link in core.links.all()]
         assert len(set(nodes)) == len(nodes)
         assert OURS.node_id not in nodes
@@ -215,13 +215,13 @@ class Siege:
     # -- hostile values
 
     def _pool(self, dice: Random) -> list[bytes]:
-        """What the byte strings of one message are chosen from: ids of something known, or records."""
+        """The byte strings that one message is made from: ids of known things, or records."""
         if dice.randrange(6) == 0:
             return list(self.records)
         return [*self.known, *(key.node_id for key in HOSTILE[:6]), *([OURS.node_id] * 16)]
 
     def _record(self, dice: Random) -> bytes:
-        """A record of any kind, signed by its hostile author, and right in all but a field or two."""
+        """A record of any kind, signed by its hostile author, and valid in all but a field or two."""
         author = dice.choice(HOSTILE)
         choice = dice.randrange(8)
         if choice == 0:
@@ -324,7 +324,7 @@ class Siege:
         self._say(dice, dice.randbytes(dice.choice((0, 1, 5, 40, 3000))))
 
     def speak(self, dice: Random) -> None:
-        """A message of any kind whose every field is hostile."""
+        """Send a message of any kind in which every field is hostile."""
         kind = dice.choice(list(msg._TYPES.values()))
         try:
             self._say(dice, msg.encode(forge(kind, dice, blobs_from(self._pool(dice)))))
@@ -337,7 +337,7 @@ class Siege:
         self._say(dice, msg.encode(msg.Records(entries)))
 
     def compare(self, dice: Random) -> None:
-        """Part of an exchange of ledgers, about rounds and records that there are."""
+        """Send part of an exchange of ledgers, about rounds and records that exist."""
         rounds = [*self.core.ledger.rounds(), self.core.ledger.floor, 1, limits.ROUND_MAX]
         level = dice.choice((0, 0, 0, 1, self.core.ledger.digests.top + 1, LEVEL_MAX))
         chosen = [dice.choice(rounds) for _ in range(dice.choice((0, 1, 3, 12)))]
@@ -356,7 +356,7 @@ class Siege:
         self._say(dice, msg.encode(message))
 
     def reflect(self, dice: Random) -> None:
-        """Something that the core itself said, as it was or changed in one place."""
+        """Send the core one of its own messages, unchanged or changed in one place."""
         if self.sent:
             data = dice.choice(list(self.sent))
             if dice.randrange(2):
@@ -375,7 +375,7 @@ class Siege:
         self.now += dice.choice((1e-9, 0.01, 0.5, 1.0, 4.0, 13.0, 31.0, 100.0, 1e5))
 
     def wake(self, dice: Random) -> None:
-        """Wake it as a timer does. After each time the next one lies in the future, or it would spin."""
+        """Wake the core as a timer does. After each Wake the next must lie ahead, or it would spin."""
         for _ in range(dice.choice((1, 1, WAKES))):
             due = self.core.next_wake()
             assert due < math.inf
@@ -398,7 +398,7 @@ class Siege:
             self.handle(ev.ChunkFailed(link, blob))
 
     def snapshot(self, dice: Random) -> None:
-        """One that the core asked for turns out to be none."""
+        """A snapshot that the core asked for turns out to be none."""
         if self.fetched:
             lie = self.fetched.popleft()
             self.duties = deque(duty for duty in self.duties if duty != ev.Adopted(lie))
@@ -406,7 +406,7 @@ class Siege:
 
     def publish(self, dice: Random) -> None:
         if any(isinstance(duty, ev.Stored) for duty in self.duties):
-            return  # nothing is due without an acknowledgement
+            return  # a trainer publishes nothing before the last delta is acknowledged
         round_ = self.core.own_last + dice.choice((0, 1, 1, 3))
         if round_ >= 1:
             loss = dice.choice((2.5, math.nan, math.inf))
@@ -445,7 +445,7 @@ MOVES = (
 )
 
 TOTALS: Counter[str] = Counter()
-"""What all runs of this process came to."""
+"""Counts over all runs of this process."""
 
 _SEEDS: list[bytes] = []
 
@@ -457,7 +457,7 @@ def record_seeds_once() -> list[bytes]:
 
 
 def tables(core: Replica) -> Iterator[tuple[str, int]]:
-    """Every container that a machine of the core has, or a part of one, by name, and how much is in it."""
+    """Name and size of every container in the core's state machines and their parts."""
     machines: list[tuple[str, Any]] = [("", core)]
     seen = {id(core)}
     for prefix, machine in machines:
@@ -487,7 +487,7 @@ def _siege(data: bytes) -> Iterator[None]:
 
 
 def _siege_seeds() -> list[bytes]:
-    """Runs that begin with links and then do a bit of everything."""
+    """Runs that begin with links and then do a little of everything."""
     dice = Random(7)
     code = {move: index for index, move in reversed(list(enumerate(MOVES)))}
     begin = b"".join(bytes([code[Siege.up]]) + dice.randbytes(5) for _ in range(4))

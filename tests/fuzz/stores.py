@@ -1,7 +1,7 @@
-"""What `node` reads as fuzz targets: the trainer's socket, addresses, other nodes' answers, and its own disk.
+"""Fuzz targets for what `node` reads: the trainer's socket, addresses, other nodes' answers, its own disk.
 
-A disk is no adversary, but it flips bits and tears writes: what a node finds in its folder is used, fetched
-again, or refused in one line.
+A disk is no adversary, but it flips bits and tears writes. A node must use what it finds in its folder, fetch
+it again, or refuse it with one line.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _mutate_json(data: bytes, dice: Random) -> bytes:
 # --- snapshots ---------------------------------------------------------------------------------------
 
 NUMEL = 2**18 + 100
-"""One whole chunk and a bit."""
+"""A little more than one whole chunk."""
 
 
 class _Chunks(dict[bytes, bytes]):
@@ -160,7 +160,7 @@ class _Chunks(dict[bytes, bytes]):
 
 @cache
 def _blobs() -> dict[bytes, bytes]:
-    """Chunks that are here already: those of a snapshot, and payloads of all sizes."""
+    """Chunks that are there already: those of a snapshot, and of payloads of all sizes."""
     phi = np.arange(NUMEL, dtype="<i4").tobytes()
     pieces = [phi[: 2**20], phi[2**20 :], b"", b"x", bytes(400), bytes(2**20), bytes(401)]
     return {sha256(piece).digest(): piece for piece in pieces}
@@ -187,7 +187,7 @@ def _snapshot_seeds() -> list[bytes]:
 # --- records on disk ---------------------------------------------------------------------------------
 
 FILE, ROWS = b"\0", b"\1"
-"""What the rest of an input is: a database, or the rows of its tables."""
+"""First byte of an input: whether the rest is a database file, or the rows of its tables."""
 
 
 def _store(data: bytes) -> Iterator[None]:
@@ -220,7 +220,7 @@ def _check_history(base: Base, own_last: int, claims: tuple[Claim, ...]) -> None
 
 
 def _write_rows(path: Path, data: bytes) -> bool:
-    """Put rows into a new database; False if they cannot be."""
+    """Put rows into a new database; returns False if it does not take them."""
     RecordStore(path, SWARM).close()
     db = sqlite3.connect(path)
     try:
@@ -334,7 +334,7 @@ def _mutate_checkpoint(data: bytes, dice: Random) -> bytes:
             header[first], header[second] = header[second], header[first]
         else:
             header = mutate_value(header, dice)
-        if dice.randrange(4):  # or else the checksum catches nearly all of it
+        if dice.randrange(4):  # otherwise the checksum would catch nearly all changes
             _put_checksum_right(header, data[8 + length :])
         text = json.dumps(header, default=repr).encode()
     except (ValueError, RecursionError, TypeError, LookupError, AttributeError):

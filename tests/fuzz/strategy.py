@@ -1,4 +1,4 @@
-"""All fuzz targets, and hypothesis strategies of inputs for them."""
+"""All fuzz targets, and Hypothesis strategies for their inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHANGES_MAX = 6
 
 
 def inputs(target: Target) -> st.SearchStrategy[bytes]:
-    """Seeds with a few changes; one in sixteen is bytes at random. Shrinks towards an unchanged seed."""
+    """Seeds with a few changes; one input in sixteen is random bytes. Shrinks towards an unchanged seed."""
 
     def choose(roll: int, choice: int, changes: list[int], noise: bytes) -> bytes:
         return noise if roll == 15 else target.derive(choice, changes)

@@ -14,7 +14,7 @@ from tests.fuzz.mutate import mutate_bytes, mutate_packed
 
 Run = Callable[[bytes], Iterator[None]]
 """Feeds one input. The first `yield` says that it has passed the first check (see `Depth`), the second that
-it was accepted: what is raised after that is a failure, whatever it is."""
+it was accepted: any exception after that is a failure."""
 
 
 class Depth(IntEnum):
@@ -23,34 +23,34 @@ class Depth(IntEnum):
     SHALLOW = 0
     """Turned away by the first check: not msgpack, no valid signature, a wrong length."""
     DEEP = 1
-    """Past that, and turned away by what comes after it."""
+    """Past the first check, and turned away by a later one."""
     ACCEPTED = 2
 
 
 @dataclass(frozen=True)
 class Target:
-    """Something that takes bytes from strangers, or from a disk."""
+    """A reader of bytes from strangers, or from a disk."""
 
     name: str
     run: Run
     make_seeds: Callable[[], list[bytes]]
     """Valid inputs, and some that are nearly so."""
     errors: type[GossamerError] | tuple[()] = PeerError
-    """What it may raise."""
+    """The exceptions that it may raise."""
     mutate: Callable[[bytes, Random], bytes] = mutate_packed
     share: float = 1.0
-    """How many inputs it gets compared with others: less for what is slow."""
+    """How many inputs it gets compared with others: fewer for slow targets."""
     giants: Callable[[], list[bytes]] = list
     """Inputs of the largest size, fed once each: too large to change and feed thousands of times."""
     extra: dict[str, int] = field(default_factory=dict)
-    """What it counted besides, for the report."""
+    """Other counts that it keeps, for the report."""
 
     @cached_property
     def seeds(self) -> list[bytes]:
         return self.make_seeds()
 
     def derive(self, choice: int, changes: list[int]) -> bytes:
-        """The input that follows from a seed by these changes, one `Random` each."""
+        """The input made from a seed by these changes, each with a `Random` of its own."""
         data = self.seeds[choice % len(self.seeds)]
         for change in changes:
             dice = Random(change)
@@ -62,7 +62,7 @@ class Target:
         return data
 
     def feed(self, data: bytes) -> Depth:
-        """Give the target one input. Raises whatever it raises beyond `errors`."""
+        """Give the target one input. Raises what the target raises, except `errors`."""
         depth = Depth.SHALLOW
         try:
             for _ in self.run(data):

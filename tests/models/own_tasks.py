@@ -1,4 +1,4 @@
-"""A small task in a file of its own, as somebody would write it, and the same with a mistake in it."""
+"""A small task in a file of its own, as a user would write it, and the same task with a mistake."""
 
 from __future__ import annotations
 

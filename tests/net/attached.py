@@ -1,9 +1,9 @@
-"""A small training script with a `Peer` in it, a process of its own in `test_attach.py` and `test_ranks.py`.
+"""A small training script with a `Peer` in it, which `test_attach.py` and `test_ranks.py` run as a process.
 
     python -m tests.net.attached '{"folder": ..., "manifest": ..., ...}'
 
-It trains until a file ``stop`` appears beside its folder, rests with the swarm's own model, and writes what
-it then holds to FOLDER.RANK.json. A line of output a step keeps the test informed.
+It trains until a file ``stop`` appears beside its folder, finishes with the swarm's own model, and writes
+what it then holds to FOLDER.RANK.json. It prints a line per step for the test to read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def build_model() -> nn.Module:
 
 
 def digest(model: nn.Module) -> str:
-    """Of all parameters' bytes, gathered where they are sharded."""
+    """The digest of all parameters' bytes, gathered where they are sharded."""
     hashed = sha256()
     for _, parameter in named_tensors(model):
         tensor = parameter.detach()
@@ -128,7 +128,7 @@ def _set(model: nn.Module, values: list[torch.Tensor]) -> None:
 
 
 def _any(flag: bool) -> bool:
-    """Whether any rank says so: all must leave their loops at the same step."""
+    """Whether any rank's flag is set: all ranks must leave their loops at the same step."""
     flags = torch.tensor([float(flag)])
     dist.all_reduce(flags)
     return bool(flags.item())

@@ -1,7 +1,7 @@
 """A member with a real key and real links that misbehaves on purpose, and what tests need beside it.
 
-A `Member` signs records as a node would and serves their payloads over the links that it has dialled; how it
-serves is the test's to say. `knock` speaks the handshake by hand and keeps every byte that came back.
+A `Member` signs records as a node would, and serves their payloads over the links that it has dialled, in the
+way that the test sets. `knock` speaks the handshake by hand and keeps every byte that comes back.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ from tests.protocol.builders import body_of, row, signed
 
 
 def impostor(claimed: bytes) -> Identity:
-    """Names another's public key and signs with its own."""
+    """An identity that states another's public key and signs with its own."""
     return replace(Identity.from_seed(os.urandom(32)), public_key=claimed)
 
 
 async def knock(address: str, hello: Callable[[bytes, bytes], bytes]) -> list[bytes]:
-    """Send one hello by hand: `hello(challenge, binding)`; returns all that came back, the challenge first,
-    until the node hung up, or to the Welcome if it lets us in."""
+    """Send one hello by hand: `hello(challenge, binding)`.
+
+    Returns all messages that came back, the challenge first, until the node hung up, or up to the Welcome if
+    it let us in.
+    """
     url = f"https://{address}{PREFIX}/link"
     async with (
         aiohttp.ClientSession() as http,
@@ -58,12 +61,12 @@ async def knock(address: str, hello: Callable[[bytes, bytes], bytes]) -> list[by
             heard.append(message.data)
             if unpack(message.data, HELLO_BYTES_MAX)[0] is True:
                 break
-    await asyncio.sleep(0.05)  # aiohttp lets go of TLS connections a little later
+    await asyncio.sleep(0.05)  # aiohttp closes TLS connections a little later
     return heard
 
 
 class Member:
-    """Linked to some nodes, by dialling them. Use as an async context manager."""
+    """A member that is linked to the nodes that it dials. Use as an async context manager."""
 
     def __init__(self, manifest: Manifest, identity: Identity | None = None, credential: bytes = b"") -> None:
         self.manifest = manifest
@@ -71,24 +74,24 @@ class Member:
         self.identity = identity or Identity.from_seed(os.urandom(32))
         self.credential = credential
         self.links: dict[str, Stranger] = {}
-        """By address; those that are still open."""
+        """The links that are still open, by address."""
         self.seen: dict[bytes, Delta] = {}
         """Deltas of others that came over any link, by record id."""
         self.chunks: dict[bytes, bytes] = {}
-        """What it serves."""
+        """The chunks that it serves, by hash."""
         self.serve: Callable[[bytes], bytes | None] = self.chunks.get
-        """What it puts when asked for a chunk; None to decline."""
+        """Returns the bytes that it puts when asked for a chunk; None to decline."""
         self.encoding = ""
-        """What it says of them, if anything."""
+        """The encoding that it states for them, if any."""
         self.put_after_s = 0.0
-        """How long it takes over each chunk; those of one link come one after another."""
+        """How long it takes over each chunk, seconds; chunks of one link are sent one after another."""
         self.mute = False
-        """Whether it does not answer such questions at all."""
+        """Whether it does not answer requests for chunks at all."""
         self.answers: list[int] = []
         """HTTP status of each chunk that it put."""
         self.asked = 0
         self.on_seen: Callable[[Delta, str], list[msg.Message]] = lambda delta, address: []
-        """What it says to the node that told it of a delta."""
+        """Returns what it says to a node that has sent it a delta; called with the delta and the address."""
         self.relays = False
         """Whether it passes deltas on, as honest members do."""
         self._heartbeat = 0
@@ -117,21 +120,21 @@ class Member:
             self._tasks.append(asyncio.create_task(self._listen(address, peer)))
 
     async def say(self, message: msg.Message, *addresses: str) -> None:
-        """Send a message over the links to some nodes, or over all."""
+        """Send a message to the nodes at these addresses, or to all."""
         data = msg.encode(message)
         for address in addresses or tuple(self.links):
             if address in self.links:
                 await self.links[address].socket.send_bytes(data)
 
     async def present(self, **changes: Any) -> None:
-        """Sign a newer row of ourselves and send it to all."""
+        """Sign a newer row of our own and send it to all."""
         self._heartbeat += 1
         changes = {"heartbeat": self._heartbeat, "addresses": (), "name": "mallory", **changes}
         peer = row(self.identity, of=self.manifest, **changes)
         await self.say(msg.Records(((peer.data, False),)))
 
     def delta(self, round_: int, values: Iterable[Ints] | None = None, **changes: Any) -> Delta:
-        """Sign a delta of these tensors, noise if none are given, and serve its payload."""
+        """Sign a delta of these tensors (noise if none are given), and serve its payload."""
         codec = self.manifest.outer.codec
         fragment = self.layout.of_round(round_)
         if values is None:
@@ -148,7 +151,7 @@ class Member:
         return signed(self.identity, body, self.manifest)
 
     async def publish(self, delta: Delta, *addresses: str) -> None:
-        """Tell some nodes of a delta, or all."""
+        """Tell the nodes at these addresses, or all, of a delta."""
         await self.say(msg.Records(((delta.data, True),)), *addresses)
 
     # -- what the nodes say
@@ -201,7 +204,7 @@ class Member:
 
 
 async def refused(address: str, manifest: Manifest, identity: Identity, credential: bytes = b"") -> str:
-    """The reason that a node gives for turning a key away; fails if it lets it in."""
+    """The reason that a node gives for turning an identity away; fails if the node lets it in."""
     try:
         async with linked(address, manifest.swarm_id, identity, credential=credential):
             pass
@@ -211,7 +214,7 @@ async def refused(address: str, manifest: Manifest, identity: Identity, credenti
 
 
 def where(node: LocalNode) -> str:
-    """Where a node really listens, behind its proxy."""
+    """The address at which a node really listens, behind its proxy."""
     facts = node.home.read_daemon()
     assert facts is not None
     return str(facts["address"])

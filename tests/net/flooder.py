@@ -1,7 +1,7 @@
 """Sends valid messages as fast as it can: ``python -m tests.net.flooder ADDRESS SWARM_ID SECONDS``.
 
-It reads what it is answered and throws it away. What it sends is nothing that anyone could call wrong: pings,
-rosters, comparisons, inventories, and records that the other has long had.
+It reads the answers and throws them away. Nothing that it sends is wrong in itself: pings, rosters,
+comparisons, inventories, and records that the other side has long had.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _random_ids(count: int) -> tuple[bytes, ...]:
 
 
 def costly(known: bytes) -> Iterator[bytes]:
-    """Valid messages without end, each of a kind that costs its receiver. `known` is a record that it has."""
+    """Endless valid messages, of kinds that cost their receiver, which has the record `known`."""
     ids = _random_ids(limits.IDS_PER_MESSAGE_MAX)
     return cycle(
         msg.encode(message)
@@ -45,7 +45,7 @@ def costly(known: bytes) -> Iterator[bytes]:
 
 
 async def first_record(peer: Stranger) -> bytes:
-    """A record that the other side sends by itself, which it therefore knows."""
+    """A record that the other side sends unasked, and so has."""
     while True:
         message = msg.decode(await peer.socket.receive_bytes())
         if isinstance(message, msg.Records) and message.entries:
@@ -58,7 +58,7 @@ async def _discard(peer: Stranger) -> None:
 
 
 async def flood(peer: Stranger, until: float) -> int:
-    """Send until the monotonic clock says so, or the link ends; returns how many messages went out."""
+    """Send until the monotonic clock reaches `until` or the link ends; returns how many messages went out."""
     messages = costly(await first_record(peer))
     reader = asyncio.create_task(_discard(peer))
     sent = 0

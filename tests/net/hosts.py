@@ -1,4 +1,4 @@
-"""Hosts of their own on one machine: Linux network namespaces on a bridge, without any privilege.
+"""Separate hosts on one machine: Linux network namespaces on a bridge, without any privilege.
 
 A user namespace holds the bridge; every host is a network namespace under it with one end of a veth pair::
 
@@ -6,8 +6,8 @@ A user namespace holds the bridge; every host is a network namespace under it wi
                       br0 -- v1 ------------- e1 (10.77.0.1)
                           -- v2 ----------------------------- e2 (10.77.0.2)
 
-A cable is cut with ``ip link set v1 down`` and shaped with tc, so that real TCP meets a real outage. Paths
-are shared, so a puppet reaches its daemon over its Unix socket from outside.
+A cable is cut with ``ip link set v1 down`` and shaped with tc, so that real TCP meets a real outage. The file
+system is shared, so a puppet outside reaches its daemon over its Unix socket.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _bucket(rate: str) -> str:
 
 
 class _Holder:
-    """A process that keeps a namespace open and ends with us: it waits for the end of its input."""
+    """A process that keeps a namespace open. It waits for the end of its input, and so ends with us."""
 
     def __init__(self, prefix: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -67,7 +67,7 @@ class _Holder:
 
 
 class Hosts:
-    """A bridge and the hosts on it. Use as a context manager; started processes end with it."""
+    """A bridge and the hosts on it. Use as a context manager: processes started on it end with it."""
 
     def __init__(self) -> None:
         self._bridge = _Holder(["unshare", "-Urn"])
@@ -95,11 +95,11 @@ class Hosts:
         return ["nsenter", "--target", str(pid), *IN_USER]
 
     def on_bridge(self, command: str) -> None:
-        """Run a shell command where the bridge is."""
+        """Run a shell command in the bridge's namespace."""
         self.run(["sh", "-c", command]).check_returncode()
 
     def run(self, command: Sequence[str], timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run a program where the bridge is, from where all connected hosts are reached."""
+        """Run a program in the bridge's namespace, from which all connected hosts can be reached."""
         return subprocess.run(
             [*self._enter(self._bridge.pid), *command],
             capture_output=True,
@@ -110,7 +110,7 @@ class Hosts:
         )
 
     def add(self) -> int:
-        """One more host; returns its number n, for the address 10.77.0.n and the cable vn."""
+        """Add a host; returns its number n, for the address 10.77.0.n and the cable vn."""
         host = _Holder([*self._enter(self._bridge.pid), "unshare", "-n"])
         self._hosts.append(host)
         n = len(self._hosts)
@@ -136,20 +136,20 @@ class Hosts:
         )
 
     def on(self, n: int) -> list[str]:
-        """What to put before a command that is to run on a host."""
+        """The words to put before a command in order to run it on a host."""
         return self._enter(self._hosts[n - 1].pid)
 
     def shape(self, n: int, rate: str) -> None:
-        """Limit what a host sends."""
+        """Limit the rate at which a host sends."""
         self._on_host(n, f"tc qdisc add dev e{n} root {_bucket(rate)}")
 
     def shape_both_ways(self, n: int, rate: str) -> None:
-        """Limit what a host sends, and what reaches it."""
+        """Limit the rate at which a host sends, and at which it receives."""
         self.shape(n, rate)
         self.on_bridge(f"tc qdisc add dev v{n} root {_bucket(rate)}")
 
     def cut(self, n: int) -> None:
-        """Pull the cable at the bridge: nothing comes back, not even an error."""
+        """Pull a host's cable at the bridge: nothing comes back, not even an error."""
         self.on_bridge(f"ip link set v{n} down")
 
     def plug_in(self, n: int) -> None:
@@ -158,7 +158,7 @@ class Hosts:
     def start(
         self, n: int, module: str, *args: str, log: Path, env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Run ``python -m module args`` on a host, with some more environment variables."""
+        """Run ``python -m module args`` on a host, with extra environment variables."""
         with open(log, "ab") as stderr:
             process = subprocess.Popen(
                 [*self.on(n), sys.executable, "-m", module, *args],

@@ -13,7 +13,7 @@ PIECE_BYTES = 16 * 1024
 
 
 class Middleman:
-    """What passed through a `middleman`, in the clear."""
+    """The bytes that passed through a `middleman`, in the clear."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -21,9 +21,9 @@ class Middleman:
         self.connections = 0
         """TLS connections that its victims completed."""
         self.asked = b""
-        """All bytes from those who dialled."""
+        """All bytes from the dialling side."""
         self.answered = b""
-        """All bytes from the node behind."""
+        """All bytes from the node behind it."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -49,7 +49,7 @@ class Middleman:
 
 @contextlib.asynccontextmanager
 async def middleman(target: str) -> AsyncIterator[Middleman]:
-    """Listen in front of a node for as long as the block runs."""
+    """Listen in front of a node while the block runs."""
     man = Middleman(target)
     tasks: set[asyncio.Task[None]] = set()
 

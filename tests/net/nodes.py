@@ -1,4 +1,4 @@
-"""A swarm of real daemons with puppets for trainers, behind a proxy that breaks the network as asked."""
+"""A swarm of real daemons with puppets as trainers, behind a proxy that breaks the network on request."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from gossamer.protocol.payloads.layout import TensorSpec, plan
 from tests.net.puppet import Puppet
 
 HEAL_S = 40.0
-"""What the design promises."""
+"""Within how many seconds the design promises that a swarm heals."""
 
 
 def small_manifest(numel: int = 4096, **sections: dict[str, Any]) -> tuple[Manifest, np.ndarray]:
-    """A manifest for puppets, and its Phi_0. Rounds of two steps, two fragments."""
+    """A manifest for puppets, with rounds of two steps and two fragments, and its Phi_0."""
     tensors = (TensorSpec("w", (numel // 64, 64), "rda"), TensorSpec("v", (16, 16), "mean"))
     phi = np.random.default_rng(0).integers(-1000, 1000, plan(tensors, 2).numel).astype(np.int32)
     values: dict[str, Any] = {
@@ -62,7 +62,7 @@ class LocalNode:
         self.child: Child | None = None
         self.puppet: Puppet | None = None
         self.asker: Asker | None = None
-        """Whose key asks for its status; nobody's where anybody is answered."""
+        """Asks for its status with a key; None if it answers anybody."""
         self.status: dict[str, Any] = {}
 
     def start(self) -> None:
@@ -96,7 +96,7 @@ class LocalNode:
         return parse_address(str(facts["address"])) if facts else None
 
     async def ask(self) -> dict[str, Any] | None:
-        """Its status, None if it does not answer."""
+        """Its status; None if it does not answer."""
         facts = self.home.read_daemon()
         if facts is None:
             return None
@@ -117,7 +117,7 @@ class LocalNode:
 
 
 class LocalNodes:
-    """Use as an async context manager: everything ends with it."""
+    """A swarm of `LocalNode`s. Use as an async context manager: everything ends with it."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class LocalNodes:
         seed: int = 0,
         owner: Identity | None = None,
     ) -> None:
-        """With an owner every node is invited by it, to train, and is asked in its own name."""
+        """An `owner` invites every node to train; each is then asked for its status with its own key."""
         self.base = base
         self.owner = owner
         self.manifest = manifest
@@ -146,7 +146,7 @@ class LocalNodes:
         await self.proxy.close()
 
     async def add(self, name: str, join: Iterable[str] = (), **options: Any) -> LocalNode:
-        """Start a daemon that joins those named; the first joins nobody and has Phi_0."""
+        """Start a daemon that joins the named nodes. The first one joins nobody and has Phi_0."""
         number = len(self.nodes)
         folder = self.base / name
         home = Home(folder)
@@ -181,7 +181,7 @@ class LocalNodes:
         return node
 
     async def grow(self, count: int, step_s: float = 0.1) -> list[LocalNode]:
-        """A first node and those who join it, all with puppets, until all are training."""
+        """Start a first node and others that join it, all with puppets; returns once all are training."""
         names = [f"n{i}" for i in range(count)]
         for name in names:
             node = await self.add(name, names[:1] if name != names[0] else ())
@@ -192,7 +192,7 @@ class LocalNodes:
         return [self.nodes[name] for name in names]
 
     async def until(self, condition: Callable[[], bool], timeout: float, what: str) -> float:
-        """Ask all nodes until the condition holds; returns the seconds it took."""
+        """Ask all nodes for their status until the condition holds; returns the seconds that took."""
         begun = time.monotonic()
         while True:
             await asyncio.gather(*(node.ask() for node in self.nodes.values()))
@@ -206,10 +206,10 @@ class LocalNodes:
             await asyncio.sleep(0.2)
 
     async def agree(self, timeout: float = HEAL_S, *, closed: bool = False) -> float:
-        """Let the puppets rest, until every node has merged the same set with all that they published.
+        """Let the puppets rest until every node has merged the same set, with all that the puppets published.
 
-        Others may have published too; a record whose payload nobody gives away is merged nowhere. With
-        `closed`, some of it may be history. Returns the seconds it took.
+        Others may have published too: a record whose payload nobody serves is merged nowhere. With `closed`,
+        some rounds may be closed already. Returns the seconds it took.
         """
         puppets = [node.puppet for node in self.nodes.values() if node.puppet is not None]
         for puppet in puppets:
@@ -236,7 +236,7 @@ class LocalNodes:
     async def until_identical(self, timeout: float = HEAL_S, *, closed: bool = False) -> float:
         """Let the puppets rest, and wait until every node holds all that was ever published, bit for bit.
 
-        With `closed`, the digests alone have to show it: some may hold the beginning as a snapshot only.
+        With `closed`, the digests alone have to show it: some nodes may hold early rounds only in a snapshot.
         Returns the seconds it took.
         """
         puppets = [node.puppet for node in self.nodes.values() if node.puppet is not None]

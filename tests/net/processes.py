@@ -1,4 +1,4 @@
-"""Starting real `gossamer` commands, finding what they left running, and waiting for what they do."""
+"""Starts real `gossamer` commands, finds processes that they left running, and waits for their effects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WORDS = "the quick brown fox jumps over a lazy dog while seven wizards sing of 
 
 
 def write_text(path: Path) -> Path:
-    """Some text that a tiny model learns from within a few steps."""
+    """Write some text from which a tiny model learns within a few steps."""
     words = random.Random(1)
     path.write_text("\n".join(" ".join(words.choices(_WORDS, k=12)) for _ in range(1500)))
     return path
@@ -42,7 +42,7 @@ def gossamer(*args: object, timeout: float = 60) -> subprocess.CompletedProcess[
 
 
 def gossamer_status(address: str) -> dict[str, Any] | None:
-    """A node's status by the command line, None if it does not answer."""
+    """A node's status from the command line; None if the node does not answer."""
     done = gossamer("status", address, "--json")
     return json.loads(done.stdout) if done.returncode == 0 else None
 
@@ -69,7 +69,7 @@ def wait_for(condition: Callable[[], Any], timeout: float, what: str) -> Any:
 
 
 class SwarmRun:
-    """One `gossamer swarm` in a folder of its own. Ends with the test, whatever happened."""
+    """One `gossamer swarm` in a folder of its own, which ends with the test, whatever happens."""
 
     def __init__(self, base: Path, *args: object, nodes: int = 2, rounds: int = 100_000) -> None:
         self.base = base
@@ -110,12 +110,12 @@ class SwarmRun:
         return path.read_text() if path.exists() else ""
 
     def address(self, name: str) -> str | None:
-        """Where a node answers now; None while its daemon starts."""
+        """The address at which a node answers now; None while its daemon starts."""
         facts = Home(self.folder / name).read_daemon()
         return str(facts["address"]) if facts else None
 
     def find(self, name: str, module: str) -> psutil.Process | None:
-        """A node's daemon or trainer."""
+        """The process of a node's daemon or trainer."""
         for process in processes_naming(self.folder / name):
             if any(
                 part.startswith("gossamer.node.") and part.endswith(f".{module}")
@@ -148,7 +148,7 @@ class SwarmRun:
         return found
 
     def interrupt(self) -> tuple[int, float]:
-        """SIGINT, as from Ctrl-C; returns the exit status and the seconds it took."""
+        """Send SIGINT, as Ctrl-C does; returns the exit status and the seconds it took."""
         begun = time.monotonic()
         self.process.send_signal(signal.SIGINT)
         status = self.process.wait(30)
@@ -156,7 +156,7 @@ class SwarmRun:
 
 
 def assert_all_gone(folder: Path, timeout: float) -> None:
-    """No process names the folder any more, within a time."""
+    """Check that within `timeout` seconds no process names the folder any more."""
     wait_for(lambda: not processes_naming(folder), timeout, f"all processes of {folder} gone")
 
 
@@ -190,7 +190,7 @@ class BootstrapPeer:
         return self.log_path.read_text()
 
     def wait_listening(self) -> str:
-        """Its address, once it answers there."""
+        """Wait until it answers; returns its address."""
 
         def facts() -> dict[str, Any] | None:
             assert self.process.poll() is None, self.log
@@ -203,7 +203,7 @@ class BootstrapPeer:
 
 
 class Node:
-    """One `gossamer node` in a folder of its own, and what it says."""
+    """One `gossamer node` in a folder of its own, and its output."""
 
     def __init__(self, base: Path, name: str, *args: object) -> None:
         self.home = Home(base / name)
@@ -229,7 +229,7 @@ class Node:
         return str(facts["address"]) if facts else None
 
     def status(self) -> dict[str, Any]:
-        """Empty before it answers."""
+        """Its status; empty before it answers."""
         address = self.address()
         return (gossamer_status(address) if address else None) or {}
 
@@ -237,7 +237,7 @@ class Node:
         wait_for(lambda: self.status().get("round", 0) >= round_, 120, f"round {round_} published")
 
     def errors(self) -> list[str]:
-        """The lines that say what is wrong."""
+        """The lines of its output that say what is wrong."""
         assert "Traceback" not in self.log, self.log
         return [line.split("error", 1)[1].strip() for line in self.log.splitlines() if " error " in line]
 

@@ -1,7 +1,7 @@
 """A trainer without torch: it publishes noise, at any speed, as a real one would publish deltas.
 
-It speaks to a real daemon as a `Peer` does and keeps the pace that the protocol sets; only the inner steps
-are make-believe (a wait of `step_s`). So a swarm of real daemons costs a test next to nothing.
+It speaks to a real daemon as a `Peer` does and keeps the pace that the protocol sets. Only its inner steps
+are fake (a wait of `step_s`). So a swarm of real daemons costs a test next to nothing.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gossamer.protocol.payloads.payload import encode_payload
 
 TOKENS_PER_STEP = 100
 NOISE = 1 << 10
-"""In units of Phi's resolution: 6e-5, far from diverging in thousands of rounds."""
+"""Magnitude of the noise in units of Phi's resolution: 6e-5, far from diverging in thousands of rounds."""
 
 
 class Puppet:
-    """Trains nothing, in a task of the event loop. Use `start` and `stop`."""
+    """Pretends to train, in a task of the event loop. Use `start` and `stop`."""
 
     def __init__(self, socket_path: str | Path, manifest: Manifest, *, step_s: float, seed: int) -> None:
         self.step_s = step_s
         self.paused = False
-        """Steps no more, but takes what the swarm has merged."""
+        """Whether it does no more steps; it still takes what the swarm has merged."""
         self.drift = 0
-        """Added to every value of its deltas: a direction that all who have the same one agree on."""
+        """Added to every value of its deltas: puppets with the same drift agree on a direction."""
         self.rounds: list[int] = []
-        """What it has handed over."""
+        """The rounds of the deltas that it has handed in."""
         self._manifest = manifest
         self._layout = manifest.plan()
         self._codec = manifest.outer.codec
@@ -42,13 +42,13 @@ class Puppet:
         self._rng = np.random.default_rng(seed)
         self._merged: dict[int, int] = {}
         self._base: dict[int, int] = {}
-        """Where the open window of each fragment began."""
+        """The base of each fragment's open window."""
         self._link = DaemonLink(str(socket_path), manifest)
         self._task: asyncio.Task[None] | None = None
 
     @property
     def settled(self) -> bool:
-        """Whether all that was handed over is signed and on disk."""
+        """Whether all deltas handed in are signed and on disk."""
         return self._link.can_publish
 
     @property
@@ -67,7 +67,7 @@ class Puppet:
 
     async def _run(self) -> None:
         missing = {fragment.index for fragment in self._layout.fragments}
-        while missing:  # as `Peer.begin`: nobody trains before the swarm's model is here
+        while missing:  # like `Peer.begin`: it trains only once the swarm's model is here
             missing -= self._take()
             await asyncio.sleep(0.02)
         steps, published_at = 0, time.monotonic()

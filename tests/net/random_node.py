@@ -1,8 +1,8 @@
-"""One node of a random swarm: a model of odd parts, any inner optimizer, and an ordinary loop around them.
+"""One node of a random swarm: a model with unusual parts, any inner optimizer, an ordinary training loop.
 
-`run` is the script, in a process of its own; `test_random_swarms.py` draws its options. It goes by files in
-the folder that all nodes share: ``stop`` ends training, ``again`` has everybody rest once more, when all hold
-the same, and ``leave`` ends it all. It says what happens in lines of JSON.
+`run` is the script, run as a process; `test_random_swarms.py` draws its options. Files in a folder that all
+nodes share control it: ``stop`` ends training, ``again`` makes all nodes rest once more, when all hold the
+same, and ``leave`` ends the process. It reports what happens in lines of JSON.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ CLIP_NORM = 1.0
 PARTS = (
     "scalar", "single", "norm", "words", "rare", "tied", "frozen", "unused", "huge", "tiny", "weightnorm",
 )  # fmt: skip
-"""What a model may have beside its two layers."""
+"""Parts that a model may have beside its two layers."""
 
 OPTIMIZERS = ("sgd", "idle", "momentum", "adam", "adamw", "rmsprop", "lbfgs")
 
 
 class Zoo(nn.Module):
-    """A small regression with whatever parameters people have."""
+    """A small regression with parameters of all kinds that users have."""
 
     def __init__(self, parts: list[str], dtype: str, width: int, model_seed: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Zoo(nn.Module):
 
 
 def digest(model: nn.Module) -> str:
-    """Of all that the swarm shares."""
+    """The digest of all parameters that the swarm shares."""
     hashed = sha256()
     for _, parameter in named_tensors(model):
         hashed.update(parameter.detach().float().numpy().tobytes())
@@ -100,7 +100,7 @@ def digest(model: nn.Module) -> str:
 
 
 def _optimizers(model: Zoo, kind: str) -> list[torch.optim.Optimizer]:
-    """Inner optimizers for a model; gradients that are sparse have one of their own."""
+    """Inner optimizers for a model; parameters with sparse gradients have a separate one."""
     dense = [p for n, p in model.named_parameters() if p.requires_grad and not n.startswith("rare")]
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(dense, lr=0.02),
@@ -116,7 +116,7 @@ def _optimizers(model: Zoo, kind: str) -> list[torch.optim.Optimizer]:
 
 
 class Loop:
-    """A user's: forward, backward, step; and what goes wrong in it."""
+    """A user's training loop (forward, backward, step), and the faults in it."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -140,13 +140,13 @@ class Loop:
         return total
 
     def _clip(self) -> None:
-        """Keep the model from diverging by itself, which products of parameters do with two rows a step."""
+        """Keep the model from diverging by itself, as products of parameters do with two samples a step."""
         dense, *_ = self.optimizers
         self._scaler.unscale_(dense)
         nn.utils.clip_grad_norm_(dense.param_groups[0]["params"], CLIP_NORM)
 
     def train(self) -> Tensor:
-        """One step; returns its loss."""
+        """Make one step; returns its loss."""
         if isinstance(self.optimizers[0], torch.optim.LBFGS):
             return self.optimizers[0].step(self._backward)  # type: ignore[no-any-return]
         loss = self._backward()
@@ -157,7 +157,7 @@ class Loop:
         return loss
 
     def disturb(self, step: int) -> None:
-        """Have the parameters explode, or lie elsewhere, if this is the step for it."""
+        """Make the parameters explode, or move them to other memory, if it is time for that."""
         every = self.options["explodes_at"]
         if every and step % every == every - 1:
             self._sound = self._sound or {k: v.clone() for k, v in self.model.state_dict().items()}
@@ -167,7 +167,7 @@ class Loop:
                 parameter.data = parameter.data.clone()
 
     def recover(self, error: DivergedError) -> None:
-        """As the documents say: put sound parameters back, and a sound inner state."""
+        """Do as the documents say: restore sound parameters, and a sound inner state."""
         _say(diverged=str(error))
         self.model.load_state_dict(self._sound)
         self._sound = {}
@@ -176,7 +176,7 @@ class Loop:
 
 
 def _say(**what: Any) -> None:
-    """One line at once: the daemon writes its own into the same file."""
+    """Write one line at once: the daemon writes its lines into the same file."""
     os.write(1, f"{json.dumps({'at': round(time.time(), 2), **what})}\n".encode())
 
 
@@ -224,7 +224,7 @@ def _finish(loop: Loop, peer: Peer) -> bool:
 
 
 def _node(options: dict[str, Any]) -> None:
-    """Train, rest with the swarm's own model, and once all hold the same do so again."""
+    """Train, rest with the swarm's own model, and rest again once all nodes hold the same."""
     folder = Path(options["folder"])
     base = folder.parent
     loop = Loop(options)
@@ -246,7 +246,7 @@ def _node(options: dict[str, Any]) -> None:
 
 
 def run(options: str, log: str) -> None:
-    """A process's whole life."""
+    """Run one node's process from start to end."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)

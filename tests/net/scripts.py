@@ -1,4 +1,4 @@
-"""Scripts that are nodes, as real processes."""
+"""Training scripts with a `Peer`, run as real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_S = 60
 
 
 class Scripts:
-    """Scripts in one folder; they end with the test."""
+    """Scripts in one folder, which end with the test."""
 
     def __init__(self, base: Path, owner: Identity | None) -> None:
         self.base = base
@@ -69,14 +69,14 @@ class Scripts:
         return (self.base / f"{name}.log").read_text()
 
     def metrics(self, name: str) -> dict[str, Any]:
-        """What the script printed last; empty if nothing yet."""
+        """The metrics that a script printed last; empty if there are none yet."""
         assert self.processes[name].poll() is None, self.log(name)
         lines = [line for line in self.log(name).splitlines() if line.startswith("{") and line.endswith("}")]
         last: dict[str, Any] = json.loads(lines[-1]) if lines else {}
         return last
 
     def wait_rounds(self, name: str, rounds: int) -> None:
-        """Wait until a script has trained through so many rounds more."""
+        """Wait until a script has trained through this many more rounds."""
         begun = wait_for(lambda: self.metrics(name), PATIENCE_S, f"{name} training")["clock"]
         reached = lambda: self.metrics(name)["round"] >= begun + rounds  # noqa: E731
         wait_for(reached, PATIENCE_S, f"{name} {rounds} rounds further")
@@ -97,7 +97,7 @@ class Scripts:
         return found
 
     def results(self, name: str, ranks: int = 1) -> list[dict[str, Any]]:
-        """What a script wrote at its end, rank by rank."""
+        """The results that a script wrote at its end, rank by rank."""
         assert self.processes[name].wait(PATIENCE_S) == 0, self.log(name)
         return [json.loads((self.base / f"{name}.{rank}.json").read_text()) for rank in range(ranks)]
 

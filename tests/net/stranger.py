@@ -1,4 +1,4 @@
-"""A peer of our own making: it can shake hands like any node, and then sends what a test wants."""
+"""A peer made for tests: it shakes hands like any node, and then sends what the test wants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.protocol.builders import turns_nobody_away
 
 @dataclass(slots=True)
 class Stranger:
-    """An authenticated link, as its dialler has it."""
+    """The dialler's end of an authenticated link."""
 
     identity: Identity
     node_id: bytes
@@ -55,4 +55,4 @@ async def linked(
         await socket.send_bytes(shake.hello(await socket.receive_bytes()))
         node_id, session = shake.finish(await socket.receive_bytes())
         yield Stranger(identity, node_id, session, socket, http, base_url)
-    await asyncio.sleep(0.05)  # aiohttp lets go of TLS connections a little later
+    await asyncio.sleep(0.05)  # aiohttp closes TLS connections a little later

@@ -35,11 +35,11 @@ NOTHING_ELSE: dict[str, Any] = {
     "holdings": SimpleNamespace(revoked=[]),
     "sealing": SimpleNamespace(adopting=None, joined=True),
 }
-"""Of a core that has joined."""
+"""Attributes of a core that has joined."""
 
 
 def core_with(ledger: Ledger, **changes: Any) -> Any:
-    """What an archive and a real `Merging` look at of a core that has joined."""
+    """A stand-in for a core that has joined, with what an archive and a real `Merging` look at."""
     usual = {
         "manifest": SMALL,
         "layout": SMALL.plan(),
@@ -53,16 +53,16 @@ def core_with(ledger: Ledger, **changes: Any) -> Any:
 
 
 class Sealing:
-    """An archive beside a merger, of which it asks one fragment after another."""
+    """An archive, and the merger that it asks for one fragment after another."""
 
     def __init__(self, merger: Merger, chunks: ChunkStore, of: Manifest = SMALL) -> None:
         self.merger = merger
         self.base = merger.base
         self.reach = 0
         self.is_reached = True
-        """Whether the swarm has come as far as all that waits to be merged."""
+        """Whether the swarm has reached all rounds that wait to be merged."""
         self.between: Callable[[Fragment], None] = lambda fragment: None
-        """Called after each fragment that was asked for."""
+        """Called after each fragment that the archive asked for."""
         self.told: list[Event] = []
         self.lost: list[bytes] = []
         self.chunk_lost = self.lost.append
@@ -101,7 +101,7 @@ class Sealing:
         return self.merger.base
 
     def adopt(self, claim: Claim | None) -> None:
-        """The core wants that snapshot, or none any more."""
+        """Have the core want this snapshot, or none any more."""
         self.core.sealing.adopting = claim
         if claim is not None:
             self.archive.adopt(claim)
@@ -118,18 +118,18 @@ def merge_all(merger: Merger, deltas: list[Any]) -> None:
 
 
 LARGE = manifest((TensorSpec("w", (3 * CHUNK_BYTES_MAX // 4,), "mean"),), fragments=1)
-"""Its snapshots have three chunks."""
+"""A manifest of a model whose snapshots have three chunks."""
 
 
 class Fetching(Sealing):
-    """Of a model whose snapshots are fetched chunk by chunk."""
+    """An archive of a model whose snapshots are fetched chunk by chunk."""
 
     def __init__(self, chunks: ChunkStore) -> None:
         self.chunks = chunks
         super().__init__(Merger(LARGE, np.zeros(LARGE.plan().numel, np.int32), chunks, OWN), chunks, LARGE)
 
     def claim(self, *letters: bytes, index: bool = True) -> Claim:
-        """Of a snapshot of chunks of one letter each, of which those in upper case have come."""
+        """A claim of a snapshot whose chunks hold one letter each; those in upper case are here already."""
         pieces = [letter.lower() * CHUNK_BYTES_MAX for letter in letters]
         hashes = [sha256(piece).digest() for piece in pieces]
         for letter, blob, piece in zip(letters, hashes, pieces, strict=True):
@@ -144,5 +144,5 @@ class Fetching(Sealing):
         return "".join(x for x in "abcdefg" if sha256(x.encode() * CHUNK_BYTES_MAX).digest() in self.chunks)
 
     async def look(self) -> None:
-        self.archive._news.set()  # so that it does not wait for any
+        self.archive._news.set()  # so that it does not wait for news
         await self.archive._one_thing()

@@ -56,14 +56,14 @@ class Setup:
         self.phi = phi
 
     def step(self, loss: float | torch.Tensor = 2.0) -> int | None:
-        """One inner step: every weight moves by a thousandth."""
+        """Make one inner step, which moves every weight by a thousandth."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.add_(0.001)
         return self.peer.step(tokens=10, loss=loss)
 
     async def offer(self, index: int, version: int) -> None:
-        """Have the daemon offer a fragment that nobody has changed."""
+        """Make the daemon offer a fragment that nobody has changed."""
         fragment = self.daemon.manifest.plan().fragments[index]
         await until(lambda: self.daemon.port.is_free(index))
         part = self.phi[fragment.offset : fragment.offset + fragment.numel]

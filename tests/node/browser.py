@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 
 
 def find_browser() -> str | None:
-    """$GOSSAMER_TEST_BROWSER, or a Chromium on the PATH."""
+    """The browser: $GOSSAMER_TEST_BROWSER, or a Chromium on the PATH; None if there is none."""
     named = os.environ.get("GOSSAMER_TEST_BROWSER")
     return named or next((path for path in map(shutil.which, NAMES) if path), None)
 
@@ -30,20 +30,20 @@ BROWSER = find_browser()
 
 
 def in_browser(test: Any) -> Any:
-    """A test that needs one; it takes a while."""
+    """Mark a test that needs a browser, and so takes a while."""
     reason = "no Chromium here; GOSSAMER_TEST_BROWSER may name one"
     return pytest.mark.slow(pytest.mark.skipif(BROWSER is None, reason=reason)(test))
 
 
 class Page:
-    """One tab. What it logs, asks for and throws is kept."""
+    """One tab. What it logs, requests and throws is kept."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.complaints: list[str] = []
-        """Uncaught exceptions, and whatever the console or the browser reports as warning or error."""
+        """Uncaught exceptions, and all that the console or the browser reports as a warning or an error."""
         self.requests: list[str] = []
 
     async def read(self) -> None:
@@ -84,7 +84,7 @@ class Page:
         return result["result"].get("value")
 
     async def until(self, expression: str) -> Any:
-        """The first true value of an expression."""
+        """Wait for an expression to be true; returns its value."""
         end = time.monotonic() + PATIENCE_S
         while not (value := await self.evaluate(expression)):
             assert time.monotonic() < end, f"never came true: {expression}"
@@ -92,7 +92,7 @@ class Page:
         return value
 
     async def drawn(self) -> None:
-        """Waits until two more frames are on the screen."""
+        """Wait until two more frames are on the screen."""
         await self.evaluate("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
 
     async def open(self, url: str, width: int = 1440, height: int = 900, dark: bool = False) -> None:
@@ -120,7 +120,7 @@ class Page:
 async def browser(executable: str) -> AsyncIterator[Page]:
     """A fresh browser with an empty profile, and its one tab."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        # Not sandboxed: it opens one page, of ours, and in containers the sandbox cannot start.
+        # Not sandboxed: it opens only our own page, and in containers the sandbox cannot start.
         process = await asyncio.create_subprocess_exec(
             executable,
             *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),

@@ -46,7 +46,7 @@ def metadata_of(path):
 
 
 def saved_in(folder):
-    """The checkpoint of one that has trained, and what is in it."""
+    """The checkpoint of a model that has trained, and what is in it."""
     _, outer, optimizer = trained()
     path = folder / "trainer.safetensors"
     CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
@@ -54,7 +54,7 @@ def saved_in(folder):
 
 
 def without(path, *keys):
-    """A checkpoint as earlier releases wrote it."""
+    """Remove keys from a checkpoint, so that it is as earlier releases wrote it."""
     tensors, changed = load_file(path), metadata_of(path)
     for key in (CHECKSUM, *keys):
         del changed[key]

@@ -1,4 +1,4 @@
-"""Small Python scripts that stand in for the daemon and the trainer, and what may be done to them."""
+"""Small Python scripts that stand in for the daemon and the trainer, and tools to disturb them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STUBBORN = """
 
 def scripts_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder on the children's module path."""
-    before = os.environ.get("PYTHONPATH")  # an empty part of it would be the current folder
+    before = os.environ.get("PYTHONPATH")  # an empty entry would be the current folder
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *([before] if before else [])]))
     return folder
 
@@ -47,7 +47,7 @@ def wait_up(path: Path) -> None:
 
 @contextmanager
 def signals_of_its_own() -> Iterator[None]:
-    """As in a script that waits for SIGTERM with `sigwait`, and ignores how its children end."""
+    """Signals as in a script that waits for SIGTERM with `sigwait` and ignores how its children end."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
     handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:

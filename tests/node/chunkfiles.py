@@ -1,4 +1,4 @@
-"""Where chunks lie on disk, for tests that do something to them."""
+"""Where chunks lie on disk, for tests that tamper with them."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from gossamer.node.storage.chunkstore import ChunkStore
 
 
 def file_of(chunks: ChunkStore, blob: bytes) -> Path:
-    """A chunk's file, packed or not; of one that has none, where it would lie unpacked."""
+    """A chunk's file, packed or not; if it has none, the path that it would have unpacked."""
     name = blob.hex()
     folder = chunks._root / name[:2]
     return next(folder.glob(f"{name}*"), folder / name)

@@ -1,4 +1,4 @@
-"""What tests of training share."""
+"""Fixtures that tests of training share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ GPUS = ["cuda"] if torch.cuda.is_available() else []
 
 @pytest.fixture(params=["cpu", *GPUS])
 def on_each_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tensors of which a test does not say where are on the CPU, and once more on a GPU if there is one."""
+    """Run with new tensors on the CPU by default, and once more on a GPU if there is one."""
     with _tensors_on(request.param, monkeypatch):
         yield
 
 
 @pytest.fixture(params=["cpu", "like-a-gpu", *GPUS])
 def also_like_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The same, and in between they are on the CPU, and worked through as on a GPU."""
+    """As `on_each_device`, and once more on the CPU with tensors processed as on a GPU."""
     if request.param == "like-a-gpu":
         request.getfixturevalue("like_a_gpu")
     with _tensors_on("cpu" if request.param == "like-a-gpu" else request.param, monkeypatch):
@@ -34,14 +34,14 @@ def also_like_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is on the CPU is worked through as on a GPU."""
+    """Tensors on the CPU are processed as on a GPU."""
     monkeypatch.setattr(FragmentState, "gpu", torch.device("cpu"))
     monkeypatch.setattr(staging, "_Room", Room)
 
 
 @pytest.fixture
 def reconnects_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trainer that has lost its daemon looks for it again at once."""
+    """A trainer that has lost its daemon tries to reconnect at once."""
     monkeypatch.setattr(daemon_link, "RECONNECT_S", 0.02)
 
 
@@ -50,7 +50,7 @@ def _tensors_on(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if device == "cpu":
         yield
         return
-    # The same tensors go together as on the CPU.
+    # so that the same tensors are grouped as on the CPU
     monkeypatch.setattr(buckets, "SMALL_NUMEL_DEVICE", buckets.SMALL_NUMEL)
     torch.set_default_device(device)
     yield

@@ -1,4 +1,4 @@
-"""A core for a folder, which nothing has happened to."""
+"""A new core for a folder, which has handled no events yet."""
 
 from __future__ import annotations
 

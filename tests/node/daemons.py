@@ -1,4 +1,4 @@
-"""Daemons in this process, with the test as their trainer: what the tests of watching look at."""
+"""Daemons in this process, with the test as their trainer, for the tests of monitoring."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def founded(folder: Path) -> Home:
 
 
 def joining(folder: Path, first: Home) -> Home:
-    """A folder with the manifest of another."""
+    """A folder with the manifest of another node's folder."""
     home = Home(folder)
     home.create()
     home.adopt(manifest_of(first))
@@ -50,7 +50,7 @@ def joining(folder: Path, first: Home) -> Home:
 
 @contextlib.asynccontextmanager
 async def started(home: Home, **options: Any) -> AsyncIterator[tuple[Daemon, asyncio.Task[None]]]:
-    """A daemon that has just begun to run, and is stopped afterwards; raises what has ended it."""
+    """A daemon that has just begun to run, and its task. It is stopped afterwards; raises what ended it."""
     daemon = Daemon(DaemonOptions(folder=home.root, **{"plaintext": True, **options}))
     task = asyncio.create_task(daemon.run())
     try:
@@ -58,13 +58,13 @@ async def started(home: Home, **options: Any) -> AsyncIterator[tuple[Daemon, asy
     finally:
         daemon.stop()
         await asyncio.wait([task], timeout=10)
-        daemon.home.lock.let_go()  # as its process would
+        daemon.home.lock.let_go()  # as the end of its process would do
         await task
 
 
 @contextlib.asynccontextmanager
 async def running(home: Home, **options: Any) -> AsyncIterator[Daemon]:
-    """A daemon that listens; its admin server is on a port of the system's choosing."""
+    """A daemon that listens, with its admin server on a port that the system chooses."""
     home.daemon_path.unlink(missing_ok=True)
     async with started(home, **{"admin": "127.0.0.1:0", **options}) as (daemon, task):
         await until(lambda: task.done() or home.read_daemon(), 10)
@@ -91,7 +91,7 @@ async def training(home: Home) -> AsyncIterator[DaemonLink]:
 
 
 async def publish(home: Home, link: DaemonLink, round_: int, loss: float = 2.0, value: int = 1000) -> None:
-    """Hand over a delta and wait until it is acknowledged."""
+    """Hand in a delta and wait until it is acknowledged."""
     fragment = manifest_of(home).plan().fragments[0]
     data = encode_payload("int8", fragment, [np.full(s.numel, value, dtype=np.int32) for s in fragment.slots])
     area = link.payload_area
@@ -118,7 +118,7 @@ def report(**changes: Any) -> control.Report:
 
 
 async def get(home: Home, path: str, **options: Any) -> tuple[int, Any, Any]:
-    """Status, headers and body (parsed, if it is JSON) of an answer of a node's admin server."""
+    """Status, headers and body (parsed, if it is JSON) of a response of a node's admin server."""
     url = f"http://{facts(home)['admin']}{path}"
     method = options.pop("method", "GET")
     async with aiohttp.ClientSession() as session, session.request(method, url, **options) as response:

@@ -1,4 +1,4 @@
-"""What `gossamer config check` finds, by subject, and what it is to look at."""
+"""Runs `gossamer config check` in this process, and folders and manifests for it to check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INVITED = builders.manifest(admission=builders.admission())
 
 
 def found(findings: Iterable[Finding]) -> dict[str, list[tuple[str, str]]]:
-    """Level and text by subject."""
+    """Level and text of findings, by subject."""
     by_subject: dict[str, list[tuple[str, str]]] = {}
     for finding in findings:
         assert finding.text.isprintable() and finding.text
@@ -32,13 +32,13 @@ def levels(findings: Iterable[Finding]) -> dict[str, list[str]]:
 
 
 def look(path: Path | None, *, offline: bool = True) -> dict[str, list[tuple[str, str]]]:
-    """The whole check."""
+    """Run the whole check; returns what it found, by subject."""
     gossamer: Any = typer.main.get_command(cli.app)
     return found(check(typer.Context(gossamer, info_name="gossamer"), path, offline))
 
 
 def invited_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A folder of the invited swarm."""
+    """A node's folder in the invited swarm."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("GOSSAMER_HOME", str(folder / "home"))
     made = Home(folder / "d")
@@ -52,7 +52,7 @@ def errors(said: dict[str, list[tuple[str, str]]]) -> dict[str, str]:
 
 
 def founding(tmp_path: Path, **changes: Any) -> Path:
-    """A manifest of a task that comes with Gossamer, beside which nothing lies."""
+    """A manifest of a built-in task, with no other files beside it."""
     wanted = {"options": {}, "codec": "int4", "every_steps": 30, "every_seconds": 0, "seed": 0, **changes}
     manifest, _ = manifests.create(name="n", task="text", **wanted)
     manifests.write(manifest, tmp_path / "m.toml")

@@ -39,7 +39,7 @@ def text_model(*, context: int = 16, fragments: int = 1, seed: int = 0) -> tuple
 
 
 class Folder:
-    """A node's folder with the swarm's first model, int32[numel]."""
+    """A node's folder that holds the swarm's first model, int32[numel]."""
 
     def __init__(self, root: Path, manifest: Manifest, phi: Ints) -> None:
         self.manifest = manifest
@@ -60,7 +60,7 @@ class Folder:
             store.close()
 
     def add(self, *made: tuple[Delta, bytes]) -> None:
-        """Take deltas with their payloads."""
+        """Store deltas with their payloads."""
         for delta, payload in made:
             for blob, piece in zip(delta.body.chunks, split(payload), strict=True):
                 self.chunks.put(blob, bytes(piece))
@@ -69,14 +69,14 @@ class Folder:
             store.add([delta for delta, _ in made], durable=False)
 
     def merger(self, *, upto: int) -> Merger:
-        """Everything up to a round."""
+        """A merger with all deltas up to a round merged."""
         merger = replay(self.home)[1]
         for round_ in {delta.round for delta in self.deltas if delta.round > upto}:
             merger.merge(round_, ())
         return merger
 
     def seal(self, round_: int) -> Claim:
-        """Write the snapshot of a round and keep the one before, as the archive does: commit, then drop."""
+        """Write the snapshot of a round, and keep the one before, as the archive does: commit, then drop."""
         merger = self.merger(upto=round_)
         claim = Claim(round_, merger.tokens, merger.chain(), snapshots.store(merger.phi, self.chunks))
         with self.records() as store:
@@ -91,7 +91,7 @@ class Folder:
         return claim
 
     def close(self, round_: int) -> None:
-        """Forget the records up to a round, and their payloads."""
+        """Drop the records up to a round, and their payloads."""
         merger = self.merger(upto=round_)
         with self.records() as store:
             store.close_up_to(Base(round_, merger.chain(), merger.tokens), own_last=0)
@@ -101,14 +101,14 @@ class Folder:
                     self.chunks.drop(blob)
 
     def begin_at(self, claim: Claim, phi: Ints) -> None:
-        """Start from a snapshot of the swarm's, as a joiner does."""
+        """Start from one of the swarm's snapshots, as a joiner does."""
         snapshots.store(phi, self.chunks)
         with self.records() as store:
             store.begin_at(claim, own_last=0)
 
 
 def some_deltas(rng: np.random.Generator, manifest: Manifest, rounds: int) -> list[tuple[Delta, bytes]]:
-    """Three members' deltas of the rounds from 1 on, with their payloads."""
+    """Three members' deltas for each round from 1 on, with their payloads."""
     return [
         random_delta(rng, identity(author), round_, of=manifest)
         for round_ in range(1, rounds + 1)

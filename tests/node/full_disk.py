@@ -1,4 +1,4 @@
-"""Disks that take nothing more."""
+"""Disks that are full."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def full(*_: object, **__: object) -> None:
 
 
 def no_room_in(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on no file can be made in folders of a name, or below them; others can."""
+    """From now on no file can be created in folders with this name, or below them; elsewhere it can."""
     open_aside = wholefile.open_aside
 
     def only_elsewhere(path: Path) -> tuple[int, str]:
@@ -30,7 +30,7 @@ def no_room_in(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FullDisk:
-    """Makes a chunk store fail so many times."""
+    """Makes the next `times` puts of a chunk store fail."""
 
     def __init__(
         self, store: ChunkStore, times: int, monkeypatch: pytest.MonkeyPatch, code: int = errno.ENOSPC

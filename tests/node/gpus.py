@@ -1,4 +1,4 @@
-"""GPUs that are none: training on the CPU that is worked through as on one."""
+"""Fake GPUs: training on the CPU that takes the code paths of a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.node.training.fragmentstate import FragmentState
 
 
 class Room:
-    """Of a GPU that copies at once."""
+    """The staging room of a GPU that copies at once."""
 
     is_free = True
 
@@ -42,7 +42,7 @@ class Room:
 
 
 class LateRoom(Room):
-    """Of a GPU that takes some steps for it, and reads what it was offered until the last moment."""
+    """The staging room of a GPU that takes some steps to copy, and reads what it was offered until then."""
 
     STEPS = 3
 
@@ -82,6 +82,6 @@ class LateRoom(Room):
 
 
 def pretend(room: type[Room]) -> None:
-    """For the rest of this process."""
+    """Use this room as a GPU's for the rest of this process."""
     staging._Room = room
     FragmentState.gpu = torch.device("cpu")

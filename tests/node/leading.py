@@ -1,4 +1,4 @@
-"""A peer over a link that a test has made, as `Peer.attach` makes one where there are no other ranks."""
+"""A peer on a link that a test has made, as `Peer.attach` makes one if there are no other ranks."""
 
 from __future__ import annotations
 

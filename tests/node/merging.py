@@ -1,4 +1,4 @@
-"""Merging that runs, with a core and a trainer that are only the test's."""
+"""A running `Merging`, with a core and a trainer that the test stands in for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.protocol.builders import LAYOUT, body_of, identity, signed
 
 
 class FakePort:
-    """A trainer that takes what it is offered when the test says so."""
+    """A trainer that takes offers when the test says so."""
 
     def __init__(self) -> None:
         self.attachments = 0
@@ -83,7 +83,7 @@ class Setup:
 
     async def merged_all(self) -> None:
         await until(lambda: not self.merging.behind)
-        await self.merging.digest()  # waits for the merge under way
+        await self.merging.digest()  # which waits for a merge under way
 
     def offered(self) -> list[int]:
         return [index for index, _, _ in self.port.offers]

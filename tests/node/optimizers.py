@@ -1,10 +1,10 @@
-"""Optimizers around another one, as people write them."""
+"""Optimizers that wrap another one, as people write them."""
 
 import torch
 
 
 class Around(torch.optim.Optimizer):
-    """As accelerate wraps an optimizer: with its state, groups and defaults."""
+    """Wraps an optimizer as accelerate does: with that one's state, groups and defaults."""
 
     state = property(lambda self: self.optimizer.state)
     param_groups = property(lambda self: self.optimizer.param_groups)
@@ -27,7 +27,7 @@ class Around(torch.optim.Optimizer):
 
 
 class SlowlyAround(Around):
-    """As timm's Lookahead: with a state of its own that nothing is in, and giving out the other's."""
+    """Like timm's Lookahead: its own state is empty, and its `state_dict` is the inner optimizer's."""
 
     state = None
 
@@ -37,7 +37,7 @@ class SlowlyAround(Around):
 
 
 class Sharpness(torch.optim.Optimizer):
-    """As SAM: it keeps a state of its own, beside that of the optimizer in it, and saves only that."""
+    """Like SAM: it keeps a state of its own beside the inner optimizer's, and saves only its own."""
 
     def __init__(self, params, base=torch.optim.AdamW):
         super().__init__(params, {"rho": 0.05})

@@ -1,9 +1,9 @@
-"""Draws the upper part of the page as vectors: a recorded swarm, for the README.
+"""Draws the upper part of the page, with a recorded swarm, as vectors for the README.
 
-To draw it anew:   python -m tests.node.page_picture docs/pictures/page.svg
+To draw it again:   python -m tests.node.page_picture docs/pictures/page.svg
 
-Boxes and words are taken from the browser's layout; what the page draws on canvases is kept by
-`page_picture.js` while it is drawn. Lengths are in CSS pixels.
+Boxes and words come from the browser's layout. What the page draws on canvases, `page_picture.js` records
+while it is drawn. Lengths are in CSS pixels.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.node.recorded_swarm import Recorded
 MEMBERS, ROUNDS = 12, 120
 WIDTH = 1280
 MARGIN = 20
-"""Below the last panel that is drawn."""
+"""Space below the last panel drawn."""
 ASCENT = 0.905
-"""Of Helvetica and Arial: how far a line's baseline lies below its top, in font sizes."""
+"""How far a line's baseline lies below its top in Helvetica and Arial, in font sizes."""
 RADIUS = "border-top-left-radius"
 SIDES = ("top", "right", "bottom", "left")
 STYLES = (
@@ -44,15 +44,15 @@ TRANSPARENT = "rgba(0, 0, 0, 0)"
 
 @dataclass(frozen=True)
 class Box:
-    """What the browser laid out for an element, a pseudo-element or a text."""
+    """The browser's layout of an element, a pseudo-element or a text."""
 
     tag: str
     attributes: dict[str, str]
     style: dict[str, str]
     bounds: tuple[int, int, int, int]
-    """x, y, width, height, in whole pixels as browsers paint them"""
+    """x, y, width, height, in whole pixels as browsers paint them."""
     lines: list[tuple[float, float, str]]
-    """x, top and words of each line of a text"""
+    """x, top and words of each line of a text."""
 
     def px(self, name: str) -> float:
         found = re.fullmatch(r"(-?[\d.]+)px", self.style[name])
@@ -60,7 +60,7 @@ class Box:
 
 
 def boxes(snapshot: dict[str, Any]) -> Iterator[Box]:
-    """In the document's order, from what DOMSnapshot.captureSnapshot of the DevTools protocol returns."""
+    """Boxes in document order, from the result of the DevTools protocol's DOMSnapshot.captureSnapshot."""
     document, strings = snapshot["documents"][0], snapshot["strings"]
     nodes, layout, texts = document["nodes"], document["layout"], document["textBoxes"]
     lines: dict[int, list[tuple[float, float, str]]] = {}
@@ -85,7 +85,7 @@ def on_pixels(x: float, y: float, width: float, height: float) -> tuple[int, int
 
 
 def element(tag: str, text: str | None = None, **attributes: str | float) -> ET.Element:
-    """Numbers are rounded to what can be seen."""
+    """An SVG element, with numbers rounded to what can be seen."""
     made = ET.Element(tag)
     made.text = text
     for name, value in attributes.items():
@@ -94,7 +94,7 @@ def element(tag: str, text: str | None = None, **attributes: str | float) -> ET.
 
 
 def rounded(box: Box, grown: float, **attributes: str | float) -> ET.Element:
-    """The box's rectangle, this much larger on all sides."""
+    """The box's rectangle, larger by `grown` on all sides."""
     x, y, width, height = box.bounds
     radius = min(width, height) / 2 if box.style[RADIUS].endswith("%") else box.px(RADIUS)
     corners = {"rx": radius + grown} if radius else {}
@@ -107,7 +107,7 @@ def ground_of(box: Box) -> Iterator[ET.Element]:
     ground = box.style["background-color"].replace(TRANSPARENT, "none")
     borders = [(box.px(f"border-{side}-width"), box.style[f"border-{side}-color"]) for side in SIDES]
     thick, ink = borders[0]
-    if box.style["transform"] != "none":  # its bounds are those of what has been turned
+    if box.style["transform"] != "none":  # its bounds are those after the rotation
         wide, high = box.px("width"), box.px("height")
         place = f"translate({x + width / 2:g} {y + height / 2:g}) {box.style['transform']}"
         yield element("rect", x=-wide / 2, y=-high / 2, width=wide, height=high, fill=ground, transform=place)
@@ -129,7 +129,7 @@ def ground_of(box: Box) -> Iterator[ET.Element]:
 
 
 def marks_of(box: Box) -> Iterator[ET.Element]:
-    """What legends have besides: an outline, and two gradients that make a cross."""
+    """The extra marks of legends: an outline, and a cross made of two gradients."""
     style, thick = box.style, box.px("outline-width")
     if style["outline-style"] != "none" and thick:
         dash = {"stroke_dasharray": "2 1.5"} if style["outline-style"] == "dashed" else {}
@@ -155,18 +155,18 @@ def words_of(box: Box) -> Iterator[ET.Element]:
 
 
 async def drawn_anew(tab: Page) -> ET.Element:
-    """The picture, of a page opened in this tab."""
+    """The picture of the page, opened in this tab."""
     recorder = Path(__file__).with_suffix(".js").read_text("utf-8")
     await tab.send("Page.addScriptToEvaluateOnNewDocument", source=recorder)
     async with PageServer(Recorded(MEMBERS, ROUNDS)).serving() as url:
-        await shown(tab, url, width=WIDTH, height=3000)  # what is out of sight is not drawn
+        await shown(tab, url, width=WIDTH, height=3000)  # the page draws only what is in view
         await tab.until("gossamer.matrix.complete")
         await tab.drawn()
         return await picture(tab)
 
 
 async def picture(tab: Page) -> ET.Element:
-    """The page down to its rounds."""
+    """A picture of the page down to its rounds."""
     bottom = await tab.evaluate("document.querySelector('.rounds').getBoundingClientRect().bottom")
     height = round(bottom) + MARGIN
     size = {"width": WIDTH, "height": height, "viewBox": f"0 0 {WIDTH} {height}"}
@@ -186,7 +186,7 @@ async def picture(tab: Page) -> ET.Element:
         elif box.tag in ("path", "circle"):
             look = {name: box.style[name] for name in ("fill", "stroke", "stroke-width")}
             svg.append(element(box.tag, **box.attributes, **look, transform=logo))
-        elif box.tag == "#text":  # it has its parent's style
+        elif box.tag == "#text":  # a text has its parent's style
             svg.extend(words_of(box))
         else:
             svg.extend((*ground_of(box), *marks_of(box)))

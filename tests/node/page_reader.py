@@ -1,4 +1,4 @@
-"""What a person would read off the page: its words, and the pixels of what it draws."""
+"""Reads off the page what a person would: its words, and the pixels of its drawings."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 from tests.node.browser import Page
 
 FAINT = 60
-"""Two colours this close, summed over red, green and blue, look alike: edges are blended."""
+"""Colours that differ by up to this, summed over red, green and blue, look alike: edges are blended."""
 
-# Of a copy: the browser complains of a canvas that is read again and again.
+# Reads from a copy: the browser complains about a canvas that is read again and again.
 _PIXELS = """((canvas, x, y, side) => {
   const ratio = canvas.width / canvas.clientWidth, reach = (side - 1) / 2;
   const copy = new OffscreenCanvas(side, side).getContext("2d", { willReadFrequently: true });
@@ -29,7 +29,7 @@ _COLOUR = """(name => {
 
 
 async def shown(tab: Page, url: str, **how: int) -> None:
-    """Opens the page and waits until it knows all that the server has, and has drawn it."""
+    """Open the page, and wait until it has fetched and drawn all that the server has."""
     await tab.open(url, **how)
     await tab.until("gossamer.complete && gossamer.connection === 'live'")
     await tab.drawn()
@@ -41,7 +41,7 @@ async def text(tab: Page, selector: str) -> str:
 
 
 async def rows_of(tab: Page, table: str) -> list[dict[str, str]]:
-    """A table's cells by their column's title."""
+    """A table's rows, with cells by their column's title."""
     found: list[dict[str, str]] = await tab.evaluate(
         f"""(table => {{
           const titles = [...table.querySelectorAll('thead th')].map(head => head.innerText.trim());
@@ -53,7 +53,7 @@ async def rows_of(tab: Page, table: str) -> list[dict[str, str]]:
 
 
 async def pixels(tab: Page, canvas: str, x: float, y: float, side: int) -> list[list[int]]:
-    """Red, green, blue and alpha of the pixels of a square around a place on a canvas."""
+    """Red, green, blue and alpha of the pixels in a square around a place on a canvas."""
     place = f"document.querySelector({canvas!r}), {x}, {y}, {side}"
     values: list[int] = await tab.evaluate(f"{_PIXELS}({place})")
     return [values[at : at + 4] for at in range(0, len(values), 4)]
@@ -66,7 +66,7 @@ async def colour(tab: Page, name: str) -> list[int]:
 
 
 async def is_inked(tab: Page, canvas: str, name: str, x: float, y: float) -> bool:
-    """Whether there is a pixel of a colour within two of a place on a canvas."""
+    """Whether there is a pixel of this colour within two pixels of a place on a canvas."""
     wanted = await colour(tab, name)
     seen = [rgba for rgba in await pixels(tab, canvas, x, y, 5) if rgba[3] >= 128]
     return any(sum(abs(a - b) for a, b in zip(rgba, wanted, strict=False)) < FAINT for rgba in seen)
@@ -79,7 +79,7 @@ async def curve_goes_through(tab: Page, number: int, canvas: str, field: str, na
 
 
 async def has_cell(tab: Page, member: str, round_: int) -> bool:
-    """Whether the matrix has something where a member's delta of a round belongs."""
+    """Whether the matrix has a mark where a member's delta of a round belongs."""
     x, y = await tab.evaluate(f"gossamer.cell({member!r}, {round_})")
     ((*found, _),) = await pixels(tab, "#matrix", x, y, 1)
     return found != await colour(tab, "cell")
@@ -91,7 +91,7 @@ def edges_of(graph: dict[str, Any]) -> set[frozenset[str]]:
 
 
 def quiet(tab: Page, url: str) -> None:
-    """No complaint, and no request to anybody but the node."""
+    """Check that there was no complaint, and no request to anybody but the node."""
     assert not tab.complaints
     hosts = {urlsplit(asked).netloc for asked in tab.requests if asked.startswith(("http", "ws"))}
     assert hosts == {urlsplit(url).netloc}

@@ -1,4 +1,4 @@
-"""Serves the page with a recorded swarm, by the contract of the admin server.
+"""Serves the page with a recorded swarm, as the admin server would.
 
 To look at it:   python -m tests.node.page_server --members 64 --rounds 10000 --every 2
 """
@@ -19,12 +19,13 @@ from tests.node.recorded_swarm import Recorded
 
 
 class PageServer:
-    """`publish` sends an event to every open page; `drop` ends their streams, as a dying node would."""
+    """The server. `publish` sends an event to every open page; `drop` ends their streams, as a dying node
+    would."""
 
     def __init__(self, swarm: Recorded) -> None:
         self.swarm = swarm
         self.refuse = False
-        """Answer nothing but errors from now on."""
+        """Whether it answers every request with an error."""
         self.asked: list[str] = []
         self._queues: set[asyncio.Queue[bytes | None]] = set()
         self.app = web.Application(middlewares=[self._watch])
@@ -49,7 +50,7 @@ class PageServer:
             await runner.cleanup()
 
     async def _beat(self) -> None:
-        """The state each second: a page that hears nothing for a while believes the node to be lost."""
+        """Send the state each second: a page that hears nothing for a while considers the node lost."""
         while True:
             await asyncio.sleep(1)
             self.publish("state", self.swarm.snapshot())
@@ -60,7 +61,7 @@ class PageServer:
             queue.put_nowait(frame)
 
     def step(self) -> None:
-        """One more round, and the state after it."""
+        """Publish one more round, and the state after it."""
         self.publish("rounds", self.swarm.step())
         self.publish("state", self.swarm.snapshot())
 

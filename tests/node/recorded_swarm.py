@@ -1,7 +1,7 @@
-"""A made-up swarm as a node's admin server would tell it: for the page's development and its tests.
+"""A made-up swarm as a node's admin server would report it, for developing and testing the page.
 
-Everything follows from the seed. Members differ in speed; some die, one is suspect, one has another
-replica; deltas are late, void and clipped now and then. Rounds are a tuple of JSON rows, as the API has them.
+Everything follows from the seed. Members differ in speed; some die, one is suspect, one has a different
+replica. Now and then deltas are late, void or clipped. Rounds are a tuple of JSON rows, as in the API.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def node_id(name: str) -> str:
 
 @dataclass
 class Recorded:
-    """A swarm of `members` at a round; `step` takes it one round on."""
+    """A swarm of `members` at some round; `step` moves it on by one round."""
 
     members: int = 4
     rounds: int = 60
@@ -50,7 +50,7 @@ class Recorded:
             self._round(number, start + number * ROUND_S)
 
     def _web(self) -> list[tuple[int, int]]:
-        """A ring and random chords; the dead have none."""
+        """Links: a ring and random chords, none of them to dead members."""
         alive = [i for i in range(self.members) if i not in self.dies]
         pairs = {tuple(sorted((a, b))) for a, b in zip(alive, alive[1:] + alive[:1], strict=True) if a != b}
         for a in alive:
@@ -59,7 +59,7 @@ class Recorded:
         return sorted((a, b) for a, b in pairs)
 
     def step(self) -> Json:
-        """One more round. Returns it as the `rounds` event does, with the one before (a late delta)."""
+        """Make one more round. Returns it as the `rounds` event does, with the one before (a late delta)."""
         self.now += ROUND_S
         self._round(len(self.rows) + 1, self.now)
         if self.members > 2 and len(self.rows) > 1 and self.random.random() < 0.3:

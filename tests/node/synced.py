@@ -1,4 +1,4 @@
-"""What a power cut would leave: the files and folders that were synced."""
+"""What would survive a power cut: the files and folders that were synced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 class Synced:
-    """Those that have been since it was made, as they were then."""
+    """Contains a path if it was synced, at its present size, since this was made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._found: set[tuple[int, int]] = set()

@@ -20,7 +20,7 @@ NODE_ID = identity(0).node_id
 
 
 class FakeDaemon:
-    """What a daemon does with its trainer: it signs each round once, and remembers over its deaths."""
+    """What a daemon does for its trainer: it signs each round once, and remembers that over restarts."""
 
     def __init__(self, path: str, manifest: Manifest = SMALL) -> None:
         self.path = path
@@ -28,10 +28,10 @@ class FakeDaemon:
         self.signed: dict[int, bytes] = {}
         self.seen: list[int] = []
         self.answers = True
-        """Whether deltas are stored and acknowledged; a daemon may die before it comes to that."""
+        """Whether deltas are stored and acknowledged: a daemon may die before it does that."""
         self.acknowledges = True
         self.handed_in = 0
-        """The last round of a delta that is still being stored."""
+        """The round of the last delta that is still being stored."""
         self.clock = 0
         self.changes = 0
         self.port = self._new_port()
@@ -68,7 +68,7 @@ class FakeDaemon:
         self._task = asyncio.create_task(self.port.serve(self))
 
     async def die(self) -> None:
-        """As its process would: every connection ends at once."""
+        """End every connection at once, as the death of its process would."""
         assert self._task is not None
         self._task.cancel()
         await asyncio.wait([self._task])
@@ -80,7 +80,7 @@ class FakeDaemon:
 
 
 async def until(condition: Callable[[], object], timeout: float = 5) -> None:
-    """Wait for something that another thread brings about."""
+    """Wait for a condition that another thread brings about."""
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.005)
@@ -90,7 +90,7 @@ async def until(condition: Callable[[], object], timeout: float = 5) -> None:
 async def daemon_at(folder: Path, manifest: Manifest = SMALL) -> AsyncIterator[FakeDaemon]:
     daemon = FakeDaemon(str(folder / "s"), manifest)
     daemon.start()
-    await asyncio.sleep(0)  # it listens: a link that finds nobody looks again half a second later
+    await asyncio.sleep(0)  # until it listens: a link that finds no daemon tries again half a second later
     try:
         yield daemon
     finally:
@@ -110,7 +110,7 @@ async def link_to(daemon: FakeDaemon) -> AsyncIterator[DaemonLink]:
 
 
 def publish(link: DaemonLink, round_: int, payload: bytes) -> None:
-    """Hand over a delta, as `Peer` does."""
+    """Hand in a delta, as `Peer` does."""
     area = link.payload_area
     area[: len(payload)] = payload
     message = control.Publish(round_, round_ - 2, 100, 10, 2.0, "int8", len(payload))

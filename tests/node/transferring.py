@@ -1,4 +1,4 @@
-"""Transfers over a link that is none, for a core that wants whatever comes."""
+"""Transfers over a fake link, for a core that wants whatever comes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Line:
 
 
 class Noted(Policing):
-    """Notes who is blamed, and charged for small chunks."""
+    """Records which peers are blamed, or charged for small chunks."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Two transports on loopback, and what each of them was told."""
+"""Two transports on loopback, and a record of what each received."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.protocol.builders import SMALL, identity
 
 
 class End:
-    """One node's transport, and a node behind it that notes everything."""
+    """One node's transport, and a node behind it that records everything."""
 
     def __init__(self, number: int, *, tls: bool = True, swarm_id: bytes = SMALL.swarm_id) -> None:
         self.identity = identity(number)
@@ -40,7 +40,7 @@ class End:
         self.is_stopping = False
         self.disk_is_full = False
         self.turned_away: dict[bytes, str] = {}
-        """Node ids that this end lets in by no door, and why."""
+        """Node ids that this end turns away at every door, and why."""
         self.credential = b""
         self.shown: list[tuple[bytes, bytes]] = []
         self.delivered: list[bytes] = []
@@ -49,7 +49,7 @@ class End:
         self.messages: list[bytes] = []
         self.chunks: dict[bytes, bytes] = {}
         self.frames: dict[bytes, bytes] = {}
-        """What some of them are sent as, true or not."""
+        """The encoded form in which some chunks are sent, correct or not."""
         self.wanted: dict[bytes, int] = {}
         self.arrived: dict[bytes, bytes] = {}
         self.failed: list[tuple[PeerLink, bytes]] = []
@@ -111,7 +111,7 @@ class End:
     # -- what tests do
 
     def hold(self, data: bytes) -> bytes:
-        """Put a chunk on the imaginary disk; returns its hash."""
+        """Put a chunk on the fake disk; returns its hash."""
         blob = sha256(data).digest()
         self.chunks[blob] = data
         return blob
@@ -135,7 +135,7 @@ async def listening(*ends: End) -> AsyncIterator[None]:
         for end in ends:
             await end.transport.stop()
         await asyncio.gather(*(task for end in ends for task in end.dials), return_exceptions=True)
-        await asyncio.sleep(0.02)  # aiohttp lets go of TLS connections a little later
+        await asyncio.sleep(0.02)  # aiohttp closes TLS connections a little later
 
 
 async def linked(dialler: End, listener: End) -> tuple[PeerLink, PeerLink]:
@@ -148,7 +148,7 @@ async def linked(dialler: End, listener: End) -> tuple[PeerLink, PeerLink]:
 
 
 async def put(link: PeerLink, blob: bytes, data: bytes) -> None:
-    """Send a chunk over a line that nobody else uses."""
+    """Put a chunk over a line that nothing else uses."""
     turn = await Uplink().turn(link)
     try:
         await put_chunk(link, blob, Chunk.of(data), turn)

@@ -1,4 +1,4 @@
-"""A first model and random records of several authors, their payloads on disk, and what they come to."""
+"""A first model, random records of several authors, their payloads on disk, and the Phi that results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN = identity(0).node_id
 
 
 class World:
-    """A random Phi_0, random deltas of several authors and rounds, and where their payloads lie."""
+    """A random Phi_0, and random deltas of several authors and rounds, with their payloads on disk."""
 
     def __init__(self, rng: np.random.Generator, folder: Path) -> None:
         self.phi_0 = rng.integers(-(1 << 22), 1 << 22, LAYOUT.numel).astype(np.int32)
@@ -31,7 +31,7 @@ class World:
         self.deltas = [self.make(rng, author, round_) for round_ in ROUNDS for author in AUTHORS]
 
     def make(self, rng: np.random.Generator, author: int, round_: int, **changes: object) -> Delta:
-        """A new delta whose payload is on disk."""
+        """Make a delta, and put its payload on disk."""
         delta, payload = random_delta(
             rng, identity(author), round_, steps=int(rng.integers(1, 30)), codec="int4", **changes
         )
@@ -67,7 +67,7 @@ class World:
 
 
 def arrive(merger: Merger, ledger: Ledger, deltas: list[Delta]) -> None:
-    """Records come one after another and each is merged at once."""
+    """Add records one after another, and merge each at once."""
     for delta in deltas:
         ledger.add(delta)
         merger.merge(delta.round, tuple(ledger.valid(delta.round)))

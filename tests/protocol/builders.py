@@ -1,4 +1,4 @@
-"""What the tests of `protocol` build again and again: identities, manifests, signed and unsigned deltas."""
+"""What many tests of `protocol` build: identities, manifests, signed and unsigned deltas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody, Row, RowBody,
 from gossamer.protocol.wire import is_printable
 
 CREATED = 1_700_000_000
-"""Unix seconds at which the tests' swarms began."""
+"""When the tests' swarms were created, in Unix seconds."""
 
 TENSORS = (
     TensorSpec("wte", (40, 10), "mean"),
@@ -65,7 +65,7 @@ LAYOUT = SMALL.plan()
 
 
 def newer(manifest: Manifest) -> bytes:
-    """The manifest as a release would write it that has a value more."""
+    """The manifest as a release with one more value would write it."""
     values = msgpack.unpackb(manifest.canonical())
     values["outer"] = {"nesterov": True, **values["outer"]}
     packed: bytes = msgpack.packb({key: values[key] for key in sorted(values)})
@@ -73,7 +73,7 @@ def newer(manifest: Manifest) -> bytes:
 
 
 def older(manifest: Manifest) -> bytes:
-    """The manifest as 0.1.0 would write it, which knew of no owners."""
+    """The manifest as 0.1.0 wrote it, which did not know owners."""
     values = msgpack.unpackb(manifest.canonical())
     del values["admission"]
     packed: bytes = msgpack.packb(values)
@@ -101,7 +101,7 @@ def norm(values: Ints) -> float:
 
 
 def body_of(payload: bytes, codec: str, round_: int, fragments: int, **changes: object) -> DeltaBody:
-    """A delta body that describes a payload; the window is fresh (staleness 0) unless `changes` says more."""
+    """A delta body that describes a payload; the window is fresh (staleness 0) unless `changes` differ."""
     body = DeltaBody(
         round=round_,
         base=round_ - fragments,
@@ -141,7 +141,7 @@ def random_delta(
 
 
 def unsigned(author: int, round_: int, variant: int = 0, **changes: object) -> Delta:
-    """A delta for tests of sets and schedules, where signatures would only cost time."""
+    """An unsigned delta for tests of sets and schedules, where signatures would only cost time."""
     node_id = sha256(f"author {author}".encode()).digest()
     record_id = sha256(f"record {author} {round_} {variant}".encode()).digest()
     body = body_of(record_id, "int8", round_, 1, **changes)
@@ -149,7 +149,7 @@ def unsigned(author: int, round_: int, variant: int = 0, **changes: object) -> D
 
 
 class Plain:
-    """A delta's values of one tensor as they are, without a codec: a `rules.base.Vector`."""
+    """A delta's values for one tensor, without a codec: a `rules.base.Vector`."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
@@ -241,7 +241,7 @@ def random_section(rng: np.random.Generator, codec: str, numel: int, magnitude: 
 
 @contextmanager
 def refusing(kind: type[PeerError]) -> Iterator[None]:
-    """What is inside may raise `kind`, with a message that is fit for a log; and nothing else."""
+    """The block may raise only `kind`, with a message that is fit for a log."""
     try:
         yield
     except kind as error:

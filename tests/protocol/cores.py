@@ -1,4 +1,4 @@
-"""Swarms of whole cores, joined in memory, and what holds in them at any quiet time."""
+"""Swarms of whole cores, joined in memory, and checks that hold whenever they are quiet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def swarm(seed: int, count: int, weather: Weather | None = None, of=builders.SMA
 
 
 def one_that_went_on(seed: int, seconds: float) -> tuple[World, Node, list[Node]]:
-    """Three that trained, of which two died so long ago; that one, and those two."""
+    """Three nodes that trained, two of which died `seconds` ago; returns the one left, and those two."""
     world = swarm(seed, 3, of=BRISK)
     for node in world.running():
         world.train(node, 0.5, math.inf)
@@ -39,7 +39,7 @@ def one_that_went_on(seed: int, seconds: float) -> tuple[World, Node, list[Node]
 
 
 def check(world: World) -> None:
-    """What holds at any quiet time: Ready told exactly what is held, and no honest node was blamed."""
+    """Check what holds in quiet: Ready has named exactly the deltas held, and no honest node was blamed."""
     for node in world.running():
         assert node.ready == node.held()
         assert not node.core.fetcher.wants

@@ -1,4 +1,4 @@
-"""What a call costs, whatever the machine does besides: for tests of work that must not grow."""
+"""The cost of a call, whatever else the machine does, for tests of work that must not grow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def calls(function: Callable[[], object]) -> int:
-    """How many calls of Python functions, and parts of generators, one call makes."""
+    """How many Python calls, resumptions of generators included, one call makes."""
     count = 0
 
     def note(frame: FrameType, event: str, arg: object) -> None:

@@ -25,12 +25,12 @@ class Net:
     def __init__(self, seed: int = 0, links: dict[int, bool] | None = None) -> None:
         self.have: set[bytes] = set()
         self.true_sizes: dict[bytes, int] = {}
-        """Of chunks that are not of the size that was asked for."""
+        """The true sizes of chunks whose size is not the one asked for."""
         self.fetcher = Fetcher(self._fits, random.Random(seed))
         self.links = dict(links or {})
         self.flights: dict[bytes, int] = {}
         self.late: dict[bytes, int] = {}
-        """Asked first for what another link was then asked for too."""
+        """By chunk that was asked for twice: the link that was asked first."""
         self.began: dict[bytes, float] = {}
         self.fetched: list[bytes] = []
         self.sizes: dict[bytes, int] = {}
@@ -68,7 +68,7 @@ class Net:
             if blob in self.flights:
                 assert blob in flights.late, "asked for twice at a time"
                 assert link not in (self.flights[blob], self.late.get(blob))
-                self.late[blob] = self.flights[blob]  # what was late before is given up
+                self.late[blob] = self.flights[blob]  # an earlier late request is given up
             self.flights[blob] = link
             self.began[blob] = self.now
             started.append((link, blob))

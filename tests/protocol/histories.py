@@ -1,4 +1,4 @@
-"""Made-up histories: what members claim, and a node that looks at it."""
+"""Made-up histories: what members claim, and a node that looks at their claims."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ def claim(round_: int, tokens: int = 0, mark: int = 1) -> Claim:
 
 @dataclass
 class Told:
-    """What the others say of the past, made up: unless told otherwise, all of it by contributors."""
+    """A made-up `Testimony`: unless `heard` is given, all members are contributors."""
 
     members: Sequence[Witness] = ()
     heard: Sequence[Claims] | None = None
     known: int = 0
-    """How many authors are known of."""
+    """How many authors are known."""
     lacking: Callable[[int], float] = lambda round_: 0.0
 
     def witnesses(self) -> Sequence[Witness]:
@@ -43,7 +43,7 @@ def sealing_of(*, is_first=False, trusted=(), tells_of=lambda round_, but: False
 
 
 def drive(sealing, start, seconds, clock=0, others=(), lacking=0.0):
-    """Wake it twice a second; returns everything it asked for."""
+    """Wake it twice a second; returns all effects."""
     result = []
     for tick in range(int(seconds * 2) + 1):
         result += sealing.wake(
@@ -57,7 +57,7 @@ def kinds(effects, kind):
 
 
 def joined(*claims, floor=0, own_last=0):
-    """As after an earlier run that has missed nothing."""
+    """A node that holds claims of an earlier run, and has missed nothing since."""
     sealing = sealing_of(is_first=False, own_last=own_last)
     sealing.restore(claims, floor, extent=10**6)
     return sealing

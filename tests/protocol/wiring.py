@@ -1,10 +1,11 @@
-"""Several `Replica` cores in one process: their effects carried out in memory, in virtual time.
+"""Several `Replica` cores in one process: their effects are carried out in memory, in virtual time.
 
-Everything follows from one seed: same seed, same run, to the last effect. Messages really go over the
-wire as bytes. A `World` can lose, duplicate, reorder and delay them, cut the network into parts (silently:
-links stay up and carry nothing, as with a cable pulled), freeze a node's event loop, crash and restart it.
+Everything follows from one seed: the same seed gives the same run, to the last effect. Messages are really
+serialised to bytes. A `World` can lose, duplicate, reorder and delay them, cut the network into parts
+(silently: links stay up and carry nothing, as with a cable pulled), freeze a node's event loop, and crash and
+restart nodes.
 
-It checks one thing by itself: after a Wake, a core never asks for another at or before now.
+It checks one thing by itself: after a Wake, a core never asks for another one at or before now.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gossamer.protocol.records import Delta
 from tests.protocol import builders
 
 UNIX_OFFSET_S = builders.CREATED + 3600.0
-"""Unix time less the nodes' clocks: the swarm is an hour old and more."""
+"""Unix time minus the nodes' clocks: the swarm is over an hour old."""
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Weather:
 
 @dataclass
 class Node:
-    """A core and what its adapter would keep: disk, links, and notes of what happened."""
+    """A core, and what its adapter would keep: disk, links, and a record of what happened."""
 
     number: int
     identity: Identity
@@ -65,18 +66,18 @@ class Node:
     blames: list[fx.Blame] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    """What it was told, or said itself, when a handshake was turned down."""
+    """Reasons that it was given, or gave itself, when a handshake was turned down."""
     expelled: str | None = None
-    """The reason, once it has heard that it was revoked. It goes on all the same, as a liar would."""
+    """The reason, once it has heard that it was revoked. It goes on nevertheless, as a liar would."""
     judged: list[tuple[float, int, Health]] = field(default_factory=list)
     running: bool = True
     trains: bool = False
     """Whether it has been caught up once."""
     frozen_until: float = 0.0
     slept: float = 0.0
-    """So long its monotonic clock has stood still."""
+    """How long its monotonic clock has stood still, seconds."""
     life: int = 0
-    """Counts starts, so that what was scheduled for an earlier one comes to nothing."""
+    """Counts its starts, so that actions scheduled in an earlier life are dropped."""
     wake_at: float = float("inf")
     timer: int = 0
 
@@ -121,9 +122,10 @@ class World:
         credentials: Iterable[bytes] = (),
         unix_offset_s: float = UNIX_OFFSET_S,
     ) -> Node:
-        """Start node `number`, which knows the addresses of the nodes `bootstrap`; `key_of`: as a copy.
+        """Start node `number`, which knows the addresses of the nodes `bootstrap`.
 
-        `credentials` are the grants and revocations that it has on its disk.
+        `key_of`: another node, of which it is a copy. `credentials` are the grants and revocations that it
+        has on its disk.
         """
         identity = builders.identity(number if key_of is None else key_of)
         info = NodeInfo(
@@ -181,7 +183,7 @@ class World:
             node.links.clear()
 
     def restart(self, node: Node, *, keep_disk: bool = True, backup: list[Delta] | None = None) -> None:
-        """Start a crashed node again: from its disk, its key alone, or a `backup` of its records."""
+        """Start a crashed node again, from its disk, its key alone, or a `backup` of its records."""
         node.running = True
         node.life += 1
         node.timer += 1
@@ -202,11 +204,11 @@ class World:
         self._begin(node, is_copy=backup is not None)
 
     def freeze(self, node: Node, seconds: float) -> None:
-        """Block a node's event loop: it sees nothing until then, and all of it at once afterwards."""
+        """Block a node's event loop for a while: it sees nothing, and everything at once afterwards."""
         node.frozen_until = self.now + seconds
 
     def sleep(self, node: Node, seconds: float, *, suspended: bool) -> None:
-        """Stop a node and its trainer for a while. `suspended`: its monotonic clock stands still, too."""
+        """Stop a node and its trainer for a while. `suspended`: its monotonic clock stands still too."""
         self.freeze(node, seconds)
         if suspended:
             self.after(seconds, lambda: self._wake_up(node, seconds))
@@ -222,7 +224,7 @@ class World:
     # -- the network
 
     def partition(self, *sides: Iterable[int]) -> None:
-        """Let messages pass within each side only; nodes not named are on a side of their own together."""
+        """Let messages pass only within each side. Nodes not named form one more side together."""
         self._side = {number: side for side, numbers in enumerate(sides) for number in numbers}
 
     def heal(self) -> None:
@@ -242,7 +244,7 @@ class World:
     # -- training
 
     def publish(self, node: Node, round_: int | None = None, **changes: object) -> None:
-        """Have a node publish a delta, of its next round unless told otherwise."""
+        """Make a node publish a delta, for its next round unless `round_` is given."""
         core = node.core
         round_ = core.own_last + 1 if round_ is None else round_
         fragment = core.layout.of_round(round_)
@@ -253,7 +255,7 @@ class World:
         self.handle(node, ev.Publish(body))
 
     def train(self, node: Node, step_s: float, until: float) -> None:
-        """Have a node do an inner step every `step_s` seconds and publish as the pace says."""
+        """Make a node do an inner step every `step_s` seconds, and publish when the pace says so."""
         pace = Pace(self.manifest.pace, len(node.core.layout.fragments))
         life = node.life
         steps, since = 0, self.now
@@ -322,7 +324,7 @@ class World:
     # -- events and effects
 
     def handle(self, node: Node, event: ev.Event) -> list[fx.Effect]:
-        """Give a core an event now, and carry out what it answers."""
+        """Give a core an event now, and carry out the effects that it returns."""
         before = {m.row.node_id: m.health for m in node.core.roster.members()}
         effects = node.core.handle(event, self.now - node.slept)
         for member in node.core.roster.members():
@@ -334,7 +336,7 @@ class World:
         return effects
 
     def number_of(self, node_id: bytes) -> int:
-        """The number of a node, -1 for one that is not of this world."""
+        """The number of a node; -1 if it is not of this world."""
         return next((n.number for n in self.nodes.values() if n.identity.node_id == node_id), -1)
 
     def _later(self, node: Node, event: ev.Event, seconds: float) -> None:
@@ -380,7 +382,7 @@ class World:
                     ledger = node.core.ledger
                     ids = ledger.ids(effect.delta.round)
                     same = {i for i in ids if (d := ledger.get(i)) and d.author == effect.delta.author}
-                    if effect.delta.record_id not in ledger:  # a revocation took it out
+                    if effect.delta.record_id not in ledger:  # a revocation has removed it
                         node.ready.discard(effect.delta.record_id)
                     elif ledger.is_void(effect.delta):
                         node.ready -= same
@@ -438,11 +440,11 @@ class World:
         self.after(self._delay(), connected)
 
     def _credential(self, node: Node) -> bytes:
-        """What a node shows at doors."""
+        """The credential that a node shows in handshakes."""
         return node.core.vetting.credential_of(node.identity.node_id, self.now)
 
     def _both_vet(self, dialler: Node, listener: Node) -> bool:
-        """What both ends of a handshake do before anything is said."""
+        """Do what both ends of a handshake do before any message."""
         try:
             for judge, other in ((listener, dialler), (dialler, listener)):
                 judge.core.vetting.vet(other.identity.node_id, self._credential(other), self.now)
@@ -452,7 +454,7 @@ class World:
         return True
 
     def _close(self, node: Node, link: int) -> None:
-        """Both ends learn of the end of a link after what is under way has arrived."""
+        """End a link: both ends learn of it after all messages under way have arrived."""
         if link not in node.links:
             return
         number, their_link = node.links[link]
@@ -487,7 +489,7 @@ class World:
     def _transfer(
         self, source: Node | None, target: Node, blob: bytes, size: int | None, fail: Callable[[], None]
     ) -> None:
-        """Copy a chunk, with the checks of the daemon's transport: it exists, size and hash hold."""
+        """Copy a chunk, with the checks of the daemon's transport: it exists, and size and hash are right."""
         passes = source is not None and source.running and self.reachable(source, target)
         if source is not None and not passes:
             self.after(5.0, fail)
@@ -508,11 +510,11 @@ class World:
     # -- what tests ask
 
     def members(self) -> list[Node]:
-        """Running nodes that have not been put out."""
+        """Running nodes that have not been revoked."""
         return [node for node in self.running() if node.expelled is None]
 
     def roots(self) -> set[bytes]:
-        """The ledger roots of all members: one, when they agree."""
+        """The ledger roots of all members: only one if they agree."""
         return {node.core.ledger.digests.root for node in self.members()}
 
     def agree(self) -> bool:

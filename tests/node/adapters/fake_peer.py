@@ -1,4 +1,4 @@
-"""A peer without a swarm, which remembers what an adapter tells it."""
+"""A peer without a swarm, which records what an adapter tells it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class FakePeer:
         self.steps: list[tuple[int, float]] = []
         """Tokens and loss of each step."""
         self.rates: list[float] = []
-        """The learning rate that each step was made with."""
+        """The learning rate of each step."""
         self.ends: list[str] = []
         self.left_with: list[Tensor] = []
-        """The parameters as `finish` has found them."""
+        """The parameters as they were when `finish` was called."""
         self._stop_after = stop_after
 
     @property
@@ -51,7 +51,7 @@ class FakePeer:
         return {"round": len(self.steps), "swarm_tokens": self.swarm_tokens}
 
     def finish(self) -> bool:
-        """The swarm's own model is all ones."""
+        """Set the parameters to the swarm's own model, which is all ones."""
         self.ends.append("finish")
         self.left_with = [parameter.detach().clone() for parameter in self.model.parameters()]
         with torch.no_grad():
@@ -71,7 +71,7 @@ class FakePeer:
 
 
 class Fakes:
-    """What `Peer.attach` gives while this is in place: a fake a call."""
+    """Stands in for `Peer.attach`: each call gives a new fake."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[FakePeer] = []
@@ -86,6 +86,6 @@ class Fakes:
 
     @property
     def peer(self) -> FakePeer:
-        """The only one."""
+        """The fake of the only call."""
         (peer,) = self.made
         return peer

@@ -1,5 +1,5 @@
-"""What `test_lightning` trains. It lies apart, since to import Lightning takes seconds of every process that
-collects tests."""
+"""What `test_lightning` trains. It is a module of its own since importing Lightning takes seconds, in every
+process that collects tests."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Regression(pl.LightningModule):
         torch.manual_seed(0)
         self.layer = nn.Linear(3, 1)
         self.losses: list[float] = []
-        """Of each micro-batch."""
+        """The loss of each micro-batch."""
         self.raises: BaseException | None = None
-        """What to raise in the third one."""
+        """What to raise in the third micro-batch, if anything."""
 
     def loss(self, batch: list[Tensor]) -> Tensor:
         inputs, targets = batch
@@ -65,7 +65,7 @@ class WithScheduler(Regression):
 
 
 class Normed(Regression):
-    """Keeps its parameters as they are after each step, for as long as it is in the swarm."""
+    """Keeps a copy of its parameters after the latest step in the swarm."""
 
     def __init__(self, fakes: Fakes, norm: nn.Module) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Normed(Regression):
 
 
 class PassesOver(Regression):
-    """Has nothing to learn from in the second of three batches."""
+    """Has no loss in the second of three batches."""
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor | None:  # type: ignore[override]
         return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)

@@ -1,5 +1,5 @@
-"""What `test_transformers` trains. It lies apart, since importing `Trainer` takes seconds, of every process
-that collects tests."""
+"""What `test_transformers` trains. It is a module of its own since importing `Trainer` takes seconds, in
+every process that collects tests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LowRank(nn.Module):
 
 
 class GoesAround(Trainer):
-    """Calls the base and the head itself, as those do that compute the loss in chunks."""
+    """Calls the base and the head itself, as trainers do that compute the loss in chunks."""
 
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
         hidden = model.model(**{name: inputs[name] for name in ("input_ids", "attention_mask")})[0]
@@ -59,7 +59,7 @@ class GoesAround(Trainer):
 
 
 class GoesFurther(GoesAround):
-    """Calls no base either."""
+    """Does not call the base either."""
 
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
         return model.lm_head(model.model.embed_tokens(inputs["input_ids"])).square().mean()
@@ -71,7 +71,7 @@ def unstarted() -> tuple[TrainerState, TrainerControl]:
 
 
 class Rates(TrainerCallback):
-    """Notes the learning rate with which each step is made."""
+    """Records the learning rate of each step."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
@@ -81,7 +81,7 @@ class Rates(TrainerCallback):
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Rows of one length, of which more and more is no padding: 2, 3, 4, ... tokens."""
+    """Rows of one length with less and less padding: 2, 3, 4, ... tokens."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -123,6 +123,6 @@ def trainer_of(
         eval_dataset=Rows(2),
         callbacks=[*callbacks, swarm],
     )
-    # The oldest releases that the adapter is for cannot be asked for the rows in order.
+    # The oldest supported releases have no option to take the rows in order.
     trainer._get_train_sampler = lambda *_: torch.utils.data.SequentialSampler(trainer.train_dataset)
     return trainer
