@@ -1,8 +1,8 @@
-"""Hosts in virtual time, each behind one line of its own: what it sends and what it receives share that line.
+"""Hosts in virtual time, each behind one access line of its own, which all its connections share.
 
-A line is served as TCP connections share one: the flows that wait take turns, a piece at a time. Between the
-lines nothing is in the way but the latency. There is no loss and no slow start, and heads are counted as a
-share of the bytes (TCP/IP and TLS: 4 % of full segments).
+Flows share a line as TCP connections do: those that wait take turns, a piece at a time. Between the lines
+there is only latency. There is no loss and no slow start, and headers are counted as a share of the bytes
+(TCP/IP and TLS: 4 % of full segments).
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tests.sim.loop import Loop
 
 PIECE_BYTES = 16 * 1024
-"""One TLS record. Flows take turns of this size."""
+"""One TLS record: flows take turns of this size."""
 
 HEADS = 1.04
 """Bytes on the line for each byte that a connection carries."""
@@ -22,22 +22,22 @@ Arrive = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a host's access line carries, the same both ways."""
+    """The rate of a host's access line, the same both ways, and its latency."""
 
     bytes_per_s: float
     latency_s: float
-    """From any host to any other."""
+    """Seconds from any host to any other."""
 
 
 class Flow:
-    """One connection's way from a host to another: what is sent on it arrives in this order."""
+    """One direction of a connection between two hosts: bytes arrive in the order in which they are sent."""
 
     __slots__ = ("queue", "target")
 
     def __init__(self, target: "Host") -> None:
         self.target = target
         self.queue: deque[tuple[float, Arrive]] = deque()
-        """Bytes left to send, and what to do when they have arrived."""
+        """Bytes left to send, each with what to call when they have arrived."""
 
 
 class Host:
@@ -80,7 +80,7 @@ class Host:
         self._send_next()
 
     def _receive(self, piece: float, arrive: Arrive | None) -> None:
-        """A line hands on what it received in the order in which it came."""
+        """A line hands pieces on in the order in which they came."""
         begun = max(self._loop.now, self._received_until)
         self._received_until = begun + piece / self._line.bytes_per_s
         if arrive is not None:

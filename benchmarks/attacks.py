@@ -1,6 +1,6 @@
 """What bad updates do: held-out loss after training under attack, by averaging rule, and who gets named.
 
-Hostile members train like the others and send their delta turned around and ten times as long, or claim a
+Hostile members train like the others and send their delta reversed and ten times as long, or claim a
 thousand times their tokens. docs/attacks.md has the results and what they mean.
 """
 
@@ -28,20 +28,20 @@ FLIPPED = Lie(factor=-10.0)
 OVERSTATED = Lie(tokens=1000)
 BOTH = Lie(factor=-10.0, tokens=1000)
 STEPS = Lie(factor=-10_000.0, tokens=2**20, steps=2**17)
-"""So many steps that the square root excuses the length, and tokens to weigh as much as the cap allows."""
+"""States so many steps that their square root excuses the length, and tokens for the full weight cap."""
 
 OUTER = {"learning_rate": 0.5, "momentum": 0.7}
-"""What docs/attacks.md was measured with, and what manifests have where AdamW trains."""
+"""The settings that docs/attacks.md was measured with, and that manifests have where AdamW trains."""
 
 NO_CLIP = {"clip": 0.0}
 NO_CAP = {"weight_cap": 0.0}
 ONE_FAST = (8.0, *[0.25] * 7)
-"""Steps of honest members' windows, times the usual."""
+"""Steps of honest members' windows, as multiples of the usual number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run: the rule, with what differs from the manifest's defaults, and who does what."""
+    """One run: the rule, settings that differ from the manifest's defaults, and what members do."""
 
     rule: str
     averaging: str = "rda"
@@ -62,7 +62,7 @@ RULES = (
 
 
 def cases() -> list[Case]:
-    """All rules with 0, 1 and 2 members turned around; overstated tokens; honest members that differ."""
+    """All rules with 0, 1 and 2 members that reverse deltas; overstated tokens; unequal honest members."""
     flipped = [
         replace(rule, lies=(FLIPPED,) * count, what=f"{count} turned around, x10" if count else "calm")
         for rule in RULES
@@ -94,7 +94,7 @@ def cases() -> list[Case]:
 
 @dataclass(slots=True)
 class Seen:
-    """What a run showed besides its loss."""
+    """What a run showed beside its loss."""
 
     rounds: list[RoundFigures] = field(default_factory=list)
     changes: list[tuple[int, Change]] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Seen:
         return [figures.members[author].clipped for figures in self.rounds for author in authors]
 
     def named(self, authors: Sequence[bytes]) -> list[int]:
-        """The round of each author's first verdict, for those that got one."""
+        """The round of each author's first verdict, for authors that got one."""
         first: dict[bytes, int] = {}
         for round_, change in self.changes:
             first.setdefault(change.node_id, round_)
@@ -115,7 +115,7 @@ class Seen:
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Train every case, or quickly a few; prints a line as each ends and a table, and returns its rows."""
+    """Train every case, or a few if `quick`. Prints a line as each ends, and a table; returns its rows."""
     torch.set_num_threads(1)
     scale = QUICK if quick else FULL
     rows = []
@@ -156,7 +156,7 @@ def _row(case: Case, scale: Scale) -> dict[str, Any]:
 
 
 def _train(swarm: Swarm) -> tuple[float, Seen]:
-    """Train to the end; the held-out loss, infinite where Phi left what fixed point can hold."""
+    """Train to the end. The held-out loss is infinite where Phi left the range of fixed point."""
     seen, conduct = Seen(), Conduct()
     try:
         for number in range(1, swarm.scale.windows + 1):
@@ -169,7 +169,7 @@ def _train(swarm: Swarm) -> tuple[float, Seen]:
 
 
 def _texts(scale: Scale) -> list[Corpus]:
-    """A contiguous part of the corpus for each worker, other packages each; the last one's is backwards."""
+    """A contiguous part of the corpus for each worker, with its own packages; the last one's is backwards."""
     corpus = ByteTextTask(TextOptions(context=scale.context)).corpus
     parts = np.array_split(corpus.train, scale.workers)
     parts[-1] = np.ascontiguousarray(parts[-1][::-1])

@@ -1,4 +1,4 @@
-"""Which benchmarks there are, in the order of docs/benchmarks.md."""
+"""The list of benchmarks, in the order of docs/benchmarks.md."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,23 +8,23 @@ from typing import NamedTuple
 
 
 class Benchmark(NamedTuple):
-    """One module."""
+    """One benchmark module."""
 
     name: str
     module: str
     minutes: float
-    """Of a full run, on two cores."""
+    """How long a full run takes on two cores."""
     usual: bool = False
     """Whether it runs without being named."""
 
     def load(self) -> ModuleType:
-        """Import it: only what runs is imported, for some need torch, and some packages of the extras."""
+        """Import the module, only when it runs: some need torch, and some packages of the extras."""
         return import_module(self.module)
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of docs/benchmarks.md; its words are in docs/benchmarks/`name`.md."""
+    """A section of docs/benchmarks.md; its text is in docs/benchmarks/`name`.md."""
 
     name: str
     title: str
@@ -78,11 +78,11 @@ SECTIONS = (
 )
 
 OTHERS = (Benchmark("attacks", "benchmarks.attacks", 20.0),)
-"""Those with a document of their own: docs/attacks.md."""
+"""Benchmarks with a document of their own: docs/attacks.md."""
 
 
 def benchmarks() -> Iterator[Benchmark]:
-    """All of them."""
+    """All benchmarks."""
     for section in SECTIONS:
         yield from section.benchmarks
     yield from OTHERS

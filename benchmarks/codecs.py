@@ -1,4 +1,4 @@
-"""Codecs: size, error and speed on one core, and what packing makes of them."""
+"""Codecs: size, error and speed on one core, and size after packing."""
 
 import time
 from typing import Any
@@ -18,7 +18,7 @@ from gossamer.protocol.rules.base import PART
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Measure every codec on one tensor of fixed-point values, in memory copies of those: one row each."""
+    """Measure every codec on one tensor of fixed-point values, against copying that: one row per codec."""
     torch.set_num_threads(1)
     numel, repeats = (1 << 18, 2) if quick else (1 << 23, 7)
     values = delta_like(numel)
@@ -53,25 +53,25 @@ def _row(name: str, values: np.ndarray, copy_s: float, repeats: int) -> dict[str
 
 
 def _decode_in_parts(codec: Codec, section: memoryview, numel: int) -> None:
-    """As a merge does it."""
+    """Decode as a merge does."""
     for start in range(0, numel, PART):
         codec.decode(section, numel, start, min(start + PART, numel))
 
 
 def _packed(chunks: list[bytes]) -> list[bytes]:
-    """Chunks as they travel."""
+    """Chunks packed, as they are sent."""
     return [pack_chunk(chunk) or chunk for chunk in chunks]
 
 
 def _on_device(name: str, values: np.ndarray, repeats: int) -> dict[str, float]:
-    """Encoding on a CUDA device, where there is one; `exact` is for the CPU."""
+    """Encoding on a CUDA device, if there is one; `exact` encodes only on the CPU."""
     if not torch.cuda.is_available() or name == "exact":
         return {}
     return {"cuda_encode_parameters_per_s": values.size / _encode_seconds(name, values, "cuda", repeats)}
 
 
 def _encode_seconds(name: str, values: np.ndarray, device: str, repeats: int) -> float:
-    """As the outer step does it, into memory that it keeps: new pages cost more than the work."""
+    """Encode as the outer step does, into memory that it keeps: new pages would cost more than the work."""
     tensor = torch.from_numpy(values).to(device)
     section, decoded = encode_tensor(name, tensor)
     size = piece_numel(tensor)
@@ -88,7 +88,7 @@ def _encode_seconds(name: str, values: np.ndarray, device: str, repeats: int) ->
 
 
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
-    """Everything measured, by codec."""
+    """All figures, by codec."""
     columns = ["codec", "bits", "packed", "error", "encode", "decode", "in memory copies", "pack", "unpack"]
     lines = [
         [

@@ -1,4 +1,4 @@
-"""Another node for `waiting`: it publishes as often as the swarm's clock moves, and computes next to nothing.
+"""Another node for `waiting`: it publishes whenever the swarm's clock moves, and computes next to nothing.
 
 Run as ``python -m benchmarks.companion PARAMETERS MANIFEST FOLDER ADDRESS``; ends on SIGTERM.
 """
@@ -33,7 +33,7 @@ def main() -> None:
         begun(Path(folder)).touch()
         while not peer.should_stop:
             time.sleep(LOOK_S)
-            if peer.clock > peer.round:  # it follows, and never leads
+            if peer.clock > peer.round:  # it follows the clock, and never moves it
                 with torch.no_grad():
                     first.add_(1e-4)
                 peer.step(tokens=1, loss=1.0)

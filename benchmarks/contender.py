@@ -1,8 +1,8 @@
 """One host's part of the contest of `lines`: trains by DDP over gloo, or as a peer of a swarm.
 
-Started as ``python -m benchmarks.contender JSON`` on every host. Task, first parameters, data, optimizer
-and evaluation are the same either way; the first host evaluates every few steps, writes the curve, and ends
-the contest. Clocks start when all hosts are ready.
+It is started as ``python -m benchmarks.contender JSON`` on every host. Task, first parameters, data,
+optimizer and evaluation are the same either way. The first host evaluates every few steps, writes the curve,
+and ends the contest. Time counts from when all hosts are ready.
 """
 
 import json
@@ -28,20 +28,20 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a contender is started with."""
+    """The options that a contender is started with."""
 
     way: str
-    """ddp or swarm."""
+    """How it trains: ddp or swarm."""
     rank: int
     hosts: int
     folder: str
-    """All hosts see it; what they write there is how they tell each other to begin and to stop."""
+    """A folder that all hosts see: by files in it they tell each other to begin and to stop."""
     options: dict[str, Any]
-    """Of the task `text`."""
+    """Options of the task `text`."""
     address: str
-    """This host's, host:port."""
+    """This host's address, host:port."""
     first: str
-    """The first host's."""
+    """The first host's address."""
     cable: str
     """The name of this host's network interface."""
     target: float
@@ -59,11 +59,11 @@ class Way(ABC):
 
     @abstractmethod
     def stepped(self, tokens: int, loss: torch.Tensor) -> None:
-        """After each step of the optimizer."""
+        """Called after each step of the optimizer."""
 
     @abstractmethod
     def must_stop(self, stops: bool) -> bool:
-        """Whether all end now, by the word of the first host: `stops` is its own."""
+        """Whether all hosts end now, which the first host decides by its own `stops`."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -89,7 +89,7 @@ class Ddp(Way):
 
 
 class Swarm(Way):
-    """Deltas go by gossip, and nobody waits."""
+    """Deltas spread by gossip, and no host waits."""
 
     def __init__(self, entry: Entry, model: nn.Module, optimizer: InnerOptimizer) -> None:
         self._entry = entry
@@ -116,7 +116,7 @@ class Swarm(Way):
 
 
 def _bytes_sent(cable: str) -> int:
-    """What this host has put on its cable so far."""
+    """Bytes that this host has sent over its cable so far."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, counts = line.partition(":")
         if name.strip() == cable:
@@ -145,7 +145,7 @@ class Contest:
             self._way = Swarm(entry, self._plain, self._optimizer)
 
     def run(self) -> None:
-        """Train until the first host has reached the target, or long enough."""
+        """Train until the first host has reached the target, or the time is up."""
         entry = self._entry
         batches = self._task.batches(DataStream(seed=0, node_id=bytes([entry.rank])))
         batch = next(batches)
@@ -162,7 +162,7 @@ class Contest:
                 seconds = time.monotonic() - begun
                 curve.append((seconds, steps, loss))
                 stops = loss <= entry.target or steps >= entry.max_steps or seconds >= entry.max_seconds
-            # All hosts of DDP must come to the same end at the same step.
+            # With DDP all hosts must stop at the same step.
             if (steps % entry.evaluate_every == 0 or entry.way == "swarm") and self._way.must_stop(stops):
                 break
             batch = next(batches)
@@ -187,7 +187,7 @@ class Contest:
 
 
 def describe(entry: Entry) -> str:
-    """The one argument."""
+    """The one argument of the command line: the entry as JSON."""
     return json.dumps(asdict(entry))
 
 

@@ -1,4 +1,4 @@
-"""Real daemons on loopback, with a model of any size, and puppets that publish for them when told."""
+"""Real daemons on loopback, with a model of any size, and puppets that publish for them on request."""
 
 import asyncio
 import os
@@ -24,11 +24,11 @@ from tests.net.puppet import Puppet
 WAIT_S = 120.0
 POLL_S = 0.05
 QUIET_S = 1.0
-"""Between two deltas, so that one does not wait for the merging of the other."""
+"""Pause between two deltas, so that one does not wait until the other is merged."""
 
 
 def swarm_of(parameters: int) -> tuple[Manifest, np.ndarray]:
-    """A manifest for a model of so many parameters, and its Phi_0: noise. A puppet publishes at each step."""
+    """A manifest for a model of this many parameters, and its Phi_0, noise. Puppets publish at each step."""
     phi = np.random.default_rng(0).integers(-(2**20), 2**20, parameters, dtype=np.int32)
     values: dict[str, Any] = {
         "swarm": {"name": "benchmark", "created": int(time.time()) - 3600},
@@ -41,7 +41,7 @@ def swarm_of(parameters: int) -> tuple[Manifest, np.ndarray]:
 
 
 def new_home(folder: Path, manifest: Manifest, genesis: Path | None = None) -> Home:
-    """A node's folder; with Phi_0 in it, linked from another's chunks, if `genesis` is given."""
+    """A node's folder. With `genesis`, it holds Phi_0, as links to those chunks of another folder."""
     home = Home(folder)
     home.create()
     home.adopt(manifest)
@@ -52,12 +52,12 @@ def new_home(folder: Path, manifest: Manifest, genesis: Path | None = None) -> H
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One delta's way to everybody."""
+    """How one delta spread to all nodes."""
 
     seconds: float
-    """From when its author had it until all had it."""
+    """Time from when its author had it until all nodes had it."""
     packed_bytes: int
-    """Of its payload, as it travels."""
+    """Bytes of its payload, packed as it is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Traffic:
 
 
 class Daemons:
-    """Use as an async context manager: they end with it."""
+    """Some daemons. Use as an async context manager: they end with it."""
 
     def __init__(self, folder: Path, parameters: int) -> None:
         self._folder = folder
@@ -90,7 +90,7 @@ class Daemons:
             await asyncio.to_thread(child.end, 5.0)
 
     async def grow(self, nodes: int) -> None:
-        """Start them all, each with the model, and wait until they are linked and their puppets stand by."""
+        """Start all daemons, each with the model; returns once they are linked and puppets stand by."""
         genesis = None
         join: tuple[str, ...] = ()
         for number in range(nodes):
@@ -111,9 +111,9 @@ class Daemons:
         await asyncio.sleep(QUIET_S)
 
     async def publish(self, author: int) -> Spread:
-        """Have one node publish a delta, and wait until all have it.
+        """Make one node publish a delta, and wait until all nodes have it.
 
-        By the times at which files were written: the author's last chunk, and everybody's.
+        Times are those at which files were written: the author's last chunk, and each other node's.
         """
         known = _chunks(self._homes[author])
         published = len(self._puppets[author].rounds)
@@ -133,7 +133,7 @@ class Daemons:
         return Spread(max(written) - written[author], payload)
 
     async def traffic(self) -> Traffic:
-        """What each node has received so far, by its own count."""
+        """The bytes that each node has received so far, by its own count."""
         statuses = await self._statuses()
         payload = [int(status["payload_bytes_received"]) for status in statuses]
         control = [int(s["bytes_received"]) - p for s, p in zip(statuses, payload, strict=True)]

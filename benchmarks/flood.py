@@ -1,8 +1,8 @@
 """What one member that floods at full speed costs another member's training.
 
-A swarm of two nodes on this machine trains; a third member sends one of them valid messages as fast as it
-is let, once its burst is spent. Inner steps a second of that node, and the processor time of its daemon, with
-the flood and without, are taken in turns in one run, so that whatever else the machine does falls on both.
+A swarm of two nodes trains on this machine. A third member sends one of them valid messages as fast as that
+node lets it, once its burst is spent. That node's inner steps per second and its daemon's processor time are
+measured with the flood and without, in turns in one run, so that other load on the machine affects both.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class _Victim:
             time.sleep(0.5)
 
     def measure(self, seconds: float) -> tuple[float, float]:
-        """Inner steps a second, and the share of one core that the daemon takes."""
+        """Inner steps per second, and the share of one core that the daemon takes."""
         begun, steps, cpu_s = time.monotonic(), self._status()["trainer"]["inner_steps"], self.cpu_s()
         time.sleep(seconds)
         steps, cpu_s = self._status()["trainer"]["inner_steps"] - steps, self.cpu_s() - cpu_s
@@ -55,7 +55,7 @@ class _Victim:
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Measure in turns; one row in peace and one in the flood."""
+    """Measure in turns: one row without the flood, and one with it."""
     seconds, turns = (3.0, 1) if quick else (6.0, 10)
     quiet, flooded = [], []
     with (
@@ -92,7 +92,7 @@ def run(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
-    """Steps a second and the daemon's processor time, in peace and in the flood."""
+    """Steps per second and the daemon's processor time, without the flood and with it."""
     ratio = rows[1]["steps_per_s"] / rows[0]["steps_per_s"]
     lines = [
         (row["flood"], f"{row['steps_per_s']:.1f}/s", f"{row['daemon_core_share'] * 100:.1f} %")

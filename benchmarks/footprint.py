@@ -1,13 +1,13 @@
 """What a node needs, by parameters: memory of its daemon and of its trainer, and disk, of real processes.
 
-*The daemon* is a real one, with as many parameters in 16 fragments. It starts from a folder with the model
-and a round of several members' deltas, which it merges; then a puppet trains at its side until it has written
-a snapshot in which nothing is as before. *The trainer* is a model of plain tensors under AdamW, attached to a
-daemon of its own: it publishes, and writes its checkpoint. Peaks are the kernel's (VmHWM), less the memory
-that both share.
+*The daemon* is a real one, with a model of so many parameters in 16 fragments. It starts from a folder with
+the model and a round of several members' deltas, which it merges. Then a puppet trains for it until it has
+written a snapshot in which every fragment has changed. *The trainer* is a model of plain tensors under AdamW,
+attached to a daemon of its own: it publishes, and writes its checkpoint. Peaks are the kernel's (VmHWM), less
+the memory that both share.
 
-The trainer of the largest model is left out, where the machine has no room for it: the table has the product
-of the parameters and what each took in the largest that was run.
+Where the machine has no room for the trainer of the largest model, it is not run: the table then has that
+number of parameters times the bytes per parameter of the largest trainer that was run.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ POLL_S = 0.2
 
 
 def why_not() -> str | None:
-    """Why this benchmark cannot run here, if it cannot."""
+    """Why this benchmark cannot run here; None if it can."""
     return None if Path("/proc/self/clear_refs").exists() else "only Linux tells of a process's peak memory"
 
 
@@ -72,7 +72,7 @@ def row(parameters: int) -> dict[str, Any]:
 
 
 def _elsewhere(measured: Callable[[int], dict[str, Any]], parameters: int) -> dict[str, Any]:
-    """In a process of its own, which began with nothing."""
+    """Measure in a new process of its own."""
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(measured, (parameters,))
 
@@ -81,13 +81,13 @@ def _elsewhere(measured: Callable[[int], dict[str, Any]], parameters: int) -> di
 
 
 def _memory(pid: int) -> dict[str, int]:
-    """Bytes of a process: `VmHWM` is its peak, `VmRSS` what it has now, `RssShmem` the shared part."""
+    """A process's memory in bytes: `VmHWM` is the peak, `VmRSS` the present, `RssShmem` the shared part."""
     text = Path(f"/proc/{pid}/status").read_text("utf-8")
     return {name: 1024 * int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
 
 
 def _own(pid: int, which: str = "VmHWM") -> int:
-    """Bytes of a process without what it shares with another."""
+    """A process's memory in bytes, without what it shares with another process."""
     found = _memory(pid)
     return found[which] - found["RssShmem"]
 
@@ -123,7 +123,7 @@ def _prepare(folder: Path, parameters: int) -> tuple[Home, Manifest]:
     """A node's folder with the model, and deltas of one round that it has not merged yet."""
     shapes = _shapes(parameters)
     phi = np.arange(sum(map(prod, shapes.values())), dtype=np.int32)
-    phi >>= 1  # within bounds, and no two chunks are alike
+    phi >>= 1  # within bounds, and with no two chunks alike
     manifest = _manifest(shapes, phi)
     home = new_home(folder / "node", manifest)
     chunks = ChunkStore(home.chunks_path)
@@ -190,7 +190,7 @@ async def _until(home: Home, condition: Callable[[dict[str, Any]], bool]) -> Non
 
 
 def _trainer(parameters: int) -> dict[str, Any]:
-    """What a trainer takes: its model, gradients and inner optimizer alone, and all of it as a node."""
+    """The memory of a trainer: its model, gradients and inner optimizer alone, and all of it as a node."""
     import torch
 
     from gossamer.node import Peer
@@ -216,12 +216,12 @@ def _trainer(parameters: int) -> dict[str, Any]:
         with Peer.attach(
             model, optimizer, manifest=manifest, folder=folder, listen="127.0.0.1:0", plaintext=True
         ) as peer:
-            _forget_peak(pid)  # to found a swarm takes more, once
+            _forget_peak(pid)  # founding a swarm takes more memory, once
             deadline = time.monotonic() + WAIT_S
             while peer.round < 2 * FRAGMENTS and time.monotonic() < deadline:
                 step()
                 peer.step(tokens=1, loss=1.0)
-        whole = _own(pid) - before  # leaving writes all of a checkpoint
+        whole = _own(pid) - before  # a peer that leaves writes a whole checkpoint
         size = (Path(folder) / "trainer.safetensors").stat().st_size
     return {"loop_bytes": alone, "trainer_bytes": whole, "checkpoint_bytes": size}
 
@@ -232,7 +232,7 @@ TRAINER = ("loop_bytes", "trainer_bytes", "checkpoint_bytes")
 
 
 def _complete(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with a trainer each: where none was run, the product with the largest that was."""
+    """Rows with a trainer each: those not run are scaled from the largest that was."""
     known = [row for row in rows if TRAINER[0] in row]
     per = {key: known[-1][key] / known[-1]["parameters"] for key in TRAINER}
     return [{key: round(per[key] * row["parameters"]) for key in TRAINER} | row for row in rows]
@@ -277,7 +277,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Bytes of a parameter over parameters."""
+    """Bytes per parameter over parameters."""
     figure, (axes,) = plots.axes(height=2.8)
     complete = _complete(rows)
     curves = {

@@ -12,12 +12,12 @@ class Goal:
 
     what: str
     measured: Callable[[Any], float]
-    """From what `run` returned to the figure, in `unit`."""
+    """Computes the figure, in `unit`, from what `run` returned."""
     at_least: float | None = None
     at_most: float | None = None
     unit: str = ""
     reason: str = ""
-    """Why it is missed, where it is: written by hand, shown only then."""
+    """Why the goal is missed: written by hand, and shown only if it is."""
 
     def is_met(self, figures: Any) -> bool:
         """Whether the figure keeps the bound."""

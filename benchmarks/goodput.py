@@ -1,19 +1,19 @@
-"""Goodput under failures, a model: what part of the chips' time trains, by how many learners share them.
+"""Goodput under failures, a model: the share of the chips' time that trains, by number of learners.
 
-The method of Decoupled DiLoCo (arXiv 2604.21428), as far as it is published: every chip is interrupted once a
-year on average, independently, and an interruption stops whatever works in lock step with it: all chips in
-data-parallel training, one learner where learners are decoupled. It is a simulation of interruptions only: no
-stragglers, no network, no chips that stay away, and every learner of the same size.
+The method is that of Decoupled DiLoCo (arXiv 2604.21428), as far as it is published. Every chip is
+interrupted once a year on average, independently. An interruption stops all chips that work in lock step with
+that chip: all chips in data-parallel training, one learner where learners are decoupled. Only interruptions
+are simulated: no stragglers, no network, no chips that stay away, and all learners have the same size.
 
 A group of chips that is interrupted needs `restart` (and to rejoin, `rejoin`) undisturbed seconds before it
-trains again; an interruption meanwhile begins them anew. The restart times are fitted: they reproduce the
-published figures at 2.4 M chips, and the elastic one is then used for ours.
+trains again; another interruption meanwhile starts these from scratch. The restart times are fitted: they
+reproduce the published figures at 2.4 M chips, and the elastic one is then used for ours.
 
-What a learner of ours needs to rejoin is measured, of small nodes of a local swarm (see `rejoin`): of
-thousands of chips nobody knows yet.
+How long a learner of ours needs to rejoin is measured on small nodes of a local swarm (see `rejoin`). Nobody
+knows yet how long thousands of chips need.
 
-Goodput, as it is published, is the time in which chips train. What an interruption costs beside that, the
-work since a learner's last delta, is charged in a row of its own.
+Goodput, as published, is the time in which chips train. An interruption also costs the work since the
+learner's last delta, which is charged in a row of its own.
 """
 
 from math import exp
@@ -35,18 +35,18 @@ LEARNERS = (2, 8, 16, 64, 256)
 PLAIN_RESTART_S = 17.2
 """Fitted to 27 % at 2.4 M chips: all chips restart."""
 ELASTIC_RESTART_S = 7.2
-"""Fitted to 58 % at 2.4 M chips: those left go on without the slice that was interrupted."""
+"""Fitted to 58 % at 2.4 M chips: the other chips go on without the slice that was interrupted."""
 REJOIN_S = 6.7
 """Fitted to 88 % with 8 learners and 93 % with 16, after the elastic restart of one of them."""
 
 RESTARTS = 7
-"""Of a node of ours, the median of which counts."""
+"""How many restarts of a node of ours are measured; their median counts."""
 OWN_WINDOW_S = 10.0
-"""A learner that is interrupted loses what it did since its last delta; so much, at most."""
+"""A learner that is interrupted loses its work since its last delta, at most this much."""
 
 
 class Method(NamedTuple):
-    """What an interruption costs whom."""
+    """What an interruption costs, and which chips it stops."""
 
     name: str
     undisturbed_s: float
@@ -54,7 +54,7 @@ class Method(NamedTuple):
     decoupled: bool = True
     """Whether the chips are divided into learners that do not wait for each other."""
     window_s: float = 0.0
-    """Work counts in whole windows of this length; 0 where none is lost."""
+    """Work counts only in whole windows of this length; 0 if no work is lost."""
 
 
 RIVALS = (
@@ -70,17 +70,17 @@ PUBLISHED = {
     ("Decoupled DiLoCo, fitted", 8): 0.88,
     ("Decoupled DiLoCo, fitted", 16): 0.93,
 }
-"""At 2.4 M chips; the number of learners says nothing of the first two."""
+"""Published goodput at 2.4 M chips; the number of learners does not matter for the first two."""
 
 
 def methods(rejoin_s: float) -> tuple[Method, ...]:
-    """All that are compared, where a learner of ours rejoins in so many seconds."""
+    """All methods compared, if a learner of ours rejoins in `rejoin_s`."""
     ours = ELASTIC_RESTART_S + rejoin_s
     return (*RIVALS, Method(OURS, ours), Method(OURS_WITH_LOSS, ours, window_s=OWN_WINDOW_S))
 
 
 def simulate(method: Method, chips: int, learners: int, interruptions: int) -> float:
-    """The part of time that trains, over so many interruptions of one group of chips."""
+    """The share of time that trains, over this many interruptions of one group of chips."""
     group = chips / learners if method.decoupled else chips
     gaps = np.random.default_rng(0).exponential(YEAR_S / group, interruptions)
     useful = np.maximum(gaps - method.undisturbed_s, 0.0)
@@ -125,7 +125,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
         lines = []
         for name in NAMES:
             of = _by_learners(name, chips, rows)
-            alone = of[LEARNERS[0]] if len(of) == 1 else None  # one figure, whatever the number of learners
+            alone = of[LEARNERS[0]] if len(of) == 1 else None  # one figure, for any number of learners
             cells = [_cell(alone or of[n]) for n in LEARNERS]
             lines.append((name, f"{of[LEARNERS[0]]['undisturbed_s']:.3g} s", *cells))
         columns = ("method", "interrupted for", *(f"{n} learners" for n in LEARNERS))

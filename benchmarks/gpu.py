@@ -1,11 +1,11 @@
-"""The same as `waiting`, of a model on a GPU: what of its inner steps, and of its encoding, a swarm costs it.
+"""As `waiting`, for a model on a GPU: how much a swarm slows down its inner steps, encoding included.
 
-The loop has half of the cores, for torch runs its backward passes in a thread of their own; both daemons and
-the other member have the other half. Inner steps are in bf16, of 16,384 rows: few, for whoever adds up
-gradients has more, and steps that are so much longer.
+The loop has half of the cores, because torch runs backward passes in a thread of their own. Both daemons and
+the other member have the other half. Inner steps are in bf16, of 16,384 rows. That is few: users who
+accumulate gradients have more, and steps that are longer by as much.
 
-The GPU works on what it was told while the loop goes on, so a pause of `Peer.step` costs nothing by itself,
-unless the GPU has no more to do: the ratio is of steps that were waited for to their end.
+The GPU works through its queue while the loop goes on, so a pause of `Peer.step` costs nothing by itself,
+unless the GPU runs out of work. So the ratio is that of steps that were waited for to their end.
 """
 
 import os
@@ -19,12 +19,12 @@ from benchmarks.waiting import ON_GPU, TURNS, measure
 
 
 def why_not() -> str | None:
-    """Why it cannot be measured here."""
+    """Why it cannot be measured here; None if it can."""
     return None if torch.cuda.is_available() else "torch sees no CUDA device"
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Measure every size: one row each."""
+    """Measure every size: one row per size."""
     cores = sorted(os.sched_getaffinity(0))
     half = (len(cores) + 1) // 2
     torch.set_num_threads(half)
@@ -36,7 +36,7 @@ def run(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
-    """Steps a second alone and busy, and pauses, by size."""
+    """Steps per second alone and busy, and pauses, by size."""
     lines = [
         (
             f"{row['parameters'] / 1e6:.0f} M",

@@ -8,11 +8,11 @@ from typing import Any
 Row = dict[str, Any]
 
 BENDS = 2.0
-"""A cost bends where it grew so many times as much as its size did from the size before."""
+"""A cost bends where, from the size before, it grew this many times as much as the size did."""
 
 
 def in_fresh_process(measured: Callable[[int], Row], size: int) -> Row:
-    """Measure in a process of its own: memory does not shrink when what filled it is gone."""
+    """Measure in a process of its own: a process's memory does not shrink when objects are freed."""
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(measured, (size,))
 
@@ -26,6 +26,6 @@ def bend(rows: Sequence[Row], size: str, cost: str) -> int | None:
 
 
 def bends(rows: Sequence[Row], size: str, costs: Mapping[str, str]) -> str:
-    """Where which costs bend, in words; `costs` are names by key."""
+    """Which costs bend, and where, in words; `costs` are names by key."""
     found = [f"{name} bends at {at:,}" for key, name in costs.items() if (at := bend(rows, size, key))]
     return ", ".join(found) or "nothing grows twice as fast as its size"

@@ -1,9 +1,9 @@
-"""How soon a joiner trains, and how much of the donors' lines it puts to use.
+"""How soon a joiner trains, and how much of the donors' lines it uses.
 
-Daemons on hosts of their own (network namespaces on one bridge, see tests/net/hosts.py). The donors hold the
-model and may send 50 Mbit/s each (`tc tbf`); the joiner's own line is not limited. A joiner is let in with
-one donor and with four, and the same bytes are copied from one donor's host by HTTP, with nothing else about.
-The swarm is idle: what others publish meanwhile would come on top, of all three.
+Daemons run on hosts of their own (network namespaces on one bridge, see tests/net/hosts.py). The donors hold
+the model and may send 50 Mbit/s each (`tc tbf`); the joiner's own line is not limited. A joiner joins one
+donor, and then four. For comparison the same bytes are copied from one donor's host by plain HTTP. The swarm
+is idle: what others published meanwhile would add to all three times.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ BYTES_PER_S = 50e6 / 8
 PORT, HTTP_PORT = 7700, 7701
 PARAMETERS = (12_500_000, 50_000_000, 100_000_000)
 GOAL_PARAMETERS = 50_000_000
-"""The size that the goals are about; at a larger one the start of a process matters less."""
+"""The size that the goals are about; with larger models the start of a process matters less."""
 
 DONORS = (1, 4)
 STANDING_S = 4.0
-"""Given to donors to find each other once they listen."""
+"""Time for donors to find each other once they listen."""
 
 GIVE_UP_S = 300.0
 POLL_S = 0.02
@@ -52,7 +52,7 @@ COPY = (
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
-    """Join swarms of one donor and of four, for models of several sizes."""
+    """Join swarms of one and of four donors, with models of several sizes."""
     sizes = (2_000_000,) if quick else PARAMETERS
     return [_measure(parameters) for parameters in sizes]
 
@@ -66,7 +66,7 @@ def _measure(parameters: int) -> dict[str, Any]:
 
 
 async def _join(folder: Path, parameters: int, donors: int) -> dict[str, Any]:
-    """One joiner; seconds from the start of its process."""
+    """One joiner; times are seconds from the start of its process."""
     manifest, phi = swarm_of(parameters)
     homes: list[Home] = []
     with Hosts() as hosts:
@@ -97,7 +97,7 @@ async def _join(folder: Path, parameters: int, donors: int) -> dict[str, Any]:
 
 
 def _untrained(manifest: Manifest) -> OuterLoop:
-    """A trainer's parameters and what its outer loop keeps: a script has its model before it joins."""
+    """A trainer's parameters and its outer loop's state: a script has its model before it joins."""
     specs = [slot.spec for fragment in manifest.plan().fragments for slot in fragment.slots]
     return OuterLoop({spec.name: torch.ones(spec.shape) for spec in specs}, manifest)
 
@@ -132,7 +132,7 @@ def _start(hosts: Hosts, n: int, home: Home, *, trains: bool) -> None:
 
 
 def _copy(folder: Path, size: int) -> float:
-    """Seconds to copy a file of so many bytes from one donor's host, by HTTP."""
+    """Seconds to copy a file of `size` bytes from one donor's host, by HTTP."""
     folder.mkdir()
     with open(folder / "model", "wb") as file:
         file.truncate(size)

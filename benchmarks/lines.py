@@ -1,13 +1,13 @@
 """Time to a given loss over lines of 10, 100 and 1000 Mbit/s, against DistributedDataParallel over gloo.
 
-Hosts of their own (network namespaces on one bridge), limited by `tc tbf` both ways. A byte-level GPT trains
-on the source of Python's standard library, once by DDP, which averages all gradients (float32) at every step,
-and once as a swarm: int4 deltas, one of the whole model a window of 40 steps. Model, data, batch, inner
+Hosts are network namespaces on one bridge, limited by `tc tbf` both ways. A byte-level GPT trains on the
+source of Python's standard library, once by DDP, which averages all gradients (float32) at every step, and
+once as a swarm: int4 deltas, one of the whole model per window of 40 steps. Model, data, batch, inner
 optimizer and evaluation are the same (see `contender`), and so are the two cores that all hosts share.
 
-DDP makes the same steps on whatever line, so its curve is measured once, on the fastest; on slow lines a few
-steps are timed, and its time is **the product** of seconds a step there and steps to the loss. The swarm runs
-to the loss on every line.
+DDP makes the same steps on every line, so its curve is measured once, on the fastest one. On slow lines a few
+steps are timed, and its time is **the product** of seconds per step there and steps to the loss. The swarm
+runs to the loss on every line.
 """
 
 import json
@@ -28,7 +28,7 @@ why_not = namespaces.why_not
 """Why this benchmark cannot run here, if it cannot."""
 
 RATES = (10, 100, 1000)
-"""Mbit/s."""
+"""Rates of the lines, Mbit/s."""
 
 FULL: dict[str, Any] = {
     "hosts": 4,
@@ -52,13 +52,13 @@ QUICK: dict[str, Any] = {
 }
 PORT, GLOO_PORT = 7700, 29500
 START_S = 120.0
-"""For processes that import torch, all at once."""
+"""Time to start for processes that import torch, all at once."""
 
 POLL_S = 0.1
 
 
 def run(*, quick: bool) -> dict[str, Any]:
-    """Both ways on every line."""
+    """Train both ways on every line."""
     setting = QUICK if quick else FULL
     rates = (100, 1000) if quick else RATES
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
@@ -103,12 +103,12 @@ def _line(
 
 
 def _reached(curve: list[tuple[float, int, float]], target: float) -> tuple[float, int, float]:
-    """Where a curve of (seconds, steps, loss) comes down to the target; its end if it does not."""
+    """The point where a curve of (seconds, steps, loss) reaches the target; its end if it does not."""
     return next((point for point in curve if point[2] <= target), curve[-1])
 
 
 def _contest(folder: Path, way: str, rate: int, setting: dict[str, Any]) -> dict[str, Any]:
-    """One way on one line. Raises TimeoutError, with the end of a log, if the hosts do not finish."""
+    """Train one way on one line. Raises TimeoutError, with the end of a log, if the hosts do not finish."""
     folder.mkdir()
     if way == "swarm":
         manifest, _ = manifests.create(
@@ -163,7 +163,7 @@ def _wait(folder: Path, name: str, seconds: float) -> Path:
 
 
 def tables(figures: dict[str, Any]) -> list[Table]:
-    """By line."""
+    """Figures by line."""
     rows = []
     for line in figures["lines"]:
         ddp, swarm = line["ddp"], line["swarm"]
@@ -206,7 +206,7 @@ GOALS = (
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
-    """Loss over seconds, a plot a line."""
+    """Loss over seconds, one plot per line."""
     figure, plots = axes(len(figures["lines"]))
     for axis, line in zip(plots, figures["lines"], strict=True):
         for name, way in (("DDP over gloo", line["ddp"]), ("swarm", line["swarm"])):

@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""The machine that a measurement was made on."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ PACKAGES = ("numpy", "torch")
 
 
 def describe() -> dict[str, str | int]:
-    """Processor, cores, memory, system, and versions of what does the arithmetic."""
+    """Processor, cores, memory, system, and versions of the libraries that do the arithmetic."""
     return {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -24,7 +24,7 @@ def describe() -> dict[str, str | int]:
 
 
 def in_words(machine: dict[str, str | int]) -> str:
-    """One line of it."""
+    """The description as one line."""
     words = [
         f"{machine['cores']} cores of {machine['processor']}",
         f"{machine['memory_gib']} GiB",
@@ -36,7 +36,7 @@ def in_words(machine: dict[str, str | int]) -> str:
 
 
 def processor() -> str:
-    """Its name, and the family and model where Linux tells them: clouds shorten the name."""
+    """The processor's name, with family and model if Linux states them: clouds shorten the name."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

@@ -11,7 +11,7 @@ from gossamer.protocol.fixedpoint import Ints
 def best_of(call: Callable[[], object], repeats: int, clock: Callable[[], float] = time.thread_time) -> float:
     """Seconds of the fastest of several calls: the one that the machine disturbed least.
 
-    They are of this thread's processor time, so that waiting for a core does not count.
+    They are this thread's processor time, so that waiting for a core does not count.
     """
     times = []
     for _ in range(repeats):

@@ -1,8 +1,8 @@
 """Scale by members: what one node costs as its swarm grows.
 
-Whole swarms of real protocol cores in the simulator (`tests/sim`), calm, in virtual time. Processor time is
-that of the cores alone, every node checking every signature itself. Memory is the growth of a process that
-has all the nodes in it, their simulated disks, and messages on their way.
+Whole swarms of real protocol cores run in the simulator (`tests/sim`), calm, in virtual time. Processor time
+is that of the cores alone, with every node checking every signature itself. Memory is the growth of the
+process that holds all the nodes, their simulated disks, and messages on their way.
 """
 
 import time
@@ -31,7 +31,7 @@ def run(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def row(count: int) -> dict[str, Any]:
-    """A calm swarm of so many members, looked at for some seconds after it has formed."""
+    """A calm swarm of `count` members, measured for some seconds after it has formed."""
     resident = psutil.Process().memory_info().rss
     world = World(scenario.choose(seed=1, nodes=count, minutes=60.0, name="calm"))
     with world.remembered, no_collections():
@@ -70,7 +70,7 @@ def _core_seconds() -> Iterator[list[float]]:
 
 
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
-    """A node's costs by members, and where they bend."""
+    """A node's costs by number of members, and where they bend."""
     lines = [
         (
             str(row["members"]),
@@ -85,7 +85,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> None:
-    """A node's costs over members."""
+    """A node's costs over the number of members."""
     figure, (axes,) = plots.axes()
     sizes = [row["members"] for row in rows]
     for key, name in COSTS.items():

@@ -1,4 +1,4 @@
-"""Merge: parameter-records a second on one core, by rule and codec; and the memory it takes on the way."""
+"""Merge: parameter-records per second on one core, by rule and codec, and the memory that it needs."""
 
 import tracemalloc
 from typing import Any
@@ -45,7 +45,7 @@ def transformer(width: int, layers: int, vocabulary: int) -> Fragment:
 
 
 def _contributions(codec: str, fragment: Fragment, deltas: int) -> list[Contribution]:
-    """8 records, made of so many different deltas."""
+    """8 records, made of `deltas` different deltas."""
     found = []
     for seed in range(deltas):
         noise = delta_like(max(slot.numel for slot in fragment.slots), seed)
@@ -61,7 +61,7 @@ def _contributions(codec: str, fragment: Fragment, deltas: int) -> list[Contribu
 
 
 def _merge(contributions: list[Contribution], fragment: Fragment, phi: np.ndarray) -> None:
-    """As `node.merger` does it: from Phi in place, tensor by tensor."""
+    """Merge as `node.phi.merger` does: into Phi in place, tensor by tensor."""
     merge = RoundMerge(contributions, fragment, Outer())
     for index, slot in enumerate(fragment.slots):
         merge.subtract(index, phi[slot.span])
@@ -88,7 +88,7 @@ def _speed(rule: str, codec: str, side: int, repeats: int) -> dict[str, Any]:
 
 
 def _memory(codec: str, fragment: Fragment) -> dict[str, Any]:
-    """The most that a merge of a whole model allocates at a time, next to Phi's 4 bytes a parameter."""
+    """The peak allocation of a merge of a whole model, beside Phi's 4 bytes per parameter."""
     phi = np.zeros(fragment.numel, dtype=np.int32)
     contributions = _contributions(codec, fragment, 1)
     section_bytes = sum(len(contributions[0].tensor(i)) for i in range(len(fragment.slots)))

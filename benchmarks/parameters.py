@@ -1,8 +1,8 @@
 """Scale by parameters: what the arrays of one node cost as its model grows.
 
-Real arrays, in 16 fragments: what publishing, merging and applying one fragment takes, on one core, and how
-much is resident. Phi is a file mapped into memory, as large as it is; the trainer's arrays are those of one
-fragment, for it works on one at a time. Each size runs in a process of its own.
+Real arrays, in 16 fragments: how long publishing, merging and applying one fragment take on one core, and how
+much memory is resident. Phi is a file of its full size, mapped into memory. The trainer's arrays are those of
+one fragment, since it works on one at a time. Each size runs in a process of its own.
 """
 
 import tempfile
@@ -44,7 +44,7 @@ def run(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def row(parameters: int) -> dict[str, Any]:
-    """One fragment of a model of so many parameters, once through a round."""
+    """Take one fragment of a model of this many parameters through a round."""
     torch.set_num_threads(1)
     resident = psutil.Process().memory_info().rss
     side = min(1024, isqrt(parameters // FRAGMENTS))
@@ -58,7 +58,7 @@ def row(parameters: int) -> dict[str, Any]:
         phi = np.memmap(Path(folder) / "phi", dtype=np.int32, mode="w+", shape=(fragment.numel * FRAGMENTS,))
         view: Ints = phi[: fragment.numel]
         found: dict[str, float] = {}
-        for round_ in (1, 2):  # the second finds all memory there
+        for round_ in (1, 2):  # in the second all memory is there already
             with torch.no_grad():
                 for tensor in model.parameters():
                     tensor.add_(1e-3)
@@ -82,7 +82,7 @@ def row(parameters: int) -> dict[str, Any]:
 
 
 def _merge(payload: Payload, fragment: Fragment, outer: Outer, view: Ints) -> None:
-    """Records read for the first time, and merged."""
+    """Merge records that are read for the first time."""
     found = [measure(payload) for _ in range(RECORDS)]
     contributions = [
         Contribution(bytes([author]) * 32, 1000, 10, 0, measures.norms, payload.section, measures.sample)
@@ -119,7 +119,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Costs of a parameter over parameters."""
+    """Costs per parameter over parameters."""
     figure, (axes,) = plots.axes(height=2.8)
     for key, name in COSTS.items():
         times = [1e9 * row[key] / row["fragment"] for row in rows]

@@ -1,4 +1,4 @@
-"""Plots that read well on a light and on a dark page, and come out the same bytes from the same figures."""
+"""Plots that read well on light and dark pages, and have the same bytes for the same figures."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 mpl.use("svg")
 
 INK = "#7a828c"
-"""Of text and axes: as far from white as from black."""
+"""The colour of text and axes: as far from white as from black."""
 
 COLOURS = ("#3b8eea", "#e5853b", "#3fa66b", "#c2569b", "#8a7be0", "#b59b1f")
 
@@ -43,9 +43,9 @@ def axes(count: int = 1, *, height: float = 3.2) -> tuple[Figure, list[Axes]]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write an SVG without date, on a transparent ground."""
+    """Write an SVG without a date, on a transparent background."""
     with mpl.rc_context(STYLE):
         figure.savefig(path, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    # Matplotlib ends lines of path data with spaces.
+    # Matplotlib leaves spaces at the ends of lines of path data.
     lines = path.read_text("utf-8").splitlines()
     path.write_text("\n".join(line.rstrip() for line in lines) + "\n", "utf-8")

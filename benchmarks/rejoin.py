@@ -1,10 +1,10 @@
 """How soon a node that was killed trains again.
 
 All processes of one node of a local swarm get SIGKILL at once, as in a power cut, and the same command is run
-again at once; counted is from then on until its trainer reports an inner step. So these seconds have in them
-all that a restart has: three interpreters and PyTorch, the folder read and checked, links, what was missed
-fetched and merged, the checkpoint taken up. The node has one core of its own, where the machine has two; the
-rest of the swarm, a bootstrap peer and another node, share the others, and train on.
+again at once. Time is counted from then until its trainer reports an inner step. So it includes all of a
+restart: starting three interpreters and PyTorch, reading and checking the folder, making links, fetching and
+merging what was missed, and loading the checkpoint. If the machine has two cores or more, the node has one of
+its own. The rest of the swarm, a bootstrap peer and another node, share the others, and train on.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from gossamer.bootstrap.processes import NodeProcess, stop_all
 from gossamer.protocol.manifest import Manifest
 
 STANDING_ROUNDS = 6
-"""Before the first restart, so that there is something to come back to."""
+"""Rounds before the first restart, so that there is a state to come back to."""
 
 CALM_S = 5.0
-"""Between two."""
+"""Pause between two restarts."""
 
 GIVE_UP_S = 120.0
 POLL_S = 0.05
@@ -31,7 +31,7 @@ _LISTEN = ("--listen", "127.0.0.1:0", "--admin", "off")
 
 
 def rejoin_s(*, restarts: int) -> list[float]:
-    """Seconds that each of so many restarts took."""
+    """Seconds that each of these restarts took."""
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
         return asyncio.run(_rejoin_s(Path(folder), restarts))
 
@@ -46,7 +46,7 @@ async def _rejoin_s(folder: Path, restarts: int) -> list[float]:
     boot = NodeProcess("bootstrap", folder / "bootstrap", _bootstrap(folder))
     started = [boot]
     try:
-        _stay_on(cores - own or cores)  # and so does what is started from here
+        _stay_on(cores - own or cores)  # processes started from here inherit this
         boot.start()
         address = await boot.address()
         staying, victim = (_node(folder, name, manifest, address) for name in ("stays", "dies"))
@@ -92,7 +92,7 @@ def _node(folder: Path, name: str, manifest: Manifest, address: str) -> NodeProc
 
 
 async def _until(node: NodeProcess, is_so: Callable[[NodeProcess], bool]) -> None:
-    """Ask a node how it is until something is so. Raises TimeoutError, or LocalError if it ends."""
+    """Ask a node for its status until a condition holds. Raises TimeoutError, or LocalError if it ends."""
     async with asyncio.timeout(GIVE_UP_S):
         while not is_so(node):
             node.check_running()

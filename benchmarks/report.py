@@ -1,6 +1,6 @@
-"""docs/benchmarks.md, made from the figures recorded in docs/benchmarks/ and the words written there.
+"""docs/benchmarks.md, made from the figures recorded in docs/benchmarks/ and the text written there.
 
-Nothing in it is typed by hand that was measured: tables, goals and plots come from the recorded figures.
+No measured value in it is typed by hand: tables, goals and plots come from the recorded figures.
 """
 
 import json
@@ -27,13 +27,13 @@ def record(name: str, figures: Any, docs: Path = DOCS) -> None:
 
 
 def recorded(name: str, docs: Path = DOCS) -> dict[str, Any] | None:
-    """What `record` wrote, if it did."""
+    """What `record` wrote; None if it did not."""
     path = docs / "benchmarks" / f"{name}.json"
     return json.loads(path.read_text("utf-8")) if path.exists() else None
 
 
 def write(docs: Path = DOCS) -> list[str]:
-    """Draw all plots, write docs/benchmarks.md, and return what it lacks, in words."""
+    """Draw all plots and write docs/benchmarks.md; returns what it lacks, in words."""
     for benchmark, figures in _measured(docs):
         module = benchmark.load()
         if hasattr(module, "plot"):
@@ -60,7 +60,7 @@ def _measured(docs: Path) -> Iterator[tuple[Benchmark, Any]]:
 
 
 def _lacking(docs: Path) -> Iterator[str]:
-    """Benchmarks that were never recorded, and goals missed without a word of why."""
+    """Benchmarks that were never recorded, and goals that were missed without a reason given."""
     for section in SECTIONS:
         for benchmark in section.benchmarks:
             if recorded(benchmark.name, docs) is None:
@@ -72,7 +72,7 @@ def _lacking(docs: Path) -> Iterator[str]:
 
 
 def _words(name: str, docs: Path) -> str:
-    """A part written by hand, its links as they are seen from the whole."""
+    """A part written by hand, with its links changed to work from docs/benchmarks.md."""
     path = docs / "benchmarks" / f"{name}.md"
     text = path.read_text("utf-8") if path.exists() else ""
     return LINK.sub(lambda found: f"]({os.path.normpath('benchmarks/' + found[1])})", text)
@@ -90,14 +90,14 @@ def _machines(docs: Path) -> str:
 
 
 def _item(text: str) -> str:
-    """An item of a list, in lines as long as those of the other documents."""
+    """A list item, wrapped to the line length of the other documents."""
     return textwrap.fill(
         text, 120, initial_indent="* ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
 
 
 def _goals(docs: Path) -> str:
-    """The table of all goals, and the reasons of those missed."""
+    """The table of all goals, and the reasons for those missed."""
     lines, reasons = ["| goal | | measured | | command |", "| --- | --- | --- | --- | --- |"], []
     for benchmark, figures in _measured(docs):
         for goal in getattr(benchmark.load(), "GOALS", ()):
@@ -112,7 +112,7 @@ def _goals(docs: Path) -> str:
 
 
 def _section(section: Section, docs: Path) -> str:
-    """A section's words, with tables and plots at their places, or at the end where the words name none."""
+    """A section's text, with tables and plots in their places, or at the end if the text names none."""
     text = _words(section.name, docs)
     named = set(PLACE.findall(text))
     ends = [f"<!-- figures: {b.name} -->" for b in section.benchmarks if b.name not in named]

@@ -1,7 +1,7 @@
 """A swarm without a network: real outer loops, encoders and Merge, one worker after another.
 
-All deltas of a round are there before the next window begins, so this measures rules of averaging and
-nothing else. Hostile workers train like the others and lie about what came of it.
+All deltas of a round are there before the next window begins, so this measures only the averaging rules.
+Hostile workers train like the others and lie about the result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from gossamer.protocol.payloads.payload import Payload, encode_payload, payload_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is trained. `context` and `batch_size` are of one inner step."""
+    """How much is trained. `context` and `batch_size` are those of one inner step."""
 
     workers: int = 8
     windows: int = 30
@@ -39,10 +39,10 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lie:
-    """What a hostile worker multiplies in its record."""
+    """The factors by which a hostile worker multiplies values in its record."""
 
     factor: float = 1.0
-    """Every value of its delta."""
+    """Factor for every value of its delta."""
     tokens: int = 1
     steps: int = 1
 
@@ -58,7 +58,7 @@ class Worker:
     outer: OuterLoop
     task: Task
     steps: int
-    """Inner steps of its windows."""
+    """Inner steps per window."""
     lie: Lie | None = None
 
 
@@ -72,7 +72,7 @@ class Swarm:
     workers: list[Worker] = field(default_factory=list)
 
     def round(self, number: int) -> RoundMerge:
-        """Train a window on every worker and merge; returns the merge. Raises DivergedError."""
+        """Train a window on every worker and merge the deltas; returns the merge. Raises DivergedError."""
         fragment = self.manifest.plan().of_round(number)
         merge = RoundMerge(
             [self._contribution(worker, number) for worker in self.workers], fragment, self.manifest.outer
@@ -114,7 +114,7 @@ class Swarm:
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """The held-out loss of Phi, nats per byte; infinite where it is not finite."""
+        """The held-out loss of Phi, nats per byte; infinite if it is not finite."""
         worker = self.workers[0]
         model = worker.task.build_model(0)
         OuterLoop(dict(named_tensors(model)), self.manifest).apply(0, self.phi, 1, keep_progress=False)
@@ -138,8 +138,8 @@ def build(
 ) -> Swarm:
     """A swarm whose first `len(lies)` workers are hostile.
 
-    `texts` are each worker's own data, if not the default corpus for all; `speeds` times the scale's steps
-    are each worker's own, if they differ. Raises ConfigError.
+    `texts` are the workers' own data, if they do not all use the default corpus. `speeds` are factors for the
+    scale's steps, one for each worker, if they differ. Raises ConfigError.
     """
     options = {
         "preset": "tiny",

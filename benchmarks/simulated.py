@@ -1,7 +1,7 @@
 """A swarm of real protocol cores in virtual time, on hosts with lines of their own (see `access`).
 
-Every decision is that of `gossamer.protocol.core.replica`, as in the daemon and in tests/sim. What does not
-travel is left out: payloads are sizes without bytes, nothing is merged, and a disk takes no time.
+Every decision is that of `gossamer.protocol.core.replica`, as in the daemon and in tests/sim. All that is not
+sent is left out: payloads are sizes without bytes, nothing is merged, and disks take no time.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,21 +27,21 @@ from tests.sim.memo import Encoder
 from tests.sim.trace import Trace
 
 PACKED = 0.48
-"""What a payload of int4 takes on the line, of its length: 0.45 to 0.50 in the learning benchmark."""
+"""An int4 payload's size on the line, as a share of its length: 0.45 to 0.50 in the learning benchmark."""
 
 CREATED = 1_700_000_000
 HEAD_BYTES = 220
-"""Of an HTTP request, and of its answer: 228 and 205 of a GET, with what TLS adds."""
+"""Header of an HTTP request, and of its response: 228 and 205 bytes for a GET, with TLS."""
 
 SYNC_S = 0.005
-"""A durable write of one's own record."""
+"""Time of a durable write of an own record."""
 
 HANDSHAKE_ROUND_TRIPS = 4
-"""TCP, TLS 1.3, the WebSocket's upgrade, and the hello."""
+"""Round trips for TCP, TLS 1.3, the WebSocket's upgrade, and the hello."""
 
 
 def manifest_of(parameters: int) -> Manifest:
-    """A swarm with one fragment of so many parameters, and the defaults."""
+    """The manifest of a swarm with one fragment of this many parameters, and defaults otherwise."""
     values = {
         "swarm": {"name": "simulated", "created": CREATED},
         "task": {"name": "none"},
@@ -59,7 +59,7 @@ class End:
     number: int
     messages: Flow
     puts: Flow
-    """A peer that asks gets one chunk after another."""
+    """Chunks put to a peer that asks go one after another."""
     peer: "End | None" = None
 
 
@@ -103,7 +103,7 @@ class Node:
         self._set_timer()
 
     def dispatch(self, event: ev.Event) -> None:
-        """Give the core an event and carry out what it answers."""
+        """Give the core an event, and carry out the effects that it returns."""
         self._carry_out(self.core.handle(event, self.swarm.loop.now))
         self._set_timer()
 
@@ -114,7 +114,7 @@ class Node:
             self.swarm.loop.at(due, self._wake, due)
 
     def _wake(self, due: float) -> None:
-        if due == self._wake_due:  # else an earlier one was set since
+        if due == self._wake_due:  # otherwise an earlier one has been set since
             self._wake_due = float("inf")
             self.dispatch(ev.Wake())
 
@@ -147,7 +147,7 @@ class Node:
         return end
 
     def links_to_farthest(self) -> int:
-        """How many links lie between this node and the one that is farthest from it."""
+        """How many links lie between this node and the node that is farthest from it."""
         reached, border, distance = {self.index}, [self], 0
         while border := [peer for node in border for peer in node._peers() if peer.index not in reached]:
             reached.update(node.index for node in border)
@@ -252,7 +252,7 @@ class Node:
         def take() -> None:
             receiver.received.control += HEAD_BYTES
             if receiver.core.fetcher.expected_size(effect.blob) is None:
-                receiver.received.payload += size  # came for nothing
+                receiver.received.payload += size  # it came in vain
             else:
                 receiver._arrived(effect.blob)
 
@@ -265,12 +265,12 @@ class Node:
 
 
 def packed_bytes(size: int) -> int:
-    """Of a payload, or a chunk of one, as it travels."""
+    """Bytes of a payload, or of a chunk of one, packed as it is sent."""
     return round(PACKED * size)
 
 
 class Swarm:
-    """All of them, and the time."""
+    """All nodes, and the virtual time."""
 
     def __init__(self, nodes: int, line: Line, parameters: int, seed: int = 0) -> None:
         self.loop = Loop()
@@ -279,7 +279,7 @@ class Swarm:
         self.manifest = manifest_of(parameters)
         self.encode = Encoder(Trace())
         self.sizes: dict[bytes, int] = {}
-        """Of every chunk, as it travels."""
+        """Size of every chunk, packed as it is sent, by hash."""
         self.nodes = [Node(self, i, ("0",) if i else ()) for i in range(nodes)]
 
     def dial(self, source: Node, address: str) -> None:
@@ -298,16 +298,16 @@ class Swarm:
         source.dispatch(ev.LinkUp(ours.number, target.identity.node_id, True, address))
 
     def received(self) -> Counters:
-        """By all nodes together."""
+        """Bytes that all nodes together have received."""
         counters = [node.received for node in self.nodes]
         return Counters(sum(c.payload for c in counters), sum(c.control for c in counters))
 
     def sent(self) -> list[float]:
-        """Bytes on the wire that each node has sent."""
+        """Bytes that each node has sent over its line."""
         return [node.host.wire_sent for node in self.nodes]
 
     def run_until_all_hold(self, deltas: int, round_: int, give_up_s: float) -> float:
-        """Go on until all nodes hold so many deltas of a round, payloads and all; returns when they did.
+        """Go on until all nodes hold this many deltas of a round, with payloads; returns when they did.
 
         Raises TimeoutError.
         """

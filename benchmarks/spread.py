@@ -1,18 +1,17 @@
-"""How long a delta takes to be everywhere, and what it costs: against what the lines could do at best.
+"""How long a delta takes to reach all nodes, and what that costs, against the best that the lines could do.
 
-A delta of 5 MB as it travels, of a model of 21 M parameters at int4, is published by one node while the
-others are idle; and then one of half of that by all at once. Up to 16 nodes are real daemons on loopback,
-where processors are what is short and only bytes say much; 64 and 256, and the same small numbers again, are
+One node publishes a delta of 5 MB as sent (of a model of 21 M parameters, int4) while the others are idle;
+then all publish one of half that size at once. Up to 16 nodes are real daemons on loopback: processors are
+the bottleneck there, and only the bytes mean much. 64 and 256 nodes, and the same small numbers again, are
 real protocol cores in virtual time, each behind a line of 100 Mbit/s both ways with 20 ms to any other (see
 `access`).
 
-The bound on time is one that no schedule over the same links can beat. An author's line carries its payload
-at least once, so the byte that leaves it last does so after `payload / rate`; and a byte passes over no fewer
-links than lie between the author and a node, 20 ms each. So the node that is farthest away has all of it
-after `payload / rate + links * 20 ms` at the earliest (`bound_s`). When all publish at once a node's line
-takes in the payloads of all others, of which the first byte is 20 ms on its way. Heads are left out of it,
-and that a node passes on no chunk before all of it is there. The least that can be received is every payload
-once.
+No schedule over the same links can beat the bound on time. An author's line carries its payload at least
+once, so its last byte leaves after `payload / rate`; and a byte passes over at least as many links as lie
+between the author and a node, 20 ms each. So the farthest node has the whole payload after
+`payload / rate + links * 20 ms` at the earliest (`bound_s`). When all publish at once, a node's line takes in
+the payloads of all others, and the first byte takes 20 ms to arrive. The bound leaves out headers, and that a
+node passes on a chunk only once all of it is there. The least that a node can receive is every payload once.
 """
 
 import asyncio
@@ -34,14 +33,14 @@ from tests.sim import memo
 LINE = Line(bytes_per_s=100e6 / 8, latency_s=0.02)
 PARAMETERS = 21_000_000
 ROUND_PARAMETERS = 10_000_000
-"""Of the model whose rounds control traffic is set against."""
+"""Size of the model with whose rounds control traffic is compared."""
 
 START_S, SETTLE_S = 0.05, 25.0
-"""Between the starts of two nodes, and until links and rosters are as they stay."""
+"""Time between the starts of two nodes, and time for links and rosters to settle."""
 
 GIVE_UP_S = 120.0
 ROUND_S = 30.0
-"""A round of the defaults (30 steps) at a step a second: what control traffic is set against."""
+"""A default round (30 steps) at a step per second, with which control traffic is compared."""
 
 
 def run(*, quick: bool) -> dict[str, Any]:
@@ -64,12 +63,12 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def payload_bytes(parameters: int) -> int:
-    """Of one delta, int4, as it is stored."""
+    """Bytes of one int4 delta's payload, as stored."""
     return CODECS["int4"].section_bytes(parameters)
 
 
 def bound_s(size: int, links: int) -> float:
-    """The least time in which so many bytes go through one line and over so many links in a row."""
+    """The least time for `size` bytes to pass through one line and over `links` links in a row."""
     return size / LINE.bytes_per_s + links * LINE.latency_s
 
 
@@ -129,7 +128,7 @@ def simulated(nodes: int, parameters: int, times: int) -> dict[str, Any]:
 
 
 def whole_round(nodes: int, parameters: int) -> dict[str, Any]:
-    """All publish at the same moment, the worst that a round can be."""
+    """All publish at the same moment, the worst case of a round."""
     size = payload_bytes(parameters)
     travels = packed_bytes(size)
     with memo.remembered():
@@ -162,7 +161,7 @@ def _settled(nodes: int, parameters: int) -> Swarm:
 
 
 def tables(figures: dict[str, Any]) -> list[Table]:
-    """Daemons; one author; all at once."""
+    """Tables for daemons, for one author, and for all at once."""
     on_loopback = [
         (
             str(row["nodes"]),
@@ -260,7 +259,7 @@ GOALS = (
 
 
 def plot(figures: dict[str, Any], folder: Path) -> None:
-    """Time over the bound by number of nodes."""
+    """Time, as a multiple of the bound, over the number of nodes."""
     figure, (one, everybody) = axes(2)
     for axis, rows, title in (
         (one, figures["simulated"], "one delta"),

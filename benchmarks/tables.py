@@ -24,7 +24,7 @@ class Table:
             table.add_column(column, justify="left" if number < self.words else "right")
         for row in self.rows:
             table.add_row(*row)
-        # Not wrapped where nobody watches: a log is searched by lines.
+        # Not wrapped if this is no terminal: logs are searched by lines.
         console = Console()
         console = console if console.is_terminal else Console(width=150)
         console.print(self.title, highlight=False)

@@ -1,7 +1,7 @@
-"""What TLS and the hello cost: time of a handshake, and chunks a second, over TLS and in plaintext.
+"""What TLS and the hello cost: handshake time, and chunks per second, over TLS and in plaintext.
 
-Server and client are processes of their own on loopback, so figures are bound by processors, not by a line.
-TLS and plaintext take turns in one run: compare the two, not either with another day's.
+Server and client are separate processes on loopback, so processors limit the figures, not a line. TLS and
+plaintext take turns in one run: compare these two, not one of them with a figure of another day.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from gossamer.protocol.payloads.packing import Chunk
 
 SWARM = sha256(b"a swarm for a benchmark").digest()
 HANDSHAKES = 15
-"""A node lets one key link itself 20 times in a row, and then now and then."""
+"""How many links are made. A node lets one key link 20 times in a row, and then only now and then."""
 
 CHUNK = bytes(range(256)) * (CHUNK_BYTES_MAX // 256)
 CHUNK_HASH = sha256(CHUNK).digest()

@@ -1,13 +1,13 @@
-"""Does training wait? Inner steps a second with the network busy, against the same loop alone.
+"""Does training wait? Inner steps per second with the network busy, against the same loop alone.
 
-The loop trains on one core, as a node of a swarm of two; both daemons and the other member have another core.
-In turns, everything but the loop is stopped (SIGSTOP) and the loop leaves `Peer.step` out: that is what alone
-means. The other member publishes whenever the round clock moves, so every round brings a delta to fetch, to
-merge and to apply.
+The loop trains on one core, as a node of a swarm of two. Both daemons and the other member have another core.
+In every other turn all but the loop is stopped (SIGSTOP), and the loop leaves out `Peer.step`: that is what
+"alone" means. The other member publishes whenever the round clock moves, so every round brings a delta to
+fetch, to merge and to apply.
 
-What is lost is told apart, in processor time of the trainer: `Peer.step` itself; other threads of the process
-(it has but one core here); and by how much its inner steps take longer, which is what the other core's work
-costs this one by way of the memory and the cache that both share.
+What is lost is split up, in processor time of the trainer: `Peer.step` itself; other threads of the process
+(which has only one core here); and how much longer inner steps take, which is what the other core's work
+costs this one through the memory and the cache that both share.
 """
 
 import os
@@ -38,16 +38,16 @@ WINDOW = 32
 
 
 class Size(NamedTuple):
-    """A model, and how long to look at it."""
+    """A model, and how long to measure it."""
 
     width: int
     layers: int
     fragments: int
     steps: int
-    """In one turn."""
+    """Inner steps in one turn."""
     batch: int = 256
-    """Rows of an inner step. The default makes steps as short as nobody's are who trains so many parameters:
-    a fragment is published or applied at every other of them."""
+    """Rows of an inner step. With the default, steps are shorter than anybody's who trains this many
+    parameters: a fragment is published or applied at every other step."""
     device: str = "cpu"
 
     @property
@@ -73,9 +73,9 @@ ON_GPU = (
 """See `gpu`."""
 TURNS = 3
 COMES_WITHIN_S = 300.0
-"""The other member, with the swarm's model: 54 s for 100 M parameters beside other work."""
+"""Time for the other member to get the swarm's model: 54 s for 100 M parameters beside other work."""
 FIRST_CHECKPOINT = 80
-"""Inner steps until it is written, if its shares are large. There is another after 40 s to five minutes."""
+"""Inner steps until it is written, if its parts are large. The next follows after 40 s to five minutes."""
 
 
 def build(parameters: int) -> nn.Module:
@@ -88,13 +88,13 @@ def build(parameters: int) -> nn.Module:
         for layer in (nn.Linear(size.width, size.width, bias=False), nn.Tanh())
     ]
     for layer in layers[::2]:
-        # By PyTorch's own initialisation what comes through 96 layers is denormal: slow, and no gradient.
+        # With PyTorch's own initialisation, the output of 96 layers is denormal: slow, and without gradient.
         nn.init.xavier_uniform_(layer.weight, gain=nn.init.calculate_gain("tanh"))
     return nn.Sequential(*layers)
 
 
 def begun(folder: Path) -> Path:
-    """A file that is there once the other member has the swarm's model."""
+    """A file that exists once the other member has the swarm's model."""
     return folder.with_suffix(".begun")
 
 
@@ -111,7 +111,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 class _Loop:
-    """An ordinary training loop, with the swarm or without; in bf16 where it is on a device."""
+    """An ordinary training loop, with the swarm or without; in bf16 if it is on a device."""
 
     def __init__(self, model: nn.Module, peer: Peer, optimizer: torch.optim.Optimizer, size: Size) -> None:
         self._model, self._peer, self._optimizer = model, peer, optimizer
@@ -122,7 +122,7 @@ class _Loop:
         self.rounds = 0
 
     def train(self, steps: int, *, alone: bool) -> "Turn":
-        """Do so many inner steps."""
+        """Make this many inner steps."""
         self.pauses, self.work = [], []
         self._wait_for_device()
         begun, worked, spent = time.perf_counter(), time.thread_time(), time.process_time()
@@ -156,7 +156,7 @@ class _Loop:
 
 
 class Turn(NamedTuple):
-    """Some inner steps, in seconds."""
+    """The times of some inner steps, in seconds."""
 
     seconds: float
     inner: float
@@ -164,13 +164,13 @@ class Turn(NamedTuple):
     threads: float
     """Processor time of other threads of this process."""
     pauses: list[float]
-    """In every `Peer.step`."""
+    """Wall time of every `Peer.step`."""
     work: list[float]
-    """Of that, processor time."""
+    """Processor time of every `Peer.step`."""
 
 
 def measure(size: Size, turns: int, own: set[int], others: set[int]) -> dict[str, Any]:
-    """A size's row: the loop runs on some cores, its `own`, and all else on `others`."""
+    """A size's row: the loop runs on the cores `own`, and all else on `others`."""
     with (
         tempfile.TemporaryDirectory(prefix="gossamer-") as name,
         _swarm(size, Path(name), own, others) as loop,
@@ -212,8 +212,8 @@ def measure(size: Size, turns: int, own: set[int], others: set[int]) -> dict[str
 
 @contextmanager
 def _swarm(size: Size, folder: Path, own: set[int], others: set[int]) -> Iterator[_Loop]:
-    """A swarm of two, and the loop of the first."""
-    os.sched_setaffinity(0, others)  # what is started from here inherits it
+    """A swarm of two nodes, and the loop of the first one."""
+    os.sched_setaffinity(0, others)  # processes started from here inherit it
     model = build(size.parameters).to(size.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=size.device != "cpu")
     manifest = manifests.describe(model, name="waiting", every_steps=WINDOW, fragments=size.fragments)
@@ -261,7 +261,7 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
-    """Steps a second alone and busy, and pauses, by size."""
+    """Steps per second alone and busy, and pauses, by size."""
     rows = found["rows"]
     lines = [
         (
@@ -303,7 +303,7 @@ PAUSES = ("parameters", "fragments", "batch", "steps", "rounds", "median pause",
 
 
 def plot(found: dict[str, Any], folder: Path) -> None:
-    """The ratio, by payload."""
+    """The ratio of speeds, by payload."""
     figure, (axes,) = plots.axes(height=2.6)
     rows = found["rows"]
     names = [f"{r['parameters'] / 1e6:.1f} M in {r['fragments']},\nbatch {r['batch']}" for r in rows]

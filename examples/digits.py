@@ -38,7 +38,7 @@ def read_digits() -> tuple[TensorDataset, TensorDataset]:
 
 
 def build_model() -> nn.Module:
-    """10 scores from an image; the same first parameters wherever it is called."""
+    """A model of 10 scores from an image, with the same first parameters on every node."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
@@ -56,10 +56,10 @@ def build_model() -> nn.Module:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, seen: Tensor, held_out: TensorDataset) -> float:
-    """Share of held-out digits that are told right.
+    """Share of held-out digits that are recognised.
 
-    Batch norm's statistics are each node's own, and the parameters now are the swarm's: a few forward passes
-    over images of our own fit the statistics to them.
+    Batch norm's statistics are each node's own, and the parameters are now the swarm's: a few forward passes
+    over our own images fit the statistics to them.
     """
     model.train()
     for images in seen.split(128):

@@ -4,7 +4,7 @@
     gossamer bootstrap digits.toml --listen 127.0.0.1:7700
     gossamer node --join 127.0.0.1:7700 --task digits_task.py:Digits     # on each machine
 
-The 1,797 images come with scikit-learn (``pip install scikit-learn``); the bootstrap peer needs neither these
+The 1,797 images come with scikit-learn (``pip install scikit-learn``). The bootstrap peer needs neither them
 nor this file.
 """
 
@@ -28,7 +28,7 @@ Batch = tuple[Tensor, Tensor]
 class Digits(Task):
     @dataclass(frozen=True)
     class Options:
-        """What all nodes agree on; `gossamer init --option` sets it."""
+        """Options that all nodes agree on, set by `gossamer init --option`."""
 
         width: int = 32
         batch_size: int = 32
@@ -55,7 +55,7 @@ class Digits(Task):
         return torch.optim.AdamW(model.parameters(), lr=self.options.lr)
 
     def batches(self, stream: DataStream) -> Iterator[Batch]:
-        """One pass over the training images, in an order of this node's own, and another after a restart."""
+        """One pass over the training images, in this node's own order, and in another after a restart."""
         numbers = stream.generator(stream.skip_batches)
         order = torch.from_numpy(numbers.permutation(len(self.images) - HELD_OUT))
         for chosen in order.split(self.options.batch_size):

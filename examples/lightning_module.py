@@ -65,7 +65,7 @@ def main() -> None:
     module = Bytes()
     if "LOCAL_RANK" not in os.environ and not options.manifest.exists():  # in the first process only
         manifests.write(manifests.describe(module, name="bytes", every_steps=20), options.manifest)
-    torch.seed()  # every node goes through the text in another order
+    torch.seed()  # each node goes through the text in a different order
 
     text = load_corpus([], CONTEXT)
     train = DataLoader(windows(torch.from_numpy(text.train)), batch_size=16, shuffle=True)  # type: ignore[arg-type]

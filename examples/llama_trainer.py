@@ -3,7 +3,7 @@
     python llama_trainer.py --listen 127.0.0.1:7700
     python llama_trainer.py --join 127.0.0.1:7700 --dir two
 
-Needs ``pip install 'gossamer[hf]'``, downloads nothing: the text is on every machine, and bytes are tokens.
+Needs ``pip install 'gossamer[hf]'``. Downloads nothing: the text is on every machine, and bytes are tokens.
 Under ``torchrun --nproc-per-node=2 llama_trainer.py ...`` two processes are one node.
 """
 
@@ -40,7 +40,7 @@ class Windows(Dataset[dict[str, Tensor]]):
 
 
 def build_model(vocabulary: int) -> LlamaForCausalLM:
-    """The same first parameters wherever it is called; the head is tied to the embedding."""
+    """The model, with the same first parameters on every node; the head is tied to the embedding."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -76,7 +76,7 @@ def main() -> None:
         logging_steps=20,
         save_strategy="no",
         report_to="none",
-        data_seed=secrets.randbelow(2**32),  # every node goes through the text in another order
+        data_seed=secrets.randbelow(2**32),  # each node goes through the text in a different order
     )
     if plan.process_index == 0 and not options.manifest.exists():
         manifests.write(manifests.describe(model, name="llama", every_steps=20), options.manifest)
@@ -98,7 +98,7 @@ def main() -> None:
         processing_class=tokenizer,
         callbacks=[swarm],
     )
-    # Not `trainer` yet: a model that was evaluated is not wrapped in DistributedDataParallel any more.
+    # Not with `trainer`: once evaluated, a model is no longer wrapped in DistributedDataParallel.
     first = Trainer(build_model(len(tokenizer)), plan, eval_dataset=held_out, processing_class=tokenizer)
     before = first.evaluate()["eval_loss"]
     with swarm:

@@ -2,7 +2,7 @@
 
 All train the same model on the same data with the same inner optimizer, one worker after another in this
 process. A full run takes hours of one core. Every run that ends is kept in benchmarks/out/learning.json and,
-once recorded, in docs/benchmarks/learning.json, and is not trained again: `--anew` does without the record.
+once recorded, in docs/benchmarks/learning.json, and is not trained again. `--anew` ignores the record.
 """
 
 from pathlib import Path
@@ -47,14 +47,14 @@ from benchmarks.tables import Table
 KEPT = Path(__file__).parents[1] / "out" / "learning.json"
 
 TARGETS = (2.0, 1.8, 1.6)
-"""Losses to count bytes to, nats per byte."""
+"""Losses up to which bytes are counted, in nats per byte."""
 
 
 def run(*, quick: bool, anew: bool = False) -> Rows:
-    """Train everything that has not been trained, or quickly all at a size that teaches nothing.
+    """Train everything that has not been trained; if `quick`, all of it at a size that shows nothing.
 
-    `anew` looks for what has been trained in benchmarks/out alone, not in the record. Prints a line as each
-    run ends; returns a row for each.
+    With `anew`, only runs kept in benchmarks/out count as trained, not those in the record. Prints a line as
+    each run ends; returns a row for each.
     """
     torch.set_num_threads(1)
     results = Results() if quick else Results(KEPT, {} if anew else _recorded())
@@ -67,13 +67,13 @@ def run(*, quick: bool, anew: bool = False) -> Rows:
 
 
 def _recorded() -> dict[str, Outcome]:
-    """What came of the runs of which figures were recorded, by their keys."""
+    """The outcomes of recorded runs, by `Run.key`."""
     found = report.recorded("learning")
     return {row["run"]: outcome_of(row) for row in found["figures"]} if found else {}
 
 
 def tables(rows: Rows) -> list[Table]:
-    """One for each group: with distances and bytes for what is compared, and losses alone for the rest."""
+    """A table per group: with distances and bytes for methods compared, and with losses only for the rest."""
     found = []
     for group in dict.fromkeys(row["group"] for row in rows):
         by_label = by_case(rows, group)
@@ -103,7 +103,7 @@ def _compared(label: str, rows: Rows, first: Rows) -> list[str]:
 
 
 def _losses(rows: Rows) -> list[str]:
-    """The mean over seeds, and each seed's."""
+    """The mean loss over seeds, and each seed's loss."""
     losses = [row["loss"][-1] for row in rows]
     return [f"{final_loss(rows):.3f}", ", ".join(f"{loss:.3f}" for loss in losses)]
 
@@ -111,7 +111,7 @@ def _losses(rows: Rows) -> list[str]:
 def plot(rows: Rows, folder: Path) -> None:
     """Loss over tokens, in calm and rough weather, and over bytes."""
     calm = by_case(rows, CALM)
-    calm.pop(INT4_WHOLE, None)  # hardly to be told from the other, and there are six colours
+    calm.pop(INT4_WHOLE, None)  # it looks much like the other one, and there are six colours
     _plot(calm, "tokens", "tokens of all workers, millions", folder / "learning.svg")
     _plot(
         by_case(rows, WEATHER), "tokens", "tokens of all workers, millions", folder / "learning-weather.svg"
@@ -140,13 +140,13 @@ def _against_rivals(rows: Rows) -> float:
 
 
 def _with_muon(rows: Rows) -> float:
-    """By how many percent the final loss is above DiLoCo's where both have Muon inside."""
+    """By how many percent the final loss is above DiLoCo's, both with Muon as the inner optimizer."""
     same = by_case(rows, MUON)
     return 100 * (loss_ratio(same[INT4_MEAN], same[RIVALS[0]]) - 1)
 
 
 def _where_it_falls(rows: Rows) -> float:
-    """The same of what manifests have where the inner learning rate falls, against DiLoCo's better of two."""
+    """The same with a falling inner learning rate, manifests' settings against the better of two DiLoCos."""
     same = by_case(rows, DECAY)
     diloco = min((same[label] for label in same if label.startswith("DiLoCo")), key=final_loss)
     return 100 * (loss_ratio(same[f"{INT4}, 0.5 / 0.7"], diloco) - 1)

@@ -1,4 +1,4 @@
-"""One worker that hears of nobody: the same steps as each of the others, so a part of the tokens."""
+"""One worker that hears of nobody: the same steps as each worker of other methods, so fewer tokens."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from benchmarks.learning.world import Point, World
 
 
 def train(world: World) -> Iterator[Point]:
-    """Ends when the worker has done its own share."""
+    """Train one worker until it has done its share."""
     worker = world.worker(0)
     share = world.scale.windows * world.scale.steps
     while True:

@@ -1,4 +1,4 @@
-"""What is compared, and what was tried before settings were chosen."""
+"""The runs that are compared, and those that were tried before settings were chosen."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from gossamer.bootstrap.manifests import FRAGMENTS, outer_defaults
 
 FULL = Scale(bfloat16=True)
 THIRTIES = replace(FULL, windows=67, steps=30)
-"""As many steps in windows of 30, which manifests have by default."""
+"""As many steps, in windows of 30, the default of manifests."""
 FIFTIES = replace(FULL, windows=40, steps=50)
 HUNDREDS = replace(FULL, windows=20, steps=100)
 DECAYING = replace(FULL, decays=True)
@@ -19,7 +19,7 @@ WITH_MUON = replace(FULL, optimizer="muon")
 JOB = replace(
     WITH_MUON, windows=40, steps=30, batch_size=8, context=128, decays=True, eval_windows=256, points=4
 )
-"""What `make swarm` trains."""
+"""The task that `make swarm` trains."""
 
 EXACT = Scale()
 """The same in float32 throughout, as everything was trained at first."""
@@ -31,7 +31,7 @@ QUICK = Scale(workers=2, windows=4, steps=2, context=16, batch_size=2, eval_wind
 
 SEEDS = (0, 1, 2)
 SIX = tuple(range(6))
-"""Where what is looked for is about as large as chance makes it."""
+"""Seeds for cases whose effect is about as large as chance."""
 
 CALM = "4 workers, windows of 20 steps"
 WEATHER = "Gossamer, int4, in rough weather"
@@ -74,7 +74,7 @@ BEFORE: dict[str, Any] = {
 """What manifests have."""
 
 TOPK_TRIED = ((2.5, 0.8), (3.0, 0.8), (3.5, 0.8), (3.0, 0.9))
-"""Outer learning rate, decay of the residual."""
+"""Pairs of outer learning rate and decay of the residual."""
 
 TUNED_INT4 = {"learning_rate": 0.4, "momentum": 0.5, "ef_decay": 1.0}
 PUBLISHED_DILOCO = {"lr": 0.7, "momentum": 0.9}
@@ -94,7 +94,7 @@ class Case:
     seeds: tuple[int, ...] = SEEDS
 
     def runs(self) -> Iterator[Run]:
-        """One for each seed."""
+        """One run for each seed."""
         for seed in self.seeds:
             yield Run(method=self.method, settings=self.settings, scale=self.scale, seed=seed)
 
@@ -102,7 +102,7 @@ class Case:
 def gossamer(
     codec: str = "int4", outer: dict[str, float] | None = None, fragments: int = FRAGMENTS, **weather: object
 ) -> dict[str, Any]:
-    """Settings of the method: for int4 tuned to this world, as rivals are; else those of manifests."""
+    """Settings of the method: for int4 tuned to this world, as for rivals; otherwise those of manifests."""
     chosen = TUNED_INT4 if codec == "int4" else outer_defaults(codec)
     settings: dict[str, Any] = {"codec": codec, "outer": {**chosen, **(outer or {})}}
     if fragments > 1:
@@ -116,7 +116,7 @@ def whole(codec: str = "int4", outer: dict[str, float] | None = None) -> dict[st
 
 
 def cases(*, quick: bool) -> list[Case]:
-    """All that are run; quickly only what is compared, with one seed and at a size that teaches nothing."""
+    """All cases; if `quick`, only those compared, with one seed and at a size that shows nothing."""
     compared = [*_calm(), *_weather(), *_thirty(), *_wider(), *_decaying(), *_with_muon()]
     compared += _with_muon_decaying()
     if quick:
@@ -158,7 +158,7 @@ def _thirty() -> Iterator[Case]:
 
 
 def _wider() -> Iterator[Case]:
-    """Longer windows and more workers; as many tokens as ever."""
+    """Longer windows and more workers, with as many tokens."""
     for group, scale in ((LONG, FIFTIES), (LONGEST, HUNDREDS), (MANY, EIGHT)):
         one: dict[str, Any] = {"group": group, "scale": scale, "seeds": (0,)}
         yield Case(label=INT4, method="gossamer", settings=gossamer(), **one)
@@ -166,7 +166,7 @@ def _wider() -> Iterator[Case]:
 
 
 def _decaying() -> Iterator[Case]:
-    """With the settings tuned to a constant inner learning rate, and with more momentum."""
+    """A falling inner learning rate: with the settings tuned to a constant one, and with more momentum."""
     one: dict[str, Any] = {"group": DECAY, "scale": DECAYING, "seeds": (0,)}
     usual = outer_defaults("int4")
     yield Case(label=DATA_PARALLEL, method="data-parallel", **one)
@@ -180,13 +180,13 @@ def _decaying() -> Iterator[Case]:
 
 
 def by_mean(momentum: float = 0.5, *, fragments: int = FRAGMENTS, **weather: object) -> dict[str, Any]:
-    """With Muon inside: averaged by `mean`, and but for another momentum as manifests have it."""
+    """Settings with Muon inside: averaged by `mean`, otherwise as in manifests except for the momentum."""
     outer = {**outer_defaults("int4", by_mean=True), "momentum": momentum}
     return {**gossamer(outer=outer, fragments=fragments, **weather), "averaging": "mean"}
 
 
 def _with_muon() -> Iterator[Case]:
-    """Averaged as DiLoCo averages, as manifests have it, and with settings tuned with AdamW inside."""
+    """Muon inside: averaged as in DiLoCo, as manifests have it, and with settings tuned for AdamW inside."""
     one: dict[str, Any] = {"group": MUON, "scale": WITH_MUON, "seeds": (0,)}
     yield Case(label="data-parallel Muon", method="data-parallel", **one)
     yield Case(label=INT4_MEAN, method="gossamer", settings=by_mean(), **{**one, "seeds": (0, 1)})
@@ -251,7 +251,7 @@ def _real() -> Iterator[Case]:
 
 
 def _tried() -> Iterator[Case]:
-    """What settings were chosen from, with one seed each: coarsely, and then closer with whole runs."""
+    """The runs that settings were chosen from, one seed each: coarsely first, then finer with whole runs."""
 
     def case(
         group: str, label: str, settings: dict[str, Any], scale: Scale, method: str = "gossamer"

@@ -8,7 +8,7 @@ from benchmarks.learning.world import Point, World, mean_of, ring_bytes
 
 
 def train(world: World, *, lr: float = 0.7, momentum: float = 0.9) -> Iterator[Point]:
-    """The defaults are the paper's. Nobody is late, nobody dies: everybody waits for everybody."""
+    """The defaults are the paper's. No worker is late or dies: all wait for all."""
     workers = world.workers()
     outer = [tensor.detach().clone() for tensor in workers[0].tensors]
     nesterov = torch.optim.SGD(outer, lr=lr, momentum=momentum, nesterov=momentum > 0)

@@ -1,7 +1,7 @@
-"""What the runs say: mean losses, and how many bytes it took to get there.
+"""Figures of the runs: mean losses, and the bytes that were published to reach them.
 
-A row is one run: its group and case, its seed, what names it among all runs (`Run.key`: as long as a case
-has that, the row is its result), and its curve by columns, of equal length.
+A row is one run: its group and case, its seed, its name among all runs (`Run.key`: while a case has that key,
+the row is its result), and its curve as columns of equal length.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Rows = list[dict[str, Any]]
 
 
 def row_of(case: Case, run: Run, outcome: Outcome) -> dict[str, Any]:
-    """A run as it is recorded."""
+    """A run in the form in which it is recorded."""
     return {
         "group": case.group,
         "case": case.label,
@@ -32,7 +32,7 @@ def row_of(case: Case, run: Run, outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_of(row: dict[str, Any]) -> Outcome:
-    """What a recorded row says came of its run."""
+    """The outcome of a recorded row's run."""
     columns = (row["tokens"], row["published"], row["sent"], row["loss"])
     return Outcome([Point(*point) for point in zip(*columns, strict=True)], row["cpu_s"], row["processor"])
 
@@ -47,26 +47,26 @@ def by_case(rows: Rows, group: str) -> dict[str, Rows]:
 
 
 def final_loss(rows: Rows) -> float:
-    """The mean over seeds."""
+    """The final loss, averaged over seeds."""
     return sum(row["loss"][-1] for row in rows) / len(rows)
 
 
 def same_seeds(some: Rows, others: Rows) -> tuple[Rows, Rows]:
-    """Of both, the rows of seeds that both have: what can be compared."""
+    """The rows of both with seeds that both have, which can be compared."""
     seeds = {row["seed"] for row in some} & {row["seed"] for row in others}
     return [r for r in some if r["seed"] in seeds], [r for r in others if r["seed"] in seeds]
 
 
 def loss_ratio(some: Rows, others: Rows) -> float:
-    """Final loss of some, as a multiple of that of others with the same seeds."""
+    """The final loss of some rows, as a multiple of that of others with the same seeds."""
     some, others = same_seeds(some, others)
     return final_loss(some) / final_loss(others)
 
 
 def bytes_until(row: dict[str, Any], target: float) -> float | None:
-    """Bytes that a node had published when the loss first was at `target` or below; None if it never was.
+    """Bytes that a node had published when the loss first was at or below `target`; None if it never was.
 
-    Between two points of the curve, loss and bytes are taken to lie on a straight line.
+    Loss and bytes are interpolated linearly between two points of the curve.
     """
     for (before, after), (start, end) in zip(pairwise(row["loss"]), pairwise(row["published"]), strict=True):
         if after <= target:
@@ -76,21 +76,21 @@ def bytes_until(row: dict[str, Any], target: float) -> float | None:
 
 
 def mean_bytes_until(rows: Rows, target: float) -> float | None:
-    """The mean over seeds; None if one of them never was there."""
+    """The mean over seeds; None if any of them never reached the target."""
     found = [bytes_until(row, target) for row in rows]
     reached = [some for some in found if some is not None]
     return sum(reached) / len(reached) if reached and len(reached) == len(found) else None
 
 
 def bytes_ratio(some: Rows, others: Rows, target: float) -> float:
-    """How many times fewer bytes some have published than others, to the same loss; 0 if they never did."""
+    """How many times fewer bytes some published than others to the same loss; 0 if they never reached it."""
     some, others = same_seeds(some, others)
     few, many = mean_bytes_until(some, target), mean_bytes_until(others, target)
     return many / few if few and many else 0.0
 
 
 def mean_curve(rows: Rows, column: str) -> tuple[list[float], list[float]]:
-    """A column and the loss, both averaged over seeds point by point, without the untrained model's."""
+    """A column and the loss, averaged over seeds point by point, without the untrained model's point."""
     return _mean([row[column][1:] for row in rows]), _mean([row["loss"][1:] for row in rows])
 
 

@@ -1,6 +1,6 @@
 """Gossamer: the real outer loop, encoders, pace and Merge, on links that are late and nodes that fail.
 
-Time is counted in inner steps of a worker of speed 1. Only the transport is missing: a record is with all
+Time is counted in inner steps of a worker of speed 1. Only the transport is missing: a record reaches all
 others a few steps after it was published, or once a partition has healed.
 """
 
@@ -30,17 +30,17 @@ from gossamer.protocol.payloads.payload import Payload, payload_length
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """What the network and the machines are like."""
+    """Properties of the network and the machines."""
 
     late: int = 4
     """Steps from one worker's publishing to the others' merging."""
     speeds: Sequence[float] = ()
-    """Of each worker; all 1 if empty."""
+    """The speed of each worker; all 1 if empty."""
     parted: Sequence[float] = (0.0, 0.0)
-    """From which part of the run to which the two halves of the workers hear nothing of each other."""
+    """Begin and end, as shares of the run, of a split between the two halves of the workers."""
     deaths: float = 0.0
-    """Probability that a worker dies in the time of a window. It loses its model, its optimizer, its data's
-    place and its residual, and begins anew from the swarm's model one window later."""
+    """Probability that a worker dies in the time of a window. It loses its model, its optimizer, its place in
+    the data and its residual, and starts again from the swarm's model one window later."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Node:
     since: int = 0
     """Inner steps since its last delta."""
     credit: float = 0.0
-    """Part of an inner step that a slow machine has done."""
+    """The fraction of an inner step that a slow machine has done."""
     absent_until: int = 0
 
 
@@ -71,12 +71,12 @@ class Swarm:
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
         self._random = np.random.default_rng((world.seed, 5))
         self.travelling: list[tuple[int, int, Record]] = []
-        """When it arrives, at whom, what."""
+        """Records on their way: arrival time, receiver, record."""
         self._tick = 0
         self.observer = Replica(self._history, phi)
-        """Hears everything at once and does not train: its Phi is the swarm's."""
+        """A replica that hears everything at once and does not train: its Phi is the swarm's."""
         self.published = 0
-        """Bytes of all payloads, packed as they travel."""
+        """Bytes of all payloads, packed as they are sent."""
         self.deaths = 0
         self.nodes = [self._begin(number) for number in range(world.scale.workers)]
 
@@ -91,7 +91,7 @@ class Swarm:
         return Node(worker, outer, replica, replica.last_round(number), life)
 
     def advance(self) -> None:
-        """The time of one inner step, for everybody."""
+        """Advance time by one inner step, for all nodes."""
         self._tick += 1
         for number, node in enumerate(self.nodes):
             if node.absent_until == self._tick:
@@ -109,14 +109,14 @@ class Swarm:
         return True
 
     def _work(self, node: Node) -> None:
-        """One inner step, if the machine has come that far; before it apply, after it publish what is due."""
+        """Apply what has arrived; make one inner step, if the machine is that far; publish what is due."""
         node.credit += self._weather.speeds[node.worker.number] if self._weather.speeds else 1.0
         if node.credit < 1.0:
             return
         node.credit -= 1.0
         self._apply(node)
         node.steps += 1
-        # A fresh optimizer is warmed up where it meets a model that is far along (`Standing.lr_scale`).
+        # A fresh optimizer is warmed up if the model is already well trained (`Standing.lr_scale`).
         warm_up = min(1.0, node.steps / WARM_UP_STEPS) if node.life else 1.0
         loss = self._world.step(node.worker, warm_up=warm_up)
         node.outer.step(self._world.scale.step_tokens, loss)
@@ -126,7 +126,7 @@ class Swarm:
             self._publish(node, round_)
 
     def _apply(self, node: Node) -> None:
-        """Merge what has arrived, and move the model along."""
+        """Merge what has arrived, and apply it to the model."""
         for due, to, record in self.travelling:
             if to == node.worker.number and due <= self._tick:
                 node.replica.hear(record)
@@ -135,7 +135,7 @@ class Swarm:
             node.outer.apply(index, node.replica.view(index), node.replica.merged_round(index))
 
     def _clock(self, node: Node) -> int:
-        """The round clock as the node reads it off those whom it takes for alive."""
+        """The round clock as the node reads it off the nodes that it takes for alive."""
         heard = [
             node.replica.last_round(other.worker.number)
             for other in self.nodes
@@ -179,7 +179,7 @@ class Swarm:
         return int(part * self._world.scale.windows * self._world.scale.steps)
 
     def parameters(self) -> list[Tensor]:
-        """The swarm's model: Phi of all that was published, in the order of the model's tensors."""
+        """The swarm's model: Phi of all records published, in the order of the model's tensors."""
         self.observer.merge()
         by_name = {}
         for fragment in self._history.layout.fragments:
@@ -197,7 +197,7 @@ def genesis(
     averaging: str = "rda",
     outer: dict[str, float] | None = None,
 ) -> tuple[Manifest, Ints]:
-    """A swarm's manifest and Phi_0; `outer` is what differs from what manifests are written with."""
+    """A swarm's manifest and Phi_0; `outer` has the settings that differ from those of new manifests."""
     manifest, phi = manifests.create(
         name="learning",
         task="text",
@@ -214,12 +214,12 @@ def genesis(
 
 
 def found(world: World, *, weather: dict[str, Any] | None = None, **settings: Any) -> Swarm:
-    """A swarm; `weather` is what differs from calm, the rest as for `genesis`."""
+    """A swarm; `weather` states what differs from calm, other settings are as for `genesis`."""
     return Swarm(world, *genesis(world, **settings), Weather(**(weather or {})))
 
 
 def train(world: World, **settings: Any) -> Iterator[Point]:
-    """`settings` as for `found`."""
+    """Train a swarm, with `settings` as for `found`."""
     swarm = found(world, **settings)
     workers = world.scale.workers
     while True:

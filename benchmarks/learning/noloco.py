@@ -9,9 +9,9 @@ from benchmarks.learning.world import Point, World
 
 
 def train(world: World, *, lr: float = 0.7, momentum: float = 0.5) -> Iterator[Point]:
-    """The defaults are the paper's, as is the pull between partners, which in its published code is `lr`.
+    """The defaults are the paper's, as is the pull between partners, which is `lr` in its published code.
 
-    Measured is the mean of all workers' references, which is never worse here than one of them.
+    The model measured is the mean of all workers' references, which here is never worse than any of them.
     """
     workers = world.workers()
     references = [[tensor.detach().clone() for tensor in worker.tensors] for worker in workers]

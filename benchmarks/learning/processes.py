@@ -1,6 +1,7 @@
 """The same swarm for real: node processes, links and clocks, as `gossamer swarm` starts them.
 
-Nodes have keys of their own and so draw other data, and nothing is timed: no two runs give the same figures.
+Nodes have new keys and so draw different data, and their timing is not controlled: no two runs give the same
+figures.
 """
 
 import asyncio
@@ -19,9 +20,9 @@ from gossamer.node.storage.home import Home
 
 
 def train(world: World, **settings: Any) -> Iterator[Point]:
-    """Two points: the beginning, and the end, at which all replicas are the same.
+    """Yields two points: the beginning, and the end, at which all replicas are equal.
 
-    `settings` as for `gossamer.genesis`. Raises RuntimeError if it does not end so.
+    `settings` are as for `gossamer.genesis`. Raises RuntimeError if the replicas do not end equal.
     """
     manifest, phi = genesis(world, **settings)
     scale = world.scale
@@ -53,5 +54,5 @@ def train(world: World, **settings: Any) -> Iterator[Point]:
         raise RuntimeError("the swarm did not come to an end that all its nodes agree on")
     sent = sum(node.payload_bytes_sent for node in summary.nodes) / scale.workers
     yield Point(0, 0.0, 0.0, summary.val_loss_start)
-    published = sent / scale.workers  # to the others and to the bootstrap peer
+    published = sent / scale.workers  # divided by the receivers: other workers and the bootstrap peer
     yield Point(summary.tokens, published, sent, summary.val_loss_end)

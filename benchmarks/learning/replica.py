@@ -13,18 +13,18 @@ Authors = frozenset[int]
 NOBODY: Authors = frozenset()
 
 REMEMBERED = 8
-"""Merges whose result is kept: workers come to the same ones one after another."""
+"""How many merge results are kept: workers need the same ones one after another."""
 
 
 class Record(NamedTuple):
-    """Who published in which round."""
+    """A delta's author and round."""
 
     round: int
     author: int
 
 
 class History:
-    """All deltas ever published, and what they merge to: a pure function, so replicas share it."""
+    """All deltas ever published, and their merges. A merge is a pure function, so replicas share it."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.layout, self._outer = manifest.plan(), manifest.outer
@@ -36,7 +36,7 @@ class History:
         self._deltas[record] = delta
 
     def merge(self, round_: int, authors: Authors) -> Ints | int:
-        """Merge of these authors' deltas, int32[fragment.numel]; 0 for nobody's."""
+        """Merge of these authors' deltas, int32[fragment.numel]; 0 if there are no authors."""
         if not authors:
             return 0
         key = (round_, authors)
@@ -60,7 +60,7 @@ class Replica:
         self._last: dict[int, int] = {}
 
     def copy(self) -> "Replica":
-        """Another one of the same records."""
+        """Another replica with the same records."""
         copy = Replica(self._history, self.phi)
         copy._known, copy._merged, copy._last = dict(self._known), dict(self._merged), dict(self._last)
         return copy
@@ -71,11 +71,11 @@ class Replica:
         self._last[record.author] = max(record.round, self.last_round(record.author))
 
     def last_round(self, author: int) -> int:
-        """The highest round of this author's; 0 for none."""
+        """The highest round of this author; 0 if none."""
         return self._last.get(author, 0)
 
     def merge(self) -> set[int]:
-        """Fold in what is new; returns the fragments that have changed. Raises DivergedError."""
+        """Merge new records; returns the fragments that have changed. Raises DivergedError."""
         changed = sorted(r for r, authors in self._known.items() if self._merged.get(r) != authors)
         for round_ in changed:
             view = self.view(self._history.layout.of_round(round_).index)
@@ -87,7 +87,7 @@ class Replica:
         return {self._history.layout.of_round(round_).index for round_ in changed}
 
     def merged_round(self, index: int) -> int:
-        """The highest round merged into a fragment; its first base if none is."""
+        """The highest round merged into a fragment; its first base if there is none."""
         count = len(self._history.layout.fragments)
         return max((r for r in self._merged if r % count == index), default=index - count if index else 0)
 

@@ -1,4 +1,4 @@
-"""Runs configurations one after another and keeps what came out, so that an interrupted sweep goes on."""
+"""Runs configurations one after another and keeps the results, so that an interrupted sweep can go on."""
 
 import json
 import time
@@ -23,12 +23,12 @@ METHODS = {
 }
 
 DIVERGED = 99.0
-"""The loss of a run that left what fixed point can hold; JSON has no infinity."""
+"""The loss recorded for a run that left the range of fixed point; JSON has no infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One method with its settings, in one world. Nothing else has an influence on what comes out."""
+    """One method with its settings, in one world. Nothing else influences the outcome."""
 
     method: str
     settings: dict[str, Any]
@@ -37,35 +37,35 @@ class Run:
 
     @property
     def key(self) -> str:
-        """Names this run among all others: what a sweep resumes by."""
+        """The name of this run among all others, by which a sweep resumes."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a run."""
+    """The outcome of a run."""
 
     curve: list[Point]
     cpu_s: float
     processor: str
-    """That trained it: bits and seconds depend on it."""
+    """The processor that trained it: bits and seconds depend on that."""
 
     @property
     def loss(self) -> float:
-        """At the end."""
+        """The final loss."""
         return self.curve[-1].loss
 
 
 class Results:
-    """Finished runs: those in a JSON file, if there is one, and those that were recorded before."""
+    """Finished runs: those in a JSON file, if there is one, and those recorded before."""
 
     def __init__(self, file: Path | None = None, recorded: Mapping[str, Outcome] | None = None) -> None:
-        """`recorded` by `Run.key`; what the file has comes first."""
+        """`recorded` is by `Run.key`; runs in the file take precedence."""
         self._file, self._recorded = file, recorded or {}
         self._rows: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
 
     def of(self, run: Run) -> Outcome:
-        """What came of a run; trains it if that is not known."""
+        """The outcome of a run, which is trained if that is not known."""
         if run.key not in self._rows:
             if run.key in self._recorded:
                 return self._recorded[run.key]

@@ -1,7 +1,7 @@
 """The world that every method trains in: the same model, data, inner optimizer, tokens and evaluation.
 
-A method is a generator: it trains, and yields a `Point` wherever it can be measured. Workers take their
-steps one after another in this process, so nothing depends on the machine's speed or load.
+A method is a generator: it trains, and yields a `Point` whenever it can be measured. Workers take their steps
+one after another in this process, so nothing depends on the machine's speed or load.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,45 +22,45 @@ from gossamer.models.text import ByteTextTask, TextOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is trained. `context` and `batch_size` are of one inner step of one worker."""
+    """How much is trained. `context` and `batch_size` are those of one inner step of one worker."""
 
     workers: int = 4
     windows: int = 100
     steps: int = 20
-    """Inner steps of a window."""
+    """Inner steps per window."""
     preset: str = "tiny"
     context: int = 64
     batch_size: int = 4
     optimizer: str = "adamw"
-    """The inner one, an option of the task `text`."""
+    """The inner optimizer, an option of the task `text`."""
     lr: float = 1e-3
-    """Of the inner AdamW."""
+    """Learning rate of the inner AdamW."""
     decays: bool = False
-    """Whether the inner learning rate falls by a cosine to a tenth; else it is constant."""
+    """Whether the inner learning rate falls along a cosine to a tenth; otherwise it is constant."""
     eval_windows: int = 512
     points: int = 20
-    """On a curve."""
+    """Points on a curve."""
     bfloat16: bool = False
     """Whether matrix products take bfloat16 operands and models are compiled: twice as fast, with a C++
     compiler at hand. Parameters, optimizers and sums stay in float32."""
 
     @property
     def inner_steps(self) -> int:
-        """Of all workers together: what all methods have in common."""
+        """Inner steps of all workers together, the same for all methods."""
         return self.workers * self.windows * self.steps
 
     @property
     def step_tokens(self) -> int:
-        """Of one inner step of one worker."""
+        """Tokens of one inner step of one worker."""
         return self.batch_size * self.context
 
     @property
     def tokens(self) -> int:
-        """Of the whole run."""
+        """Tokens of the whole run."""
         return self.inner_steps * self.step_tokens
 
     def options(self) -> dict[str, str | int | float]:
-        """As the task `text` takes them."""
+        """Options for the task `text`."""
         return {
             "preset": self.preset,
             "context": self.context,
@@ -73,16 +73,16 @@ class Scale:
 
 
 class Point(NamedTuple):
-    """Where a run is."""
+    """The state of a run at one point of its curve."""
 
     tokens: int
-    """That all workers together have trained on."""
+    """Tokens that all workers together have trained on."""
     published: float
     """Bytes of each node's own contributions, averaged over nodes, each counted once."""
     sent: float
-    """Bytes that a node sends so that all who need them have them."""
+    """Bytes that a node sends so that every node has those it needs."""
     loss: float
-    """On held-out text, nats per byte."""
+    """The loss on held-out text, in nats per byte."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ def _corpus(context: int) -> Corpus:
 
 
 class World:
-    """What is the same for all methods."""
+    """All that is the same for every method."""
 
     def __init__(self, scale: Scale, seed: int) -> None:
         self.scale, self.seed = scale, seed
@@ -131,7 +131,7 @@ class World:
         return self.steps >= self.scale.inner_steps
 
     def worker(self, number: int, life: int = 0) -> Worker:
-        """A worker with fresh parameters and optimizer; each `life` of it draws data of its own."""
+        """A worker with new parameters and a new optimizer; each `life` of it draws different data."""
         model = self._build()
         stream = DataStream(seed=self.seed, node_id=bytes([number, life]) * 16)
         optimizer = InnerOptimizer(self.task.build_optimizer(model))
@@ -144,14 +144,14 @@ class World:
         return model
 
     def _attention(self) -> AbstractContextManager[None]:
-        """The kernel for attention: with bfloat16 operands PyTorch's own choice is ten times slower."""
+        """Choose the attention kernel: with bfloat16 operands PyTorch's own choice is ten times slower."""
         return sdpa_kernel(SDPBackend.MATH) if self.scale.bfloat16 else nullcontext()
 
     def workers(self) -> list[Worker]:
         return [self.worker(number) for number in range(self.scale.workers)]
 
     def step(self, worker: Worker, *more: Batch, warm_up: float = 1.0) -> Tensor:
-        """One inner step on the worker's next batch, and on `more` along with it; returns the loss.
+        """Make one inner step on the worker's next batch and the batches `more`; returns the loss.
 
         `warm_up` is a factor on the learning rate.
         """
@@ -167,13 +167,13 @@ class World:
         return loss.detach()
 
     def window(self, workers: Iterable[Worker]) -> None:
-        """Every worker's inner steps of one window, one worker after another."""
+        """Make the inner steps of one window for every worker, one worker after another."""
         for worker in workers:
             for _ in range(self.scale.steps):
                 self.step(worker)
 
     def is_due(self) -> bool:
-        """Whether the curve wants another point by now; true once for each."""
+        """Whether the curve needs another point by now; true once per point."""
         if self.steps < self._due:
             return False
         self._due = self.steps - self.steps % self._interval + self._interval
@@ -201,5 +201,5 @@ def mean_of(workers: list[Worker]) -> list[Tensor]:
 
 
 def ring_bytes(payload: float, workers: int) -> float:
-    """What a node sends in one ring all-reduce of `payload` bytes."""
+    """The bytes that a node sends in one ring all-reduce of `payload` bytes."""
     return 2 * (workers - 1) / workers * payload
