@@ -1,6 +1,6 @@
 """What a node needs, by parameters: memory of its daemon and of its trainer, and disk, of real processes.
 
-*The daemon* is a real one, with a model of so many parameters in 16 fragments. It starts from a folder with
+*The daemon* is a real one, with a model of each size in 16 fragments. It starts from a folder with
 the model and a round of several members' deltas, which it merges. Then a puppet trains for it until it has
 written a snapshot in which every fragment has changed. *The trainer* is a model of plain tensors under AdamW,
 attached to a daemon of its own: it publishes, and writes its checkpoint. Peaks are the kernel's (VmHWM), less

@@ -5,7 +5,7 @@
 * No node knows a record of an honest author that is not on that author's disk ("write before you speak").
 * No honest node signs a second record for a round once another node has taken in the first, whatever happened
   to it. A record that died with its author's disk before any other node heard of it is excepted: nobody could
-  tell the author of it.
+  tell its author that it had signed.
 * Snapshots with equal digests are equal, and state the tokens that their records count for.
 * No honest node blames another: the core accepts everything that a core says. Damaged bytes are refused.
 * Queues, tables and flights keep to `protocol.limits`, no state of closed links is left, and a Wake always
@@ -44,7 +44,8 @@ DEALS_MAX = 2
 """One of a node's own payloads is not spread yet, or two if it has just published the next."""
 
 CONTROL_BYTES_PER_S_MAX = 64 * 1024
-"""What a node may send besides payloads, on average: 16 members' rows reach it four times each in 4.5 s."""
+"""What a node may send besides payloads, on average. Rows of 16 members, each renewed every 4.5 s, reach it
+four times."""
 
 
 class Audit:

@@ -1,4 +1,4 @@
-"""Each deliberately broken variant of the protocol is found out within a few seeds."""
+"""Each deliberately broken variant of the protocol is found within a few seeds."""
 
 import re
 from concurrent.futures import ProcessPoolExecutor
@@ -16,11 +16,11 @@ SEEDS_MAX = 8
 
 
 STALE = re.compile(r": (TypeError|AttributeError|NameError): ")
-"""What a patch raises, or has raised, that does not fit the code any more."""
+"""Exceptions caused by a patch that does not fit the code any more."""
 
 
 def hunt(name: str) -> list[str]:
-    """Violations that a mutant commits, seed by seed, up to the one that it is about."""
+    """The violations that a mutant causes, seed by seed, up to the expected one."""
     mutant = MUTANTS[name]
     found = []
     with mutant.applied():
@@ -38,7 +38,7 @@ def is_stale(violation: str) -> bool:
 
 
 def is_found(name: str, violation: str) -> bool:
-    """Whether this is the violation that a mutant is about."""
+    """Whether this is the violation that a mutant should cause."""
     return re.search(MUTANTS[name].verdict, violation) is not None and not is_stale(violation)
 
 

@@ -1,6 +1,6 @@
 """Many swarms under many storms, and the proof that a seed repeats itself.
 
-`make sim SEEDS=10000` runs more, `make test` as many as BUDGET_CPU_S is enough for, and says how many.
+`make test` runs as many seeds as BUDGET_CPU_S allows, and says how many; `make sim SEEDS=10000` runs more.
 """
 
 import os
@@ -32,11 +32,11 @@ from tests.sim.world import World, simulate
 ROOT = Path(__file__).parents[2]
 
 BUDGET_CPU_S = 60.0
-"""Half a minute of two processors, as all tests together should take less than four."""
+"""Half a minute on two processors: all tests together should take less than four minutes."""
 
 LARGE = [Job(seed, 16, 10.0, None) for seed in range(1, 201)]
 LARGE_MIN = 5
-"""So many are run however slow the machine is."""
+"""How many are run however slow the machine is."""
 
 KINDS = ("calm", "liar", "lineages", *STORMS, "cramped", "parts", "parts", "nights")
 EACH = [Job(1000 + number, 8, 6.0 if name in FORGETFUL else 5.0, name) for number, name in enumerate(KINDS)]
@@ -63,7 +63,7 @@ def test_swarms_keep_their_promises(record_property: Callable[[str, object], Non
 
 @pytest.mark.timeout(300)
 def test_a_seed_repeats_itself_in_another_process() -> None:
-    """Another process has another salt for the hashes of bytes: no order of a set may show."""
+    """Another process has a different salt for hashes of bytes: the order of sets must not show."""
     job = Job(42, 8, 4.0, None)
     here = run(job)
     assert here.failure is None
@@ -154,7 +154,7 @@ def test_a_liar_gets_round_to_all_its_deeds() -> None:
 
 
 def test_a_founder_that_lost_its_disk_and_is_told_of_nobody_comes_back_to_its_swarm() -> None:
-    """It begins a history of its own, where the others have closed theirs: the lighter of two lineages."""
+    """It begins its own history, of rounds that the others have closed: the lighter of two lineages."""
     lines: list[str] = []
     world = World(replace(choose(1, 6, 6.0, "lineages"), storms=()), lines.append)
     told = world._bootstrap
@@ -167,7 +167,8 @@ def test_a_founder_that_lost_its_disk_and_is_told_of_nobody_comes_back_to_its_sw
 
 
 def _one_runs_ahead_alone(lines: list[str], minutes: float) -> World:
-    """Ten times as fast, it has closed by its own clock the rounds that the others are at after 400 s."""
+    """One node, ten times as fast, is cut off. After 400 s it has closed, by its own clock, the rounds that
+    the others are at."""
     scenario = choose(1, 3, minutes, "lineages")
     traits = [
         replace(node, trains=True, listens=True, step_s=5.0 if node.index else 0.5)
@@ -201,7 +202,7 @@ def test_who_ran_ahead_alone_for_longer_than_rounds_are_kept_comes_back_to_the_o
 
 
 def test_who_went_back_and_starts_again_seals_what_the_others_do() -> None:
-    """For a moment it is alone then, and reads its own last round."""
+    """After its restart it is alone for a moment, so that its clock reads its own last round."""
     lines: list[str] = []
     world = _one_runs_ahead_alone(lines, 16.0)
     newest: list[int] = []
@@ -220,12 +221,12 @@ def test_who_went_back_and_starts_again_seals_what_the_others_do() -> None:
 
 
 def test_who_gave_its_history_up_took_no_records_until_then() -> None:
-    """It has the payloads late, and nothing is wrong with how they spread."""
+    """It gets payloads late, which is no fault in how they spread."""
     assert simulate(choose(5143, 5, 10.0, "lineages")).failure is None
 
 
 def test_three_that_start_together_keep_what_one_of_them_did_alone() -> None:
-    """The other two are most of the swarm, and were away for longer than rounds are kept."""
+    """The other two are the majority of the swarm, and were away for longer than rounds are retained."""
     lines: list[str] = []
     world = World(replace(choose(1, 3, 9.0, "lineages"), storms=()), lines.append)
     alone, *away = range(3)
@@ -242,8 +243,8 @@ def test_three_that_start_together_keep_what_one_of_them_did_alone() -> None:
 def test_a_liar_that_hands_nothing_out_keeps_nobody_in_a_history_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It signs for each round and says all the time that it holds the payloads, so that one that might be why
-    claims differ is always still to come."""
+    """It signs for each round, and claims all the time to hold the payloads. So some payload that might
+    explain why claims differ is always still to come."""
     monkeypatch.setattr(limits, "LINEAGE_MINORITY_PATIENCE_S", 60.0)
     get, asked = Transfers.get, Transfers.asked
 
