@@ -14,8 +14,10 @@ Hypothesis has its own: a failure prints the example and a @reproduce_failure li
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +30,8 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: two torch threads in each, which spin for one another, take twice as long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 SEED = pytest.StashKey[int]()
 WORKER_SEED = "gossamer_seed"
@@ -92,6 +96,22 @@ def pytest_terminal_summary(
         for name, value in getattr(report, "user_properties", ()):
             if name == "said":  # for a test that does as much as time allows: how much
                 terminalreporter.write_line(f"{report.nodeid}: {value}")
+
+
+@pytest.fixture(autouse=True)
+def _process_settings() -> Iterator[None]:
+    """Undo what a daemon's or a trainer's `main`, run in a test, has set for its whole process."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    asyncio_log = logging.getLogger("asyncio")
+    filters, level, umask = list(asyncio_log.filters), asyncio_log.level, os.umask(0o022)
+    os.umask(umask)
+    yield
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    asyncio_log.filters = filters
+    asyncio_log.setLevel(level)
+    os.umask(umask)
 
 
 @pytest.fixture

@@ -37,10 +37,10 @@ def test_a_machine_that_allows_few_open_files_has_some_left_for_the_nodes_own(
 @pytest.fixture
 def log() -> Iterator[logging.Logger]:
     """asyncio's, as a daemon has it."""
-    log = logging.getLogger("asyncio")
-    before, log.filters = log.filters, [open_files.SaidSeldom()]  # a daemon in a test before left its own
+    log, seldom = logging.getLogger("asyncio"), open_files.SaidSeldom()
+    log.addFilter(seldom)
     yield log
-    log.filters = before
+    log.removeFilter(seldom)
 
 
 def test_that_no_file_is_left_for_a_connection_is_said_in_one_line(
