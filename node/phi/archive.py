@@ -176,15 +176,15 @@ class Archive:
         elif self._shelf.claims and self._seal_round > self._shelf.claims[0].round:
             await self._seal(self._seal_round)
             return
-        elif self._is_due_anew(time.monotonic()):
-            await self._seal_anew()
+        elif self._is_reseal_due(time.monotonic()):
+            await self._reseal()
             return
         elif self._lost:
             await self._mend(next(iter(self._lost)))
             return
         await self._wait()
 
-    def _is_due_anew(self, now: float) -> bool:
+    def _is_reseal_due(self, now: float) -> bool:
         """Whether it is time to write the newest snapshot again."""
         if self._late_since is None:
             return False
@@ -231,7 +231,7 @@ class Archive:
         self._dispatch(ev.Adopted(claim))
         self._merging.look()  # its last look may have found that we had not joined
 
-    async def _seal_anew(self) -> None:
+    async def _reseal(self) -> None:
         """Write the newest snapshot again, with the records that came late. If that fails, it stays due."""
         since, self._late_since = self._late_since, None  # records merged from now on are late again
         is_done = False
@@ -319,7 +319,7 @@ class Archive:
         """
         base = await self._merging.close_up_to(closing.round, lambda: self._late_since is None)
         if self._late_since is not None:
-            await self._seal_anew()
+            await self._reseal()
             return
         if base is not None:
             await asyncio.to_thread(self._records.close_up_to, base, self._core.own_last)

@@ -131,7 +131,7 @@ class Merger:
             found = self._contributions(fragment, ordinary)
         if not found:
             return len(ordinary) < len(deltas)
-        return self._usual.are_exceeded(fragment, found)
+        return self._usual.are_all_exceeded(fragment, found)
 
     def state(self, fragment: Fragment) -> MergedState:
         """How far a fragment has been merged."""

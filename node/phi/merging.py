@@ -97,7 +97,7 @@ class Merging:
     @property
     def behind(self) -> int:
         """Number of rounds that have changed and are not merged yet, without those that wait."""
-        return len(self.schedule.reached(time.monotonic()))
+        return len(self.schedule.to_merge(time.monotonic()))
 
     @property
     def unmerged(self) -> int:
@@ -149,7 +149,7 @@ class Merging:
         while True:
             async with self._busy:
                 waiting = self.schedule.waiting(round_)
-                if not waiting or waiting[0] > self.schedule.reachable:
+                if not waiting or waiting[0] > self.schedule.merge_up_to:
                     return not waiting
             self._merged_some.clear()
             await self._merged_some.wait()

@@ -63,24 +63,24 @@ class MergeSchedule:
         clock = self._core.clock
         self._held_back.note_clock(clock, now)
         self.close(self._core.ledger.floor)
-        return self._reached(clock, now)
+        return self._to_merge(clock, now)
 
-    def reached(self, now: float) -> list[int]:
+    def to_merge(self, now: float) -> list[int]:
         """The rounds to merge, in order.
 
         Rounds that are held back are left out, as are those that the swarm cannot have reached, unless it
         rests.
         """
-        return self._reached(self._core.clock, now)
+        return self._to_merge(self._core.clock, now)
 
-    def _reached(self, clock: int, now: float) -> list[int]:
+    def _to_merge(self, clock: int, now: float) -> list[int]:
         if not self._dirty:
             return []
-        reachable = self.reachable
+        upto = self.merge_up_to
         return [
             round_
             for round_ in sorted(self._dirty)
-            if round_ <= reachable and not self._held_back.waits(round_, clock, now)
+            if round_ <= upto and not self._held_back.waits(round_, clock, now)
         ]
 
     def take(self, round_: int) -> bool:
@@ -121,7 +121,7 @@ class MergeSchedule:
             return
         if max(self._dirty, default=0) > self.horizon and not self._core.somebody_trains:
             return  # those rounds may be all the work that others have done
-        reached = self.reached(now)
+        reached = self.to_merge(now)
         if self._catch_up_to is None:
             self._catch_up_to = max(reached, default=0)
             self._found_up_to = max(self._core.ledger.rounds(), default=0)
@@ -133,6 +133,6 @@ class MergeSchedule:
         return max(self._core.horizon, self.reach)
 
     @property
-    def reachable(self) -> float:
+    def merge_up_to(self) -> float:
         """The newest round that may be merged; infinite if the swarm rests, since it will get no further."""
         return inf if self._core.caught_up and self._core.rests else self.horizon

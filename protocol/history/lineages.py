@@ -107,7 +107,7 @@ class Lineages:
         claims = [
             of_one for of_one in testimony.contributors() if not _contradicts(of_one, own.round, claimed)
         ]
-        fresh = {member.claims for member in members if now - member.told <= WORD_S}
+        fresh = {member.claims for member in members if now - member.told_at <= WORD_S}
         winner = winning_claim(own, claims) or self._wins_unanswered(own, claims, fresh, now)
         if winner is None or not any(winner in of_one for of_one in fresh):
             # Where rounds are fast, members seldom claim the very round that we do: silence proves nothing.
@@ -130,7 +130,7 @@ class Lineages:
         A member that has published nothing since it came back does not count as behind: it may still find out
         that we went on. Absent members count against it: those present may be mostly liars for a moment.
         """
-        said = [member for member in members if member.claims and now - member.told <= WORD_S]
+        said = [member for member in members if member.claims and now - member.told_at <= WORD_S]
         behind = [
             member
             for member in said

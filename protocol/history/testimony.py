@@ -14,7 +14,7 @@ class Witness(NamedTuple):
     node_id: bytes = b""
     is_named: bool = False
     """Whether it answers at one of the join addresses that we were given."""
-    told: float = inf
+    told_at: float = inf
     """When its newest row came, by the local clock, seconds."""
     round: int = 0
     """The last round that it has published; 0 if none since it came (back), or if we know no delta of its."""

@@ -34,13 +34,13 @@ class Witnesses:
             del self._unusable[next(iter(self._unusable))]
 
     def witnesses(self) -> list[Witness]:
-        told_of, authors = self._links.told_of(), self._ledger.last_rounds
+        given_ids, authors = self._links.given_ids(), self._ledger.last_rounds
         return [
             Witness(
                 self._claims_of(row),
                 row.node_id,
-                row.node_id in told_of,
-                member.told,
+                row.node_id in given_ids,
+                member.told_at,
                 row.body.round if row.node_id in authors else 0,
             )
             for member in self._roster.live()

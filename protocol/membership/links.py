@@ -113,7 +113,7 @@ class Links:
         anchors = [(link.address, link.node_id) for link in self.outbound() if link.address is not None]
         return anchors[: limits.LINKS_OUTBOUND_MIN]
 
-    def told_of(self) -> set[bytes]:
+    def given_ids(self) -> set[bytes]:
         """Node ids that answer, or must, at the bootstrap addresses that we were given at this start."""
         found = {**self._leads_to, **self._pins}
         return {node_id for address, node_id in found.items() if address not in self._remembered}

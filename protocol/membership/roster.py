@@ -42,7 +42,7 @@ class Member:
     """When there was last a sign of life: a newer row, or an answer on a link."""
     answered: float = -math.inf
     """When it last spoke on a link to us. A row may have been on its way for seconds; this has not."""
-    told: float = -math.inf
+    told_at: float = -math.inf
     """When its newest row came."""
     came_or_went: float = -math.inf
     """When its leaving or its return was last relayed at once."""
@@ -116,9 +116,9 @@ class Roster:
         self._rows.pop(known.row.data, None)
         self._rows[row.data] = row.node_id
         may_be_late = known.health is Health.DOWN and _may_be_late(known, row, now)
-        was_away = now - known.told > limits.IDLE_MIN_S
+        was_away = now - known.told_at > limits.IDLE_MIN_S
         known.row = row
-        known.heard = known.told = now
+        known.heard = known.told_at = now
         known.activity.note(row.body.inner_steps, row.body.round, now, was_away=was_away)
         if may_be_late:
             return True

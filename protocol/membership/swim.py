@@ -176,7 +176,7 @@ class Swim:
         if member is None or member.health is not Health.ALIVE:
             return []
         seen = (message.incarnation, message.heartbeat)
-        if seen < member.row.body.age and now - member.told < limits.HEARTBEAT_INTERVAL_S:
+        if seen < member.row.body.age and now - member.told_at < limits.HEARTBEAT_INTERVAL_S:
             return [Send(link, Records(((member.row.data, False),)))]
         is_cleared = not member.is_hearsay and now - member.since < limits.RUMOUR_PAUSE_S
         if seen < member.row.body.age or is_cleared:

@@ -48,7 +48,7 @@ class UsualRates:
         """Whether any round of a fragment has shown its usual rates."""
         return fragment.index in self._rates
 
-    def are_exceeded(self, fragment: Fragment, contributions: Sequence[Contribution]) -> bool:
+    def are_all_exceeded(self, fragment: Fragment, contributions: Sequence[Contribution]) -> bool:
         """Whether each of these deltas has a tensor that is far longer than usual. See `are_known` first."""
         rates = self._rates[fragment.index]
         usual = [

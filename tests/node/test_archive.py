@@ -145,7 +145,7 @@ async def test_late_records_that_go_on_coming_do_not_put_the_snapshot_off_for_ev
         at = now + 1.5 * tick
         monkeypatch.setattr("gossamer.node.phi.archive.time.monotonic", lambda at=at: at)
         sealing.archive.note_merged(1)
-        due.append(sealing.archive._is_due_anew(at))
+        due.append(sealing.archive._is_reseal_due(at))
     assert due == [False] * 5 + [True] * 5
     monkeypatch.undo()
     sealing.archive._late_since = now - 10.0

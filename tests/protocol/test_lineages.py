@@ -92,7 +92,7 @@ def test_who_is_not_there_holds_up_no_contest_for_long():
     adopted = []
     for tick in range(2 * int(SILENCE_S + limits.LINEAGE_PATIENCE_S + 10)):
         now = tick / 2
-        there = [Witness(theirs, told=now)] * 2
+        there = [Witness(theirs, told_at=now)] * 2
         effects = sealing.wake(now, 16, Told(there, heard=[theirs] * 2 + [(claim(8),)] * 9))
         adopted += [now for _ in kinds(effects, Adopt)]
     assert adopted and adopted[0] >= SILENCE_S
@@ -113,12 +113,12 @@ def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
     sealing = joined(claim(16, tokens=5, mark=1))
     winner = claim(16, tokens=9, mark=2)
     for tick in range(100):
-        said = [Witness((winner,), told=min(tick / 2, 3.0))] * 3
+        said = [Witness((winner,), told_at=min(tick / 2, 3.0))] * 3
         assert not kinds(sealing.wake(tick / 2, 16, Told(said)), Adopt)
     back = [
         effect
         for now in range(50, 50 + int(limits.LINEAGE_PATIENCE_S) + 8)
-        for effect in sealing.wake(float(now), 16, Told([Witness((winner,), told=float(now))] * 3))
+        for effect in sealing.wake(float(now), 16, Told([Witness((winner,), told_at=float(now))] * 3))
     ]
     assert kinds(back, Adopt) == [Adopt(winner)]
 
@@ -284,8 +284,8 @@ def ahead():
     return joined(claim(112, mark=9), claim(104, mark=9), floor=96, own_last=115)
 
 
-def at(round_, claims, node_id, told=float("inf")):
-    return Witness(claims, node_id, told=told, round=round_)
+def at(round_, claims, node_id, told_at=float("inf")):
+    return Witness(claims, node_id, told_at=told_at, round=round_)
 
 
 SLOW = [at(38 - n, (claim(32), claim(24)), bytes([n])) for n in range(4)]
@@ -339,7 +339,7 @@ def test_who_has_begun_anew_where_most_members_are_takes_its_time_to_give_that_u
         ([LIAR, LIAR._replace(node_id=b"another"), *[STARTED] * 4], 6),
         ([LIAR, LIAR._replace(node_id=b"another")], 6),
         ([STARTED] * 4, 4),
-        ([member._replace(told=-100.0) for member in SLOW], 4),
+        ([member._replace(told_at=-100.0) for member in SLOW], 4),
         ([member._replace(claims=(claim(104, mark=9),)) for member in SLOW], 4),
     ],
     ids=[

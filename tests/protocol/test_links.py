@@ -566,7 +566,7 @@ def test_whom_we_were_told_of_is_known_by_where_it_answers_and_by_its_pin():
     links = Links(
         _id(100), Roster(_id(100)), addresses, random.Random(0), pins=pins, remembered=["old:1", "old:2"]
     )
-    assert links.told_of() == {_id(1)}
+    assert links.given_ids() == {_id(1)}
     for number, address in enumerate(("told:2", "old:2", "n5:7700"), 4):
         links.up(LinkUp(number, _id(number), True, address), 0.0)
-    assert links.told_of() == {_id(1), _id(4)}
+    assert links.given_ids() == {_id(1), _id(4)}

@@ -155,9 +155,9 @@ class Archive:
             node.disk.reach = node.schedule.reach
         if self.claims and round_ <= self.claims[0].round:
             self._late += 1
-            self._node.soon(LATE_SETTLE_S, self._seal_anew, self._late)
+            self._node.soon(LATE_SETTLE_S, self._reseal, self._late)
 
-    def _seal_anew(self, late: int) -> None:
+    def _reseal(self, late: int) -> None:
         if late == self._late and self.claims and self._adopting is None:
             self._seal(self.claims[0].round)
 
@@ -171,13 +171,13 @@ class Archive:
         if node.fold is None:
             return
         if node.schedule.waiting(round_):
-            node.soon(RETRY_S, self._seal_anew, self._late)
+            node.soon(RETRY_S, self._reseal, self._late)
             return
         try:
             prefix = node.fold.prefix(round_)
         except DamagedChunkError as error:
             node.chunk_damaged(error.blob)
-            node.soon(RETRY_S, self._seal_anew, self._late)
+            node.soon(RETRY_S, self._reseal, self._late)
             return
         data = prefix.phi.tobytes()
         hashes = chunk_hashes(data)
