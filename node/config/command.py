@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gossamer.node.config.check_node import NodeCheck
     from gossamer.node.config.findings import Finding
 
-_CONFIG_HELP = "Take flags that are not given from here."
+_CONFIG_HELP = "Node file with values for flags that are not given."
 
 _ConfigFile = Annotated[
     Path | None,

@@ -123,7 +123,7 @@ def test_a_folder_that_is_gone(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     for command in ("id", "init", "swarm", "node"):
-        run(command).assert_user_error("the folder that you are in is gone", "cd to one that exists")
+        run(command).assert_user_error("the current folder no longer exists", "cd to one that does")
 
 
 def test_the_version(run: Run) -> None:

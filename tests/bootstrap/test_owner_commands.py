@@ -34,7 +34,7 @@ def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> N
     assert (tmp_path / "my.owner").stat().st_mode & 0o777 == 0o600
     manifest = read(tmp_path / "my.toml")
     owner = Identity.from_seed((tmp_path / "my.owner").read_bytes())
-    assert f"as admission.owners names it:  {owner.public_key.hex()}\n" in outcome.out
+    assert f"as listed in admission.owners:  {owner.public_key.hex()}\n" in outcome.out
     assert manifest.admission.mode == "invited" and manifest.admission.owners == (owner.public_key.hex(),)
     assert manifest.outer.weight_cap == 0
     node_id = run("id").out.strip()
@@ -50,7 +50,7 @@ def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> N
 
 def test_a_members_copy_of_the_manifest_and_the_owners_key_are_enough(run: Run, tmp_path: Path) -> None:
     outcome = run("init", "my.toml", "--invited")
-    assert "my.owner: the owner's key, which no node needs; back it up, and my.toml with it" in outcome.out
+    assert "my.owner: the owner's key, which no node needs; back it up together with my.toml" in outcome.out
     member = Home(tmp_path / "d")
     member.create()
     member.adopt(read(tmp_path / "my.toml"))
