@@ -90,7 +90,7 @@ class Storm:
         """`start_another` starts one more node and adds it to `nodes`. Raises ConfigError."""
         if len(nodes) < NODES_MIN:
             raise ConfigError(
-                f"--chaos needs --nodes {NODES_MIN} or more: when one is killed, others train on"
+                f"--chaos needs --nodes {NODES_MIN} or more: when one is killed, the others must train on"
             )
         self._rounds = rounds
         self._boot = boot

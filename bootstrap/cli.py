@@ -152,13 +152,13 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, LocalError):
         return str(error)
     if isinstance(error, MemoryError):
-        return "there is not enough memory"
+        return "not enough memory"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     at = traceback.extract_tb(error.__traceback__)[-1]
     said = " ".join(f"{type(error).__name__}: {error}".split())
     where = f"{Path(at.filename).name}:{at.lineno}"
-    return f"a bug in gossamer: {said} ({where}); run it again with --debug, and report it"
+    return f"a bug in gossamer: {said} ({where}); run it again with --debug and report it"
 
 
 def _usage_error(error: typer.TyperException) -> str:

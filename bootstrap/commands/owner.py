@@ -131,8 +131,8 @@ def revoke(
         )
     if last_round > clock:
         raise ConfigError(
-            f"the swarm is at round {clock}: until round {last_round} all that this key signs would still"
-            " count; leave --after-round out, or give an earlier one"
+            f"the swarm is at round {clock}: everything this key signs up to round {last_round} would still"
+            " count; leave --after-round out, or give an earlier round"
         )
     record = owners.revoke(owner, manifest.swarm_id, target, last_round=last_round, reason=reason)
     _from_each(found, lambda address: deliver(address, record, plaintext=plaintext))

@@ -211,7 +211,7 @@ def command_named(name: str, ctx: typer.Context) -> Command:
     root: Any = ctx.find_root().command
     found = root.commands.get(name)
     if not isinstance(found, Command):
-        raise ConfigError(f"{name!r} is no command of gossamer{node_file.did_you_mean(name, sections(ctx))}")
+        raise ConfigError(f"gossamer has no command {name!r}{node_file.did_you_mean(name, sections(ctx))}")
     return found
 
 

@@ -201,7 +201,7 @@ def test_windows_is_told_to_take_wsl(use: str) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("does not run on Windows itself: install it inside WSL 2")
+    assert done.stderr.splitlines()[-1].endswith("does not run on Windows: install it inside WSL 2")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])

@@ -77,7 +77,7 @@ def test_one_owner_may_own_several_swarms(run: Run, tmp_path: Path) -> None:
     ("args", "part"),
     [
         (["invite", "xyz"], "64 hex digits"),
-        (["invite", NODE_ID, "--role", "rule"], "'rule' is none of train, observe"),
+        (["invite", NODE_ID, "--role", "rule"], "'rule' is not one of train, observe"),
         (["invite", NODE_ID, "--days", -1], "--days"),
         (["invite", NODE_ID, "--days", 99_999], "--days"),
         (["invite", NODE_ID, "--join", "nowhere"], "nowhere"),
@@ -157,7 +157,7 @@ def test_an_owner_is_asked_which_swarm_is_meant(run: Run) -> None:
     assert run("init", "two.toml", "--invited", "--seed", 1).status == 0
     run("invite", NODE_ID).assert_user_error("which swarm?", "--manifest")
     run("invite", NODE_ID, "--manifest", "one.toml", "--owner-key", "two.owner").assert_user_error(
-        "no owner's"
+        "does not belong to an owner"
     )
 
 

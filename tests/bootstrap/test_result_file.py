@@ -43,7 +43,7 @@ def test_an_open_pipe_is_written_into(spelling: str, pipe: tuple[int, int]) -> N
     ResultFile(Path(spelling.format(writes))).write(b"all of it")
     os.close(writes)
     assert os.read(reads, 100) == b"all of it"
-    with pytest.raises(ConfigError, match="reading only"):
+    with pytest.raises(ConfigError, match="only open for reading"):
         ResultFile(Path(spelling.format(reads)))
     os.close(reads)
     with pytest.raises(ConfigError, match="Bad file descriptor"):

@@ -105,7 +105,7 @@ def test_a_task_that_comes_with_gossamer_needs_no_file(text: str, tmp_path: Path
         ("missing.py:Line", "the swarm's task: there is no file missing.py"),
         ("own_line.py:Lime", "trains 'own_line:Line', and own_line.py:Lime is 'own_line:Lime'"),
         ("other.py:Line", "trains 'own_line:Line', and other.py:Line is 'other:Line'"),
-        ("own_line", "the swarm's task: a task of your own is FILE.py:CLASS"),
+        ("own_line", "the swarm's task: name your own task as FILE.py:CLASS"),
     ],
 )
 def test_another_task_than_the_swarms_is_not_remembered(

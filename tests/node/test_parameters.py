@@ -132,7 +132,7 @@ def untied() -> nn.Module:
         (lambda: nn.ModuleList([FullyShardedDataParallel()]), "flattens parameters: use fully_shard"),
         (
             lambda: nn.ParameterList([torch.ones(1) for _ in range(limits.TENSORS_MAX + 1)]),
-            "trains 20001 tensors, and a manifest lists 20000 at most: stack small",
+            "trains 20001 tensors, but a manifest lists 20000 at most: stack small",
         ),
         (lambda: [two_layers()], r"the model is a list: give a torch\.nn\.Module, or several in"),
     ],
