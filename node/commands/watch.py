@@ -69,7 +69,7 @@ def peers(
     asker = asker_for(folder, address)
     found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
     if not {"agreement", "conduct", "members"} <= found.keys():
-        raise UnreachableError(f"{address} does not say what it has seen of its members")
+        raise UnreachableError(f"{address} does not report what it has seen of its members")
     from rich.console import Console
 
     from gossamer.node.dashboard.peers import as_told, show_peers
@@ -80,7 +80,7 @@ def peers(
         else:
             show_peers(found, Console())
     except WRONG_SHAPE:
-        raise UnreachableError(f"{address} does not say what it has seen of its members") from None
+        raise UnreachableError(f"{address} does not report what it has seen of its members") from None
 
 
 def top(
@@ -141,7 +141,7 @@ def verify(
     from gossamer.node.network.askers import asker_for
 
     if len(addresses) < 2:
-        raise ConfigError("give two or more addresses: one replica alone agrees with itself")
+        raise ConfigError("give two or more addresses: a single replica always agrees with itself")
     asker = next((found for address in addresses if (found := asker_for(folder, address))), None)
     verdict = asyncio.run(verify_replicas(tuple(addresses), wait_s=wait, plaintext=plaintext, asker=asker))
     for address, answer in verdict.answers.items():

@@ -641,7 +641,7 @@ def test_of_a_swarms_nodes_on_this_machine_the_one_that_trains_is_meant(
         with pytest.raises(ConfigError, match=r"which node\? Give one of --dir .*peer, --dir .*trainer$"):
             find_admin(None, None)
         homes[1].lock.let_go()
-        with pytest.raises(ConfigError, match="the node in .*peer is starting"):
+        with pytest.raises(ConfigError, match="the node in .*peer is still starting"):
             find_admin(None, None)
         homes[0].daemon_path.mkdir()
         with pytest.raises(ConfigError, match=r"^cannot read .*daemon\.json: .*; is this the user whose"):
@@ -669,7 +669,7 @@ async def test_a_server_that_is_none_is_said() -> None:
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    with pytest.raises(UnreachableError, match="no admin server"):
+    with pytest.raises(UnreachableError, match="is not an admin server"):
         await events_until(f"127.0.0.1:{port}", "state")
     server.close()
     await server.wait_closed()

@@ -241,7 +241,7 @@ async def test_while_a_daemon_starts_nobody_is_sent_where_the_last_one_answered(
     monkeypatch.setattr(Archive, "restore", slow)
     async with running(home):
         try:
-            with pytest.raises(ConfigError, match="the node in .* is starting"):
+            with pytest.raises(ConfigError, match="the node in .* is still starting"):
                 find_admin(None, home.root)
         finally:
             goes_on.set()
