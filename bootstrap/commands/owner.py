@@ -75,8 +75,8 @@ def invite(
     _from_each(tell or (), lambda address: deliver(address, invitation.grant.data, plaintext=plaintext))
     until = f"for {days:g} days" if days else "for ever"
     swarm = f"{manifest.swarm.name!r} ({manifest.swarm_id.hex()[:12]})"
-    what = f"to {role} in swarm {swarm} {until}"
-    typer.echo(f"{what}; on that machine:  gossamer node --invite INVITATION", err=True)
+    what = f"an invitation to {role} in swarm {swarm} {until}"
+    typer.echo(f"{what}; on that machine, run:  gossamer node --invite INVITATION", err=True)
 
 
 def revoke(
