@@ -38,7 +38,7 @@ def once_somebody_is_there(enter: Callable[[], Home]) -> Home:
             return enter()
         except NobodyThereError as error:
             if seldom.is_due("nobody", time.monotonic()):
-                log.warning("%s It is asked again every %.0f s", error, ASK_AGAIN_S)
+                log.warning("%s Trying again every %.0f s", error, ASK_AGAIN_S)
         time.sleep(ASK_AGAIN_S)
 
 
@@ -72,7 +72,7 @@ def enter_swarm(
         own_home = _home_of(contacts, swarm_id) if folder is None else None
         if own_home is None:
             raise
-        tell(f"{error} Going on with this machine's node in {own_home.root}")
+        tell(f"{error} Continuing with this machine's node in {own_home.root}")
         return own_home
     except NotAnsweredError as error:
         own = own_id(folder)

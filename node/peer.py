@@ -255,7 +255,7 @@ class Peer(Standing):
         thread = get_ident()
         if self._stepping is not None:
             raise RuntimeError(
-                "step is running already, in another thread or around this callback: a peer has one loop"
+                "step is already running, in another thread or around this callback: a peer has one loop"
             )
         self._stepping = thread  # nothing is called between the test and the `try`, so nothing can interrupt
         try:

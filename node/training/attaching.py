@@ -128,7 +128,7 @@ def _do_without_threads_that_a_fork_lost() -> None:
     if os.getpid() != _imported_in and torch.get_num_threads() > 1:
         torch.set_num_threads(1)  # as a DataLoader's workers do
         log.warning(
-            "this process was forked, and torch's threads with it were not: it runs on one. For more, start"
+            "this process was forked without torch's threads: it runs on one thread. For more, start"
             " it with multiprocessing's method 'spawn'"
         )
 

@@ -30,7 +30,7 @@ from gossamer.node.training.outer import OuterLoop
 _NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 """Errors from reading JSON, or from using its content, when the file holds something else."""
 
-_OTHER = "the inner optimizer has other {} than its saved state"
+_OTHER = "the inner optimizer has different {} than its saved state"
 
 log = logging.getLogger("gossamer.checkpoint")
 
@@ -54,7 +54,7 @@ def restore(
     except FileNotFoundError:
         return None
     except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
-        log.warning("cannot use %s (%s): residuals, inner optimizer and data begin afresh", path, error)
+        log.warning("cannot use %s (%s): residuals, inner optimizer and data start afresh", path, error)
         return None
     for state, saved in zip(outer.fragments, rounds, strict=True):
         for i, slot in enumerate(state.fragment.slots):
@@ -150,7 +150,7 @@ def _difference(
 
 def _begins_afresh(why: str) -> Literal[False]:
     """Log why the inner optimizers do not resume; returns False, for that."""
-    log.warning("%s: it begins afresh", why)
+    log.warning("%s: it starts afresh", why)
     return False
 
 

@@ -144,7 +144,7 @@ def test_who_starts_a_node_as_before_goes_on_also_where_the_one_to_join_is_gone(
     """Any process may die, the one with the address that all were given included."""
 
     def nobody(*args: object, **options: object) -> Manifest:
-        raise NobodyThereError("nobody useful answers at a:1; is the node running?")
+        raise NobodyThereError("no Gossamer node answers at a:1; is it running?")
 
     monkeypatch.setattr(entering, "fetch_manifest", nobody)
     monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
@@ -160,7 +160,7 @@ def test_who_starts_a_node_as_before_goes_on_also_where_the_one_to_join_is_gone(
     (tmp_path / "0123456789ab" / "manifest").write_bytes(b"damaged")
     own = _own_node(tmp_path, HERE, "no address", f"gossamer://{bytes(32).hex()}@a:1", "b:2")
     _own_node(tmp_path, HERE, "d:4", suffix="-bootstrap")
-    assert entered("a:1") == own.root and "Going on with this machine's node in" in capsys.readouterr().err
+    assert entered("a:1") == own.root and "Continuing with this machine's node in" in capsys.readouterr().err
     assert entered("c:3") is None, "which swarm that leads to is not known"
     assert entered("d:4") is None, "a bootstrap peer's folder is another node's"
     assert entered("a:1", folder=tmp_path / "new") is None
