@@ -205,7 +205,7 @@ class DaemonLink:
 
     def _say_outdated(self) -> None:
         if not self.is_outdated:
-            log.error("%s: restart this process", OUTDATED)
+            log.error("%s: this process must be restarted", OUTDATED)
         self.is_outdated = True
         self.stop_asked.set()
 

@@ -284,7 +284,7 @@ def parse_status(address: str, body: bytes) -> dict[str, Any]:
         raise UnreachableError(f"{address} sent a status that cannot be read")
     for name in sorted(_HASHES & status.keys()):
         if not isinstance(status[name], str) or not _HASH.fullmatch(status[name]):
-            raise UnreachableError(f"{address} sent a status that cannot be read: its {name} is no hash")
+            raise UnreachableError(f"{address} sent a status that cannot be read: its {name} is not a hash")
     return status
 
 

@@ -644,7 +644,7 @@ def test_of_a_swarms_nodes_on_this_machine_the_one_that_trains_is_meant(
         with pytest.raises(ConfigError, match="the node in .*peer is starting"):
             find_admin(None, None)
         homes[0].daemon_path.mkdir()
-        with pytest.raises(ConfigError, match=r"^cannot read .*daemon\.json: .*; is this the user whose"):
+        with pytest.raises(ConfigError, match=r"^cannot read .*daemon\.json: .*; does the node belong to"):
             find_admin(None, homes[0].root)
         homes[0].daemon_path.rmdir()
         homes[1].lock.take()

@@ -181,12 +181,12 @@ def test_inference_mode_is_left_first(manifest: Manifest) -> None:
         ({"advertise": "a.example:1"}, r"advertise is a list: advertise=\['a.example:1'\]"),
         ({"trust": "ab" * 32}, "trust is a list"),
         ({"folder": ""}, "folder is empty"),
-        ({"swarm_id": ""}, "'' is no swarm id"),
+        ({"swarm_id": ""}, "'' is not a swarm id"),
         ({"listen": 7700}, "listen is 7700: give a text"),
         ({"name": None}, "name is None: give a text"),
         ({"name": "a\nb"}, "a name is printable text"),
         ({"advertise": ["nowhere"]}, "'nowhere' is not an address"),
-        ({"advertise": ["a.example:1"] * 9}, "others take 8 addresses of a node, and not 9"),
+        ({"advertise": ["a.example:1"] * 9}, "a node can advertise 8 addresses at most, not 9"),
         ({"invite": b"x"}, "invite is b'x': give a text"),
         ({"join": [7700]}, r"join is \[7700\]: give a list of texts"),
         ({"trust": 5}, "trust is 5: give a list of texts"),
@@ -424,7 +424,7 @@ def test_a_daemon_that_dies_again_and_again_is_not(monkeypatch: pytest.MonkeyPat
 def test_a_daemon_of_another_release_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon: Any = SlowDaemon(20, monkeypatch)
     daemon.is_outdated = True
-    with pytest.raises(ConfigError, match="another release .* start this script again"):
+    with pytest.raises(ConfigError, match="a different release .* start this script again"):
         starting._wait_for_daemon(daemon, daemon)
 
 

@@ -109,7 +109,7 @@ def test_a_folder_of_another_swarm_than_is_meant(tmp_path: Path) -> None:
 
 def test_a_node_that_never_got_the_model_needs_somebody_to_ask(tmp_path: Path) -> None:
     home = _own_node(tmp_path, HERE, joined=False)
-    with pytest.raises(ConfigError, match=r"never got the model; give a node with --join ADDRESS"):
+    with pytest.raises(ConfigError, match=r"has no model yet; name another node with --join ADDRESS"):
         enter_swarm((), home.root, None, plaintext=True)
     assert enter_swarm(("a:1",), home.root, None, plaintext=True).root == home.root
     home.write_peers(["b:2"])
