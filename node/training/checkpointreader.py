@@ -49,7 +49,7 @@ def restore(
         rounds: list[int] = json.loads(metadata["rounds"])
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
-            raise ValueError("it is of another model")
+            raise ValueError("it is from another model")
         has_inner = _take_up_inner(outer, optimizers, tensors, metadata)
     except FileNotFoundError:
         return None

@@ -225,7 +225,7 @@ class Ranks:
         if self._model is not None:
             reshard(self._model)
         if self.rank > 0 and firsts == DIVERGED:
-            raise DivergedError("the first rank found the model diverged: its error says where")
+            raise DivergedError("the first rank found that the model diverged: its error says where")
         if self.rank > 0 and firsts == FAILED:
             raise UnreachableError("the first rank of this node failed: its last lines say why")
 

@@ -146,7 +146,7 @@ def test_a_batch_that_makes_training_diverge_costs_a_window(base: Path, address:
     bad.touch()
     assert node.process.wait(60) == 2
     (said,) = node.errors()
-    assert "is not finite or beyond 64, which is as far as a swarm's numbers go: lower the" in said
+    assert "is not finite or beyond 64, the limit of a swarm's numbers: lower the" in said
 
 
 def test_a_local_swarm(base: Path) -> None:
