@@ -74,7 +74,7 @@ def _option(value: Any) -> Any:
 
 def _usable_key(text: str) -> str:
     if has_small_order(bytes.fromhex(text)):
-        raise ValueError("is no usable public key")
+        raise ValueError("is not a usable public key")
     return text
 
 

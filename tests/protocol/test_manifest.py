@@ -245,7 +245,7 @@ WRONG = [
     (
         "[pace]",
         f"[admission]\nowners = ['{64 * '0'}']\n[pace]",
-        "admission.owners.0: is no usable public key",
+        "admission.owners.0: is not a usable public key",
     ),
     ("[pace]", f"[admission]\nowners = ['{KEY}', '{KEY}']\n[pace]", "an owner is listed twice"),
     ("[pace]", "[history]\nretain = 23\n[pace]", "history: retain must be 0, or at least seal_after + snap"),
