@@ -84,7 +84,7 @@ def difference_of(manifest: Manifest, file: TaskFile) -> str:
         return ""
     return (
         f"{file.path} is not the file that the manifest was written with ({source[:12]}, not"
-        f" {manifest.task.source[:12]}): if that was not intended, take the other"
+        f" {manifest.task.source[:12]}): if that was not intended, use the other"
     )
 
 

@@ -56,7 +56,7 @@ def _check_swarm(home: Home, joins: bool) -> Iterator[Finding]:
             yield ok("manifest", f"the folder belongs to swarm {name!r} ({manifest.swarm_id.hex()[:12]})")
             has_begun = has_model(home, manifest)  # raises for a damaged ledger, which would end the node
             if not joins and not home.read_peers() and not has_begun:
-                yield error("join", "the folder never got a model: give a node of the swarm with --join")
+                yield error("join", "the folder never got a model: name a node of the swarm with --join")
         invitation = home.invitation()
     except LocalError as problem:
         yield error("dir", str(problem))

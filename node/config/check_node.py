@@ -157,9 +157,9 @@ class NodeCheck:
         ):
             yield error(
                 "join",
-                "which swarm? Give a node of it with --join, or a folder with --dir"
+                "which swarm? Name one of its nodes with --join, or a folder with --dir"
                 if self.home is None
-                else f"{self.home.root} has no manifest: give a node of the swarm with --join",
+                else f"{self.home.root} has no manifest: name a node of the swarm with --join",
             )
         swarm_id = self.manifest.swarm_id if self.manifest else None
         self.home = self.home or self._default_home()

@@ -73,7 +73,7 @@ def test_a_folder_of_another_swarm(run: Run, tmp_path: Path) -> None:
         one.swarm_id.hex()[:12], two.swarm_id.hex()[:12]
     )
     run("node", "--dir", "d", "--swarm-id", two.swarm_id.hex()).assert_user_error(one.swarm_id.hex()[:12])
-    run("node", "--dir", "d", "--trust", "somebody").assert_user_error("'somebody' is no node id")
+    run("node", "--dir", "d", "--trust", "somebody").assert_user_error("'somebody' is not a node id")
     assert entries(home.root) == {"manifest"}
 
 

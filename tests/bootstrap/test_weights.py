@@ -142,7 +142,7 @@ def test_a_folder_with_one_file_or_with_shards(tmp_path: Path) -> None:
         ),
         (
             {"inner.norm.bias": torch.full((3,), 64.0)},
-            "'inner.norm.bias': a value is not finite or not within",
+            "'inner.norm.bias': a value is not finite or outside",
         ),
         ({"head.weight": torch.zeros(5, 3)}, "inner.embed.weight and head.weight differ"),
         (

@@ -104,7 +104,7 @@ async def test_who_is_no_node_says_so_in_one_line(monkeypatch: pytest.MonkeyPatc
     async with answering("other", bytes) as address:
         with pytest.raises(UnreachableError, match=r"not a Gossamer node \(HTTP status 404\)"):
             await fetch_status(address, plaintext=True)
-        with pytest.raises(UnreachableError, match="nobody useful answers") as error:
+        with pytest.raises(UnreachableError, match="no Gossamer node answers") as error:
             await fetch_status(address)  # TLS to a server without
         assert "\n" not in str(error.value)
     for body in (b"", b"{", b"[1]", b'"x"', b"{}", b"\xff"):
@@ -112,7 +112,7 @@ async def test_who_is_no_node_says_so_in_one_line(monkeypatch: pytest.MonkeyPatc
             with pytest.raises(UnreachableError, match="cannot be read"):
                 await fetch_status(address, plaintext=True)
     monkeypatch.setattr(client, "ASK_TIMEOUT_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UnreachableError, match="nobody"):
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UnreachableError, match="no answer"):
         await fetch_status(f"127.0.0.1:{silent.getsockname()[1]}", plaintext=True)
 
 
@@ -214,9 +214,9 @@ async def test_never_the_same_records_is_not_comparable() -> None:
 async def test_different_swarms_and_one_node_twice_are_mistakes() -> None:
     with pytest.raises(ConfigError, match="different swarms"):
         await verdict(Replica("a", ("r", "p")), Replica("b", ("r", "p"), swarm="t"))
-    with pytest.raises(ConfigError, match="always agrees with itself"):
+    with pytest.raises(ConfigError, match="agrees with itself"):
         await verdict(Replica("a", ("r", "p")), Replica("a", ("r", "p")))
     async with answering("status", Replica("a", ("r", "p"))) as address:
-        with pytest.raises(ConfigError, match="always agrees with itself"):
+        with pytest.raises(ConfigError, match="agrees with itself"):
             async with asyncio.timeout(20):
                 await verify.verify((address, address), wait_s=0.1, plaintext=True)

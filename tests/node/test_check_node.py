@@ -67,9 +67,9 @@ def test_what_a_node_would_not_train_with(home: Home, tmp_path: Path) -> None:
     )
     said = errors(look(tmp_path / "n.toml"))
     assert said.keys() == {"node", "task", "data", "advertise"}
-    assert "trust in" in said["node"] and "'abc' is no node id" in said["node"]
+    assert "trust in" in said["node"] and "'abc' is not a node id" in said["node"]
     assert "leave --task out" in said["task"] and "no text in" in said["data"]
-    assert "8 addresses of a node, and not 9" in said["advertise"]
+    assert "8 addresses at most, not 9" in said["advertise"]
     (tmp_path / "n.toml").write_text('[node]\ndir = "text"\njoin = ["127.0.0.1:1"]\n')
     assert errors(look(tmp_path / "n.toml")) == {}
 
