@@ -192,7 +192,7 @@ class Display:
         progress.add_row(
             Text(f"round {round_}/{self._rounds}"),
             ProgressBar(total=self._rounds, completed=round_),
-            Text(f"{minutes(time.monotonic() - self._begun)} elapsed, {self._left(round_)} left"),
+            Text(f"{minutes(time.monotonic() - self._begun)} gone, {self._left(round_)} left"),
         )
         loss = Text("validation loss  ")
         if self._losses:

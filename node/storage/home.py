@@ -223,7 +223,7 @@ class Home:
         own = self.identity().node_id
         if invitation.grant.node_id != own:
             raise ConfigError(
-                f"this invitation is for node {invitation.grant.node_id.hex()}, and {self.root} is node"
+                f"this invitation is for node {invitation.grant.node_id.hex()}, but {self.root} is node"
                 f" {own.hex()}; ask an owner for an invitation for that id"
             )
         keep(self.invitation_path, invitation.to_text().encode(), durable=True)

@@ -41,7 +41,7 @@ def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> N
     assert run("id").out.strip() == node_id, "always the same"
     contact = f"gossamer://{NODE_ID}@my.host:7700"
     outcome = run("invite", node_id, "--join", contact, "--days", 3, "--role", "observe")
-    said = f"to observe in swarm 'my' ({manifest.swarm_id.hex()[:12]}) for 3 days; on that machine, run"
+    said = f"an invitation to observe in swarm 'my' ({manifest.swarm_id.hex()[:12]}) for 3 days; on that"
     assert outcome.status == 0 and outcome.err.startswith(said)
     found = read_invitation(outcome.out)
     assert found.swarm_id == manifest.swarm_id and found.contacts == (contact,)

@@ -73,7 +73,7 @@ def test_two_nodes_train_and_a_restart_needs_no_flag(base: Path, address: str) -
 def test_without_its_file_a_node_says_what_to_type(base: Path, address: str) -> None:
     done = gossamer("node", "--join", address, "--dir", base / "new")
     assert done.returncode == 2
-    assert "say where it is with --task own_line.py:Line" in done.stderr.splitlines()[-1]
+    assert "give it with --task own_line.py:Line" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
