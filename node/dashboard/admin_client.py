@@ -55,7 +55,7 @@ def _only_admin_here() -> str:
         raise _says_nothing(min(starting))
     if not admins:
         raise ConfigError(
-            f"no node runs in {nodes_root()}; give a node's folder with --dir, or its admin HOST:PORT"
+            f"no node runs in {nodes_root()}; name a node's folder with --dir, or its admin HOST:PORT"
         )
     meant = None if starting else _meant_of(list(admins))
     if meant is None:
