@@ -41,7 +41,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         ("fragments = 4", "fragments = 10000", ["fragments"]),
         ('mode = "open"', 'mode = "ajar"', ["admission.mode"]),
         ('preset = "tiny"', 'preset = "huge"', ["huge"]),
-        ("seed = 0", "seed = 1", ["first parameters", "--from", ".genesis.safetensors"]),
+        ("seed = 0", "seed = 1", ["initial parameters", "--from", ".genesis.safetensors"]),
         ("digest = ", "digest = 'xyz' #", ["genesis.digest"]),
     ],
 )

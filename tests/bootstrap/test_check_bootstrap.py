@@ -53,7 +53,7 @@ def test_a_bootstrap_peer_needs_first_parameters(home: Home, tmp_path: Path) -> 
     seeded = founding(tmp_path)
     assert errors(look(file)) == {}
     seeded.write_text(seeded.read_text().replace("seed = 0", "seed = 1"))  # as if made --from other weights
-    assert "makes different first parameters" in errors(look(file))["genesis"]
+    assert "makes different initial parameters" in errors(look(file))["genesis"]
     manifests.write(builders.manifest(task={"name": "my:Mine"}), tmp_path / "m.toml", replace=True)
     assert "there is no" in errors(look(file))["genesis"]
     manifests.write(builders.manifest(task={"name": "chess"}), tmp_path / "m.toml", replace=True)

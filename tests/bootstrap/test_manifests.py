@@ -205,7 +205,10 @@ def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
     ("change", "part"),
     [
         ({"options": {"preset": "small"}}, r"does not fit its layout: tensor '.*' has shape"),
-        ({"seed": 1}, "other first parameters than the manifest states. If its seed, fragments or task were"),
+        (
+            {"seed": 1},
+            "different initial parameters than the manifest states. If its seed, fragments or task",
+        ),
     ],
 )
 def test_a_manifest_whose_model_was_edited_is_said(change: dict[str, dict[str, object]], part: str) -> None:
