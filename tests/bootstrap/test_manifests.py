@@ -207,7 +207,7 @@ def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
         ({"options": {"preset": "small"}}, r"does not fit its layout: tensor '.*' has shape"),
         (
             {"seed": 1},
-            "different initial parameters than the manifest states. If its seed, fragments or task were",
+            "different initial parameters than the manifest states. If its seed, fragments or task",
         ),
     ],
 )
