@@ -90,7 +90,7 @@ class Storm:
         """`start_another` starts one more node and adds it to `nodes`. Raises ConfigError."""
         if len(nodes) < NODES_MIN:
             raise ConfigError(
-                f"--chaos needs --nodes {NODES_MIN} or more: when one is killed, others train on"
+                f"--chaos needs --nodes {NODES_MIN} or more: when one is killed, the others must train on"
             )
         self._rounds = rounds
         self._boot = boot
@@ -169,13 +169,13 @@ class Storm:
     def _kill(self) -> None:
         victim = self._nodes[1]
         victim.kill()
-        text = f"{victim.name} is killed, all of its processes (SIGKILL)"
+        text = f"{victim.name} is killed with all its processes (SIGKILL)"
         self._happens(Kind.KILLED, victim.name, text, "the other nodes train on", self._all_advance())
 
     def _bring_back(self) -> None:
         victim = self._nodes[1]
         victim.start()
-        text, cure = f"{victim.name} comes back from its own folder", f"{victim.name} trains in step again"
+        text, cure = f"{victim.name} restarts from its own folder", f"{victim.name} trains in step again"
         self._happens(Kind.RETURNED, victim.name, text, cure, lambda: self._in_step(victim))
 
     def _let_join(self) -> None:

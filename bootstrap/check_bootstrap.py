@@ -25,9 +25,9 @@ def check_bootstrap(
     else:
         yield error(
             "invite",
-            f"swarm {manifest.swarm.name!r} lets in only whom an owner invites: put the owner's key there,"
-            f" {key}, or start with --invite and what gossamer invite prints for this node, which"
-            f" gossamer id --dir {home.root} names",
+            f"swarm {manifest.swarm.name!r} lets in invited nodes only: put the owner's key at {key}, or"
+            " start with --invite and what gossamer invite prints for this node, whose id"
+            f" gossamer id --dir {home.root} prints",
         )
 
 

@@ -67,33 +67,33 @@ def _gossamer(
             "--version",
             is_eager=True,
             callback=_tell_version,
-            help="Say which release this is, and which wire protocol it speaks.",
+            help="Show the version of this release and of its wire protocol.",
         ),
     ] = False,
 ) -> None:
     """Train one PyTorch model on many machines, with no server in the middle.
 
-    See it work on this machine, with four nodes and real text:
+    Try it on this machine, with four nodes and real text:
 
         gossamer swarm
 
-    For real: write down what is trained, and let one machine be where the others join.
+    To train for real, write the swarm's manifest and start a bootstrap peer, which the others join:
 
         gossamer init my.toml
         gossamer bootstrap my.toml
 
-    On every machine that trains, with the address of that one; then watch it, and use the model.
+    On every machine that trains, join at that peer's address. Then watch the swarm and use the model:
 
         gossamer node --join 192.168.1.5:7700
         gossamer top
         gossamer generate --prompt "def "
 
-    Nodes may come, go and crash as they like. Each command explains itself: gossamer node --help.
+    Nodes may join, leave and crash at any time. Every command has its own help: gossamer node --help.
     """
     try:
         Path.cwd()
     except FileNotFoundError:  # torch would fail on it without a helpful message
-        raise ConfigError("the folder that you are in is gone: cd to one that exists") from None
+        raise ConfigError("the current folder no longer exists: cd to one that does") from None
 
 
 def main() -> None:
@@ -152,13 +152,13 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, LocalError):
         return str(error)
     if isinstance(error, MemoryError):
-        return "there is not enough memory"
+        return "not enough memory"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     at = traceback.extract_tb(error.__traceback__)[-1]
     said = " ".join(f"{type(error).__name__}: {error}".split())
     where = f"{Path(at.filename).name}:{at.lineno}"
-    return f"a bug in gossamer: {said} ({where}); run it again with --debug, and report it"
+    return f"a bug in gossamer: {said} ({where}); run it again with --debug and report it"
 
 
 def _usage_error(error: typer.TyperException) -> str:

@@ -257,7 +257,7 @@ def _events(events: list[Happening], now_s: float) -> RenderableType:
         else:
             outcome = Text(f"{event.cure} ({event.recovered_s:.1f} s)", style="green")
         table.add_row(Text(minutes(event.t_s), style="dim"), Text(event.text), outcome)
-    return table if events else Text("calm so far", style="dim")
+    return table if events else Text("no faults yet", style="dim")
 
 
 def _plural(number: int, one: str) -> str:
@@ -305,7 +305,7 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
             else Text(f"{event['text']}; NOT recovered", style="bold red"),
         )
     for reason in summary.reasons:
-        table.add_row("not well", Text(reason, style="bold red"))
+        table.add_row("problem", Text(reason, style="bold red"))
     console.print(Panel(table, title=f"swarm {summary.swarm_id[:12]}", title_align="left"))
     if summary.sample:
         sample = Text(harmless(summary.sample).expandtabs())

@@ -11,7 +11,7 @@ import sys
 def main() -> None:
     """Import the command, and run it."""
     if sys.platform == "win32":
-        sys.exit("Gossamer does not run on Windows itself: install it inside WSL 2")
+        sys.exit("Gossamer does not run on Windows: install it inside WSL 2")
     is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored with a shell's `&`
     if is_heard:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -43,8 +43,8 @@ def own_loopback(number: int) -> str:
             probe.bind((address, 0))
         except OSError:
             raise ConfigError(
-                f"faults between local nodes need a loopback address each, and there is no {address} here;"
-                f" on macOS add them first: sudo ifconfig lo0 alias {address}"
+                f"faults between local nodes need one loopback address per node, and {address} is missing;"
+                f" on macOS add it first: sudo ifconfig lo0 alias {address}"
             ) from None
     return address
 

@@ -54,26 +54,26 @@ def check_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> str:
     if home.chunks_path.is_dir():
         chunks = ChunkStore(home.chunks_path, read_only=True)
         if _has_snapshot(home, manifest) or genesis.is_stored(manifest, chunks):
-            return "the model to begin with is in the folder"
+            return "the initial model is in the folder"
     file = genesis_file.beside(manifest_path)
     if file.exists():
         genesis_file.read(manifest, file)
-        return f"the first parameters are those in {file}"
+        return f"the initial parameters are in {file}"
     if manifest.task.name in task_names():
         genesis.rebuilt(manifest)
-        return "the first parameters follow from the manifest's seed"
+        return "the initial parameters follow from the manifest's seed"
     raise _nobody_has_them(manifest, file)
 
 
 def _nobody_has_them(manifest: Manifest, file: Path) -> ConfigError:
     if is_own_name(manifest.task.name):
         return ConfigError(
-            f"there is no {file}: gossamer init wrote it with the manifest, and it holds the swarm's first"
-            " parameters; put it there, or join a node that has them (--join)"
+            f"there is no {file}, which gossamer init wrote with the manifest and which holds the swarm's"
+            " initial parameters: put it there, or join a node that has them (--join)"
         )
     return ConfigError(
-        f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, which alone"
-        " can build its first parameters: found it with Peer.attach in that script, then join it (--join)"
+        f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, and only that"
+        " can build its initial parameters: found it with Peer.attach in that script, then join it (--join)"
     )
 
 
@@ -93,6 +93,6 @@ def _rebuild(home: Home) -> None:
     finally:
         status = child.end(END_S)
     if status:
-        lines = said.strip().splitlines() or ["the first parameters could not be built"]
+        lines = said.strip().splitlines() or ["cannot build the initial parameters"]
         kind = DiskFullError if status == exit_status.DISK_FULL else ConfigError
         raise kind(lines[-1].removeprefix("gossamer: "))

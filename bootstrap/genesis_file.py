@@ -64,15 +64,15 @@ def read(manifest: Manifest, path: Path) -> Ints:
                     values = file.get_tensor(slot.spec.name)
                     if values.shape != slot.spec.shape:
                         raise ConfigError(
-                            f"{path}: tensor {slot.spec.name!r} has shape {list(values.shape)}; the manifest"
-                            f" says {list(slot.spec.shape)}"
+                            f"{path}: tensor {slot.spec.name!r} has shape {list(values.shape)}, but the"
+                            f" manifest says {list(slot.spec.shape)}"
                         )
                     phi[fragment.offset :][slot.span] = to_fixed(values).reshape(-1)
     except (OSError, SafetensorError, DivergedError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be used as the swarm's first parameters: {error}") from None
+        raise ConfigError(f"cannot use {path} as the swarm's initial parameters: {error}") from None
     if snapshots.digest(phi) != manifest.genesis.root:
         raise ConfigError(
-            f"{path} holds other first parameters than the manifest states; take the file that gossamer init"
+            f"{path} does not hold the initial parameters of this manifest; use the file that gossamer init"
             " wrote with it"
         )
     return phi

@@ -213,10 +213,10 @@ class LocalSwarm:
         for process in self._everyone:
             if process.has_ended():
                 if self._boot.ended and not self._has_joined:
-                    raise LocalError(f"bootstrap ended before anybody had the model: {self._boot.ended}")
+                    raise LocalError(f"bootstrap ended before any node had the model: {self._boot.ended}")
                 if not self._left:
                     raise LocalError(f"{process.name} ended, and no node is left: {process.ended}")
-                display.tell(f"{process.name} ended, and the others go on: {process.ended}")
+                display.tell(f"{process.name} ended; the others continue: {process.ended}")
 
     async def _tell_troubles(self, display: Display) -> None:
         """Show what the logs say went wrong. Raises LocalError for a trainer that makes no progress."""

@@ -16,11 +16,11 @@ def to_toml(manifest: Manifest) -> str:
     )
     # Only custom tasks have a source.
     source_line = (
-        f"source = {_value(manifest.task.source)}  # of their file\n" if manifest.task.source else ""
+        f"source = {_value(manifest.task.source)}  # digest of its file\n" if manifest.task.source else ""
     )
     owners = ", ".join(_value(owner) for owner in manifest.admission.owners)
     return f"""\
-# A Gossamer swarm. Everything here is agreed on by all its nodes: change any value, and it is another swarm.
+# A Gossamer swarm. All its nodes agree on everything here: change any value, and it is another swarm.
 
 [swarm]
 name = {_value(manifest.swarm.name)}
@@ -53,7 +53,7 @@ snapshot_every = {manifest.history.snapshot_every}
 retain = {manifest.history.retain}  # how long a partition may last and still heal exactly; 0 keeps all
 
 [admission]
-mode = {_value(manifest.admission.mode)}  # open, or invited: only those whom an owner invites
+mode = {_value(manifest.admission.mode)}  # open, or invited: only nodes that an owner invites
 owners = [{owners}]  # public keys that can invite and revoke
 
 [genesis]

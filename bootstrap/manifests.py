@@ -145,7 +145,7 @@ def _try_out(task: "Task", seed: int, model: "nn.Module", *, has_data: bool) -> 
     except TaskError as error:
         if has_data:
             raise
-        raise TaskError(f"{error} (to try the task out, init needs data: --data, or --no-trial)") from error
+        raise TaskError(f"{error} (init tests the task on data: give --data, or --no-trial)") from error
     checking.try_step(task, again, batch)
 
 
@@ -189,9 +189,11 @@ def describe(
     """
     tensors = _shareable_tensors(model)
     if not isinstance(options, Mapping | None):
-        raise ConfigError(f"options is {options!r:.60}: give a dict of what scripts should agree on")
+        raise ConfigError(f"options is {options!r:.60}: give a dict of what the scripts must agree on")
     if not isinstance(averaging, str | Mapping | None):
-        raise ConfigError(f"averaging is {averaging!r:.60}: give a rule for all matrices, or a dict of them")
+        raise ConfigError(
+            f"averaging is {averaging!r:.60}: give one rule for all matrices, or a dict of rules"
+        )
     for_matrices, by_name = (averaging, {}) if isinstance(averaging, str) else ("rda", averaging or {})
     unknown = set(by_name) - set(tensors)
     if unknown:
@@ -224,8 +226,8 @@ def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
     tensors = {name: parameter for name, parameter in parameters_of(model).items() if parameter.requires_grad}
     if len(tensors) > TENSORS_MAX:
         raise ConfigError(
-            f"the model trains {len(tensors)} tensors, and a manifest lists {TENSORS_MAX} at most: stack"
-            " small ones to larger ones, or freeze some"
+            f"the model trains {len(tensors)} tensors, but a manifest lists {TENSORS_MAX} at most: stack"
+            " small ones into larger ones, or freeze some"
         )
     check_shareable(tensors)
     if sharded := next((name for name, parameter in tensors.items() if is_sharded(parameter)), None):
@@ -236,7 +238,7 @@ def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
 def _pace(every_steps: int | None, every_seconds: float) -> dict[str, object]:
     """The length of windows; by default 30 steps. Raises ConfigError."""
     if every_steps and every_seconds:
-        raise ConfigError("every_steps and every_seconds both say how long a window is: give one of them")
+        raise ConfigError("every_steps and every_seconds both set the length of a window: give one of them")
     if every_steps is None:
         every_steps = 0 if every_seconds else EVERY_STEPS
     return {"every_steps": every_steps, "every_seconds": every_seconds}
@@ -247,7 +249,7 @@ def _check_fragments(argument: str, fragments: int | None, tensors: int) -> None
     if fragments is None:
         return
     if not isinstance(fragments, int) or not 1 <= fragments <= tensors:
-        raise ConfigError(f"{argument} must be 1 to {tensors}, the number of tensors; it is {fragments!r}")
+        raise ConfigError(f"{argument} must be 1 to {tensors}, the number of tensors, not {fragments!r}")
 
 
 def _describe(
@@ -323,12 +325,12 @@ def _check_of_no_other_swarm(path: Path, manifest: Manifest) -> None:
     try:
         known = read_manifest(path)
     except ConfigError as error:
-        raise ConfigError(f"{error}; put it right, remove it, or choose another name") from None
+        raise ConfigError(f"{error}; correct it, remove it, or choose another name") from None
     if known.swarm_id != manifest.swarm_id:
         ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
         raise ConfigError(
-            f"{path} is the manifest of swarm {ours}, and would become that of another, {theirs}: write it"
-            " once, and read it from then on; to begin another swarm, remove it or choose another name"
+            f"{path} is the manifest of swarm {ours}, and that of swarm {theirs} would replace it: write it"
+            " only once, then read it; to begin another swarm, remove it or choose another name"
         )
 
 

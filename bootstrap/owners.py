@@ -35,8 +35,8 @@ def check_free(path: Path) -> None:
     """Raise ConfigError if there is already an owner's key where a new one is to be written."""
     if path.exists():
         raise ConfigError(
-            f"{path} exists: it may be the key of another swarm's owner; move it, or name it"
-            " with --owner-key to use it for this one too"
+            f"{path} already exists and may be the key of another swarm's owner: move it, or use it for this"
+            " swarm too with --owner-key"
         )
 
 
@@ -69,7 +69,7 @@ def read_owner(path: Path) -> Identity:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise ConfigError(f"{path} is no file; name an owner's key, as gossamer init --invited makes it")
+            raise ConfigError(f"{path} is not a file; name an owner's key, as gossamer init --invited writes")
         if mode & 0o077:
             raise ConfigError(f"{path} can be read by others; run: chmod 600 {path}")
         secret = path.read_bytes()
@@ -78,7 +78,7 @@ def read_owner(path: Path) -> Identity:
     try:
         return Identity.from_seed(secret)
     except ConfigError as error:
-        raise ConfigError(f"{path} is no owner's key, or damaged ({error}): put its backup there") from None
+        raise ConfigError(f"{path} is damaged or not an owner's key ({error}): restore its backup") from None
 
 
 def find_manifest(path: Path | None) -> Path:
@@ -89,7 +89,7 @@ def find_manifest(path: Path | None) -> Path:
     found = [key.with_suffix(".toml") for key in Path().glob(f"*{SUFFIX}")]
     found = [manifest for manifest in found if manifest.exists()]
     if len(found) != 1:
-        raise ConfigError("which swarm? Name its manifest with --manifest")
+        raise ConfigError("which swarm? Give its manifest with --manifest")
     return found[0]
 
 
@@ -97,10 +97,10 @@ def owner_of(manifest: Manifest, manifest_path: Path, key_path: Path | None) -> 
     """The owner whose key is given or lies beside the manifest. Raises ConfigError."""
     beside = manifest_path.with_suffix(SUFFIX)
     if key_path is None and not os.path.lexists(beside):
-        raise ConfigError(f"there is no owner's key {beside} beside the manifest: name it with --owner-key")
+        raise ConfigError(f"there is no owner's key {beside} beside the manifest: give it with --owner-key")
     owner = read_owner(key_path or beside)
     if owner.public_key.hex() not in manifest.admission.owners:
-        raise ConfigError(f"that key is no owner's of swarm {manifest.swarm_id.hex()[:12]}")
+        raise ConfigError(f"that key does not belong to an owner of swarm {manifest.swarm_id.hex()[:12]}")
     return owner
 
 
@@ -112,7 +112,9 @@ def invite(
     Raises ConfigError for more addresses than an invitation can hold.
     """
     if len(contacts) > ADDRESSES_PER_PEER_MAX:
-        raise ConfigError(f"an invitation holds {ADDRESSES_PER_PEER_MAX} addresses, and not {len(contacts)}")
+        raise ConfigError(
+            f"an invitation holds at most {ADDRESSES_PER_PEER_MAX} addresses, not {len(contacts)}"
+        )
     now = int(time.time())
     body = grant_body(node_id, role, now, now + int(days * DAY_S) if days else 0)
     grant: Grant = parse_grant(seal(owner, Kind.GRANT, swarm_id, body))
@@ -122,6 +124,6 @@ def invite(
 def revoke(owner: Identity, swarm_id: bytes, node_id: bytes, *, last_round: int, reason: str) -> bytes:
     """Sign a revocation; returns its envelope. Raises ConfigError for one that no node would accept."""
     if not is_printable(reason) or len(reason.encode("utf-8", "replace")) > REASON_BYTES_MAX:
-        raise ConfigError(f"--reason must be printable, of at most {REASON_BYTES_MAX} bytes")
+        raise ConfigError(f"--reason must be printable and at most {REASON_BYTES_MAX} bytes long")
     body = revocation_body(node_id, last_round, int(time.time()), reason)
     return parse_revocation(seal(owner, Kind.REVOCATION, swarm_id, body)).data

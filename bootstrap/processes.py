@@ -87,7 +87,7 @@ class NodeProcess:
             self.log_path.read_text("utf-8", "replace").strip().splitlines() if self.log_path.exists() else []
         )
         if not lines:
-            return "it said nothing"
+            return "its log is empty"
         logged = LINE.fullmatch(lines[-1])
         return logged["text"] if logged else lines[-1].removeprefix("gossamer: ")
 

@@ -54,18 +54,18 @@ class ResultFile:
         path, folder = self._place, Path(os.path.realpath(self._place)).parent
         if self._fd is not None:
             if fcntl.fcntl(self._fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-                raise ConfigError(f"--json {self._path} is open for reading only")
+                raise ConfigError(f"--json {self._path} is only open for reading")
         elif path.is_dir():
-            raise ConfigError(f"--json {self._path}: that is a folder; name a file")
+            raise ConfigError(f"--json {self._path} is a folder; name a file")
         elif self._is_stream():
             if not os.access(path, os.W_OK):
-                raise ConfigError(f"--json {self._path} cannot be written to")
+                raise ConfigError(f"--json {self._path} is not writable")
         elif path.exists() and not path.is_file():
             raise ConfigError(f"--json {self._path} is neither a file nor a pipe; name a file")
         elif not folder.is_dir():
             raise ConfigError(f"--json {self._path}: there is no folder {folder}")
         elif not os.access(folder, os.W_OK):
-            raise ConfigError(f"--json {self._path}: {folder} cannot be written to")
+            raise ConfigError(f"--json {self._path}: the folder {folder} is not writable")
 
     def _is_stream(self) -> bool:
         with suppress(OSError):

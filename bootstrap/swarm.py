@@ -61,7 +61,7 @@ def _plan(options: SwarmOptions) -> tuple[Manifest, Ints]:
     """The manifest for this run, and Phi_0. Raises ConfigError."""
     for path in options.data:
         if not Path(path).exists():
-            raise ConfigError(f"--data {path}: there is no such file or folder")
+            raise ConfigError(f"--data {path}: no such file or folder")
 
     return manifests.create(
         name="local",
@@ -98,7 +98,7 @@ def _folder(options: SwarmOptions) -> tuple[Path, bool]:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if any(folder.iterdir()):
-            raise ConfigError(f"--dir {folder} is not empty; give a new folder")
+            raise ConfigError(f"--dir {folder} is not empty; choose a new folder")
     except OSError as error:
         raise StorageError(f"--dir {folder}: {error.strerror}") from None
     return folder, False

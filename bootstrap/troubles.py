@@ -62,7 +62,7 @@ class Troubles:
         """Why its trainer keeps ending; empty while there is hope."""
         if self._ends < ENDS_MAX:
             return ""
-        return f"{self._cause} (its trainer has ended {self._ends} times in one round; see {self._path})"
+        return f"{self._cause} (its trainer ended {self._ends} times in one round; see {self._path})"
 
     def _lines(self) -> list[str]:
         """The whole lines that have come since the last call."""

@@ -47,8 +47,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
         values, *others = [_fitting(weights, alias, parameter) for alias in present]
         if not all(torch.equal(values, other) for other in others):
             raise ConfigError(
-                f"{path}: {' and '.join(present)} differ, and are one tensor of the model: say which counts"
-                " by leaving the other out"
+                f"{path}: {' and '.join(present)} differ, but are one tensor in the model: leave out all but"
+                " the one that counts"
             )
         try:
             to_fixed(values.numpy())
@@ -98,13 +98,13 @@ def _fitting(weights: "_Weights", name: str, parameter: nn.Parameter) -> Tensor:
     values = weights.get(name)
     if values.dtype not in _FLOATS:
         raise ConfigError(
-            f"{weights.path}: tensor {name!r} is {_plain(values.dtype)}; weights are float32, float64,"
+            f"{weights.path}: tensor {name!r} is {_plain(values.dtype)}; weights must be float32, float64,"
             " bfloat16 or float16 (a quantised model cannot be trained)"
         )
     if values.shape != parameter.shape:
         raise ConfigError(
-            f"{weights.path}: tensor {name!r} has shape {list(values.shape)}; the model's has"
-            f" {list(parameter.shape)}"
+            f"{weights.path}: tensor {name!r} has shape {list(values.shape)}, but {list(parameter.shape)} in"
+            " the model"
         )
     return values.float()
 
@@ -115,7 +115,7 @@ def _plain(dtype: torch.dtype) -> str:
 
 def _missing(weights: "_Weights", name: str, parameter: nn.Parameter) -> str:
     nearest = difflib.get_close_matches(name, weights.names, n=1)
-    guess = f"; the name most like it is {nearest[0]!r}" if nearest else ""
+    guess = f"; the most similar name is {nearest[0]!r}" if nearest else ""
     shape = list(parameter.shape)
     return f"{weights.path} has no tensor {name!r} of shape {shape}, which the model trains{guess}"
 
@@ -129,8 +129,8 @@ def _check_others(model: nn.Module, weights: "_Weights", naming: _Naming, names:
         if name in frozen:
             if not torch.equal(_fitting(weights, name, frozen[name]), frozen[name].float()):
                 raise ConfigError(
-                    f"{weights.path}: tensor {name!r} is frozen in the model and has other values there; a"
-                    " swarm shares what it trains, so load the rest in build_model"
+                    f"{weights.path}: tensor {name!r} is frozen in the model, with different values; a swarm"
+                    " only shares what it trains, so load the rest in build_model"
                 )
         elif name not in buffers:
             raise ConfigError(f"{weights.path} has a tensor {name!r}, which the model does not have")
@@ -156,7 +156,7 @@ class _Weights:
         try:
             tensor: Tensor = self._files[name].get_tensor(name)
         except (OSError, SafetensorError) as error:
-            raise ConfigError(f"cannot read tensor {name!r} of {self.path}: {error}") from None
+            raise ConfigError(f"cannot read tensor {name!r} from {self.path}: {error}") from None
         return tensor
 
 
@@ -165,18 +165,18 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_dir():
         found = [path / name for name in (SINGLE, INDEX) if (path / name).exists()]
         if not found:
-            raise ConfigError(f"{path} holds neither {SINGLE} nor {INDEX}; name the file itself with --from")
+            raise ConfigError(f"{path} holds neither {SINGLE} nor {INDEX}; give the file itself with --from")
         path = found[0]
     if not path.exists():
-        raise ConfigError(f"--from {path}: there is no such file or folder")
+        raise ConfigError(f"--from {path}: no such file or folder")
     if path.name.endswith(".index.json"):
         yield from _shards(path)
     elif path.suffix == ".safetensors":
         yield path
     else:
         raise ConfigError(
-            f"--from {path}: weights are read from safetensors only, since other formats may run code when"
-            " they are opened; convert them with safetensors.torch.save_model"
+            f"--from {path}: only safetensors files are read, since other formats may run code when they are"
+            " opened; convert the weights with safetensors.torch.save_model"
         )
 
 
@@ -185,8 +185,8 @@ def _shards(index: Path) -> Iterator[Path]:
     try:
         names = set(json.loads(index.read_bytes())["weight_map"].values())
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise ConfigError(f"{index} is no index of safetensors files") from None
+        raise ConfigError(f"{index} is not an index of safetensors files") from None
     for name in sorted(names, key=str):
         if not isinstance(name, str) or Path(name).name != name:
-            raise ConfigError(f"{index} names {name!r}, which is no file beside it")
+            raise ConfigError(f"{index} names {name!r}, which is not a file beside it")
         yield index.parent / name

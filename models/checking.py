@@ -28,7 +28,7 @@ def build_again(task: Task, seed: int, model: nn.Module) -> nn.Module:
     first, second = dict(named_tensors(model)), dict(named_tensors(again))
     if first.keys() != second.keys():
         name = min(first.keys() ^ second.keys())
-        raise TaskError(f"build_model gives other parameters each time: only one of two models has {name!r}")
+        raise TaskError(f"build_model returns different parameters each time: only one of two has {name!r}")
     for name, parameter in first.items():
         if parameter is second[name] or _are_one_memory(parameter, second[name]):
             raise TaskError(
@@ -36,8 +36,8 @@ def build_again(task: Task, seed: int, model: nn.Module) -> nn.Module:
             )
         if not torch.equal(parameter, second[name]):
             raise TaskError(
-                f"build_model gives other values for {name!r} each time it is called with the same seed: draw"
-                " them from torch's generator, or from one that you seed"
+                f"build_model gives different values for {name!r} each time it is called with the same seed:"
+                " draw them from torch's generator, or from one that you seed"
             )
     _check_local(local_tensors(model, first), local_tensors(again, first))
     return again
@@ -48,9 +48,9 @@ def _check_local(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.T
     for name, tensor in first.items():
         if name in second and not _are_same_bits(tensor, second[name]):
             raise TaskError(
-                f"build_model gives other values for {name!r} each time it is called with the same seed, and"
-                " what is not trained is not shared: draw them from torch's generator, or from one that you"
-                " seed, or load them from a file"
+                f"build_model gives different values for {name!r} each time it is called with the same seed,"
+                " and what is not trained is not shared: draw them from torch's generator, or from one that"
+                " you seed, or load them from a file"
             )
 
 
@@ -112,7 +112,7 @@ def _check_same(method: str, model: nn.Module, tensors: list[tuple[str, nn.Param
     now = dict(named_tensors(model, frozen=True))  # a trained parameter may be frozen for a while
     for name, parameter in tensors:
         if now.get(name) is not parameter:
-            raise TaskError(f"{method} replaces {name!r}: change the values of a parameter, and keep it")
+            raise TaskError(f"{method} replaces {name!r}: change the parameter's values in place instead")
 
 
 def _check_finite(

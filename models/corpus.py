@@ -79,7 +79,7 @@ def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
     held_out_bytes = sum(file.size for file in kept if is_held_out(file.relative))
     where = ", ".join(map(str, paths)) or f"the standard library ({_stdlib()})"
     if not text.size:
-        raise TaskError(f"no text in {where}: name files or folders that hold some")
+        raise TaskError(f"no text in {where}: name files or folders that contain some")
     window = context + 1
     if text.size < 2 * window:
         raise TaskError(

@@ -92,7 +92,9 @@ class Guarded(Task):
             self._wrong("build_model", "made a model without parameters that require a gradient")
         for name, parameter in tensors:
             if isinstance(parameter, UninitializedParameter):
-                self._wrong("build_model", f"left {name!r} without a shape: run a batch through lazy layers")
+                self._wrong(
+                    "build_model", f"left {name!r} without a shape: run one batch through lazy layers"
+                )
             if parameter.device.type != "cpu":
                 self._wrong("build_model", f"put {name!r} on {parameter.device}: build the model on the CPU")
             if parameter.dtype != torch.float32:
@@ -116,7 +118,7 @@ class Guarded(Task):
         given = [id(parameter) for group in groups for parameter in group["params"]]
         if {id(parameter) for parameter in model.parameters()}.isdisjoint(given):
             self._wrong(
-                "build_optimizer", "returned an optimizer of other parameters: give it model.parameters()"
+                "build_optimizer", "returned an optimizer for other parameters: give it model.parameters()"
             )
         if len(given) > len(set(given)):
             self._wrong("build_optimizer", "gave one parameter to two optimizers: both would move it")
@@ -145,7 +147,9 @@ class Guarded(Task):
         if not isinstance(loss, Tensor) or loss.ndim:
             self._wrong("loss", f"returned {_kind_of(loss)}: return a scalar tensor, the batch's mean loss")
         if torch.is_grad_enabled() and not loss.requires_grad:
-            self._wrong("loss", "returned a tensor without gradient: use no detach, item or no_grad in it")
+            self._wrong(
+                "loss", "returned a tensor without gradient: do not use detach, item or no_grad in it"
+            )
         return loss
 
     def tokens(self, batch: Batch) -> int:

@@ -88,7 +88,7 @@ class TaskKind:
                 raise TaskError(f"option {setting!r} has no value: write it as {setting}=VALUE")
             _check_key(self.name, key, types)
             if key in values:
-                raise TaskError(f"option {key!r} is given twice: say it once")
+                raise TaskError(f"option {key!r} is given twice: give it once")
             values[key] = _from_text(self.name, key, text, types[key])
         return values
 
@@ -158,7 +158,7 @@ def _types(cls: type[TaskOptions]) -> dict[str, type]:
 
 def _check_key(task: str, key: str, types: Mapping[str, type]) -> None:
     if not types:
-        raise TaskError(f"task {task!r} has no option {key!r}, nor any other")
+        raise TaskError(f"task {task!r} has no option {key!r}: it has no options")
     if key not in types:
         raise TaskError(f"task {task!r} has no option {key!r}; {choices(key, types)}")
 

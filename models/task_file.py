@@ -80,14 +80,16 @@ def parse_task_file(text: str) -> TaskFile:
     # Not Path.expanduser, which raises if the home folder is not known.
     path = Path(os.path.expanduser(name)).absolute()
     if path.suffix != ".py":
-        raise TaskError(f"a task of your own is FILE.py:CLASS, for example my_task.py:MyTask, not {text!r}")
+        raise TaskError(f"name your own task as FILE.py:CLASS, for example my_task.py:MyTask, not {text!r}")
     if not path.is_file():
         raise TaskError(f"there is no file {name}: check its spelling")
     if not class_name:
         raise TaskError(f"{name} may hold several tasks: name the class, {name}:CLASS")
     file = TaskFile(path, class_name)
     if not is_own_name(file.name):
-        raise TaskError(f"{file.name!r} cannot be a task's name: use letters, digits, _ and - for the file")
+        raise TaskError(
+            f"{file.name!r} cannot be a task's name: use letters, digits, _ and - in the file name"
+        )
     return file
 
 
@@ -165,7 +167,7 @@ def _task_class(file: TaskFile, module: ModuleType) -> type[Task]:
     if file.class_name not in tasks:
         if hasattr(module, file.class_name):
             raise TaskError(
-                f"{file.class_name} in {where} is no subclass of {_INTERFACE}: derive it from that"
+                f"{file.class_name} in {where} is not a subclass of {_INTERFACE}: derive it from that"
             )
         if not tasks:
             raise TaskError(f"{where} has no class {file.class_name!r}, nor any subclass of {_INTERFACE}")
@@ -181,7 +183,7 @@ def _options_class(file: TaskFile, cls: type[Task]) -> Any:
     options = cls.Options
     where = f"{file.path.name}: {file.class_name}.Options"
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
-        raise TaskError(f"{where} is no dataclass: decorate it with @dataclass(frozen=True)")
+        raise TaskError(f"{where} is not a dataclass: decorate it with @dataclass(frozen=True)")
     try:
         hints = get_type_hints(options)
     except Exception as error:
@@ -201,6 +203,6 @@ def _check_constructor(file: TaskFile, cls: type[Task]) -> None:
         inspect.signature(cls).bind(object(), ())
     except TypeError as error:
         raise TaskError(
-            f"{file.path.name}: {file.class_name} is made with its options and this node's data, as"
-            f" {file.class_name}(options, data), and its __init__ takes others: {error}"
+            f"{file.path.name}: {file.class_name} is constructed as {file.class_name}(options, data), but its"
+            f" __init__ takes other arguments: {error}"
         ) from None

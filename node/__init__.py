@@ -17,7 +17,7 @@ __version__ = "0.2.0.dev0"
 def __getattr__(name: str) -> Any:
     if name == "Peer":
         if sys.platform == "win32":
-            raise ImportError("Gossamer does not run on Windows itself: install it inside WSL 2")
+            raise ImportError("Gossamer does not run on Windows: install it inside WSL 2")
         from gossamer.node.peer import Peer
 
         return Peer

@@ -122,14 +122,14 @@ def parse_node_id(text: str) -> bytes:
     """A node id as `gossamer id` prints it. Raises ConfigError."""
     digits = text.strip().lower()
     if not _NODE_ID.fullmatch(digits):
-        raise ConfigError(f"{text!r} is no node id: that has 64 hex digits, as gossamer id prints them")
+        raise ConfigError(f"{text!r} is not a node id: those have 64 hex digits, as gossamer id prints them")
     return bytes.fromhex(digits)
 
 
 def check_swarm_id(text: str) -> None:
     """Raise ConfigError unless this can begin a swarm id. An unset shell variable would match every swarm."""
     if not _SWARM_ID.fullmatch(text.lower()):
-        raise ConfigError(f"{text!r} is no swarm id, nor how one begins: that is up to 64 hex digits")
+        raise ConfigError(f"{text!r} is not a swarm id, nor the beginning of one: up to 64 hex digits")
 
 
 def is_swarm(swarm_id: bytes, wanted: str) -> bool:

@@ -259,17 +259,16 @@ class Daemon:
                 admin=admin,
             )
         except StorageError as error:  # a full disk is no reason not to start
-            log.warning("%s: other commands find this node by its addresses only, not by its folder", error)
+            log.warning("%s: other commands can find this node only by its address, not by its folder", error)
         log.info("node %s of swarm %s listens on %s", short(self.identity.node_id), self._swarm, local)
         if self.core.ledger:
             log.info("resumed with %d records, own round %d", len(self.core.ledger), self.core.own_last)
         if self.records.is_copy and self.core.info.trains:
             log.warning(
-                "this folder has been copied or put back since its node last published, or has lost records:"
-                " %s what this one signed meanwhile",
-                "it goes on, for it knows of no other node that could tell"
+                "this folder was copied or restored after its node last published, or has lost records: %s",
+                "it publishes anyway, knowing no other node that could say what it signed since"
                 if self.core.caught_up
-                else "nothing is published before another node has told",
+                else "nothing is published until another node says what it signed since",
             )
 
     @property
@@ -287,7 +286,7 @@ class Daemon:
                 while self.links and not self.core.own_last_spread:  # noqa: ASYNC110
                     await asyncio.sleep(STOP_POLL_S)
         except TimeoutError:
-            log.warning("stopping before our last delta was handed on")
+            log.warning("stopping before our last delta was passed on to another node")
         self.acquaintances.remember()
         self.dispatch(ev.Leave())
         for link in self.links.values():
@@ -440,7 +439,7 @@ def main() -> int:
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise
-        log.error("the system starts no more threads: free some, or raise the limit (ulimit -u)")
+        log.error("the system cannot start more threads: free some, or raise the limit (ulimit -u)")
         return exit_status.FAILED
     return exit_status.DONE
 

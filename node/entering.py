@@ -38,7 +38,7 @@ def once_somebody_is_there(enter: Callable[[], Home]) -> Home:
             return enter()
         except NobodyThereError as error:
             if seldom.is_due("nobody", time.monotonic()):
-                log.warning("%s It is asked again every %.0f s", error, ASK_AGAIN_S)
+                log.warning("%s Trying again every %.0f s", error, ASK_AGAIN_S)
         time.sleep(ASK_AGAIN_S)
 
 
@@ -72,13 +72,13 @@ def enter_swarm(
         own_home = _home_of(contacts, swarm_id) if folder is None else None
         if own_home is None:
             raise
-        tell(f"{error} Going on with this machine's node in {own_home.root}")
+        tell(f"{error} Continuing with this machine's node in {own_home.root}")
         return own_home
     except NotAnsweredError as error:
         own = own_id(folder)
         raise ConfigError(
-            f"{error}. If it should let this machine in, send an owner of the swarm the node id {own},"
-            " and start with --invite and the invitation that comes back"
+            f"{error}. To be let in, send the node id {own} to an owner of the swarm, and start with"
+            " --invite and the invitation that comes back"
         ) from None
     if swarm_id is None and not all(contact.node_id for contact in contacts):
         tell(
@@ -94,14 +94,14 @@ def _home_to_go_on_in(folder: Path, manifest: Manifest, *, can_join: bool) -> Ho
     """An existing node's folder. Raises ConfigError if it lacks the model and knows no node that has it."""
     home = Home(folder)
     if not can_join and not home.read_peers() and not has_model(home, manifest):
-        raise ConfigError(f"the node in {home.root} never got the model; give a node with --join ADDRESS")
+        raise ConfigError(f"the node in {home.root} has no model yet; name another node with --join ADDRESS")
     return home
 
 
 def _nothing_to_enter(folder: Path | None) -> ConfigError:
     """The error when no node can be asked which swarm is meant, and no folder says it."""
     if folder is None:
-        return ConfigError("which swarm? Give a node of it with --join ADDRESS, or a folder with --dir")
+        return ConfigError("which swarm? Name one of its nodes with --join ADDRESS, or a folder with --dir")
     lacks = "has no manifest" if folder.exists() else "is not there"
     return ConfigError(f"{folder} {lacks}: fetch the manifest with --join ADDRESS (or --invite)")
 
@@ -148,7 +148,7 @@ def enter_invited(
         home.adopt(manifest)
     elif known is None:
         if not join:
-            raise ConfigError("the invitation names no address; give a node of the swarm with --join ADDRESS")
+            raise ConfigError("the invitation names no address; name one of a node with --join ADDRESS")
         contacts = tuple(map(parse_contact, join))
         asker = asker_of(home)
         home.adopt(fetch_manifest(contacts, invitation.swarm_id.hex(), plaintext=plaintext, asker=asker))

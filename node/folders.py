@@ -65,7 +65,7 @@ def node_in(folder: Path | None) -> Home:
         return Home(folder)
     found = {path.parent: path.read_bytes() for path in sorted(nodes_root().glob("*/manifest"))}
     if not found:
-        raise ConfigError(f"there is no node in {nodes_root()}; give one's folder with --dir")
+        raise ConfigError(f"there is no node in {nodes_root()}; name a node's folder with --dir")
     if len(set(found.values())) > 1:
         raise ConfigError(f"which node? Give one of {', '.join(f'--dir {where}' for where in found)}")
     return Home(next(iter(found)))  # any will do: all hold the same model

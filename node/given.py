@@ -34,7 +34,7 @@ def checked_advertise(advertise: Sequence[str] | None) -> tuple[str, ...]:
             )
     if len(addresses) > ADDRESSES_PER_PEER_MAX:
         raise ConfigError(
-            f"others take {ADDRESSES_PER_PEER_MAX} addresses of a node, and not {len(addresses)}"
+            f"a node can advertise {ADDRESSES_PER_PEER_MAX} addresses at most, not {len(addresses)}"
         )
     return addresses
 
@@ -50,7 +50,7 @@ def given_invitation(text: str | None) -> Invitation | None:
             with open(expanded(Path(text)), encoding="utf-8-sig") as file:
                 text = file.read(INVITATION_BYTES_MAX)
         except UnicodeDecodeError:
-            raise ConfigError(f"{text} is not text; an invitation is, as gossamer invite prints it") from None
+            raise ConfigError(f"{text} is not text; give what gossamer invite printed") from None
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             raise ConfigError(
                 f"--invite takes an invitation or a file with one; {text!r:.60}: "

@@ -68,7 +68,7 @@ def task_file(manifest: Manifest, text: str | None) -> TaskFile:
         raise ConfigError(f"the swarm's task: {error}; --task says where it is") from None
     if file.name != name:
         raise ConfigError(
-            f"swarm {swarm!r} trains {name!r}, and {text} is {file.name!r}: give the file of that"
+            f"swarm {swarm!r} trains {name!r}, but {text} is {file.name!r}: give the file of the swarm's task"
         )
     return file
 
@@ -84,7 +84,7 @@ def difference_of(manifest: Manifest, file: TaskFile) -> str:
         return ""
     return (
         f"{file.path} is not the file that the manifest was written with ({source[:12]}, not"
-        f" {manifest.task.source[:12]}): if that was not intended, take the other"
+        f" {manifest.task.source[:12]}): if that was not intended, use the other"
     )
 
 
@@ -96,6 +96,6 @@ def _what_to_type(manifest: Manifest) -> str:
             " script (docs/your-model.md)"
         )
     return (
-        f"swarm {swarm!r} trains {name!r}, a task of its owner's own: get its file from them, read it, and"
-        f" say where it is with {flag_for(name)}"
+        f"swarm {swarm!r} trains {name!r}, a custom task of its owner: get its file from them, read it, and"
+        f" give it with {flag_for(name)}"
     )

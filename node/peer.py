@@ -255,7 +255,7 @@ class Peer(Standing):
         thread = get_ident()
         if self._stepping is not None:
             raise RuntimeError(
-                "step is running already, in another thread or around this callback: a peer has one loop"
+                "step is already running, in another thread or around this callback: a peer has one loop"
             )
         self._stepping = thread  # nothing is called between the test and the `try`, so nothing can interrupt
         try:
@@ -352,7 +352,7 @@ class Peer(Standing):
         try:
             self.flush(LEAVE_S)
         except DivergedError as error:
-            log.warning("%s. What this node has learnt since its last delta is left out", error)
+            log.warning("%s. What this node has learnt since its last delta is dropped", error)
         self.drop_progress()
         begun = changed = time.monotonic()
         while True:
@@ -392,7 +392,7 @@ class Peer(Standing):
         if self._left:
             raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
         if not self.is_here:
-            raise RuntimeError("a peer belongs to the process that attached, and not to those forked off it")
+            raise RuntimeError("a peer belongs to the process that attached, not to those forked from it")
 
     def leave(self) -> None:
         """Publish the next round's fragment, save, and stop the daemon, as leaving the `with` does."""
@@ -438,7 +438,8 @@ class Peer(Standing):
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: a copy cannot be the same node, in this process or another."""
         raise TypeError(
-            "a Peer can be neither copied nor pickled: keep it out of what is, such as a model that you copy,"
+            "a Peer can be neither copied nor pickled: keep it out of objects that are, such as a model that"
+            " you copy,"
             " or the dataset of a worker that is spawned"
         )
 

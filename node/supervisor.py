@@ -51,7 +51,9 @@ class Supervisor:
                     status = max(ended.values())
                     if status == 0:  # we did not ask it to end, and it has logged nothing itself
                         names = " and the ".join(ended)
-                        log.warning("the %s ended, though this node was not asked to stop; it stops", names)
+                        log.warning(
+                            "the %s ended, though this node was not asked to stop; the node stops", names
+                        )
                     break
                 time.sleep(POLL_S)
         finally:

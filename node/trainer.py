@@ -142,8 +142,8 @@ class Trainer:
         if before is not None and before != sources:
             then, now = (", ".join(names) or "the task's own data" for names in (before, sources))
             log.warning(
-                "this node's last run trained on %s, and this one trains on %s: give --data as before, if"
-                " that was not meant",
+                "this node's last run trained on %s, and this one trains on %s: give --data as before if"
+                " that was not intended",
                 then,
                 now,
             )
@@ -268,8 +268,8 @@ def _diverged(error: DivergedError, trainer: Trainer, options: TrainerOptions) -
     better."""
     went_well = trainer.went_well
     if went_well:
-        on = "Back to the swarm's model, and on with the next data"
-        log.warning("%s, should it come again. %s", error, on)
+        on = "Going back to the swarm's model and on with the next data"
+        log.warning("%s if it happens again. %s", error, on)
     else:
         log.error("%s", error, exc_info=error if options.debug else None)
     with suppress(LocalError):  # the next process will meet the same error and log it

@@ -29,7 +29,7 @@ def to_fixed(values: npt.NDArray[Any]) -> Ints:
     """Round floats to fixed point, half to even. Raises DivergedError outside +-64 or on NaN."""
     scaled = np.rint(np.asarray(values, dtype=np.float64) * ONE)
     if not np.all(np.abs(scaled) < VALUE_LIMIT):
-        raise DivergedError("a value is not finite or not within +-64, where fixed point ends")
+        raise DivergedError("a value is not finite or outside +-64, the limits of fixed point")
     return scaled.astype(np.int32)
 
 

@@ -74,7 +74,7 @@ def _option(value: Any) -> Any:
 
 def _usable_key(text: str) -> str:
     if has_small_order(bytes.fromhex(text)):
-        raise ValueError("is no usable public key")
+        raise ValueError("is not a usable public key")
     return text
 
 
@@ -207,7 +207,8 @@ class LayoutSection(_Section):
             seen.add(spec.name)
             if spec.name == _METADATA:
                 raise ValueError(
-                    f"tensor {spec.name!r} is called as safetensors files call what is no tensor: rename it"
+                    f"tensor {spec.name!r} has the name that safetensors files give to their metadata:"
+                    " rename it"
                 )
             if spec.averaging not in RULES:
                 raise ValueError(
@@ -291,6 +292,7 @@ class Manifest(_Section):
             if length > PAYLOAD_CHUNKS_MAX * CHUNK_BYTES_MAX:
                 raise ValueError(
                     f"layout.fragments: a delta has {length} bytes, over the limit of 1 GiB: use more"
+                    " fragments"
                 )
         if len(self.canonical()) > MANIFEST_BYTES_MAX:
             raise ValueError(f"layout: a manifest of over {MANIFEST_BYTES_MAX} bytes: shorten the names")
@@ -327,9 +329,9 @@ def _first_problem(error: ValidationError) -> str:
         where = ascii(where)
     what = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
-        what = "missing; is the file whole?"
+        what = "missing; is the file complete?"
     elif first["type"] == "extra_forbidden":
-        what = "unknown key, misspelt or of a newer release than this"
+        what = "unknown key: misspelt, or from a newer release"
     return f"{where}: {what}" if where else what
 
 

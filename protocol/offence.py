@@ -24,7 +24,7 @@ class Offence(Enum):
     NONSENSE = ("request that makes no sense", 5.0)
     HANDSHAKE = ("failed handshake", 5.0)
     """Charged to an address, since no key was proven."""
-    STALLED = ("handshake that came to a standstill", 0.25)
+    STALLED = ("stalled handshake", 0.25)
     """Charged to an address, too. A path that loses its longest packets does this to honest nodes."""
     UNSUPPORTED = ("unknown kind of message or record", 0.25)
     """Perhaps of a later release."""

@@ -61,13 +61,13 @@ def bootstrap(
     log_json: LogJson = False,
     log_level: LogLevel = logs.INFO,
 ) -> None:
-    """Run a bootstrap peer: a replica where others can join.
+    """Run a bootstrap peer: a replica through which others can join.
 
-    It does not train, holds all there is, and serves it to newcomers. The first one of a swarm begins its
-    history; any further one, and any node, can be joined through as well. Where members are invited, it
-    invites itself if the owner's key lies beside the manifest.
+    It does not train; it holds everything the swarm has and serves it to newcomers. A swarm's first one
+    begins its history. Others can join through any further one too, and through any node. In an invited
+    swarm it invites itself if the owner's key is beside the manifest.
 
-    The first, on a machine that others reach as my.host; then a second one elsewhere:
+    Start the first on a machine that others reach as my.host, then a second one elsewhere:
 
         gossamer bootstrap my.toml --advertise my.host:7700
         gossamer bootstrap my.toml --join my.host:7700
@@ -132,7 +132,7 @@ def _let_in(home: "Home", manifest: "Manifest", path: Path, invitation: "Invitat
     home.keep_invitation(
         owners.invite(owner, manifest.swarm_id, own_id, role=Role.OBSERVE, days=0, contacts=())
     )
-    typer.echo(f"this bootstrap peer may observe: invited by the owner's key {key}", err=True)
+    typer.echo(f"this bootstrap peer is invited to observe, by the owner's key {key}", err=True)
 
 
 def _tell_how_to_join(home: "Home", manifest: "Manifest", addresses: list[str]) -> None:

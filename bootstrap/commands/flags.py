@@ -17,25 +17,25 @@ ManifestPath = Annotated[
     Path | None,
     typer.Option(
         "--manifest",
-        help="my.toml, or the file manifest in any member's folder. Default: the only manifest here with an"
-        " owner's key beside it.",
+        help="The swarm's manifest: my.toml, or the file named manifest in any member's folder. Default: the"
+        " only manifest in the current folder with an owner's key beside it.",
     ),
 ]
 OwnerKey = Annotated[
-    Path | None, typer.Option("--owner-key", help="The owner's key. Default: beside the manifest.")
+    Path | None, typer.Option("--owner-key", help="The owner's key. Default: the one beside the manifest.")
 ]
 TaskName = Annotated[
     str,
     typer.Option(
         "--task",
         metavar="NAME|FILE.py:CLASS",
-        help="What is trained: text, or a task of your own, whose file is run.",
+        help="The task to train: text, or a task of your own, whose file is executed.",
         autocompletion=lambda: list(task_names()),
     ),
 ]
 TaskSettings = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="KEY=VALUE", help="An option of the task; may be given several times."),
+    typer.Option("--option", metavar="KEY=VALUE", help="An option of the task. May be repeated."),
 ]
 Preset = Annotated[
     str | None,
@@ -53,25 +53,31 @@ Codec = Annotated[
 Averaging = Annotated[
     str | None,
     typer.Option(
-        help=f"How deltas of weight matrices are averaged: {', '.join(RULE_NAMES)} (of all tensors)."
-        " Default: as suits the task.",
+        help=f"How deltas of weight matrices are averaged: {', '.join(RULE_NAMES)} (for all tensors)."
+        " Default: the task's choice.",
         **option_values.one_of(RULE_NAMES),
     ),
 ]
 EverySteps = Annotated[
-    int, typer.Option(min=1, max=1_000_000, help="Inner steps of a window, between two deltas of a fragment.")
+    int,
+    typer.Option(
+        min=1, max=1_000_000, help="Inner steps per window, that is, between two deltas of a fragment."
+    ),
 ]
 EverySeconds = Annotated[
-    float, typer.Option(min=0, max=86_400, help="Window length in seconds instead; 0 for steps.")
+    float,
+    typer.Option(
+        min=0, max=86_400, help="Window length in seconds, instead of --every-steps; 0 to count steps."
+    ),
 ]
 Fragments = Annotated[
-    int, typer.Option(min=1, max=256, help="Parts the model is split into; they take turns.")
+    int, typer.Option(min=1, max=256, help="Number of parts the model is split into; they take turns.")
 ]
 Seed = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Of the first parameters and the order of the data.",
+        help="Seed of the initial parameters and of the order of the data.",
         callback=option_values.at_most(2**62),
     ),
 ]

@@ -22,8 +22,8 @@ from gossamer.protocol.errors import ConfigError
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="MANIFEST", help="Where to write it, for example my.toml.")],
-    name: Annotated[str, typer.Option(help="What to call the swarm.")] = "",
+    path: Annotated[Path, typer.Argument(metavar="MANIFEST", help="File to write, for example my.toml.")],
+    name: Annotated[str, typer.Option(help="Name of the swarm.")] = "",
     task: TaskName = "text",
     option: TaskSettings = None,
     preset: Preset = None,
@@ -33,21 +33,24 @@ def init(
         typer.Option(
             min=1,
             max=1_000_000,
-            help="Inner steps of a window, between two deltas of a fragment. Default: 30.",
+            help="Inner steps per window, that is, between two deltas of a fragment. Default: 30.",
         ),
     ] = None,
     every_seconds: EverySeconds = 0.0,
     averaging: Averaging = None,
     fragments: Annotated[
         int | None,
-        typer.Option(min=1, max=256, help="Parts the model is split into; they take turns. Default: 4."),
+        typer.Option(
+            min=1, max=256, help="Number of parts the model is split into; they take turns. Default: 4."
+        ),
     ] = None,
     seed: Seed = 0,
     horizon_tokens: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Of text: tokens over which the learning rate falls to a tenth; 0 keeps it constant.",
+            help="For the task text: tokens over which the learning rate falls to a tenth; 0 keeps it"
+            " constant.",
         ),
     ] = None,
     weights: Annotated[
@@ -55,17 +58,17 @@ def init(
         typer.Option(
             "--from",
             metavar="PATH",
-            help="Go on from existing weights: a safetensors file, or a folder as transformers writes it.",
+            help="Start from existing weights: a safetensors file, or a folder written by transformers.",
         ),
     ] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Files or folders to try a task of your own out on.", callback=option_values.existing_path()
+            help="Files or folders to test a task of your own on.", callback=option_values.existing_path()
         ),
     ] = None,
     trial: Annotated[
-        bool, typer.Option("--trial/--no-trial", help="Try a task of your own out for one step.")
+        bool, typer.Option("--trial/--no-trial", help="Test a task of your own for one step.")
     ] = True,
     invited: Annotated[
         bool, typer.Option("--invited", help="Let in only nodes that an owner has invited.")
@@ -74,7 +77,8 @@ def init(
         Path | None,
         typer.Option(
             "--owner-key",
-            help="A key that you have, to own this swarm too. Default: a new one with --invited, else none.",
+            help="An existing owner's key, to own this swarm too. Default: a new one with --invited, else"
+            " none.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
@@ -82,9 +86,9 @@ def init(
 ) -> None:
     """Write a new swarm's manifest: what its nodes agree on.
 
-    It builds the model once, and prints the swarm's id, which is a hash of all that is written. So edit the
-    file before the swarm begins, and never after. With --invited it also makes an owner's key, beside the
-    manifest: keep it to yourself.
+    It builds the model once and prints the swarm's id, which is a hash of everything in the file. So edit the
+    file before the swarm begins, and never afterwards. With --invited it also creates an owner's key beside
+    the manifest: keep it to yourself.
 
         gossamer init my.toml
         gossamer init my.toml --preset small --codec topk --fragments 8
@@ -92,10 +96,10 @@ def init(
         gossamer init my.toml --task my_task.py:MyTask --option width=64
         gossamer init my.toml --from model.safetensors
 
-    With --from, or a task of your own, it also writes the first parameters beside the manifest, for the
+    With --from, or a task of your own, it also writes the initial parameters beside the manifest, for the
     bootstrap peer.
 
-    Then look it over with gossamer config check, and run gossamer bootstrap with it.
+    Then check the manifest with gossamer config check, and run gossamer bootstrap with it.
     """
     from gossamer.bootstrap import genesis_file, manifests, owners
     from gossamer.protocol.identity import Identity
@@ -109,7 +113,7 @@ def init(
     def check_free() -> None:
         for file in (path, first):
             if file.exists() and not force:
-                raise ConfigError(f"{file} exists; choose another name or replace it with --force")
+                raise ConfigError(f"{file} already exists; choose another name or replace it with --force")
 
     check_free()
     owner = owners.read_owner(owner_key) if owner_key is not None else None
@@ -144,11 +148,11 @@ def init(
         manifests.write(manifest, path, replace=True)  # if there is one, --force is given
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
     if has_first:
-        typer.echo(f"wrote {first}: the first parameters, which gossamer bootstrap takes from there")
+        typer.echo(f"wrote {first}: the initial parameters, which gossamer bootstrap reads from there")
     else:
         first.unlink(missing_ok=True)  # that of the replaced manifest
     if secret:
-        typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up, and {path} with it")
+        typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up together with {path}")
     if owner is not None:
-        typer.echo(f"the owner's public key, as admission.owners names it:  {owner.public_key.hex()}")
+        typer.echo(f"the owner's public key, as listed in admission.owners:  {owner.public_key.hex()}")
     typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {shlex.quote(str(path))}")

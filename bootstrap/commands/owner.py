@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 def invite(
-    node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="As gossamer id prints it there.")],
-    days: Annotated[float, typer.Option(min=0, max=36_500, help="How long it holds; 0 for ever.")] = 30,
+    node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="The id that gossamer id prints there.")],
+    days: Annotated[float, typer.Option(min=0, max=36_500, help="How long it is valid; 0 for ever.")] = 30,
     role: Annotated[
         str,
         typer.Option(
-            help="train, or observe: hold and serve a replica, publish nothing.",
+            help="train, or observe: hold and serve a replica but publish nothing.",
             **option_values.one_of(ROLE_NAMES),
         ),
     ] = "train",
@@ -37,7 +37,7 @@ def invite(
         typer.Option(
             "--tell",
             metavar="ADDRESS",
-            help="Hand it to this running node too, to renew one before it ends.",
+            help="Also hand it to this running node, to renew an invitation before it expires.",
             **option_values.contacts(),
         ),
     ] = None,
@@ -45,15 +45,15 @@ def invite(
     owner_key: OwnerKey = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Let a node in: print an invitation for it.
+    """Invite a node: print an invitation for it.
 
-    Send the line there by mail or chat; it is no secret, since only that node can use it. NODE_ID is what
-    gossamer id prints there. Run it where the manifest and the owner's key are.
+    Send the printed line there by mail or chat. It need not stay secret: only that node can use it. NODE_ID
+    is what gossamer id prints there. Run this where the manifest and the owner's key are.
 
         gossamer invite NODE_ID --join my.host:7700
         gossamer invite NODE_ID --days 0 --role observe --join my.host:7700
 
-    Renew an invitation while its node runs, by telling any running node:
+    To renew an invitation while its node runs, hand the new one to any running node:
 
         gossamer invite NODE_ID --days 30 --tell my.host:7700
     """
@@ -75,12 +75,12 @@ def invite(
     _from_each(tell or (), lambda address: deliver(address, invitation.grant.data, plaintext=plaintext))
     until = f"for {days:g} days" if days else "for ever"
     swarm = f"{manifest.swarm.name!r} ({manifest.swarm_id.hex()[:12]})"
-    what = f"to {role} in swarm {swarm} {until}"
-    typer.echo(f"{what}; on that machine:  gossamer node --invite INVITATION", err=True)
+    what = f"an invitation to {role} in swarm {swarm} {until}"
+    typer.echo(f"{what}; on that machine, run:  gossamer node --invite INVITATION", err=True)
 
 
 def revoke(
-    node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="The node to put out, for good.")],
+    node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="The node to remove, for good.")],
     to: Annotated[
         list[str],
         typer.Option(
@@ -95,18 +95,18 @@ def revoke(
         typer.Option(
             min=0,
             callback=option_values.at_most(ROUND_MAX),
-            help="Void its deltas after this round; default: the swarm's round now.",
+            help="Void its deltas after this round. Default: the swarm's current round.",
         ),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Shown in logs and to that node.")] = "",
+    reason: Annotated[str, typer.Option(help="Why; shown in logs and to that node.")] = "",
     manifest_path: ManifestPath = None,
     owner_key: OwnerKey = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Put a node out of the swarm, everywhere and for good.
+    """Remove a node from the swarm, everywhere and for good.
 
-    Its links are cut, and its deltas after the swarm's round now are void. Run it where the manifest and the
-    owner's key are.
+    Its links are cut, and its deltas after the swarm's current round become void. Run this where the manifest
+    and the owner's key are.
 
         gossamer revoke NODE_ID --to my.host:7700 --reason "key stolen"
     """
@@ -131,8 +131,8 @@ def revoke(
         )
     if last_round > clock:
         raise ConfigError(
-            f"the swarm is at round {clock}: until round {last_round} all that this key signs would still"
-            " count; leave --after-round out, or give an earlier one"
+            f"the swarm is at round {clock}: everything this key signs up to round {last_round} would still"
+            " count; leave --after-round out, or give an earlier round"
         )
     record = owners.revoke(owner, manifest.swarm_id, target, last_round=last_round, reason=reason)
     _from_each(found, lambda address: deliver(address, record, plaintext=plaintext))

@@ -20,9 +20,9 @@ from gossamer.node.commands.flags import Data, Debug, Plaintext
 
 def swarm(
     nodes: Annotated[
-        int, typer.Option(min=1, max=64, help="Training nodes, each a process with its own key.")
+        int, typer.Option(min=1, max=64, help="Number of training nodes, each a process with its own key.")
     ] = 4,
-    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Rounds to train.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of rounds to train.")] = 40,
     task: TaskName = "text",
     option: TaskSettings = None,
     preset: Preset = None,
@@ -32,31 +32,34 @@ def swarm(
     fragments: Fragments = 1,
     seed: Seed = 0,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Keep the nodes' folders here; default: a temporary one.")
+        Path | None,
+        typer.Option("--dir", help="Folder to keep the nodes' folders in. Default: a temporary one."),
     ] = None,
     json_path: Annotated[
         Path | None,
-        typer.Option("--json", help="Write the summary here as JSON; /dev/stdout has nothing else then."),
+        typer.Option(
+            "--json", help="Write the summary to this file as JSON; /dev/stdout then gets nothing else."
+        ),
     ] = None,
     chaos: Annotated[
         bool,
         typer.Option(
             "--chaos",
-            help="Kill a node and restart it, let one join late, split the network, kill the bootstrap peer.",
+            help="Kill and restart a node, add one late, split the network and kill the bootstrap peer.",
         ),
     ] = False,
     plaintext: Plaintext = False,
     debug: Debug = False,
 ) -> None:
-    """Try it: a local swarm, trained before your eyes.
+    """Try it: train a local swarm and watch it live.
 
     It starts a bootstrap peer and nodes as real processes, trains on Python's own source, shows losses and
-    rounds as they go, and checks at the end that all hold the same model.
+    rounds as they change, and checks at the end that all nodes hold the same model.
 
         gossamer swarm
         gossamer swarm --nodes 6 --rounds 60 --codec topk
 
-    With a kill, a late joiner, a split network and a dead bootstrap peer on the way:
+    With a killed node, a late joiner, a split network and a dead bootstrap peer along the way:
 
         gossamer swarm --chaos
     """

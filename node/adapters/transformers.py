@@ -151,8 +151,8 @@ class GossamerCallback(Membership, TrainerCallback):
             return
         self._has_warned = True
         log.warning(
-            "the trainer calls neither the model nor its base_model in train mode, so that nothing can be"
-            " counted: each step goes for one token, and weighs next to nothing beside those of other nodes."
+            "the trainer calls neither the model nor its base_model in train mode, so nothing can be"
+            " counted: each step counts as one token, and weighs next to nothing beside those of other nodes."
             " Let compute_loss call model(...)"
         )
 

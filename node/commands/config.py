@@ -17,7 +17,7 @@ FAULTY = 1
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
-AsJson = Annotated[bool, typer.Option("--json", help="The same, as JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 class ConfigCommand(Command):
@@ -26,7 +26,7 @@ class ConfigCommand(Command):
     takes_file = False
 
 
-app = App(add_completion=False, help="Look over a node's settings, before it runs.")
+app = App(add_completion=False, help="Check or show a node's settings before it runs.")
 
 
 @app.command(cls=ConfigCommand)
@@ -36,17 +36,18 @@ def check(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="A node file, a manifest, or a node's folder. Default: what the environment says.",
+            help="A node file, a manifest, or a node's folder. Default: the environment's settings.",
         ),
     ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Do not ask the nodes to join.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Do not contact the nodes to join.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what would go wrong, without starting anything.
+    """Report what would go wrong, without starting anything.
 
-    Of a node file: its keys and values, the folder and what is in it, free disk space, ports, the device,
-    and whether the nodes to join answer, for the right swarm, with the same time. Of a manifest: values that
-    are wrong, and those that are allowed but seldom meant. Exit status 1 if there is an error.
+    For a node file it checks keys and values, the folder and its contents, free disk space, ports, the
+    device, and whether the nodes to join answer, belong to the right swarm and agree on the time. For a
+    manifest it reports values that are wrong, and values that are allowed but seldom intended. The exit
+    status is 1 if there is an error.
 
         gossamer config check node.toml
         gossamer config check my.toml
@@ -82,7 +83,7 @@ def show(
         str,
         typer.Argument(
             metavar="COMMAND",
-            help="The command, and behind it the flags that it would be given.",
+            help="The command, followed by the flags that it would be given.",
             autocompletion=sections,
         ),
     ] = "node",
@@ -90,8 +91,8 @@ def show(
 ) -> None:
     """Print the values a command would run with, and their sources.
 
-    The source is a flag, an environment variable, the node file, or the default. Options of this command
-    itself come before COMMAND, and flags of COMMAND behind it.
+    A source is a flag, an environment variable, the node file, or the default. Options of this command
+    itself come before COMMAND, and flags of COMMAND after it.
 
         gossamer config show node --config node.toml --threads 2
         gossamer config show bootstrap my.toml

@@ -13,36 +13,38 @@ Join = Annotated[
     typer.Option(
         "--join",
         metavar="ADDRESS",
-        help="A node of the swarm: HOST:PORT, or gossamer://NODE_ID@HOST:PORT to trust no other node there;"
-        " may be given several times.",
+        help="A node of the swarm: HOST:PORT, or gossamer://NODE_ID@HOST:PORT to trust no other node there."
+        " May be repeated.",
         **option_values.contacts(),
     ),
 ]
 Invite = Annotated[
     str | None,
     typer.Option(
-        "--invite", metavar="INVITATION", help="What gossamer invite printed for this node, or its file."
+        "--invite",
+        metavar="INVITATION",
+        help="What gossamer invite printed for this node, or a file that holds it.",
     ),
 ]
 Dir = Annotated[
     Path | None,
     typer.Option(
         "--dir",
-        help="The node's folder. Default: ~/.gossamer/SWARM, of a bootstrap peer SWARM-bootstrap.",
+        help="The node's folder. Default: ~/.gossamer/SWARM, or SWARM-bootstrap for a bootstrap peer.",
         autocompletion=option_values.node_folders,
     ),
 ]
 Data = Annotated[
     list[Path] | None,
     typer.Option(
-        help="Files or folders to train on; default: the task's own.", callback=option_values.existing_path()
+        help="Files or folders to train on. Default: the task's own.", callback=option_values.existing_path()
     ),
 ]
 Listen = Annotated[
     str,
     typer.Option(
         metavar="HOST:PORT",
-        help="Where to listen; port 0 chooses one, [::] is every address, 0.0.0.0 all of IPv4.",
+        help="Where to listen. Port 0 picks a free one, [::] is every address, 0.0.0.0 every IPv4 address.",
         **option_values.address(port_min=0),
     ),
 ]
@@ -50,14 +52,16 @@ Advertise = Annotated[
     list[str] | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Where others can dial this node, if not as it listens.",
+        help="Where others can dial this node, if that is not where it listens.",
         **option_values.address(),
     ),
 ]
-Name = Annotated[str, typer.Option(help="What displays call this node.", callback=option_values.shown_name())]
+Name = Annotated[str, typer.Option(help="This node's name in displays.", callback=option_values.shown_name())]
 Plaintext = Annotated[
     bool,
-    typer.Option("--insecure-plaintext", help="No TLS. For tests on loopback; all nodes must do the same."),
+    typer.Option(
+        "--insecure-plaintext", help="Do not use TLS. For tests on loopback; all nodes must do the same."
+    ),
 ]
 Member = Annotated[
     Path | None,
@@ -75,8 +79,8 @@ AdminAddress = Annotated[
     typer.Option(
         "--admin",
         metavar="HOST:PORT",
-        help="Where to watch this node: page, metrics, gossamer top. Default: 127.0.0.1, first free port from"
-        " 7780; off for nowhere.",
+        help="Where to serve the page, the metrics and gossamer top, or off. Default: 127.0.0.1, first free"
+        " port from 7780.",
         **option_values.admin_address(),
     ),
 ]
@@ -84,7 +88,7 @@ Used = Annotated[
     Path | None,
     typer.Option(
         "--dir",
-        help="A node's folder; it may be running. Default: the only one of this machine.",
+        help="A node's folder; the node may be running. Default: the only one on this machine.",
         autocompletion=option_values.node_folders,
     ),
 ]
@@ -93,13 +97,13 @@ OwnTask = Annotated[
     typer.Option(
         "--task",
         metavar="FILE.py:CLASS",
-        help="The file with the swarm's task, where that does not come with Gossamer. Its code is run here;"
-        " --dir remembers it.",
+        help="The file with the swarm's task, if it does not come with Gossamer. Its code is executed here;"
+        " the node's folder remembers it.",
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks.")]
 LogLevel = Annotated[
     str,
-    typer.Option(help=f"Log from here on: {', '.join(logs.LEVELS)}.", **option_values.one_of(logs.LEVELS)),
+    typer.Option(help=f"Lowest level to log: {', '.join(logs.LEVELS)}.", **option_values.one_of(logs.LEVELS)),
 ]
-LogJson = Annotated[bool, typer.Option("--log-json", help="Log JSON objects, one a line.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log JSON objects, one per line.")]

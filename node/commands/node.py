@@ -39,7 +39,7 @@ def node(
     invite: Invite = None,
     wait: Annotated[
         bool,
-        typer.Option("--wait", help="If no node to join answers, ask again until one does, and not end."),
+        typer.Option("--wait", help="If no node to join answers, keep trying until one does."),
     ] = False,
     observe: Annotated[
         bool, typer.Option("--observe", help="Do not train: hold a replica and serve it to others.")
@@ -49,7 +49,7 @@ def node(
         str | None,
         typer.Option(
             callback=option_values.swarm_id_start(),
-            help="Refuse any other swarm than this (its id or the beginning of it).",
+            help="Refuse any swarm but this one (its id, or the beginning of it).",
         ),
     ] = None,
     trust: Annotated[
@@ -57,8 +57,7 @@ def node(
         typer.Option(
             metavar="NODE_ID",
             callback=option_values.node_ids(),
-            help="When joining, believe this node about the model, whatever others say; may be given several"
-            " times.",
+            help="When joining, believe this node about the model, whatever others say. May be repeated.",
         ),
     ] = None,
     data: Data = None,
@@ -69,40 +68,40 @@ def node(
     device: Annotated[
         str,
         typer.Option(
-            metavar="DEVICE", help="auto, cpu, cuda, cuda:1, mps ...", autocompletion=option_values.devices
+            metavar="DEVICE",
+            help="Where to train: auto, cpu, cuda, cuda:1, mps ...",
+            autocompletion=option_values.devices,
         ),
     ] = "auto",
     threads: Annotated[int, typer.Option(min=0, max=1024, help="CPU threads for training; 0 for all.")] = 0,
     rounds: Annotated[int, typer.Option(min=0, help="Stop training after this round; 0 for never.")] = 0,
-    evaluate_every: Annotated[
-        int, typer.Option(min=0, help="Evaluate every so many rounds; 0 for never.")
-    ] = 5,
+    evaluate_every: Annotated[int, typer.Option(min=0, help="Evaluate every N rounds; 0 for never.")] = 5,
     plaintext: Plaintext = False,
     admin: AdminAddress = "",
     debug: Debug = False,
     log_json: LogJson = False,
     log_level: LogLevel = logs.INFO,
 ) -> None:
-    """Join a swarm and train with this machine.
+    """Join a swarm and train on this machine.
 
-    It fetches the swarm's manifest and model from the node named, trains, and goes on for good: through
-    the deaths of others, through partitions, and through its own restarts, from its folder. Ctrl-C stops it
-    in good order. Its log says where to watch it.
+    It fetches the swarm's manifest and model from the given node and trains until you stop it. It survives
+    the deaths of other nodes, partitions, and its own restarts, which resume from its folder. Ctrl-C stops it
+    cleanly. Its log says where to watch it.
 
-    Join, and go on later from the folder that was made then:
+    Join, and resume later from the folder that this creates:
 
         gossamer node --join 192.168.1.5:7700
         gossamer node --dir ~/.gossamer/0f2aa9b7d875
 
-    A lasting node, with data of its own and a port where others find it again:
+    A long-lived node, with its own data and a port where others find it again:
 
         gossamer node --join my.host:7700 --listen 0.0.0.0:7701 --data texts
 
-    Where members are invited, with what gossamer invite printed (or a file with it):
+    In an invited swarm, with what gossamer invite printed, or a file that holds it:
 
         gossamer node --invite invitation.txt
 
-    With everything in a file, which gossamer config check looks over first:
+    With all settings in a file, which gossamer config check can check first:
 
         gossamer node --config node.toml
     """
@@ -169,14 +168,14 @@ def show_id(
         Path | None,
         typer.Option(
             "--dir",
-            help="A node's folder. Default: ~/.gossamer, whose key nodes without --dir take.",
+            help="A node's folder. Default: ~/.gossamer, whose key nodes without --dir use.",
             autocompletion=option_values.node_folders,
         ),
     ] = None,
 ) -> None:
     """Print this machine's node id, for an owner to invite.
 
-    A key is made if there is none yet. A bootstrap peer has one of its own, in its folder.
+    It creates a key if there is none yet. A bootstrap peer has its own key, in its folder.
 
         gossamer id
         gossamer id --dir ~/.gossamer/0f2aa9b7d875-bootstrap

@@ -16,20 +16,22 @@ from gossamer.protocol.errors import StorageError
 
 def generate(
     folder: Used = None,
-    prompt: Annotated[str, typer.Option(help="What to continue.")] = "",
-    length: Annotated[int, typer.Option(min=1, max=1_000_000, help="Characters to write.")] = 400,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    length: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of characters to write.")] = 400,
     temperature: Annotated[
-        float, typer.Option(min=0, max=10, help="0 takes the likeliest byte always; more is more varied.")
+        float, typer.Option(min=0, max=10, help="0 always takes the likeliest byte; higher is more varied.")
     ] = 0.7,
     seed: Annotated[
         int,
-        typer.Option(min=0, help="Another one gives another text.", callback=option_values.at_most(2**62)),
+        typer.Option(
+            min=0, help="A different seed gives a different text.", callback=option_values.at_most(2**62)
+        ),
     ] = 0,
     task: OwnTask = None,
 ) -> None:
     """Continue a prompt with the model in a node's folder.
 
-    It reads the folder alone, also beside a running node.
+    It reads only the folder, and works while the node is running.
 
         gossamer generate --prompt "def "
         gossamer generate --dir d0 --length 2000 --temperature 0.3 --seed 7
@@ -59,21 +61,23 @@ def generate(
 
 def export(
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A file that ends in .safetensors, or a folder to make.")
+        Path, typer.Argument(metavar="OUT", help="A file that ends in .safetensors, or a folder to create.")
     ],
     folder: Used = None,
-    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")
+    ] = "float32",
     sealed: Annotated[
-        bool, typer.Option("--sealed", help="The newest sealed snapshot, not all that is merged by now.")
+        bool, typer.Option("--sealed", help="Write the newest sealed snapshot, not everything merged so far.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Say what was written as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Report what was written as JSON.")] = False,
 ) -> None:
     """Write the model as a safetensors file or Hugging Face folder.
 
-    It reads the node's folder alone, also beside a running node; equal records give equal bytes.
+    It reads only the node's folder, and works while the node is running. Equal records give equal bytes.
 
-    One file, for anything that reads safetensors; in half the size:
+    One file, for anything that reads safetensors; then one of half the size:
 
         gossamer export model.safetensors
         gossamer export --dir d0 model.safetensors --dtype bfloat16
@@ -92,7 +96,7 @@ def export(
         typer.echo(done.explain())
     if done.frozen:
         typer.echo(
-            f"gossamer: {len(done.frozen)} frozen parameters or buffers, such as {done.frozen[0]!r}, are not"
-            " in it: the swarm does not hold them",
+            f"gossamer: {len(done.frozen)} frozen parameters or buffers, such as {done.frozen[0]!r}, were not"
+            " written: the swarm does not hold them",
             err=True,
         )

@@ -15,13 +15,13 @@ from gossamer.protocol.errors import ConfigError, UnreachableError
 
 def status(
     address: Address,
-    as_json: Annotated[bool, typer.Option("--json", help="All of it, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole status as JSON.")] = False,
     folder: Member = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Ask a node how it is doing.
+    """Show a running node's status.
 
-    It says its state, its round, and how it sees the other members. Any running node can be asked; nodes of
+    That is its state, its round, and how it sees the other members. Any running node can be asked; nodes of
     an invited swarm answer members only.
 
         gossamer status 192.168.1.5:7700
@@ -52,13 +52,13 @@ def status(
 
 def peers(
     address: Address,
-    as_json: Annotated[bool, typer.Option("--json", help="The same, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
     folder: Member = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """List the members: how they do, and what their deltas are like.
+    """List the members: their health, and how good their deltas are.
 
-    A member whose deltas are bad as a rule has a verdict.
+    A member whose deltas are usually bad gets a verdict.
 
         gossamer peers 192.168.1.5:7700
         gossamer peers 192.168.1.5:7700 --json
@@ -69,7 +69,7 @@ def peers(
     asker = asker_for(folder, address)
     found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
     if not {"agreement", "conduct", "members"} <= found.keys():
-        raise UnreachableError(f"{address} does not say what it has seen of its members")
+        raise UnreachableError(f"{address} does not report what it has seen of its members")
     from rich.console import Console
 
     from gossamer.node.dashboard.peers import as_told, show_peers
@@ -80,7 +80,7 @@ def peers(
         else:
             show_peers(found, Console())
     except WRONG_SHAPE:
-        raise UnreachableError(f"{address} does not say what it has seen of its members") from None
+        raise UnreachableError(f"{address} does not report what it has seen of its members") from None
 
 
 def top(
@@ -88,7 +88,7 @@ def top(
         str | None,
         typer.Argument(
             metavar="ADDRESS",
-            help="A node's admin address, HOST:PORT, as its log says it.",
+            help="A node's admin address, HOST:PORT, as shown in its log.",
             autocompletion=option_values.admin_addresses,
         ),
     ] = None,
@@ -96,7 +96,7 @@ def top(
         Path | None,
         typer.Option(
             "--dir",
-            help="A node's folder. Default: the only node of this machine, or the only one that trains.",
+            help="A node's folder. Default: the only node on this machine, or the only one that trains.",
             autocompletion=option_values.node_folders,
         ),
     ] = None,
@@ -104,7 +104,7 @@ def top(
     """Watch a node and its swarm live in the terminal.
 
     Keys: q quit, s sort, jk select, p pause, ? help. A browser shows more: open the admin address, by
-    default http://127.0.0.1:7780/. For another machine's node, forward its port with ssh.
+    default http://127.0.0.1:7780/. For a node on another machine, forward its port with ssh.
 
         gossamer top
         gossamer top --dir ~/.gossamer/0f2aa9b7d875
@@ -132,8 +132,8 @@ def verify(
 ) -> None:
     """Check that nodes hold the same model, bit for bit.
 
-    Exit status 0 only if they do. It waits until they hold the same records, since only then the models must
-    be alike.
+    The exit status is 0 only if they do. It waits until they hold the same records, since only then must
+    their models match.
 
         gossamer verify 192.168.1.5:7700 192.168.1.6:7701
     """
@@ -141,7 +141,7 @@ def verify(
     from gossamer.node.network.askers import asker_for
 
     if len(addresses) < 2:
-        raise ConfigError("give two or more addresses: one replica alone agrees with itself")
+        raise ConfigError("give two or more addresses: a single replica always agrees with itself")
     asker = next((found for address in addresses if (found := asker_for(folder, address))), None)
     verdict = asyncio.run(verify_replicas(tuple(addresses), wait_s=wait, plaintext=plaintext, asker=asker))
     for address, answer in verdict.answers.items():

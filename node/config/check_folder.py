@@ -18,22 +18,22 @@ from gossamer.protocol.identity import short
 def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
     """Look at a node's folder and change nothing; `joins` says whether the node has anybody to join."""
     if home.root.is_symlink() and not home.root.exists():
-        yield error("dir", f"{home.root} is a link, and nothing is there: is its disk mounted?")
+        yield error("dir", f"{home.root} is a link to nothing: is its disk mounted?")
         return
     if len(os.fsencode(home.chronicle_path.absolute())) > PATH_BYTES_MAX:
         most = PATH_BYTES_MAX - len(f"/{home.chronicle_path.name}")
-        yield error("dir", f"the path {home.root} is over {most} bytes, too long for SQLite; choose another")
+        yield error("dir", f"the path {home.root} is too long for SQLite (over {most} bytes); choose another")
         return
     if not home.root.exists():
         yield _would_be_made(home.root)
         return
     if not home.root.is_dir() or not os.access(home.root, os.W_OK | os.X_OK):
-        yield error("dir", f"{home.root} is no folder that can be written to; choose another --dir")
+        yield error("dir", f"{home.root} is not a writable folder; choose another --dir")
         return
     yield (
-        warning("dir", f"a node is running in {home.root}; what you change counts from its next start")
+        warning("dir", f"a node is running in {home.root}; changes take effect at its next start")
         if home.lock.is_taken()
-        else ok("dir", f"{home.root} is there, and no node is running in it")
+        else ok("dir", f"{home.root} exists, and no node is running in it")
     )
     if home.has_key:
         yield from told("key", lambda: f"this node is {short(home.identity().node_id)}")
@@ -43,10 +43,8 @@ def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
 def _would_be_made(root: Path) -> Finding:
     above = next(folder for folder in root.absolute().parents if folder.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        return error(
-            "dir", f"{root} cannot be made: {above} is no folder that can be written to; choose another --dir"
-        )
-    return ok("dir", f"{root} will be made")
+        return error("dir", f"cannot create {root}: {above} is not a writable folder; choose another --dir")
+    return ok("dir", f"{root} will be created")
 
 
 def _check_swarm(home: Home, joins: bool) -> Iterator[Finding]:
@@ -55,7 +53,7 @@ def _check_swarm(home: Home, joins: bool) -> Iterator[Finding]:
         manifest = home.manifest()
         if manifest is not None:
             name = manifest.swarm.name
-            yield ok("manifest", f"the folder is of swarm {name!r} ({manifest.swarm_id.hex()[:12]})")
+            yield ok("manifest", f"the folder belongs to swarm {name!r} ({manifest.swarm_id.hex()[:12]})")
             has_begun = has_model(home, manifest)  # raises for a damaged ledger, which would end the node
             if not joins and not home.read_peers() and not has_begun:
                 yield error("join", "the folder never got a model: name a node of the swarm with --join")
@@ -75,10 +73,11 @@ def check_invitation(invitation: Invitation, own: bytes, swarm_id: bytes | None)
     """Whether an invitation is for the node `own` and this swarm, and is still valid."""
     grant = invitation.grant
     if swarm_id is not None and invitation.swarm_id != swarm_id:
-        yield error("invite", "the invitation is to another swarm than the folder's; choose another --dir")
+        yield error("invite", "the invitation is for a different swarm than the folder; choose another --dir")
     elif grant.node_id != own:
         yield error(
-            "invite", f"the invitation is for node {grant.node_id.hex()}; ask for one for {own.hex()}"
+            "invite",
+            f"the invitation is for node {grant.node_id.hex()}; ask an owner for one for {own.hex()}",
         )
     elif not grant.is_current(time.time()):
         yield error("invite", "the invitation has run out; ask an owner to renew it")

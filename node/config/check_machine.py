@@ -34,10 +34,10 @@ def check_listen(
     if port == 0 and not is_loopback_swarm:
         yield warning(
             "listen",
-            "port 0 leaves the choice to the system; a node that others are to find should have a fixed one",
+            "port 0 lets the system choose; a node that others should find needs a fixed port",
         )
     if (is_loopback(host) or names_loopback(host)) and not is_loopback_swarm:
-        yield warning("listen", f"{host} is reached from this machine only; [::] is every address")
+        yield warning("listen", f"{host} can only be reached from this machine; [::] is every address")
 
 
 def check_apart(listen_at: str, admin: str) -> Iterator[Finding]:
@@ -47,14 +47,14 @@ def check_apart(listen_at: str, admin: str) -> Iterator[Finding]:
     (host, port), (other, admin_port) = (parse_address(text, port_min=0) for text in (listen_at, admin))
     if port and port == admin_port and (host == other or {host, other} & set(WILDCARDS)):
         yield error(
-            "admin", f"--listen and --admin name the same port, {port}; choose another for one of them"
+            "admin", f"--listen and --admin use the same port, {port}; choose another for one of them"
         )
 
 
 def check_admin(option: str, *, is_running: bool) -> Iterator[Finding]:
     """The admin server's port."""
     if option in ("", ADMIN_OFF):
-        yield ok("admin", "no admin server" if option else "the first free port from 7780 of 127.0.0.1")
+        yield ok("admin", "no admin server" if option else "the first free port from 7780 on 127.0.0.1")
         return
     host, port = parse_address(option, port_min=0)
     try:
@@ -72,9 +72,9 @@ def check_advertised(addresses: Iterable[str]) -> Iterator[Finding]:
         try:
             socket.getaddrinfo(host, port)
         except OSError as problem:
-            yield warning("advertise", f"{host} cannot be looked up from here ({_why(problem)})")
+            yield warning("advertise", f"cannot look up {host} from here ({_why(problem)})")
         else:
-            yield ok("advertise", f"others are told {told_as}; whether it leads here, only they can tell")
+            yield ok("advertise", f"others are told {told_as}; only they can tell whether it leads here")
 
 
 def _check_bind(subject: str, host: str, port: int, is_running: bool) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def _check_bind(subject: str, host: str, port: int, is_running: bool) -> Iterato
         asyncio.run(_listen_for_a_moment(host, port))
     except (OSError, OverflowError, UnicodeError) as problem:
         if is_running:
-            yield ok(subject, f"{where} is in use, as it should be if that is the node that is running")
+            yield ok(subject, f"{where} is in use, as expected if that is the running node")
         else:
             why = why_not(problem) if isinstance(problem, OSError) else _why(problem)
             yield error(subject, f"cannot listen on {where}: {why}; choose another --{subject}")
@@ -108,13 +108,13 @@ def check_device(name: str, threads: int) -> Iterator[Finding]:
         try:
             from gossamer.node.trainer import choose_device
         except (ImportError, OSError) as problem:
-            raise LocalError(f"torch cannot be used: {problem}; install it for this machine") from None
-        return f"{choose_device(name)} can be trained on"
+            raise LocalError(f"cannot use torch: {problem}; install it for this machine") from None
+        return f"can train on {choose_device(name)}"
 
     yield from told("device", chosen)
     cpus = os.cpu_count() or 1
     if threads > cpus:
-        yield warning("threads", f"{threads} threads on {cpus} CPUs only get in each other's way")
+        yield warning("threads", f"{threads} threads on {cpus} CPUs get in each other's way")
 
 
 def check_disk(folders: Iterable[Path], needed: int | None) -> Iterator[Finding]:
@@ -124,11 +124,11 @@ def check_disk(folders: Iterable[Path], needed: int | None) -> Iterator[Finding]
     """
     free = min(map(_free_above, folders))
     if needed is None:
-        yield ok("disk", f"{_size(free)} free; what the model needs is known once the swarm has been asked")
+        yield ok("disk", f"{_size(free)} free; how much is needed is unknown until the swarm is asked")
     elif free < needed:
-        yield error("disk", f"{_size(free)} free, and up to {_size(needed)} needed; see Sizing in the docs")
+        yield error("disk", f"{_size(free)} free, but up to {_size(needed)} needed; see Sizing in the docs")
     elif free < DISK_SPARE * needed:
-        yield warning("disk", f"{_size(free)} free, and up to {_size(needed)} needed: that is tight")
+        yield warning("disk", f"{_size(free)} free, up to {_size(needed)} needed: that is tight")
     else:
         yield ok("disk", f"{_size(free)} free, up to {_size(needed)} needed")
 
@@ -148,7 +148,8 @@ def check_open_files() -> Iterator[Finding]:
     limit = open_files_allowed()
     if limit < FILES_MIN:
         yield warning(
-            "files", f"only {limit} open files allowed: ulimit -Hn {FILES_MIN}, LimitNOFILE= in systemd"
+            "files",
+            f"only {limit} open files allowed; set ulimit -Hn {FILES_MIN}, or LimitNOFILE= in systemd",
         )
     else:
-        yield ok("files", "open files enough")
+        yield ok("files", "enough open files allowed")

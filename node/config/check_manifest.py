@@ -79,7 +79,7 @@ def _check_own_task(manifest: Manifest, trains: bool, task: str | None) -> Itera
     """A custom task, in a file (which is not run here) or in a script."""
     name = manifest.task.name
     if is_own_name(name) and not trains and task is None:
-        yield ok("task.name", f"{name!r} is in a file of somebody's own: nodes that train need --task")
+        yield ok("task.name", f"{name!r} is a custom task in a file: nodes that train need --task")
         return
     try:
         difference = own_task.difference_of(manifest, own_task.task_file(manifest, task))
@@ -93,7 +93,7 @@ def _check_own_task(manifest: Manifest, trains: bool, task: str | None) -> Itera
 def _odd_merging(manifest: Manifest) -> Iterator[tuple[str, str]]:
     outer, is_open = manifest.outer, manifest.admission.mode == "open"
     if outer.codec in _BELOW_FOUR_BITS and outer.momentum > 0:
-        yield "outer.momentum", f"with {outer.codec} momentum costs more than it gains: 0"
+        yield "outer.momentum", f"with {outer.codec}, momentum costs more than it gains; use 0"
     # topk sends such a short part of a delta that longer steps make up for it. The mean of several deltas is
     # shorter than each of them, unless the rule prevents it.
     by_mean = all(spec.averaging == "mean" for spec in manifest.layout.tensors)
@@ -105,32 +105,35 @@ def _odd_merging(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if outer.learning_rate < 0.1:
         yield (
             "outer.learning_rate",
-            f"{outer.learning_rate:g} throws most of each window away; {usual} is usual",
+            f"{outer.learning_rate:g} discards most of each window; {usual} is usual",
         )
     if outer.ef_decay < 0.5:
         yield "outer.ef_decay", f"{outer.ef_decay:g} forgets what the codec left out; 0.8 to 1 is usual"
     if outer.clip == 0 and is_open:
         yield (
             "outer.clip",
-            "0 lets any member send a delta of any length; 1.5 is usual where anybody may join",
+            "0 lets any member send a delta of any length; 1.5 is usual if anybody may join",
         )
     if outer.weight_cap == 0 and is_open:
-        yield "outer.weight_cap", "0 lets any member claim any weight; 4 is usual where anybody may join"
+        yield "outer.weight_cap", "0 lets any member claim any weight; 4 is usual if anybody may join"
 
 
 def _odd_pace(manifest: Manifest) -> Iterator[tuple[str, str]]:
     pace = manifest.pace
     if 0 < pace.every_steps < manifest.layout.fragments:
-        yield "pace.every_steps", "there are more fragments than steps in a window: several rounds a step"
+        yield "pace.every_steps", "more fragments than steps in a window: several rounds per step"
     if 0 < pace.every_seconds < 1:
         yield (
             "pace.every_seconds",
-            f"a delta each {pace.every_seconds:g} s keeps the network busier than training",
+            f"a delta every {pace.every_seconds:g} s keeps the network busier than training",
         )
     if pace.min_round_seconds > 60:
         yield "pace.min_round_seconds", f"no round can be shorter than {pace.min_round_seconds:g} s"
     if manifest.swarm.created > time.time() + CLOCK_S:
-        yield "swarm.created", "that is in the future: rounds are refused until then, or this clock is wrong"
+        yield (
+            "swarm.created",
+            "in the future: rounds are refused until then, or this machine's clock is wrong",
+        )
 
 
 def _odd_history(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -140,11 +143,11 @@ def _odd_history(manifest: Manifest) -> Iterator[tuple[str, str]]:
     elif history.retain < 2 * (history.seal_after + history.snapshot_every):
         yield (
             "history.retain",
-            f"a partition of over {history.retain} rounds will not heal exactly;"
+            f"a partition longer than {history.retain} rounds will not heal exactly;"
             f" {256 * manifest.layout.fragments} is usual",
         )
     if history.snapshot_every > 1000:
-        yield "history.snapshot_every", "newcomers fetch all rounds since the last snapshot; 16 is usual"
+        yield "history.snapshot_every", "newcomers fetch every round since the last snapshot; 16 is usual"
 
 
 def disk_needed(manifest: Manifest, members: int, trains: bool) -> int:

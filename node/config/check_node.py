@@ -157,7 +157,7 @@ class NodeCheck:
         ):
             yield error(
                 "join",
-                "which swarm? Name a node of it with --join, or a folder with --dir"
+                "which swarm? Name one of its nodes with --join, or a folder with --dir"
                 if self.home is None
                 else f"{self.home.root} has no manifest: name a node of the swarm with --join",
             )
@@ -185,7 +185,10 @@ class NodeCheck:
         if identity is None:
             own_key = self.is_bootstrap or self.params.get("folder")  # other nodes use this machine's key
             where = f" --dir {home.root}" if own_key else ""
-            yield error("invite", f"no key is here that it could be for; send an owner: gossamer id{where}")
+            yield error(
+                "invite",
+                f"there is no key here that it could be for; send an owner what gossamer id{where} prints",
+            )
             return
         swarm_id = self.manifest.swarm_id if self.manifest else None
         yield from check_invitation(invitation, identity.node_id, swarm_id)

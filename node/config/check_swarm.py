@@ -36,7 +36,7 @@ def ask_nodes(
     if said is not None:
         answers.findings.append(warning("clock", f"{said}: set it (NTP) before the node starts"))
     elif any(offset is not None for offset in answers.offsets):
-        answers.findings.append(ok("clock", "agrees with theirs"))
+        answers.findings.append(ok("clock", "agrees with the nodes to join"))
     return answers
 
 
@@ -59,7 +59,7 @@ async def _ask_one(
         status, offset_s = await probe_status(contact, plaintext=plaintext, asker=asker)
     except NotAnsweredError as problem:
         answers.findings.append(
-            warning("join", f"{problem}; who was never invited needs an invitation (--invite)")
+            warning("join", f"{problem}; a node that was never invited needs an invitation (--invite)")
         )
         return
     except LocalError as problem:
@@ -70,13 +70,13 @@ async def _ask_one(
     answers.swarm_ids.append(found)
     if swarm_id is not None and not found.startswith(swarm_id.lower()):
         answers.findings.append(
-            error("join", f"{contact.address} belongs to swarm {found[:12]}, not to {swarm_id[:12]}")
+            error("join", f"{contact.address} belongs to swarm {found[:12]}, not {swarm_id[:12]}")
         )
         return
     members = 1 + _count(status.get("members"))
     answers.members = max(answers.members, members)
     answers.findings.append(
-        ok("join", f"{contact.address} answers, of swarm {found[:12]}; members there: {members}")
+        ok("join", f"{contact.address} answers for swarm {found[:12]}; members: {members}")
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gossamer.node.config.check_node import NodeCheck
     from gossamer.node.config.findings import Finding
 
-_CONFIG_HELP = "Take flags that are not given from here."
+_CONFIG_HELP = "Node file with values for flags that are not given."
 
 _ConfigFile = Annotated[
     Path | None,
@@ -211,7 +211,7 @@ def command_named(name: str, ctx: typer.Context) -> Command:
     root: Any = ctx.find_root().command
     found = root.commands.get(name)
     if not isinstance(found, Command):
-        raise ConfigError(f"{name!r} is no command of gossamer{node_file.did_you_mean(name, sections(ctx))}")
+        raise ConfigError(f"gossamer has no command {name!r}{node_file.did_you_mean(name, sections(ctx))}")
     return found
 
 

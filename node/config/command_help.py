@@ -53,11 +53,11 @@ def foot(ctx: typer.Context) -> str:
     if first is None:
         return ""
     variable = variable_of(ctx, first)
-    said = f"Every option can also be set by its environment variable: {flag_of(first)} is {variable}"
+    said = f"Every option can also be set by an environment variable ({flag_of(first)} by {variable})"
     if all(parameter.name != CONFIG for parameter in ctx.command.params):
         return f"{said}."
     section = ctx.command_path.partition(" ")[2]
     return (
-        f"{said}. Or write it under \\[{section}] in a node file (--{CONFIG}, or {CONFIG_VARIABLE})."
-        " Flags win over variables, and variables over the file."
+        f"{said}, or under \\[{section}] in a node file (--{CONFIG} or {CONFIG_VARIABLE})."
+        " Flags override variables, and variables override the file."
     )

@@ -83,7 +83,7 @@ class NodeFile:
         known = list(commands)
         for section in self.sections:
             if section not in known:
-                yield f"{self.path}: [{section}] is no command of gossamer{did_you_mean(section, known)}"
+                yield f"{self.path}: [{section}] is not a gossamer command{did_you_mean(section, known)}"
 
     def _absolute(self, parameter: Parameter, value: Any) -> Any:
         """A value with its paths made absolute: paths in a node file are relative to it."""
@@ -110,7 +110,7 @@ def read(path: Path) -> NodeFile:
     for key, value in found.items():
         if not isinstance(value, dict):
             raise ConfigError(
-                f"{path}: {key} stands in no section; put it under [node], or the command it is for"
+                f"{path}: {key} is not in a section; put it under [node], or under the command it is for"
             )
     return NodeFile(path, found)
 
@@ -148,4 +148,4 @@ def _fits(value: Any, parameter: Parameter) -> bool:
 
 def _wanted(parameter: Parameter) -> str:
     words = _WORDS[kind_of(parameter)]
-    return f'a list, such as ["..."]: each is {words}' if parameter.type_descriptor.is_list else words
+    return f'a list such as ["..."], each item {words}' if parameter.type_descriptor.is_list else words

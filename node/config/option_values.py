@@ -51,7 +51,7 @@ def one_of(names: Iterable[str]) -> OptionValues:
 
     def check(text: str) -> None:
         if text not in known:
-            raise ConfigError(f"{text!r} is none of {', '.join(known)}")
+            raise ConfigError(f"{text!r} is not one of {', '.join(known)}")
 
     return {"callback": _checked(check), "autocompletion": lambda: known}
 
@@ -100,7 +100,7 @@ def existing_path() -> Callable[[Any], Any]:
 
     def check(text: str) -> None:
         if not expanded(Path(text)).exists():
-            raise ConfigError(f"{text}: there is no such file or folder")
+            raise ConfigError(f"{text}: no such file or folder")
 
     return _checked(check)
 

@@ -79,11 +79,11 @@ def token_here() -> str:
 def check_token(option: str, host: str, token: str) -> None:
     """Raise ConfigError for a token that is too short, or missing although other machines can ask."""
     if token and len(token) < TOKEN_MIN:
-        raise ConfigError(f"{TOKEN_VARIABLE} is too short: give it {TOKEN_MIN} characters or more")
+        raise ConfigError(f"{TOKEN_VARIABLE} is too short: use {TOKEN_MIN} characters or more")
     if not is_loopback(host) and not token:
         raise ConfigError(
             f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
-            f" {TOKEN_MIN} characters or more that who looks must give, or stay on 127.0.0.1"
+            f" {TOKEN_MIN} characters or more, which every viewer must give, or use 127.0.0.1"
         )
 
 
@@ -219,7 +219,7 @@ class AdminServer:
         is_foreign = origin is not None and origin.partition("://")[2] != request.headers.get("Host")
         site = request.headers.get("Sec-Fetch-Site", "none")
         if request.path != "/" and (is_foreign or site not in ("none", "same-origin")):
-            raise web.HTTPForbidden(text="not for other sites")
+            raise web.HTTPForbidden(text="requests from other sites are refused")
 
     def _gives_token(self, request: web.Request) -> bool:
         """Whether there is a token and the request gives it: as bearer, in the query, or by a cookie of
@@ -282,7 +282,7 @@ def _round_in(request: web.Request, name: str, default: int) -> int:
     """A round given in the query."""
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
-        raise web.HTTPBadRequest(text=f"{name}: the number of a round")
+        raise web.HTTPBadRequest(text=f"{name} must be the number of a round")
     return int(text)
 
 

@@ -41,7 +41,7 @@ def _admin_in(folder: Path) -> str:
         raise _says_nothing(folder)
     found = admin_of(folder) if is_running else None
     if found is None:
-        raise ConfigError(f"no node with an admin server runs in {folder}; start it, without --admin off")
+        raise ConfigError(f"no node with an admin server runs in {folder}; start one, without --admin off")
     return found
 
 
@@ -55,7 +55,7 @@ def _only_admin_here() -> str:
         raise _says_nothing(min(starting))
     if not admins:
         raise ConfigError(
-            f"no node runs in {nodes_root()}; give one's folder with --dir, or its admin HOST:PORT"
+            f"no node runs in {nodes_root()}; name a node's folder with --dir, or its admin HOST:PORT"
         )
     meant = None if starting else _meant_of(list(admins))
     if meant is None:
@@ -83,7 +83,7 @@ def _says_nothing(folder: Path) -> ConfigError:
         pass
     except OSError as error:  # another user's node, whose lock cannot be looked at either
         return ConfigError(unreadable(path, error))
-    return ConfigError(f"the node in {folder} is starting; its log says where it listens once it does")
+    return ConfigError(f"the node in {folder} is still starting; its log will say where it listens")
 
 
 def _is_running(folder: Path) -> bool:
@@ -164,7 +164,9 @@ class AdminClient:
         try:
             async with self._session.get(self._url + path, allow_redirects=False) as response:
                 if response.status == 401:
-                    raise UnreachableError(f"{self._url} wants its node's token: set {TOKEN_VARIABLE} to it")
+                    raise UnreachableError(
+                        f"{self._url} requires a token: set {TOKEN_VARIABLE} to its node's"
+                    )
                 if response.status != 200:
                     said = (await response.content.read(200)).decode("utf-8", "replace")
                     raise UnreachableError(f"{self._url} answers {response.status}: {_printable(said)}")
@@ -173,7 +175,7 @@ class AdminClient:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UnreachableError(f"no answer from {self._url} ({type(error).__name__})") from None
         except (ValueError, RecursionError):
-            raise UnreachableError(f"what answers at {self._url} is no admin server") from None
+            raise UnreachableError(f"the server at {self._url} is not an admin server") from None
 
 
 async def _whole(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, dict[str, Any]]]:

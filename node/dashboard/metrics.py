@@ -52,20 +52,20 @@ _GAUGES: tuple[tuple[str, str, Reading], ...] = (
     ("gossamer_uptime_seconds", "Time since the daemon started.", _of("uptime_s")),
     ("gossamer_round", "Last round that this node published a delta for.", _of("round")),
     ("gossamer_swarm_round", "Round clock of the swarm.", _of("clock")),
-    ("gossamer_sealed_round", "Round of the newest snapshot here.", _of("sealed_round")),
+    ("gossamer_sealed_round", "Round of this node's newest snapshot.", _of("sealed_round")),
     ("gossamer_closed_round", "Rounds up to this one cannot change any more.", _of("closed_round")),
     ("gossamer_records", "Delta records held.", _of("records")),
     ("gossamer_void_records", "Rounds of members that are void.", lambda status: len(status["void"])),
     ("gossamer_rounds_behind", "Rounds that have changed and wait to be merged.", _of("rounds_behind")),
-    ("gossamer_payloads_missing", "Payloads that are known of and not here.", _of("payloads_missing")),
+    ("gossamer_payloads_missing", "Payloads that are known of but not fetched yet.", _of("payloads_missing")),
     (
         "gossamer_agreement_ratio",
-        "Mean cosine of pairs of deltas, newest round of two, -1 to 1.",
+        "Mean cosine of pairs of deltas in the newest round with two deltas, -1 to 1.",
         _of("agreement"),
     ),
     (
         "gossamer_members_accused",
-        "Members whose deltas are bad as a rule.",
+        "Members whose deltas are usually bad.",
         lambda status: sum(member["conduct"]["verdict"] is not None for member in status["members"]),
     ),
     (
@@ -74,13 +74,17 @@ _GAUGES: tuple[tuple[str, str, Reading], ...] = (
         _of("invited_until"),
     ),
     ("gossamer_validation_loss", "Held-out loss at the last evaluation.", _of_trainer("val_loss")),
-    ("gossamer_wait_ratio", "Part of training time kept from inner steps.", _of_trainer("wait_fraction")),
+    (
+        "gossamer_wait_ratio",
+        "Fraction of training time not spent on inner steps.",
+        _of_trainer("wait_fraction"),
+    ),
     ("gossamer_tokens_per_second", "Speed of this node's trainer.", _of_trainer("tokens_per_s")),
 )
 
 _COUNTERS: tuple[tuple[str, str, Reading], ...] = (
     ("gossamer_merges_total", "Merges that changed the model.", _of("version")),
-    ("gossamer_misbehaviours_total", "Messages that break the protocol.", _of("misbehaviours_seen")),
+    ("gossamer_misbehaviours_total", "Messages that broke the protocol.", _of("misbehaviours_seen")),
 )
 
 _TRAINER_COUNTERS: tuple[tuple[str, str, Reading], ...] = (
@@ -151,21 +155,21 @@ class DaemonCollector(Collector):
         yield from self._of_watching()
         yield _labelled(
             "gossamer_state",
-            "1 for what the node is doing.",
+            "1 for the node's current state.",
             "state",
             {state: int(state == status["state"]) for state in STATES},
         )
         healths = Counter(member["health"] for member in status["members"])
         yield _labelled(
             "gossamer_members",
-            "Other members by what is believed of them.",
+            "Other members, by their health as this node sees it.",
             "health",
             {health.value: healths[health.value] for health in Health},
         )
         directions = Counter("outbound" if link["outbound"] else "inbound" for link in status["links"])
         yield _labelled(
             "gossamer_links",
-            "Links, by who dialled.",
+            "Links, by which side dialled.",
             "direction",
             {direction: directions[direction] for direction in ("inbound", "outbound")},
         )
@@ -192,9 +196,9 @@ class DaemonCollector(Collector):
         watching, vitals = self._watching, self._watching.vitals
         lag = "Longest time in the last minute that the daemon's event loop was busy."
         yield GaugeMetricFamily("gossamer_event_loop_lag_seconds", lag, vitals.lag_s)
-        healthy = "1 if the node does what it is for, see /healthz."
+        healthy = "1 if the node is healthy, see /healthz."
         yield GaugeMetricFamily("gossamer_healthy", healthy, int(watching.health()[0]))
-        space = "Free space where the node's folder and its chunks are, whichever has less."
+        space = "Free space on the disk of the node's folder or of its chunks, whichever has less."
         free = GaugeMetricFamily("gossamer_disk_free_bytes", space)
         yield _filled(free, watching.disk_free)
         seconds = self._view.merging.seconds

@@ -55,7 +55,7 @@ def _least_width(figures: list[dict[str, str]], shown: list[str]) -> int:
 def _title(status: dict[str, Any]) -> Text:
     agreement = status.get("agreement")
     title = f"swarm {status['swarm']} as {_name(status)} sees it" + (
-        f", agreement {agreement:.2f} in the newest round of two" if agreement is not None else ""
+        f", agreement {agreement:.2f} in the newest round with two deltas" if agreement is not None else ""
     )
     return Text(harmless_line(title + _invited(status.get("invited_until"))), style="table.title")
 

@@ -114,7 +114,7 @@ class Top:
         """Listen until the server goes away, or says what no node would."""
         try:
             await self._follow(client)
-            self._board.problem = self._board.problem or "the node went away"
+            self._board.problem = self._board.problem or "the node closed the connection"
         except WRONG_SHAPE as error:
             self._board.forget(_no_admin_server(self._board.address, error))
 
@@ -146,7 +146,7 @@ class Top:
 
 def _no_admin_server(address: str, error: Exception) -> str:
     said = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"no Gossamer admin server of this release answers at {address} ({harmless_line(said)})"
+    return f"the server at {address} is not an admin server of this Gossamer release ({harmless_line(said)})"
 
 
 def show_top(where: Callable[[], str]) -> None:
@@ -154,7 +154,7 @@ def show_top(where: Callable[[], str]) -> None:
     console = Console()
     if not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
         raise ConfigError(
-            "gossamer top needs a terminal that it can draw on; for scripts there is gossamer status --json"
+            "gossamer top needs a terminal that it can draw on; in scripts, use gossamer status --json"
         )
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)

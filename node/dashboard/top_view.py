@@ -34,7 +34,7 @@ HELP = (
     ("q", "quit"),
     ("s", "sort members by name, round, speed, loss, health"),
     ("j k, arrows", "select a member"),
-    ("p, space", "pause and go on"),
+    ("p, space", "pause or resume"),
     ("?", "this help"),
 )
 
@@ -263,7 +263,7 @@ def _side_by_side(left: Table, right: Table, width: int) -> Table:
 
 def _detail(member: dict[str, Any]) -> list[Text]:
     """One line with more about the selected member, and another with its verdict, if it has one."""
-    where = " ".join(member["addresses"]) or "dials only"
+    where = " ".join(member["addresses"]) or "only dials out"
     said = f"{member['id'][:16]}  {member['role']}  {member['version']}  {where}"
     lines = [_line((said, "dim"))]
     conduct = member["conduct"]
@@ -301,7 +301,7 @@ def _notices(board: Board, rows: int) -> list[Text]:
 def _foot(choices: Choices) -> Text:
     return _line(
         (
-            f"q quit  s sort: {SORTS[choices.sort]}  jk select  p {'go on' if choices.paused else 'pause'}",
+            f"q quit  s sort: {SORTS[choices.sort]}  jk select  p {'resume' if choices.paused else 'pause'}",
             "dim",
         ),
         ("  ? help", "dim"),
@@ -312,10 +312,10 @@ def _help(height: int) -> Group:
     lines = [_line(("gossamer top", "bold")), Text("")]
     lines += [_line((f"  {keys:14}", "bold"), (what, "")) for keys, what in HELP]
     legend = (
-        "* this node   ! its deltas are bad as a rule   → we dialled   ← it dialled",
-        "model: whether it claims the same snapshot as this node; merging: of other records, as yet",
-        "agrees: mean cosine of its deltas with those of the others",
-        "the curve is the median training loss of each round",
+        "* this node   ! its deltas are usually bad   → we dialled   ← it dialled",
+        "model: whether it claims the same snapshot as this node; merging: so far it holds other records",
+        "agrees: mean cosine of its deltas with the others' deltas",
+        "curve: median training loss of each round",
     )
     lines += [Text(""), *(_line((text, "")) for text in legend)]
     return Group(*lines[:height])

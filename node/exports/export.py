@@ -92,22 +92,22 @@ def _check_place(home: Home, out: Path, place: Path) -> None:
     if not place.parent.is_dir():
         raise ConfigError(f"cannot write {out}: there is no folder {place.parent}")
     if place.is_relative_to(home.root.resolve()):
-        raise ConfigError(f"{out} is in the node's own folder; choose a place outside")
+        raise ConfigError(f"{out} is inside the node's own folder; choose a place outside it")
 
 
 def _check_file(out: Path, place: Path, force: bool) -> None:
     if out.is_dir():
         raise ConfigError(f"{out} is a folder; choose another name")
     if out.exists() and not force:
-        raise ConfigError(f"{out} exists; choose another name or replace it with --force")
+        raise ConfigError(f"{out} already exists; choose another name or replace it with --force")
     if out.exists() and is_mount_point(place):
-        raise ConfigError(f"{out} is mounted as it is, and cannot be replaced; mount the folder around it")
+        raise ConfigError(f"{out} is a mount point and cannot be replaced; mount the folder around it")
 
 
 def _check_folder(out: Path, place: Path, force: bool, names: set[str]) -> None:
     """Only an earlier export is replaced: a wrong name must not cost somebody their own files."""
     if out.suffix in FOREIGN_WEIGHTS:
-        raise ConfigError(f"{out}: a file of weights has to end in {SUFFIX}; any other name is a folder's")
+        raise ConfigError(f"{out}: a file of weights must end in {SUFFIX}; any other name means a folder")
     if not out.exists():
         return
     if not out.is_dir():
@@ -117,7 +117,7 @@ def _check_folder(out: Path, place: Path, force: bool, names: set[str]) -> None:
         raise ConfigError(f"{out} is not empty; choose another folder or replace it with --force")
     others = [name for name in found if name not in names]
     if others:
-        raise ConfigError(f"{out} holds {others[0]!r}, which is no part of an export; choose another folder")
+        raise ConfigError(f"{out} holds {others[0]!r}, which is not part of an export; choose another folder")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
     if name not in task_names() and not is_own_name(name):
         raise ConfigError(
             f"swarm {manifest.swarm.name!r} trains {name!r}, a script of its own, and only that"
-            " can run the model; gossamer export writes it for other programs"
+            " can run the model; gossamer export writes the model for other programs"
         )
     _, merger = replay(home)
     try:

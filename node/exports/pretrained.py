@@ -39,13 +39,13 @@ def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]
             raise ConfigError(str(error)) from None
     else:
         raise ConfigError(
-            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, and {home.root} holds no"
-            " configuration of a Hugging Face model; export to a .safetensors file"
+            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, and {home.root} has no"
+            " Hugging Face configuration of its model; export to a .safetensors file"
         )
     if local:
         raise ConfigError(
-            f"the swarm does not hold all of this model: {local[0]!r} for one is frozen, or a buffer, and"
-            " each node has its own. Export to a .safetensors file, and load that into the model that"
+            f"the swarm does not hold all of this model: {local[0]!r}, for example, is frozen or a buffer,"
+            " and each node has its own. Export to a .safetensors file, and load it into the model that"
             " training began with (load_state_dict with strict=False)"
         )
     return {**files, CONFIG: _with_dtype(files[CONFIG], dtype)}

@@ -33,7 +33,7 @@ _AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 """MSG_NOSIGNAL is for scripts that restore SIGPIPE's default action: a daemon's death would end them."""
 
 OUTDATED = (
-    "the node's daemon is of another release of Gossamer than this process, which loaded an earlier one"
+    "the node's daemon runs a different release of Gossamer than this process, which loaded an earlier one"
 )
 
 log = logging.getLogger("gossamer.peer")
@@ -196,8 +196,8 @@ class DaemonLink:
             if self._connected.is_set() and time.monotonic() - silent_since > TELL_AFTER_S:
                 silent_since = inf
                 log.warning(
-                    "the node's daemon has not answered for %.0f s (%s): what is trained meanwhile is"
-                    " published once it does",
+                    "the node's daemon has not answered for %.0f s (%s): work done meanwhile is published"
+                    " once it does",
                     TELL_AFTER_S,
                     self.problem,
                 )
@@ -205,7 +205,7 @@ class DaemonLink:
 
     def _say_outdated(self) -> None:
         if not self.is_outdated:
-            log.error("%s: it has to be started again", OUTDATED)
+            log.error("%s: this process must be restarted", OUTDATED)
         self.is_outdated = True
         self.stop_asked.set()
 

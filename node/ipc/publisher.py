@@ -52,7 +52,8 @@ class Publisher:
             lost, _ = self._waiting.get_nowait()
             self._waiting.task_done()
             log.warning(
-                "the delta of round %d is lost: another trainer's came before it could be stored", lost.round
+                "the delta of round %d is lost: another trainer's arrived before it could be stored",
+                lost.round,
             )
         self._waiting.put_nowait((message, payload))
         self.handed_in = message.round

@@ -60,7 +60,7 @@ class TrainerPort:
     def __init__(self, path: str, manifest: Manifest) -> None:
         self._path = Path(path)
         self._manifest = manifest
-        self._trouble = Trouble(log, "a trainer is understood again")
+        self._trouble = Trouble(log, "trainers can be understood again")
         self._refusals = Seldom()
         self._shared: SharedMemory | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -157,7 +157,7 @@ class TrainerPort:
                 length = control.frame_length(await self._prefix(reader, attendant))
                 self._handle(control.decode(await reader.readexactly(length)), attendant)
         except MalformedError as error:
-            self._trouble.met(f"a trainer of another release of Gossamer cannot be understood ({error})")
+            self._trouble.met(f"cannot understand a trainer that runs another release of Gossamer ({error})")
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         finally:

@@ -79,7 +79,7 @@ class ChronicleStore:
             try:
                 return self._load()
             except (sqlite3.Error, MalformedError, TypeError, ValueError) as error:
-                log.warning("what happened before is not known: cannot read %s (%s)", self._path, error)
+                log.warning("earlier rounds are not known: cannot read %s (%s)", self._path, error)
                 if _is_damage(error):
                     self._begin_anew()
                 return [], 0

@@ -26,14 +26,17 @@ class Verdict:
     def explain(self) -> str:
         """One line for a person."""
         if self.differing:
-            return f"{self.differing[0]} and {self.differing[1]} hold the same records and DIFFERENT models"
+            return f"{self.differing[0]} and {self.differing[1]} hold the same records but DIFFERENT models"
         if self.agreed:
             answer = next(iter(self.answers.values()))
             return (
                 f"identical: {len(self.answers)} replicas, {answer.get('records', '?')} records,"
                 f" round {answer.get('clock', '?')}, model {answer['phi_digest'][:16]}"
             )
-        return "not comparable: the nodes never held the same records at once; ask again with a longer --wait"
+        return (
+            "not comparable: the nodes never held the same records at the same time; ask again with a longer"
+            " --wait"
+        )
 
 
 async def verify(
@@ -75,7 +78,7 @@ async def verify(
 def _check_comparable(answers: list[dict[str, Any]]) -> None:
     """Raise ConfigError unless the answers are from different nodes of one swarm."""
     if len({answer["node_id"] for answer in answers}) < len(answers):
-        raise ConfigError("two of these addresses lead to one node, which agrees with itself")
+        raise ConfigError("two of these addresses lead to the same node, which agrees with itself")
     if len({answer["swarm_id"] for answer in answers}) > 1:
         raise ConfigError("these nodes belong to different swarms; verify one swarm at a time")
 

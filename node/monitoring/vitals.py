@@ -170,8 +170,8 @@ class Vitals:
             self._say(
                 "slow",
                 look.now,
-                f"this node was busy for {look.late_s:.1f} s and answered nobody meanwhile: too little CPU"
-                " (fewer threads for training leave it some), or a disk that hangs",
+                f"this node was busy for {look.late_s:.1f} s and answered nobody: it has too little CPU"
+                " (train with fewer threads), or its disk hangs",
             )
         key = self._key(look)  # logged whatever else is wrong
         self.problem = (
@@ -195,7 +195,7 @@ class Vitals:
         if not self._told_alone and look.known and look.now - self._alone_since > ALONE_S:
             self._told_alone = True
             log.warning(
-                "alone: no link for %.0f s. Dialling the %d address%s known, again and again; %s",
+                "alone: no link for %.0f s. Still dialling the %d known address%s; %s",
                 ALONE_S,
                 look.known,
                 "" if look.known == 1 else "es",
@@ -207,9 +207,9 @@ class Vitals:
             self._say(
                 "address",
                 look.now,
-                f"this machine has no address {look.lost_address} any more, and by --listen this node is"
-                " reached, and dials others, from there only: it is cut off. Give the machine that address"
-                " again, or start the node with another --listen ([::]:PORT follows the machine)",
+                f"this machine no longer has the address {look.lost_address}, and --listen ties this node to"
+                " that address: it is cut off. Give the machine that address back, or start the node with"
+                " another --listen ([::]:PORT follows the machine)",
             )
 
     def _look_at_reach(self, look: Look) -> None:
@@ -226,8 +226,8 @@ class Vitals:
             self.reachable = False
             log.warning(
                 "nobody has dialled this node at %s within %.0f minutes: if a firewall or NAT is in the way,"
-                " open or forward that port, or say --advertise HOST:PORT. It trains all the same: it dials"
-                " others",
+                " open or forward that port, or set --advertise HOST:PORT. The node trains all the same: it"
+                " dials others",
                 ", ".join(look.addresses),
                 REACH_S / 60,
             )
@@ -244,9 +244,10 @@ class Vitals:
             self._say(
                 "starved",
                 look.now,
-                f"nothing of {look.missing} payloads or snapshots has come for {STARVED_S / 60:.0f} minutes,"
-                " though others are linked that hold some: the way between is too slow, or loses long"
-                " packets, as a VPN or tunnel may. Try a lower MTU on this machine: ip link set dev INTERFACE"
+                f"no part of {look.missing} missing payloads or snapshots has arrived for"
+                f" {STARVED_S / 60:.0f} minutes, though linked nodes hold some: the path to them is too"
+                " slow, or drops long packets, as a VPN or tunnel may. Try a lower MTU on this machine: ip"
+                " link set dev INTERFACE"
                 " mtu 1280",
             )
 
@@ -264,19 +265,19 @@ class Vitals:
 
     def _folder(self, look: Look) -> str | None:
         if look.folder_gone:
-            found = f"the folder {look.folder_gone} is not there any more"
-            advice = "what is trained now is not kept. Put it back, or stop this node"
+            found = f"the folder {look.folder_gone} no longer exists"
+            advice = "what this node learns now is not saved. Put the folder back, or stop the node"
         elif look.folder_read_only:
             found = f"the folder {look.folder_read_only} cannot be written to"
             advice = (
-                "nothing is published or fetched until it can. Is it this user's, or has its disk become"
-                " read-only after errors?"
+                "nothing is published or fetched until it can be. Does it belong to this user? Did errors"
+                " make its disk read-only?"
             )
         elif look.file_lost:
-            found = f"the file {look.file_lost} is not there any more"
+            found = f"the file {look.file_lost} no longer exists"
             advice = (
-                "put it back before this node is started again: without its key it would be another node,"
-                " without its manifest none, and without its ledger it has to hear all of it from others"
+                "put it back before restarting this node: without its key it would be another node, without"
+                " its manifest no node at all, and without its ledger it must get all records from others"
             )
         else:
             return None
@@ -287,7 +288,7 @@ class Vitals:
         if look.disk_free is not None and look.disk_free < DISK_FREE_MIN:
             found = f"the disk is full: {look.disk_free >> 20} MiB are free"
         elif look.files_free is not None and look.files_free < FILES_FREE_MIN:
-            found = f"the disk is full: {look.files_free} more files fit on it (df -i)"
+            found = f"the disk is full: it has room for {look.files_free} more files (df -i)"
         else:
             return None
         self._say("disk", look.now, f"{found}; publishing and fetching pause when nothing is left")
@@ -300,20 +301,20 @@ class Vitals:
         self._say(
             "diverged",
             look.now,
-            f"{found}. Nothing is published until an owner has revoked whose doing it is (gossamer revoke);"
-            " or begin a new swarm, from what gossamer export --sealed writes",
+            f"{found}. Nothing is published until an owner revokes the member that caused it (gossamer"
+            " revoke); or start a new swarm from what gossamer export --sealed writes",
         )
         return found
 
     def _clock(self, look: Look) -> str | None:
         if not look.contradicted:
             return None
-        found = "by this machine's clock the other nodes cannot be where they are yet"
+        found = "by this machine's clock, it is too early for the round that the other nodes are at"
         self._say(
             "early",
             look.now,
-            f"{found}, and what they publish is refused: set it (NTP), unless theirs was wrong as the swarm"
-            " was made",
+            f"{found}, and what they publish is refused: set it (NTP), unless theirs was wrong when the"
+            " swarm was made",
         )
         return found
 
@@ -324,8 +325,8 @@ class Vitals:
                 "key",
                 look.now,
                 "what this node publishes is void: its key signs other deltas for the same rounds elsewhere,"
-                " in a copy of its folder, or did so before an old copy was put back. Stop all but one; a"
-                " copy that is to be a node of its own starts without the file key",
+                " in a copy of its folder, or did so before an old copy was restored. Stop all but one; to"
+                " make a copy a node of its own, remove the file key from it",
             )
         elif look.outdone > max(self._outdone, OUTDONE_MAX):
             self._signed_elsewhere = look.now
@@ -333,14 +334,14 @@ class Vitals:
                 "twin",
                 look.now,
                 "another node runs with this one's key, in a copy of its folder: each cuts the other's links,"
-                " and what both publish for a round is void. Stop all but one; a copy that is to be a node of"
-                " its own starts without the file key",
+                " and what both publish for a round is void. Stop all but one; to make a copy a node of its"
+                " own, remove the file key from it",
             )
         self._void, self._outdone = look.void, look.outdone
         if look.now - self._signed_elsewhere > KEY_S:
             return None
         return (
-            "its key signs elsewhere, too, or did before its folder was put back: what it publishes is void"
+            "its key also signs elsewhere, or did before its folder was restored: what it publishes is void"
         )
 
     def _merging(self, look: Look) -> str | None:
@@ -349,7 +350,7 @@ class Vitals:
             self._merged = (look.version, look.now)
         if look.now - self._merged[1] <= STUCK_S:
             return None
-        found = f"merging is stuck: {look.behind} rounds wait, none was merged for {STUCK_S:.0f} s"
+        found = f"merging is stuck: {look.behind} rounds are waiting, and none was merged for {STUCK_S:.0f} s"
         self._say("stuck", look.now, found)
         return found
 
@@ -364,10 +365,10 @@ class Vitals:
         are_many = len(self._starts) == STARTS_MAX and look.now - self._starts[0] < STARTS_S
         if are_many and look.now - self._starts[-1] < TRAINER_S:
             within = f"{STARTS_S / 60:.0f} minutes"
-            return f"the trainer ends again and again: {STARTS_MAX} were started within {within}"
+            return f"the trainer keeps ending: it was started {STARTS_MAX} times within {within}"
         if look.overdue_s <= STANDSTILL_S:
             return None
-        found = f"the trainer has done no step for {STANDSTILL_S / 60:.0f} minutes: does it hang?"
+        found = f"the trainer has not taken a step for {STANDSTILL_S / 60:.0f} minutes: is it stuck?"
         if not self._told_standstill:  # once per trainer: a notebook may rest for long, again and again
             log.warning("%s", found)
         self._told_standstill = True
@@ -381,11 +382,11 @@ class Vitals:
 
 def _advice_alone(look: Look) -> str:
     if look.refused:
-        return f"they let this node in no more: {look.refused}"
+        return f"they no longer let this node in: {look.refused}"
     if not look.has_model:
         return (
             "this node has no model yet, and nobody to get it from: start a node of the swarm, and check this"
             " machine's network, and --join"
         )
-    later = "what is trained meanwhile is handed on later; " if look.trains else ""
+    later = "work done meanwhile is passed on later; " if look.trains else ""
     return f"{later}check this machine's network, and --join"

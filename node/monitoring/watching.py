@@ -117,7 +117,7 @@ class Watching:
             if isinstance(error, RuntimeError) and "start new thread" in str(error):
                 return  # no fault of ours: the daemon meets the same error, and logs it in one line
             if not self._failed:
-                log.exception("a fault in watching this node; it goes on")
+                log.exception("an error while watching this node; the node goes on")
             self._failed = True
 
     # -- as time goes by

@@ -61,7 +61,7 @@ class Acquaintances:
                 self._home.write_peers(contacts)
         except OSError as error:
             if self._seldom.is_due(error.errno, time.monotonic()):
-                log.warning("cannot write down our peers' addresses: %s", error.strerror)
+                log.warning("cannot save our peers' addresses: %s", error.strerror)
 
     def _others(self) -> list[tuple[str, bytes]]:
         roster = self._core.roster

@@ -106,12 +106,12 @@ class Admitting:
             swarm_id = self._core.swarm_id
             grant = parse_grant(open_envelope(data, swarm_id))
             if self._own_role is Role.OBSERVE and grant.role is Role.TRAIN:
-                log.info("this node is invited to train now: it trains from its next start on")
+                log.info("this node is now invited to train: it will train after its next start")
             self._own_role = grant.role
             try:
                 await asyncio.to_thread(keep_grant, self._home, swarm_id, grant)
             except LocalError as error:
-                log.warning("%s: this node's next start may go by an older invitation", error)
+                log.warning("%s: the next start of this node may use an older invitation", error)
             else:
                 self._own_kept = data
 

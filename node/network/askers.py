@@ -19,7 +19,7 @@ def asker_of(home: Home) -> Asker:
             raise
         invitation = None  # usually members have seen it
     if manifest is None and invitation is None:
-        raise ConfigError(f"there is no node in {home.root}; give a node's folder with --dir")
+        raise ConfigError(f"there is no node in {home.root}; name a node's folder with --dir")
     swarm_id = manifest.swarm_id if manifest else invitation.swarm_id if invitation else b""
     return Asker(home.identity(), swarm_id, invitation.grant.data if invitation else b"")
 

@@ -31,7 +31,7 @@ class _Body(aiohttp.payload.Payload):
         self._turn = turn
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        raise TypeError("a chunk is no text")
+        raise TypeError("a chunk is not text")
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         if isinstance(writer, aiohttp.http.StreamWriter) and writer.transport is not None:

@@ -116,9 +116,9 @@ async def _ask(
         speaks = isinstance(error, ssl.SSLError | aiohttp.ClientResponseError)
         kind = UnreachableError if speaks else NobodyThereError
         why = _reason(error, plaintext)
-        raise kind(f"nobody useful answers at {address} ({why}); is the node running?") from None
+        raise kind(f"no Gossamer node answers at {address} ({why}); is it running?") from None
     if len(body) > bytes_max:
-        raise UnreachableError(f"{address} sends more than a node would")
+        raise UnreachableError(f"{address} sent more than a node would")
     return _Answer(body, offset_s)
 
 
@@ -182,13 +182,13 @@ async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
 def _reason(error: Exception, plaintext: bool) -> str:
     if isinstance(error, ssl.SSLError):
         return (
-            "what answers there does not speak TLS: is it a node's address, and not that of its page, or of"
-            " this network's sign-in page?"
+            "the server there does not speak TLS: is this the address of a node, and not of its admin page"
+            " or this network's sign-in page?"
         )
     if plaintext and isinstance(error, aiohttp.ServerDisconnectedError):
-        return "the connection was closed: it may speak TLS, without --insecure-plaintext"
+        return "the connection was closed: the node may speak TLS (leave out --insecure-plaintext)"
     if isinstance(error, aiohttp.ClientResponseError):
-        return "what answers there does not speak HTTP"
+        return "the server there does not speak HTTP"
     if isinstance(error, OSError) and error.errno:
         known = os.strerror(error.errno) if error.errno > 0 else error.strerror  # negative: name not found
         return str(known).lower()
@@ -284,7 +284,7 @@ def parse_status(address: str, body: bytes) -> dict[str, Any]:
         raise UnreachableError(f"{address} sent a status that cannot be read")
     for name in sorted(_HASHES & status.keys()):
         if not isinstance(status[name], str) or not _HASH.fullmatch(status[name]):
-            raise UnreachableError(f"{address} sent a status that cannot be read: its {name} is no hash")
+            raise UnreachableError(f"{address} sent a status that cannot be read: its {name} is not a hash")
     return status
 
 

@@ -44,9 +44,9 @@ class Dialler:
             self._policing.complain(f"{effect.address}:", str(error))
         except aiohttp.ServerFingerprintMismatch as error:
             if self._is_namesake(effect.address, error.got):
-                log.debug("%s is another member's address, too, who answers there", effect.address)
+                log.debug("%s is also the address of another member, which answers there", effect.address)
             else:
-                what = "shows another certificate than its own row names"
+                what = "shows a different certificate than its own row names"
                 self._policing.complain(f"{effect.address}:", what)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("cannot reach %s: %s", effect.address, error)

@@ -73,8 +73,8 @@ class OwnAddresses:
         if not self._was_warned:
             self._was_warned = True
             log.warning(
-                "others are not told where to dial this node: our end of its first link, %s, is no address"
-                " where they could; %ssay --advertise HOST:PORT",
+                "other nodes are not told where to dial this one: they cannot dial %s, our end of its first"
+                " link; %sset --advertise HOST:PORT",
                 host,
                 "listen on [::]:PORT, or " if len(self._families) == 1 else "",
             )

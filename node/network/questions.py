@@ -66,7 +66,7 @@ class Questions:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 data = await request.read()
             if self._admission.is_stopping:
-                raise web.HTTPServiceUnavailable(text="this node is stopping; tell another one")
+                raise web.HTTPServiceUnavailable(text="this node is stopping; use another one")
             self._admission.deliver(data)
         except (PeerError, OSError, TimeoutError, web.RequestPayloadError) as error:
             raise web.HTTPBadRequest(text=str(error)) from None

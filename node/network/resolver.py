@@ -32,7 +32,7 @@ class Resolver(AbstractResolver):
             try:
                 found = _addresses(host, port, family)
             except UnicodeError:
-                answer.set_exception(OSError(errno.EINVAL, f"{host!r} is no name"))
+                answer.set_exception(OSError(errno.EINVAL, f"{host!r} is not a host name"))
             except Exception as error:
                 answer.set_exception(error)
             else:
@@ -41,7 +41,7 @@ class Resolver(AbstractResolver):
         try:
             threading.Thread(target=look_up, name="look-up", daemon=True).start()
         except RuntimeError:  # too many threads: it may pass
-            raise OSError(errno.EAGAIN, "no thread can be started to look it up") from None
+            raise OSError(errno.EAGAIN, "cannot start a thread to look it up") from None
         return await asyncio.wrap_future(answer)
 
     async def close(self) -> None:

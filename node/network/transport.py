@@ -76,7 +76,7 @@ async def _refuse_redirect(session: aiohttp.ClientSession, context: object, para
     """Refuse redirects: a peer that we dial must not make us send a request to something that only this
     machine can reach."""
     params.response.close()
-    raise RefusedError("it sends us on to another address")
+    raise RefusedError("it redirects us to another address")
 
 
 def _dial_from(asked: str, bound: str) -> str | None:
@@ -158,7 +158,8 @@ class Transport:
             ) from None
         if _is_misnamed(host, bound_host):
             log.warning(
-                "%s is %s, which only this machine reaches: listen on [::], or on an address of its own",
+                "%s is %s, which only this machine can reach: listen on [::], or on an address that others"
+                " can reach",
                 host,
                 bound_host,
             )

@@ -250,11 +250,11 @@ class Archive:
         if claim is None or blob in self._chunks:
             pass
         elif claim == self._shelf.claims[0]:
-            log.warning("the snapshot of round %d was damaged on disk: writing it anew", claim.round)
+            log.warning("the snapshot of round %d was damaged on disk: writing it again", claim.round)
             if not await self._seal(claim.round):
                 return
         else:
-            log.warning("the snapshot of round %d was damaged on disk: it is given up", claim.round)
+            log.warning("the snapshot of round %d was damaged on disk: discarding it", claim.round)
             await asyncio.to_thread(self._records.drop_snapshot, claim.root)
             self._shelf.give_up(claim)
             self._dispatch(ev.Sealed(self._shelf.claims))
@@ -339,7 +339,7 @@ class Archive:
             self.snapshot_lost(error.blob)
             return
         except OSError as error:  # a read-only disk, say: the chunks only take up space
-            log.warning("cannot remove chunks that nobody needs any more: %s", error.strerror or error)
+            log.warning("cannot remove chunks that are no longer needed: %s", error.strerror or error)
         self._fetch.has_leftovers = False
 
     async def _drop_others(self) -> None:

@@ -228,7 +228,7 @@ class Merging:
     def _hold_back(self, round_: int, deltas: tuple[Delta, ...]) -> None:
         self.schedule.hold_back(round_, time.monotonic())
         names = ", ".join(self._core.roster.label(delta.author) for delta in deltas)
-        log.info("%s: a delta far beyond what is usual; round %d waits for those of others", names, round_)
+        log.info("%s: delta far beyond the usual; round %d waits for deltas of others", names, round_)
 
     def _is_due(self, round_: int) -> bool:
         if not self._port.attached:
@@ -288,8 +288,8 @@ class Merging:
         self._diverged_by[index] = f" in round {round_}, of {names}"
         if any(delta.author == self._core.identity.node_id for delta in deltas):
             raise DivergedError(
-                f"{self.diverged}: training diverged. Start again with a lower learning rate, or"
-                " rescaled, if it needs such values."
+                f"{self.diverged}: training diverged. Start again with a lower learning rate, or rescale"
+                " what needs such values."
             )
 
     def _judge(self, round_: int) -> None:
@@ -299,7 +299,7 @@ class Merging:
         for change in self.conduct.note(round_, found, self._core.ledger.void_in(round_)):
             label = self._core.roster.label(change.node_id)
             if change.verdict is None:
-                log.info("%s: its deltas are as they should be again", label)
+                log.info("%s: its deltas are normal again", label)
             else:
                 log.warning("%s: %s", label, change.verdict)
 

@@ -102,7 +102,7 @@ def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
         stored = _read(home, manifest)
         if stored.history == read:
             raise StorageError(
-                f"the model in {home.root} is damaged; a running node fetches again what is missing: start it"
+                f"the model in {home.root} is damaged; start the node, which fetches what is missing"
             )
         read = stored.history
         with suppress(MissingChunkError):

@@ -254,7 +254,7 @@ class SnapshotShelf:
         except (MissingChunkError, PayloadError):
             lacking = ((claim.root, 0),)
         if lacking:
-            log.warning("the snapshot of round %d was damaged on disk: it is given up", claim.round)
+            log.warning("the snapshot of round %d was damaged on disk: discarding it", claim.round)
         return not lacking
 
     def give_up(self, claim: Claim) -> None:

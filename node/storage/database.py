@@ -113,17 +113,17 @@ class Database:
             return StorageError(instead)
         if code in _OUT_OF_REACH:
             return StorageError(
-                f"cannot use the database {self._path} ({error}): this user has to be able to write to its"
+                f"cannot use the database {self._path} ({error}): this user must be able to write to its"
                 f" folder, and its path must not be longer than {PATH_BYTES_MAX} bytes"
             )
         if code in _HELD:
             return StorageError(
                 f"another program holds the database {self._path}: nothing is stored or published until it"
-                " lets go"
+                " releases it"
             )
         if code == sqlite3.SQLITE_IOERR:
             return StorageError(
-                f"cannot use the database {self._path} ({error}): look after its disk, which failed"
+                f"cannot use the database {self._path} ({error}): check its disk, which failed"
             )
         return self.damaged(str(error))
 

@@ -51,8 +51,8 @@ class FolderLock:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise FolderGoneError(
-                    f"cannot write to {self._root} ({error.strerror}): make it this user's again, or its disk"
-                    " writable, or stop this node"
+                    f"cannot write to {self._root} ({error.strerror}): give it back to this user, make its"
+                    " disk writable, or stop this node"
                 ) from None
             raise cannot_write(
                 self._path, error, f"cannot use {self._path}: {error.strerror}; choose another --dir"

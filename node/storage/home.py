@@ -90,7 +90,7 @@ def _moved(old: Path, new: Path) -> bool:
 
 def unreadable(path: Path, error: OSError) -> str:
     """The message for a file that cannot be read, though nothing is known to be wrong with it."""
-    return f"cannot read {path}: {error.strerror}; is this the user whose node it is?"
+    return f"cannot read {path}: {error.strerror}; does the node belong to another user?"
 
 
 def _unusable_key(path: Path, error: OSError) -> StorageError:
@@ -215,7 +215,7 @@ class Home:
             raise StorageError(unreadable(self.invitation_path, error)) from None
         except (UnicodeDecodeError, ConfigError) as error:
             raise StorageError(
-                f"{self.invitation_path} is damaged ({error}); start its node with --invite to give it again"
+                f"{self.invitation_path} is damaged ({error}); start the node with --invite to give it again"
             ) from None
 
     def keep_invitation(self, invitation: Invitation) -> None:
@@ -223,8 +223,8 @@ class Home:
         own = self.identity().node_id
         if invitation.grant.node_id != own:
             raise ConfigError(
-                f"this invitation is for node {invitation.grant.node_id.hex()}, and {self.root} is node"
-                f" {own.hex()}; ask an owner for one for that id"
+                f"this invitation is for node {invitation.grant.node_id.hex()}, but {self.root} is node"
+                f" {own.hex()}; ask an owner for an invitation for that id"
             )
         keep(self.invitation_path, invitation.to_text().encode(), durable=True)
 
@@ -253,7 +253,7 @@ class Home:
         manifest = self.manifest()
         if manifest is None:
             raise FolderGoneError(
-                f"there is no node in {self.root} any more: was the folder moved or removed, or its disk"
+                f"there is no longer a node in {self.root}: was the folder moved or removed, or its disk"
                 " unmounted? Put it back, or stop this node"
             )
         return manifest
@@ -274,8 +274,8 @@ class Home:
             raise StorageError(unreadable(self.manifest_path, error)) from None
         except UnsupportedError as error:
             raise StorageError(
-                f"this release cannot use {self.manifest_path} ({error}): run the one that wrote it, or if it"
-                " is damaged, remove it and join again"
+                f"this release cannot use {self.manifest_path} ({error}): run the release that wrote it, or"
+                " if the file is damaged, remove it and join again"
             ) from None
         except MalformedError as error:
             raise StorageError(
@@ -289,7 +289,7 @@ class Home:
         if known is not None and known.swarm_id != manifest.swarm_id:
             ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
             raise ConfigError(
-                f"{self.root} belongs to swarm {ours}, not {theirs}: has the manifest been written anew? Give"
+                f"{self.root} belongs to swarm {ours}, not {theirs}: was the manifest written again? Give"
                 " the first one, or another --dir"
             )
         if known is None:
@@ -312,7 +312,7 @@ class Home:
             found = folder.lstat()
         except OSError as error:
             raise StorageError(
-                f"the path of {self.root} is too long for a socket, and there is no room for one elsewhere"
+                f"the path of {self.root} is too long for a socket, and none can be made elsewhere"
                 f" ({error.strerror}); set TMPDIR to a folder of your own"
             ) from None
         if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):

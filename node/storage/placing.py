@@ -69,7 +69,7 @@ def _end_of_links(path: Path) -> Path:
     """The path that `path` leads to, so that no link is replaced. Raises OSError if that is a device, a pipe
     or a socket."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, and no file", str(path))
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file", str(path))
     return Path(os.path.realpath(path))
 
 

@@ -265,8 +265,8 @@ class RecordStore:
                     found.append(parse_delta(opened, layout))
                 except PeerError as error:
                     raise StorageError(
-                        f"this release cannot read the records in {self._path} ({error}): run the one that"
-                        " wrote them"
+                        f"this release cannot read the records in {self._path} ({error}): run the release"
+                        " that wrote them"
                     ) from None
         if broken and not self._read_only:
             log.warning("%d records in %s are damaged; they are fetched again", len(broken), self._path)

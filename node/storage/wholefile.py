@@ -44,7 +44,7 @@ def leads_nowhere(path: Path) -> str | None:
 def misplaced(path: Path) -> str | None:
     """The message if a folder, or a link that leads nowhere, is in a file's place; else None."""
     if path.is_dir():
-        return f"{path} is a folder, where a file should be: move it away, or put the file back"
+        return f"{path} is a folder, where a file should be: move it away, or restore the file"
     return leads_nowhere(path)
 
 

@@ -77,9 +77,7 @@ def attach(
     """Do what `Peer.attach` says, except waiting for the model. Raises the same errors."""
     _show_log()
     if torch.is_inference_mode_enabled():
-        raise ConfigError(
-            "attach outside of torch.inference_mode(): in it no tensor is made that can be trained"
-        )
+        raise ConfigError("attach outside torch.inference_mode(): tensors made in it cannot be trained")
     _check_not_imported_by_a_worker()
     _do_without_threads_that_a_fork_lost()
     if isinstance(model, nn.Module):  # else `parameters_of` says what it is
@@ -119,7 +117,7 @@ def _check_not_imported_by_a_worker() -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
             "this is a worker (of a DataLoader, say) that imports its parent's script, and would be another"
-            ' node: put what only the script itself is to do under if __name__ == "__main__":'
+            ' node: put what only the script itself should do under if __name__ == "__main__":'
         )
 
 
@@ -128,7 +126,7 @@ def _do_without_threads_that_a_fork_lost() -> None:
     if os.getpid() != _imported_in and torch.get_num_threads() > 1:
         torch.set_num_threads(1)  # as a DataLoader's workers do
         log.warning(
-            "this process was forked, and torch's threads with it were not: it runs on one. For more, start"
+            "this process was forked without torch's threads: it runs on one thread. For more, start"
             " it with multiprocessing's method 'spawn'"
         )
 
@@ -140,10 +138,10 @@ def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
         if peer.has_left or own.isdisjoint(_place(p) for _, p in named_tensors(peer.model)):
             continue
         raise ConfigError(
-            "this model is attached already: leave() that peer first, or attach another model (one whose"
-            " parameters lie in the same memory, as load_state_dict(assign=True) leaves them, is none)"
+            "this model is attached already: leave() that peer first, or attach another model (not one that"
+            " shares its memory, as after load_state_dict(assign=True))"
             if peer.is_here
-            else "this model is attached in the process that this one was forked off: attach another, or a"
+            else "this model is attached in the process that this one was forked from: attach another, or a"
             " copy of it (copy.deepcopy), with an optimizer of its own"
         )
 
@@ -163,8 +161,9 @@ def _warn_of_memory_of_several_processes(tensors: Mapping[str, Tensor]) -> None:
     plain = (p for p in tensors.values() if type(p) is nn.Parameter)  # others may not have any memory
     if any(p.requires_grad and p.is_cpu and p.is_shared() for p in plain):
         log.warning(
-            "the model's parameters lie in memory that processes share, as multiprocessing hands tensors"
-            " over: if another one trains or attaches them, too, each takes the other's work for its own."
+            "the model's parameters lie in memory shared between processes, as multiprocessing passes"
+            " tensors: if another process also trains or attaches them, each takes the other's work for its"
+            " own."
             " Make the model in each process, or attach a copy (copy.deepcopy) with an optimizer of its own"
         )
 

@@ -56,8 +56,8 @@ class Beside:
                 signal.signal(signal.SIGTERM, _terminate)
         elif signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             log.warning(
-                "attached outside of the main thread, where SIGTERM cannot be listened for: it would end the"
-                " script in the middle of a step. Have a handler of it call request_stop()"
+                "attached outside the main thread, where SIGTERM cannot be handled: it would end the script"
+                " in the middle of a step. Have a SIGTERM handler call request_stop()"
             )
         if signal.getsignal(signal.SIGTERM) is _terminate:
             _listening.add(self)

@@ -30,7 +30,7 @@ from gossamer.node.training.outer import OuterLoop
 _NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 """Errors from reading JSON, or from using its content, when the file holds something else."""
 
-_OTHER = "the inner optimizer has other {} than its saved state"
+_OTHER = "the inner optimizer has different {} than its saved state"
 
 log = logging.getLogger("gossamer.checkpoint")
 
@@ -49,12 +49,12 @@ def restore(
         rounds: list[int] = json.loads(metadata["rounds"])
         progress = Progress(int(metadata["steps"]), int(metadata["tokens"]))
         if len(rounds) != len(outer.fragments) or not _fits(outer, tensors):
-            raise ValueError("it is of another model")
+            raise ValueError("it is from another model")
         has_inner = _take_up_inner(outer, optimizers, tensors, metadata)
     except FileNotFoundError:
         return None
     except (OSError, SafetensorError, *_NOT_AS_WRITTEN) as error:
-        log.warning("cannot use %s (%s): residuals, inner optimizer and data begin afresh", path, error)
+        log.warning("cannot use %s (%s): residuals, inner optimizer and data start afresh", path, error)
         return None
     for state, saved in zip(outer.fragments, rounds, strict=True):
         for i, slot in enumerate(state.fragment.slots):
@@ -150,7 +150,7 @@ def _difference(
 
 def _begins_afresh(why: str) -> Literal[False]:
     """Log why the inner optimizers do not resume; returns False, for that."""
-    log.warning("%s: it begins afresh", why)
+    log.warning("%s: it starts afresh", why)
     return False
 
 

@@ -85,7 +85,7 @@ class CheckpointWriter:
     def _begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], submit: Submit) -> None:
         state = State.of(outer, optimizers)
         if optimizers and not state.has_inner and not self._said_of_inner:
-            log.warning("the inner optimizer's state cannot be saved: after a restart it begins afresh")
+            log.warning("the inner optimizer's state cannot be saved: after a restart it starts afresh")
             self._said_of_inner = True
         share = -(-max(SHARE_BYTES, state.size // SHARES) // WIDEST_BYTES) * WIDEST_BYTES * self._growth
         if self._room.numel() != share:

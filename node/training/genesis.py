@@ -60,10 +60,11 @@ def found(manifest: Manifest, phi: Ints, home: Home) -> None:
     digest = snapshots.digest(phi)
     if digest != manifest.genesis.root:
         raise ConfigError(
-            f"to found swarm {manifest.swarm.name!r} the model must hold its first parameters: all names and"
+            f"to found swarm {manifest.swarm.name!r} the model must hold its initial parameters: all names"
+            " and"
             f" shapes fit, but the values have digest {digest.hex()[:12]}, and the manifest says"
-            f" {manifest.genesis.digest[:12]}. Build the model as when it was written (the same seed,"
-            " weights, dtype and torch), write the manifest anew, or join a node that runs"
+            f" {manifest.genesis.digest[:12]}. Build the model as when the manifest was written (the same"
+            " seed, weights, dtype and torch), write the manifest again, or join a running node"
         )
     store(phi, ChunkStore(home.chunks_path), home.chunks_path)
 
@@ -104,10 +105,10 @@ def rebuilt(manifest: Manifest) -> Ints:
     phi = parameters(model, manifest.plan())
     if snapshots.digest(phi) != manifest.genesis.root:
         raise ConfigError(
-            "this machine's torch makes other first parameters than the manifest states. If its seed,"
-            " fragments or task were edited, write it anew with gossamer init; if it was written with"
-            " --from, put the .genesis.safetensors that came with it beside it; else join a node that has"
-            " them (--join), or write it anew with this version"
+            "this machine's torch makes different initial parameters than the manifest states. If its seed,"
+            " fragments or task were edited, write it again with gossamer init; if it was written with"
+            " --from, put the .genesis.safetensors that came with it beside it; otherwise join a node that"
+            " has them (--join), or write it again with this version"
         )
     return phi
 

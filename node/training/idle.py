@@ -37,12 +37,12 @@ class IdleWatch:
         self._has_told = True
         if self._has_changed:
             log.warning(
-                "no parameter has changed for %d rounds, so nothing is published any more: is this still the"
-                " model that the optimizer trains, and its learning rate not 0?",
+                "no parameter has changed for %d rounds, so nothing is published any more: does the"
+                " optimizer still train this model, at a learning rate above 0?",
                 self._in_a_row,
             )
         else:
             log.warning(
-                "no parameter has changed since training began, so nothing was published: is this the model"
-                " that the optimizer trains, and its learning rate not 0?"
+                "no parameter has changed since training began, so nothing was published: does the optimizer"
+                " train this model, at a learning rate above 0?"
             )

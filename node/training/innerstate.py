@@ -256,7 +256,12 @@ def restore_inner(
             _undo_casts(optimizer, own, parameters, trained_as[start:end])
         except Exception as error:  # a custom optimizer: the same would happen at every start
             kind = type(optimizer).__name__
-            log.warning("%s takes up no state (%s: %s): it begins afresh", kind, type(error).__name__, error)
+            log.warning(
+                "%s does not take its saved state (%s: %s): it starts afresh",
+                kind,
+                type(error).__name__,
+                error,
+            )
             return False
         finally:
             # `load_state_dict` replaced the groups by copies: a schedule that holds the old ones would have

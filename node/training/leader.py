@@ -95,7 +95,7 @@ class Leader(RankRole):
         if restored is not None:
             self.progress, self.resumed = restored
             if self.team.size > 1 and self.progress.steps:
-                log.info("of several ranks no inner optimizer's state is kept: it begins afresh")
+                log.info("with several ranks, the inner optimizer's state is not kept: it starts afresh")
         if not self.resumed:
             self._warn_of_an_inner_state_that_diverged()
         word = self._agree(done=DONE)
@@ -278,13 +278,13 @@ class Leader(RankRole):
         if inner is not None and not is_sound(inner.tensors, inner.learnt):
             log.warning(
                 "the inner optimizer holds values that are not finite, as after training that diverged, and"
-                " its next step would spoil the model: leave, make the optimizer anew, and attach again"
+                " its next step would spoil the model: leave, make a new optimizer, and attach again"
             )
 
     def _warn_of_a_loop_without_steps(self) -> None:
         if not self._has_stepped and self.team.size == 1 and self._outer.has_moved:
             log.warning(
-                "the model is not what it was as it was attached, and step was never called: nothing of that"
+                "the model has changed since it was attached, but step was never called: no such change"
                 " reaches the swarm. Call peer.step(tokens, loss) after each step of the optimizer"
             )
 

@@ -48,7 +48,7 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
         _check_kind(name, tensor)
         if tensor.layout is not torch.strided or tensor.is_nested:
             kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-            raise ConfigError(f"tensor {name!r} is {kind}; what can be trained is dense: to_dense() it")
+            raise ConfigError(f"tensor {name!r} is {kind}; only dense tensors can be trained: to_dense() it")
         if not tensor.numel():
             raise ConfigError(
                 f"tensor {name!r} has no elements, its shape is {list(tensor.shape)}: freeze it with"
@@ -58,8 +58,8 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
             continue
         if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise ConfigError(
-                f"tensor {name!r} is a {type(tensor).__name__}, whose values only that class can read; what"
-                " can be trained is ordinary tensors"
+                f"tensor {name!r} is a {type(tensor).__name__}, whose values only that class can read; only"
+                " ordinary tensors can be trained"
             )
         _check_unexpanded(name, tensor)
         whole[name] = tensor
@@ -72,8 +72,8 @@ def _check_on_all_ranks(name: str, tensor: Tensor) -> None:
     if mesh.size() != ranks:
         raise ConfigError(
             f"tensor {name!r} is sharded over {mesh.size()} of the {ranks} ranks, which are one node: give"
-            " fully_shard a mesh of all of them; one of two dimensions shards over its second, and averages"
-            " over its first"
+            " fully_shard a mesh of all of them; a mesh of two dimensions shards over the second, and"
+            " averages over the first"
         )
 
 
@@ -151,10 +151,10 @@ def _check_kind(name: str, tensor: Tensor) -> None:
             f"tensor {name!r} was made in torch.inference_mode(), so nothing can train it: make it outside"
         )
     if tensor.is_neg():
-        raise ConfigError(f"tensor {name!r} is the negative of other memory, and has none: resolve_neg() it")
+        raise ConfigError(f"tensor {name!r} is a negated view without memory of its own: resolve_neg() it")
     if tensor.dtype not in DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise ConfigError(f"tensor {name!r} is {tensor.dtype}; what can be trained is {names}")
+        raise ConfigError(f"tensor {name!r} is {tensor.dtype}; only {names} can be trained")
 
 
 def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
@@ -206,8 +206,8 @@ def checked_optimizers(
     trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
     if optimizers and tensors and own.isdisjoint(trained):
         raise ConfigError(
-            "the optimizer has none of the model's trainable parameters: make it of model.parameters(), after"
-            " wrapping, sharding or moving the model; give [] where the backward pass steps without it"
+            "the optimizer has none of the model's trainable parameters: create it from model.parameters(),"
+            " after wrapping, sharding or moving the model; give [] if the backward pass steps without it"
         )
     return optimizers
 
@@ -250,8 +250,8 @@ class Binding:
         for name, (parameter, shape, device) in self._shared.items():
             if own.get(name) is not parameter or parameter.shape != shape or parameter.device != device:
                 raise ConfigError(
-                    f"the model's tensor {name!r} was moved, resized or replaced after it attached: do that"
-                    " before (and load_state_dict without assign=True), or leave and attach again"
+                    f"the model's tensor {name!r} was moved, resized or replaced while attached: do that"
+                    " before attaching (and load_state_dict without assign=True), or leave and attach again"
                 )
             _check_kind(name, parameter)
         places: list[object] = [(p.data_ptr(), p.stride(), p.dtype) for p, _, _ in self._shared.values()]
@@ -263,6 +263,6 @@ class Binding:
         for name, parameter in own.items():
             if parameter.requires_grad and name not in self._shared:
                 raise ConfigError(
-                    f"tensor {name!r} requires a gradient now, and is not in the manifest, so that the swarm"
-                    " does not share it: describe the model with all that will ever be trained"
+                    f"tensor {name!r} now requires a gradient, but is not in the manifest, so the swarm does"
+                    " not share it: describe the model with all that will ever be trained"
                 )

@@ -32,11 +32,12 @@ SAMPLE = 64
 """How many of a fragment's tensors the ranks compare, and how many values of each."""
 
 FOR_THE_FIRST = "waiting for the first rank, which starts the node"
-FOR_ATTACHING = "waiting for the other ranks, which are one node with this one: each has to attach"
+FOR_ATTACHING = "waiting for the other ranks of this node: each has to attach"
 FOR_STEPS = "waiting for the other ranks: each has to call step, and to leave its loop, when this one does"
 FOR_LEAVING = (
-    "this rank has left its training loop, and waits for the others to leave theirs. All have to at the same"
-    " step (request_stop before it sees to that): one that goes on may be waiting for this one's gradients"
+    "this rank has left its training loop and waits for the others to leave theirs. All have to leave at the"
+    " same step (calling request_stop first ensures it): one that goes on may be waiting for this one's"
+    " gradients"
 )
 
 log = logging.getLogger("gossamer.peer")
@@ -147,7 +148,7 @@ class Ranks:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         if self.rank == 0 and self.size > 1:
-            log.info("waiting for all %d ranks, which are one node: each has to attach", self.size)
+            log.info("waiting for all %d ranks of this node: each has to attach", self.size)
         # Words are numbers on the CPU, whatever the model is on: no rank waits for its device.
         self._cpu = dist.new_group(backend="gloo")
 
@@ -224,7 +225,7 @@ class Ranks:
         if self._model is not None:
             reshard(self._model)
         if self.rank > 0 and firsts == DIVERGED:
-            raise DivergedError("the first rank found the model diverged: its error says where")
+            raise DivergedError("the first rank found that the model diverged: its error says where")
         if self.rank > 0 and firsts == FAILED:
             raise UnreachableError("the first rank of this node failed: its last lines say why")
 

@@ -12,7 +12,7 @@ from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT
 
 MOVED = "is not finite or moved by over 64: lower the learning rate"
 BEYOND = (
-    "is not finite or beyond 64, which is as far as a swarm's numbers go: lower the learning rate, or rescale"
+    "is not finite or beyond 64, the limit of a swarm's numbers: lower the learning rate, or rescale"
     " what it learns (the targets, say)"
 )
 

@@ -148,7 +148,7 @@ class _Room:
             weakref.finalize(shared, runtime.cudaHostUnregister, whole.data_ptr()).atexit = False
             return
         log.info(
-            "training waits for what is copied to and from the GPU: no memory can be pinned (CUDA error %d)",
+            "training waits for copies to and from the GPU: no memory can be pinned (CUDA error %d)",
             failure,
         )
         with suppress(RuntimeError):  # CUDA reports the failure once more, at the next call to the GPU

@@ -126,7 +126,7 @@ class Standing:
         warm_up = 1.0 if self.resumed else min(1.0, (self._steps_run + 1) / WARM_UP_STEPS)
         factor = schedule(self.swarm_tokens)
         if not _is_factor(factor):
-            raise ValueError(f"the schedule returned {factor!r:.60}: it gives a factor of 0 or more")
+            raise ValueError(f"the schedule returned {factor!r:.60}: it must return a factor of 0 or more")
         return warm_up * factor
 
     def shard(self, dataset: Sized, *, fraction: float = 1.0) -> Shard:
@@ -138,8 +138,8 @@ class Standing:
             size = len(dataset)
         except (TypeError, NotImplementedError):  # an IterableDataset, or a DataPipe, has none
             raise ConfigError(
-                f"{type(dataset).__name__} has no length: shard takes a dataset that is indexed."
-                " Shuffle one that streams with a seed of this node's own, such as peer.node_id"
+                f"{type(dataset).__name__} has no length: shard takes an indexed dataset. Shuffle a"
+                " streaming one with a seed of this node's own, such as peer.node_id"
             ) from None
         return Shard(
             size,

@@ -57,7 +57,9 @@ def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, 
         verify(public_key, signature, _question(swarm_id, binding, asked, path))
     except SignatureError:
         raise SignatureError(
-            f"this node is of swarm {swarm_id.hex()[:12]}, and another was asked; or somebody is in between"
+            f"this node belongs to swarm {swarm_id.hex()[:12]}, but another one was asked for; or somebody"
+            " is in"
+            " the middle"
         ) from None
     return Question(node_id_of(public_key), credential)
 

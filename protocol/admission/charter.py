@@ -167,7 +167,7 @@ class Charter:
         if len(data) > limits.CREDENTIAL_BYTES_MAX:
             raise MalformedError(f"a credential of {len(data)} bytes")
         if node_id_of(data[1 : 1 + PUBLIC_KEY_BYTES]) not in self._owners:
-            raise SignatureError("a grant or revocation by somebody who is no owner of this swarm")
+            raise SignatureError("a grant or revocation by somebody who is not an owner of this swarm")
         envelope = open_envelope(data, self._swarm_id)
         match envelope.kind:
             case Kind.GRANT:
@@ -278,12 +278,13 @@ class Charter:
             end = max(grant.expires for grant in grants)
             raise RefusedError(
                 f"the invitation of node {short(node_id)} ran out {span(unix_s - end)} ago; ask an owner for"
-                f" one (it held until {moment(end)}: if that is to come, set the clock that is wrong)"
+                f" a new one (it was valid until {moment(end)}: if that is in the future, set the clock that"
+                " is wrong)"
             )
         if not self._has_room(node_id):
             raise RefusedError(
-                f"owners have invited or revoked {limits.CHARTER_NODES_MAX} nodes, as many as there may be:"
-                f" no room for node {short(node_id)} is left. Start with the key of one that was invited"
+                f"owners have invited or revoked {limits.CHARTER_NODES_MAX} nodes, which is the limit: there"
+                f" is no room for node {short(node_id)}. Start with the key of one that was invited"
             )
 
     def check_of_use(self, data: bytes) -> None:
@@ -308,5 +309,5 @@ class Charter:
         try:
             record = self._open(credential)
         except PeerError as error:
-            raise RefusedError(f"the invitation of node {short(node_id)} is worth nothing: {error}") from None
+            raise RefusedError(f"the invitation of node {short(node_id)} is not valid: {error}") from None
         return [record] if isinstance(record, Grant) and record.node_id == node_id else []

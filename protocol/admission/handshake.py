@@ -152,7 +152,7 @@ class ClientHandshake:
         server_nonce = fields.blob("nonce", NONCE_BYTES)
         fields.end()
         if self._expected is not None and node_id_of(server_key) != self._expected:
-            raise SignatureError("another node answers at this address than the one we dialled")
+            raise SignatureError("the node that answers at this address is not the one we dialled")
         self._transcript = _Transcript(
             self._swarm_id, server_key, self._identity.public_key, server_nonce, self._nonce, self._binding
         )

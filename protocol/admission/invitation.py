@@ -39,7 +39,7 @@ def read_invitation(text: str) -> Invitation:
     """
     words = "".join(text.replace(">", " ").split())  # mail programs break long lines and mark quotes
     if not words.startswith(PREFIX) or len(words) > INVITATION_BYTES_MAX:
-        raise ConfigError(f"that is no invitation; one begins with {PREFIX}")
+        raise ConfigError(f"that is not an invitation; one begins with {PREFIX}")
     try:
         fields = Fields(unpack(urlsafe_b64decode(words.removeprefix(PREFIX)), INVITATION_BYTES_MAX), "it")
         swarm_id = fields.blob("swarm_id", 32)

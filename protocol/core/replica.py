@@ -308,7 +308,7 @@ class Replica:
                 return self._wake(now)
             case ev.Publish():
                 if self._author.is_copy and not self.caught_up:  # our trainer handed it in before we knew
-                    text = f"not signing round {event.body.round}: we may have, and nobody has told yet"
+                    text = f"not signing round {event.body.round}: no node has said yet whether we did"
                     return [fx.Notice(text)]
                 return self._author.publish(event.body)
             case ev.Stored():
@@ -366,7 +366,7 @@ class Replica:
         extent = max(self.ledger.rounds(), default=0) - ROUNDS_UNDER_WAY
         company = frozenset(member.row.node_id for member in self.roster.live())
         self.sealing.came_back(extent, company)
-        text = "this machine slept, or its clock was set: hearing where the others are before it publishes"
+        text = "this machine slept, or its clock was set: finding out where the others are before publishing"
         return [fx.Notice(text), *self._peering.cut_all("this machine slept", now)]
 
     def _arrived(self, blob: bytes, now: float) -> list[Effect]:

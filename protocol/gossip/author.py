@@ -63,7 +63,7 @@ class Author:
         if body.round <= self.last_round:
             return [Notice(f"not signing round {body.round} again: {self.last_round} was our last")]
         if not self._charter.counts(self._identity.node_id, body.round):
-            return [Notice("this node was invited to observe, not to train: its delta goes nowhere")]
+            return [Notice("this node was invited to observe, not to train: its delta is not published")]
         if body.round <= self._ledger.floor:
             self._signed = body.round  # the next one is of a later round
             return [Notice(f"not publishing round {body.round}, which is closed: it was not stored in time")]

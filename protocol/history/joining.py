@@ -78,7 +78,7 @@ class Joining:
             return []
         self._reminded_at = now
         if self._trusted:
-            return [Notice("waiting for a snapshot of a member named with --trust")]
+            return [Notice("waiting for a snapshot from a member named with --trust")]
         text = f"waiting for {len(witnesses)} members to agree on a snapshot to start from"
         return [Notice(text + _dispute(witnesses))]
 
@@ -132,7 +132,7 @@ def _dispute(witnesses: Sequence[Witness]) -> str:
         return ""
     sides = sorted((claim for claim in support if claim.round == newest), key=lambda c: (-support[c], c))
     said = "; others: ".join(_who(witnesses, side) for side in sides[:2])
-    return f". They contradict each other about round {newest}: {said}. Name whom to believe: --trust NODE_ID"
+    return f". They contradict each other about round {newest}: {said}. Say whom to believe: --trust NODE_ID"
 
 
 def _who(witnesses: Sequence[Witness], claim: Claim) -> str:

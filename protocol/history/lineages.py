@@ -212,10 +212,10 @@ def _outweighed(own: Claim, winner: Claim) -> str:
 
 def _left_behind(floor: int, at: int, winner: Claim, last: int) -> str:
     text = (
-        f"TWO LINEAGES: cut off from most members we closed rounds up to {floor}, and they are at"
+        f"TWO LINEAGES: cut off from most members, we closed rounds up to {floor}, while they are at"
         f" round {at}; starting again from their snapshot of round {winner.round}: what we published"
-        " meanwhile is given up"
+        " meanwhile is dropped"
     )
     if last > at:
-        text += f", and they have {last - at} rounds to go, those that we signed, until we publish again"
+        text += f", and we publish again in {last - at} rounds, once the others are past those that we signed"
     return text

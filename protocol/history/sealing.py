@@ -196,7 +196,7 @@ class Sealing:
 
     def _go_on_without(self, given_up: Claim, now: float) -> list[Effect]:
         """The members that went on are gone: better to lose their history than to have none."""
-        text = f"whoever went on is gone: going on from our own snapshot of round {given_up.round}"
+        text = f"no node that went on is left: continuing from our own snapshot of round {given_up.round}"
         return [Notice(text), *self._adopt(given_up, now)]
 
     def _yield(self, defeat: Defeat, now: float) -> list[Effect]:

@@ -41,7 +41,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         ("fragments = 4", "fragments = 10000", ["fragments"]),
         ('mode = "open"', 'mode = "ajar"', ["admission.mode"]),
         ('preset = "tiny"', 'preset = "huge"', ["huge"]),
-        ("seed = 0", "seed = 1", ["first parameters", "--from", ".genesis.safetensors"]),
+        ("seed = 0", "seed = 1", ["initial parameters", "--from", ".genesis.safetensors"]),
         ("digest = ", "digest = 'xyz' #", ["genesis.digest"]),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_folder_of_another_swarm(run: Run, tmp_path: Path) -> None:
         one.swarm_id.hex()[:12], two.swarm_id.hex()[:12]
     )
     run("node", "--dir", "d", "--swarm-id", two.swarm_id.hex()).assert_user_error(one.swarm_id.hex()[:12])
-    run("node", "--dir", "d", "--trust", "somebody").assert_user_error("'somebody' is no node id")
+    run("node", "--dir", "d", "--trust", "somebody").assert_user_error("'somebody' is not a node id")
     assert entries(home.root) == {"manifest"}
 
 

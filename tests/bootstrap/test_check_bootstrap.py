@@ -29,14 +29,14 @@ def test_a_bootstrap_peers_invitation_is_for_the_key_of_its_own_folder(home: Hom
     machine = own_id(None)
     text = '[bootstrap]\nmanifest = "m.toml"\njoin = ["127.0.0.1:1"]\n'
     file.write_text(text)
-    assert f"gossamer id --dir {own.root} names" in errors(look(file))["invite"]
+    assert f"gossamer id --dir {own.root} prints" in errors(look(file))["invite"]
 
     def invited(node_id: str) -> Invitation:
         node = bytes.fromhex(node_id)
         return invite(OWNER, INVITED.swarm_id, node, role=Role.OBSERVE, days=0, contacts=())
 
     file.write_text(f'{text}invite = "{invited(machine).to_text()}"\n')
-    assert errors(look(file))["invite"].endswith(f"send an owner: gossamer id --dir {own.root}")
+    assert errors(look(file))["invite"].endswith(f"send an owner what gossamer id --dir {own.root} prints")
     assert not own.root.exists()
     right = invited(own_id(own.root))
     assert right.grant.node_id.hex() != machine
@@ -53,7 +53,7 @@ def test_a_bootstrap_peer_needs_first_parameters(home: Home, tmp_path: Path) -> 
     seeded = founding(tmp_path)
     assert errors(look(file)) == {}
     seeded.write_text(seeded.read_text().replace("seed = 0", "seed = 1"))  # as if made --from other weights
-    assert "makes other first parameters" in errors(look(file))["genesis"]
+    assert "makes different initial parameters" in errors(look(file))["genesis"]
     manifests.write(builders.manifest(task={"name": "my:Mine"}), tmp_path / "m.toml", replace=True)
     assert "there is no" in errors(look(file))["genesis"]
     manifests.write(builders.manifest(task={"name": "chess"}), tmp_path / "m.toml", replace=True)
@@ -84,7 +84,7 @@ def test_a_bootstrap_peer_of_an_invited_swarm_must_be_let_in(home: Home, tmp_pat
     manifests.write(INVITED, tmp_path / "m.toml")
     assert "m.owner" in errors(look(file))["invite"]
     with kept(tmp_path / "m.owner", new_secret()):
-        assert "no owner's" in errors(look(file))["invite"]
+        assert "does not belong to an owner" in errors(look(file))["invite"]
     own = invite(OWNER, INVITED.swarm_id, home.identity().node_id, role=Role.OBSERVE, days=0, contacts=())
     file.write_text(f'{text}invite = "{own.to_text()}"\n')
     assert errors(look(file)) == {}

@@ -81,9 +81,9 @@ def free_port() -> int:
         (["node", "--join", "127.0.0.1:70000"], "127.0.0.1:70000"),
         (["node", "--join", "127.0.0.1:1", "--data", "missing.txt"], "missing.txt"),
         (["node", "--join", "127.0.0.1:1", "--threads", 9999], "--threads"),
-        (["node", "--join", "127.0.0.1:1", "--trust", "abc"], "--trust': 'abc' is no node id"),
-        (["node", "--join", "127.0.0.1:1", "--swarm-id", ""], "'' is no swarm id"),
-        (["node", "--join", "127.0.0.1:1", "--swarm-id", "demo"], "'demo' is no swarm id"),
+        (["node", "--join", "127.0.0.1:1", "--trust", "abc"], "--trust': 'abc' is not a node id"),
+        (["node", "--join", "127.0.0.1:1", "--swarm-id", ""], "'' is not a swarm id"),
+        (["node", "--join", "127.0.0.1:1", "--swarm-id", "demo"], "'demo' is not a swarm id"),
         (["status", "127.0.0.1"], "HOST:PORT"),
         (["peers", "127.0.0.1"], "HOST:PORT"),
         (["top", "127.0.0.1"], "HOST:PORT"),
@@ -123,7 +123,7 @@ def test_a_folder_that_is_gone(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     for command in ("id", "init", "swarm", "node"):
-        run(command).assert_user_error("the folder that you are in is gone", "cd to one that exists")
+        run(command).assert_user_error("the current folder no longer exists", "cd to one that does")
 
 
 def test_the_version(run: Run) -> None:
@@ -201,7 +201,7 @@ def test_windows_is_told_to_take_wsl(use: str) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("does not run on Windows itself: install it inside WSL 2")
+    assert done.stderr.splitlines()[-1].endswith("does not run on Windows: install it inside WSL 2")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
@@ -240,7 +240,7 @@ def test_no_command_shows_help_and_nothing_else(run: Run) -> None:
 def test_nobody_answers(run: Run, tmp_path: Path, free_port: int) -> None:
     run("node", "--join", f"127.0.0.1:{free_port}").assert_user_error(str(free_port), "refused")
     run("status", f"127.0.0.1:{free_port}").assert_user_error(str(free_port))
-    run("verify", f"127.0.0.1:{free_port}", "127.0.0.1:1").assert_user_error("nobody useful answers")
+    run("verify", f"127.0.0.1:{free_port}", "127.0.0.1:1").assert_user_error("no Gossamer node answers")
     assert entries(tmp_path) == set()
 
 
@@ -257,8 +257,8 @@ def test_a_new_node_may_wait_for_the_one_that_it_joins_and_says_so_once(
     monkeypatch.setattr("gossamer.node.entering.time.sleep", sleep)
     assert run("node", "--wait", "--join", f"127.0.0.1:{free_port}").status == 130
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        f"nobody useful answers at 127.0.0.1:{free_port} (connection refused); is the node running?"
-        " It is asked again every 5 s"
+        f"no Gossamer node answers at 127.0.0.1:{free_port} (connection refused); is it running?"
+        " Trying again every 5 s"
     ]
 
 

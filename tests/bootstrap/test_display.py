@@ -135,7 +135,7 @@ def test_a_short_terminal_has_fewer_nodes_and_all_that_is_said_of_the_swarm(heig
     with display:
         display.update(nodes, "training", storm)
     frame = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).rpartition("╭")[2]
-    for part in ("round 0/10", "validation loss  2.500", "calm so far", "a note", "╯"):
+    for part in ("round 0/10", "validation loss  2.500", "no faults yet", "a note", "╯"):
         assert part in frame, part
     assert len(re.findall(r"node-\d+", frame)) == shown
     assert shown == 24 or f"+ {24 - shown} more" in frame
@@ -201,8 +201,8 @@ def written(found: SwarmSummary, width: int = 100) -> str:
 
 def test_the_summary_says_why_all_is_not_well() -> None:
     well, flat = summary(ended(0), ended(1)), summary(ended(0), ended(1, trainer={"val_loss": 9.0}))
-    assert "not well" not in written(well)
-    assert "not well            the validation loss did not fall" in written(flat)
+    assert "problem" not in written(well)
+    assert "problem             the validation loss did not fall" in written(flat)
 
 
 def test_the_unit_of_a_loss_is_said_where_it_is_known() -> None:

@@ -248,5 +248,5 @@ def test_a_system_with_one_loopback_address(monkeypatch: pytest.MonkeyPatch) -> 
             raise OSError(49, "Can't assign requested address")
 
     monkeypatch.setattr("gossamer.bootstrap.fault_proxy.socket.socket", Macintosh)
-    with pytest.raises(ConfigError, match=r"no 127\.0\.0\.5 here.*ifconfig lo0 alias 127\.0\.0\.5"):
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.5 is missing.*ifconfig lo0 alias 127\.0\.0\.5"):
         own_loopback(3)

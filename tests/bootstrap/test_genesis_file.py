@@ -58,14 +58,14 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path: Path, rng: np.random.Gene
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t["a"].__setitem__((0, 0), 0.5), "holds other first parameters than the manifest states"),
-        (lambda t: t.pop("b.c"), "cannot be used as the swarm's first parameters"),
+        (lambda t: t["a"].__setitem__((0, 0), 0.5), "does not hold the initial parameters of this manifest"),
+        (lambda t: t.pop("b.c"), "as the swarm's initial parameters"),
         (
             lambda t: t.update(d=t["d"].reshape(4, 3)),
-            "tensor 'd' has shape [4, 3]; the manifest says [3, 2, 2]",
+            "tensor 'd' has shape [4, 3], but the manifest says [3, 2, 2]",
         ),
         (lambda t: t["a"].__setitem__((0, 0), np.nan), "not finite"),
-        (lambda t: t["a"].__setitem__((0, 0), 64.0), "not within"),
+        (lambda t: t["a"].__setitem__((0, 0), 64.0), "outside"),
     ],
 )
 def test_another_file(tmp_path: Path, rng: np.random.Generator, change: object, message: str) -> None:
@@ -84,7 +84,7 @@ def test_another_file(tmp_path: Path, rng: np.random.Generator, change: object, 
 def test_a_damaged_file(tmp_path: Path, rng: np.random.Generator, content: bytes) -> None:
     manifest, _ = swarm(rng)
     (tmp_path / "g.safetensors").write_bytes(content)
-    with pytest.raises(ConfigError, match="cannot be used as the swarm's first parameters"):
+    with pytest.raises(ConfigError, match="cannot use .* as the swarm's initial parameters"):
         genesis_file.read(manifest, tmp_path / "g.safetensors")
 
 
@@ -92,7 +92,9 @@ def test_a_folder_takes_its_first_model_from_the_file_once(tmp_path: Path, rng: 
     manifest, phi = swarm(rng)
     home = Home(tmp_path / "d")
     home.create()
-    with pytest.raises(ConfigError, match=r"there is no .*my\.genesis\.safetensors: gossamer init wrote it"):
+    with pytest.raises(
+        ConfigError, match=r"there is no .*my\.genesis\.safetensors, which gossamer init wrote"
+    ):
         ensure_genesis(home, manifest, tmp_path / "my.toml")
     genesis_file.write(manifest, phi, tmp_path / "my.genesis.safetensors")
     ensure_genesis(home, manifest, tmp_path / "my.toml")

@@ -79,14 +79,14 @@ def test_init_with_a_task_of_ones_own(run: Run, task_folder: Path, tmp_path: Pat
     assert outcome.status == 0
     assert read(tmp_path / "on.toml").genesis == manifest.genesis
     outcome = run("init", "on.toml", "--task", text, "--from", "my.genesis.safetensors", "--force")
-    outcome.assert_user_error("tensor '0.weight' has shape [4, 8]; the model's has [8, 8]")
+    outcome.assert_user_error("tensor '0.weight' has shape [4, 8], but [8, 8] in the model")
 
 
 def test_init_with_existing_weights(run: Run, tmp_path: Path) -> None:
     assert run("init", "one.toml").status == 0
     model = build_task("text", {}).build_model(5)
     save_model(model, str(tmp_path / "w.safetensors"))
-    run("init", "two.toml", "--from", "gone").assert_user_error("--from gone: there is no such file")
+    run("init", "two.toml", "--from", "gone").assert_user_error("--from gone: no such file")
     with torch.no_grad():
         next(iter(model.parameters()))[0] = torch.nan
     save_model(model, str(tmp_path / "nan.safetensors"))
@@ -157,13 +157,13 @@ def test_of_two_inits_at_once_the_second_replaces_nothing(
         return made
 
     monkeypatch.setattr("gossamer.bootstrap.manifests.create", slowly)
-    run("init", "my.toml", "--preset", "tiny").assert_user_error("my.toml exists", "--force")
+    run("init", "my.toml", "--preset", "tiny").assert_user_error("my.toml already exists", "--force")
     assert entries(tmp_path) == {"my.toml"} and (tmp_path / "my.toml").read_text() == "the other's"
 
 
 def test_init_keeps_first_parameters_unless_told(run: Run, tmp_path: Path) -> None:
     (tmp_path / "my.genesis.safetensors").write_text("precious")
-    run("init", "my.toml").assert_user_error("my.genesis.safetensors exists", "--force")
+    run("init", "my.toml").assert_user_error("my.genesis.safetensors already exists", "--force")
     assert run("init", "my.toml", "--force").status == 0
     assert entries(tmp_path) == {"my.toml"}, "of a manifest that is no more"
 
@@ -198,9 +198,7 @@ def test_init_tries_an_own_task_out_where_there_is_data(run: Run, task_folder: P
     run("init", "my.toml", "--task", text).assert_user_error(
         "own_line.py:32, in batches: IndexError: tuple index out of range", "--data, or --no-trial"
     )
-    run("init", "my.toml", "--task", text, "--data", "x").assert_user_error(
-        "x: there is no such file or folder"
-    )
+    run("init", "my.toml", "--task", text, "--data", "x").assert_user_error("x: no such file or folder")
     assert run("init", "my.toml", "--task", text, "--no-trial").status == 0
 
 
@@ -217,7 +215,7 @@ def test_an_init_that_fails_leaves_no_key(run: Run, tmp_path: Path) -> None:
     run("init", "my.toml", "--invited", "--preset", "huge").assert_user_error("huge")
     assert entries(tmp_path) == set()
     (tmp_path / "my.owner").write_bytes(bytes(32))
-    run("init", "my.toml", "--invited").assert_user_error("my.owner exists", "--owner-key")
+    run("init", "my.toml", "--invited").assert_user_error("my.owner already exists", "--owner-key")
     assert entries(tmp_path) == {"my.owner"}
 
 

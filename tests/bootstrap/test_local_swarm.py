@@ -82,11 +82,11 @@ def test_the_others_go_on_until_nobody_is_left(tmp_path: Path) -> None:
     one.child = Ended(-9)  # type: ignore[assignment]
     boot.child = Ended(-15)  # type: ignore[assignment]
     swarm._check_running(display)
-    assert "bootstrap ended, and the others go on: killed by SIGTERM" in shown.getvalue()
-    assert "node-1 ended, and the others go on: killed by SIGKILL" in shown.getvalue()
+    assert "bootstrap ended; the others continue: killed by SIGTERM" in shown.getvalue()
+    assert "node-1 ended; the others continue: killed by SIGKILL" in shown.getvalue()
     assert swarm._all_finished(), "nobody waits for who is gone"
     two.child = Ended(2)  # type: ignore[assignment]
-    with pytest.raises(LocalError, match="node-2 ended, and no node is left: it said nothing"):
+    with pytest.raises(LocalError, match="node-2 ended, and no node is left: its log is empty"):
         swarm._check_running(display)
 
 
@@ -146,7 +146,7 @@ def test_nobody_waits_for_the_model_of_a_bootstrap_peer_that_has_ended(tmp_path:
     boot = swarm._boot
     boot.log_path.write_text("12:00:00 error   cannot listen\n")
     boot.child = Ended(2)  # type: ignore[assignment]
-    with pytest.raises(LocalError, match="^bootstrap ended before anybody had the model: cannot listen$"):
+    with pytest.raises(LocalError, match="^bootstrap ended before any node had the model: cannot listen$"):
         swarm._check_running(Display(Console(file=io.StringIO()), 3, "a swarm"))
 
 
@@ -165,7 +165,7 @@ async def test_what_goes_wrong_is_told_once_and_a_trainer_that_never_gets_on_end
     assert shown.getvalue().count(f"the nodes' logs are in {tmp_path}\n") == 1
     with open(swarm._nodes[1].log_path, "a") as log:
         log.write(wrong)
-    with pytest.raises(LocalError, match="^node-2: my bug .its trainer has ended 3 times in one round"):
+    with pytest.raises(LocalError, match="^node-2: my bug .its trainer ended 3 times in one round"):
         await swarm._tell_troubles(display)
 
 

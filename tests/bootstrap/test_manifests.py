@@ -205,7 +205,10 @@ def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
     ("change", "part"),
     [
         ({"options": {"preset": "small"}}, r"does not fit its layout: tensor '.*' has shape"),
-        ({"seed": 1}, "other first parameters than the manifest states. If its seed, fragments or task were"),
+        (
+            {"seed": 1},
+            "different initial parameters than the manifest states. If its seed, fragments or task",
+        ),
     ],
 )
 def test_a_manifest_whose_model_was_edited_is_said(change: dict[str, dict[str, object]], part: str) -> None:
@@ -262,7 +265,7 @@ def test_a_manifest_that_somebody_slipped_in_editing_is_not_lost(tmp_path: Path)
     manifests.write(manifest, path)
     edited = path.read_text().replace("[layout]", "[layout")
     path.write_text(edited)
-    with pytest.raises(ConfigError, match="m.toml.*put it right, remove it, or choose another name"):
+    with pytest.raises(ConfigError, match="m.toml.*correct it, remove it, or choose another name"):
         manifests.write(manifest, path)
     assert path.read_text() == edited
     path.write_text("")
@@ -310,7 +313,7 @@ def test_a_window_has_one_length() -> None:
     model = nn.Linear(2, 2)
     assert manifests.describe(model, name="m").pace.every_steps == 30
     assert manifests.describe(model, name="m", every_steps=0, every_seconds=2).pace.every_seconds == 2.0
-    with pytest.raises(ConfigError, match="every_steps and every_seconds both say .* give one of them"):
+    with pytest.raises(ConfigError, match="every_steps and every_seconds both set .* give one of them"):
         manifests.describe(model, name="m", every_steps=10, every_seconds=2)
     for no_time in (None, "8", True):
         with pytest.raises(ConfigError, match="every_seconds"):
@@ -354,7 +357,7 @@ def test_averaging_can_be_chosen_by_tensor() -> None:
         manifests.describe(nn.Linear(3, 2), name="x", averaging={"wieght": "mean"})
     with pytest.raises(ConfigError, match="averaging 'median' is unknown"):
         manifests.describe(nn.Linear(3, 2), name="x", averaging={"weight": "median"})
-    with pytest.raises(ConfigError, match="averaging is 3: give a rule for all matrices, or a dict"):
+    with pytest.raises(ConfigError, match="averaging is 3: give one rule for all matrices, or a dict"):
         manifests.describe(nn.Linear(3, 2), name="x", averaging=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="averaging 'median' is unknown"):
         manifests.describe(nn.Linear(3, 2), name="x", averaging="median")

@@ -34,14 +34,14 @@ def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> N
     assert (tmp_path / "my.owner").stat().st_mode & 0o777 == 0o600
     manifest = read(tmp_path / "my.toml")
     owner = Identity.from_seed((tmp_path / "my.owner").read_bytes())
-    assert f"as admission.owners names it:  {owner.public_key.hex()}\n" in outcome.out
+    assert f"as listed in admission.owners:  {owner.public_key.hex()}\n" in outcome.out
     assert manifest.admission.mode == "invited" and manifest.admission.owners == (owner.public_key.hex(),)
     assert manifest.outer.weight_cap == 0
     node_id = run("id").out.strip()
     assert run("id").out.strip() == node_id, "always the same"
     contact = f"gossamer://{NODE_ID}@my.host:7700"
     outcome = run("invite", node_id, "--join", contact, "--days", 3, "--role", "observe")
-    said = f"to observe in swarm 'my' ({manifest.swarm_id.hex()[:12]}) for 3 days; on that machine"
+    said = f"an invitation to observe in swarm 'my' ({manifest.swarm_id.hex()[:12]}) for 3 days; on that"
     assert outcome.status == 0 and outcome.err.startswith(said)
     found = read_invitation(outcome.out)
     assert found.swarm_id == manifest.swarm_id and found.contacts == (contact,)
@@ -50,7 +50,7 @@ def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> N
 
 def test_a_members_copy_of_the_manifest_and_the_owners_key_are_enough(run: Run, tmp_path: Path) -> None:
     outcome = run("init", "my.toml", "--invited")
-    assert "my.owner: the owner's key, which no node needs; back it up, and my.toml with it" in outcome.out
+    assert "my.owner: the owner's key, which no node needs; back it up together with my.toml" in outcome.out
     member = Home(tmp_path / "d")
     member.create()
     member.adopt(read(tmp_path / "my.toml"))
@@ -77,21 +77,21 @@ def test_one_owner_may_own_several_swarms(run: Run, tmp_path: Path) -> None:
     ("args", "part"),
     [
         (["invite", "xyz"], "64 hex digits"),
-        (["invite", NODE_ID, "--role", "rule"], "'rule' is none of train, observe"),
+        (["invite", NODE_ID, "--role", "rule"], "'rule' is not one of train, observe"),
         (["invite", NODE_ID, "--days", -1], "--days"),
         (["invite", NODE_ID, "--days", 99_999], "--days"),
         (["invite", NODE_ID, "--join", "nowhere"], "nowhere"),
         (["invite", NODE_ID, "--join", "gossamer://abc@host:1"], "64 hex digits"),
         (["invite", NODE_ID, "--owner-key", "no.owner"], "no.owner"),
         (["invite", NODE_ID, "--manifest", "no.toml"], "no.toml"),
-        (["invite", NODE_ID, "--tell", "127.0.0.1:1"], "nobody useful answers"),
+        (["invite", NODE_ID, "--tell", "127.0.0.1:1"], "no Gossamer node answers"),
         (["revoke", NODE_ID], "--to"),
         (["revoke", "xyz", "--to", "127.0.0.1:1"], "64 hex digits"),
-        (["revoke", NODE_ID, "--to", "127.0.0.1:1"], "nobody useful answers"),
+        (["revoke", NODE_ID, "--to", "127.0.0.1:1"], "no Gossamer node answers"),
         (["revoke", NODE_ID, "--to", "nowhere"], "nowhere"),
         (["node", "--invite", "gossamer-invitation:AAAA"], "damaged"),
         (["node", "--invite", "no-such-file"], "no-such-file"),
-        (["node", "--invite", "my.toml"], "no invitation"),
+        (["node", "--invite", "my.toml"], "not an invitation"),
     ],
 )
 def test_mistakes_of_owners_and_the_invited(run: Run, args: list[object], part: str) -> None:
@@ -106,7 +106,7 @@ def told(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def check(address: str) -> None:
         if address.endswith(":1"):
-            raise NobodyThereError(f"nobody useful answers at {address}")
+            raise NobodyThereError(f"no Gossamer node answers at {address}")
         if address.endswith(":9"):
             raise NotAnsweredError(f"{address} refuses: node abab was revoked by an owner of this swarm")
 
@@ -128,11 +128,11 @@ def told(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_who_does_not_answer_does_not_keep_an_owners_word_from_the_others(run: Run, told: list[str]) -> None:
     outcome = run("revoke", NODE_ID, "--to", "a:1", "--to", "b:2", "--to", "c:3")
     assert (outcome.status, told) == (0, ["b:2", "c:3"])
-    assert outcome.err == "gossamer: nobody useful answers at a:1\n"
+    assert outcome.err == "gossamer: no Gossamer node answers at a:1\n"
     assert "after round 7 are void" in outcome.out
     outcome = run("invite", NODE_ID, "--tell", "b:2", "--tell", "a:1", "--tell", "c:3")
     assert (outcome.status, told[2:]) == (0, ["b:2", "c:3"])
-    assert outcome.err.startswith("gossamer: nobody useful answers at a:1\n")
+    assert outcome.err.startswith("gossamer: no Gossamer node answers at a:1\n")
     assert read_invitation(outcome.out)
 
 
@@ -140,7 +140,7 @@ def test_where_nobody_answers_an_owner_fails_and_the_invitation_is_there(run: Ru
     for command, flag in (("revoke", "--to"), ("invite", "--tell")):
         outcome = run(command, NODE_ID, flag, "a:1", flag, "b:1")
         assert outcome.status == 2 and sorted(outcome.err.splitlines()) == [
-            f"gossamer: nobody useful answers at {address}:1" for address in "ab"
+            f"gossamer: no Gossamer node answers at {address}:1" for address in "ab"
         ]
     assert read_invitation(outcome.out) and not told
 
@@ -157,7 +157,7 @@ def test_an_owner_is_asked_which_swarm_is_meant(run: Run) -> None:
     assert run("init", "two.toml", "--invited", "--seed", 1).status == 0
     run("invite", NODE_ID).assert_user_error("which swarm?", "--manifest")
     run("invite", NODE_ID, "--manifest", "one.toml", "--owner-key", "two.owner").assert_user_error(
-        "no owner's"
+        "does not belong to an owner"
     )
 
 

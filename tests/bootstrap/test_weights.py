@@ -131,21 +131,24 @@ def test_a_folder_with_one_file_or_with_shards(tmp_path: Path) -> None:
     [
         (
             {"inner.norm.weight": None, "inner.norm.wait": torch.zeros(3)},
-            "has no tensor 'inner.norm.weight' of shape [3], which the model trains; the name most like it is"
+            "has no tensor 'inner.norm.weight' of shape [3], which the model trains; the most similar name is"
             " 'inner.norm.wait'",
         ),
         ({"other": torch.zeros(2)}, "has a tensor 'other', which the model does not have"),
-        ({"inner.norm.bias": torch.zeros(4)}, "'inner.norm.bias' has shape [4]; the model's has [3]"),
+        ({"inner.norm.bias": torch.zeros(4)}, "'inner.norm.bias' has shape [4], but [3] in the model"),
         (
             {"inner.norm.bias": torch.zeros(3, dtype=torch.int8)},
-            "'inner.norm.bias' is int8; weights are float32, float64, bfloat16 or float16 (a quantised model",
+            "'inner.norm.bias' is int8; weights must be float32, float64, bfloat16 or float16",
         ),
         (
             {"inner.norm.bias": torch.full((3,), 64.0)},
-            "'inner.norm.bias': a value is not finite or not within",
+            "'inner.norm.bias': a value is not finite or outside",
         ),
         ({"head.weight": torch.zeros(5, 3)}, "inner.embed.weight and head.weight differ"),
-        ({"frozen.weight": torch.zeros(2, 2)}, "'frozen.weight' is frozen in the model and has other values"),
+        (
+            {"frozen.weight": torch.zeros(2, 2)},
+            "'frozen.weight' is frozen in the model, with different values",
+        ),
     ],
 )
 def test_what_does_not_fit(tmp_path: Path, change: dict[str, Tensor | None], message: str) -> None:
@@ -158,14 +161,14 @@ def test_what_does_not_fit(tmp_path: Path, change: dict[str, Tensor | None], mes
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("missing.safetensors", None, "there is no such file or folder"),
-        ("model.bin", b"x", "weights are read from safetensors only"),
+        ("missing.safetensors", None, "no such file or folder"),
+        ("model.bin", b"x", "only safetensors files are read"),
         ("bad.safetensors", b"this is none", "cannot read weights from"),
         ("empty.safetensors", b"", "cannot read weights from"),
-        ("bad.index.json", b"[1, 2", "is no index of safetensors files"),
-        ("list.index.json", b"[]", "is no index of safetensors files"),
+        ("bad.index.json", b"[1, 2", "is not an index of safetensors files"),
+        ("list.index.json", b"[]", "is not an index of safetensors files"),
         ("up.index.json", b'{"weight_map": {"x": "../w.safetensors"}}', "names '../w.safetensors'"),
-        ("odd.index.json", b'{"weight_map": {"x": 3}}', "names 3, which is no file beside it"),
+        ("odd.index.json", b'{"weight_map": {"x": 3}}', "names 3, which is not a file beside it"),
         ("gone.index.json", b'{"weight_map": {"x": "gone.safetensors"}}', "cannot read weights from"),
     ],
 )

@@ -40,17 +40,17 @@ def test_a_good_task_takes_its_step_on_a_model_of_its_own(task_folder: Path) -> 
         (
             MODEL,
             "import random; m = nn.Linear(8, 1); nn.init.constant_(m.weight, random.random()); return m",
-            "build_model gives other values for 'weight' each time it is called with the same seed",
+            "build_model gives different values for 'weight' each time it is called with the same seed",
         ),
         (
             MODEL,
             "self.n = getattr(self, 'n', 0) + 1; return nn.Linear(8, 1, bias=self.n > 1)",
-            "build_model gives other parameters each time: only one of two models has 'bias'",
+            "build_model returns different parameters each time: only one of two has 'bias'",
         ),
         (
             MODEL,
             "self.n = getattr(self, 'n', 0) + 1; return nn.Linear(8, self.n)",
-            "other values for 'weight'",
+            "different values for 'weight'",
         ),
         (
             MODEL,
@@ -67,13 +67,13 @@ def test_a_good_task_takes_its_step_on_a_model_of_its_own(task_folder: Path) -> 
             MODEL,
             "import random; m = nn.Linear(8, 1); nn.init.constant_(m.bias, random.random());"
             " m.bias.requires_grad_(False); return m",
-            "other values for 'bias' each time it is called with the same seed, and what is not trained is",
+            "different values for 'bias' each time it is called with the same seed, and what is not",
         ),
         (
             MODEL,
             "import random; m = nn.Linear(8, 1); m.register_buffer('p', torch.tensor(random.random()));"
             " return m",
-            "other values for 'p' each time it is called with the same seed, and what is not trained is",
+            "different values for 'p' each time it is called with the same seed, and what is not trained is",
         ),
         (LOSS, "return model(inputs).mean() / 0", "the loss of the first batch is "),
         (LOSS, "return torch.ones((), requires_grad=True).square()", "no parameter has a gradient"),

@@ -110,7 +110,7 @@ OPTIMIZER = "return torch.optim.SGD(model.parameters(), lr=self.options.lr)"
         (
             OPTIMIZER,
             "return torch.optim.SGD(nn.Linear(1, 1).parameters())",
-            "an optimizer of other parameters",
+            "an optimizer for other parameters",
         ),
         ("for _ in range(4)", "for _ in range(0)", "Line.batches yielded nothing: is there data"),
         ("for _ in range(4)", "for _ in None", "own_line.py:{line}, in batches: TypeError: 'NoneType'"),

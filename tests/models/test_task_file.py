@@ -87,13 +87,13 @@ def test_what_no_own_task_is_called(name: str) -> None:
     ("text", "message"),
     [
         ("missing.py:Line", "there is no file missing.py: check its spelling"),
-        ("own_line:Line", "a task of your own is FILE.py:CLASS, for example my_task.py:MyTask"),
+        ("own_line:Line", "name your own task as FILE.py:CLASS, for example my_task.py:MyTask"),
         ("own_line.py", "own_line.py may hold several tasks: name the class, own_line.py:CLASS"),
         ("own_line.py:", "name the class"),
         ("folder.py:Line", "there is no file folder.py"),
         ("two words.py:Line", "'two words:Line' cannot be a task's name"),
         ("own_line.py:line", "own_line.py has no class 'line'; did you mean 'Line'? choose from Line"),
-        ("own_line.py:dataclass", "dataclass in own_line.py is no subclass of gossamer.models.task.Task"),
+        ("own_line.py:dataclass", "dataclass in own_line.py is not a subclass of gossamer.models.task.Task"),
         ("empty.py:Line", "empty.py has no class 'Line', nor any subclass of gossamer.models.task.Task"),
         ("random.py:Line", "random.py has the name of another Python module, 'random': rename the file"),
         ("msgpack.py:Line", "msgpack.py has the name of another Python module"),
@@ -127,7 +127,7 @@ def test_what_is_no_task(task_folder: Path, monkeypatch: pytest.MonkeyPatch, tex
             "own_line.py:10, importing it: SystemExit: needs a GPU",
         ),
         ("    def loss(", "    def lost(", "Line in own_line.py lacks loss: see gossamer.models.task.Task"),
-        ("    @dataclass(frozen=True)\n", "", "own_line.py: Line.Options is no dataclass"),
+        ("    @dataclass(frozen=True)\n", "", "own_line.py: Line.Options is not a dataclass"),
         ("width: int = 8", "width: list = None", "Line.Options.width must be a str, int, float or bool"),
         ("width: int = 8", "width: int", "Line.Options.width has no default"),
         (
@@ -139,7 +139,7 @@ def test_what_is_no_task(task_folder: Path, monkeypatch: pytest.MonkeyPatch, tex
         (
             "    def build_model",
             "    def __init__(self):\n        pass\n\n    def build_model",
-            "as Line(options, data), and its __init__ takes others: too many positional arguments",
+            "as Line(options, data), but its __init__ takes other arguments: too many positional arguments",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_task_without_options(task_folder: Path) -> None:
     text = write_task(task_folder, class_, "")
     kind = kind_of(text)
     assert kind.resolve({}) == {}
-    with pytest.raises(TaskError, match="task 'own_line:Line' has no option 'width', nor any other"):
+    with pytest.raises(TaskError, match="task 'own_line:Line' has no option 'width': it has no options"):
         kind.read(["width=3"])
 
 
@@ -203,7 +203,7 @@ def test_options_as_a_command_line_has_them(kind: TaskKind) -> None:
         (["width"], "option 'width' has no value: write it as width=VALUE"),
         (["widht=3"], "task 'own_line:Line' has no option 'widht'; did you mean 'width'? choose from"),
         (["=3"], "has no option ''"),
-        (["width=3", "width=4"], "option 'width' is given twice: say it once"),
+        (["width=3", "width=4"], "option 'width' is given twice: give it once"),
         (["width=3.5"], "option 'width' of task 'own_line:Line' must be a whole number, not '3.5'"),
         (["width="], "must be a whole number, not ''"),
         (["lr=fast"], "must be a number, not 'fast'"),

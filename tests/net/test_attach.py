@@ -175,7 +175,7 @@ def test_a_process_forked_off_a_training_one_attaches_and_its_parent_goes_on(tmp
             check=False,
         )
         assert done.stdout.splitlines()[-2:] == ["child ended with 0", "both went on"], done.stderr
-        assert "torch's threads with it were not: it runs on one. For more, start" in done.stderr
+        assert "forked without torch's threads: it runs on one thread. For more, start" in done.stderr
 
 
 def test_what_the_commands_say_about_a_swarm_of_scripts(tmp_path: Path) -> None:

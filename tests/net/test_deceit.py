@@ -101,7 +101,7 @@ async def test_a_man_in_the_middle_of_a_members_own_address_hears_nothing_at_all
             swarm.rules.set("n2", "n1", Rule(refuse=True))  # or it would dial first
             victim = await swarm.add("n2", ["n0"], advertise=(man.address,))
             victim.train(0.1)
-            said = f"{man.address}: shows another certificate than its own row names"
+            said = f"{man.address}: shows a different certificate than its own row names"
             await swarm.until(lambda: said in second.log, 30, "the dialler finds out")
             assert (man.asked, man.answered) == (b"", b"")
             await go_on(swarm, closed=True)  # on a slow machine it joins with a snapshot

@@ -73,7 +73,7 @@ def test_two_nodes_train_and_a_restart_needs_no_flag(base: Path, address: str) -
 def test_without_its_file_a_node_says_what_to_type(base: Path, address: str) -> None:
     done = gossamer("node", "--join", address, "--dir", base / "new")
     assert done.returncode == 2
-    assert "say where it is with --task own_line.py:Line" in done.stderr.splitlines()[-1]
+    assert "give it with --task own_line.py:Line" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_batch_that_makes_training_diverge_costs_a_window(base: Path, address:
     node.wait_published(2)
     steps = node.status()["trainer"]["inner_steps"]
     bad.touch()
-    wait_for(lambda: "Back to the swarm's model" in node.log, 60, "training diverges")
+    wait_for(lambda: "back to the swarm's model" in node.log, 60, "training diverges")
     bad.unlink()
     wait_for(lambda: "resumed after" in node.log, 60, "the trainer is started again")
     (resumed,) = re.findall(r"resumed after (\d+) inner steps", node.log)
@@ -146,7 +146,7 @@ def test_a_batch_that_makes_training_diverge_costs_a_window(base: Path, address:
     bad.touch()
     assert node.process.wait(60) == 2
     (said,) = node.errors()
-    assert "is not finite or beyond 64, which is as far as a swarm's numbers go: lower the" in said
+    assert "is not finite or beyond 64, the limit of a swarm's numbers: lower the" in said
 
 
 def test_a_local_swarm(base: Path) -> None:

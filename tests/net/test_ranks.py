@@ -56,7 +56,7 @@ def test_sigterm_to_all_ranks_ends_them_at_the_same_step(tmp_path: Path) -> None
 def test_a_node_goes_on_with_more_ranks_and_says_what_begins_afresh(tmp_path: Path) -> None:
     with scripts_in(tmp_path) as scripts:
         train_and_stop(scripts)
-        assert "no inner optimizer's state is kept" not in scripts.log("one"), "there is none yet"
+        assert "the inner optimizer's state is not kept" not in scripts.log("one"), "there is none yet"
         before = json.loads((tmp_path / "one.1.json").read_text())["metrics"]
         scripts.start("one", RANKS + 1, how="ddp")
         scripts.wait_rounds("one", 1)
@@ -65,7 +65,7 @@ def test_a_node_goes_on_with_more_ranks_and_says_what_begins_afresh(tmp_path: Pa
         assert len({result["digest"] for result in results}) == 1
         assert all(result["metrics"]["steps"] > before["steps"] for result in results)
         assert all(result["metrics"]["round"] > before["round"] for result in results)
-        assert "of several ranks no inner optimizer's state is kept" in scripts.log("one")
+        assert "with several ranks, the inner optimizer's state is not kept" in scripts.log("one")
 
 
 def test_what_is_wrong_on_the_first_rank_is_said_on_all(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_what_is_wrong_on_the_first_rank_is_said_on_all(tmp_path: Path) -> None:
         scripts.start("one", RANKS, how="ddp", join=["127.0.0.1:1"])
         assert scripts.processes["one"].wait(60) == 1
         said = scripts.log("one")
-        assert "NobodyThereError: nobody useful answers at 127.0.0.1:1" in said
-        assert "ConfigError: nobody useful answers at 127.0.0.1:1" in said, "the other rank's own line"
+        assert "NobodyThereError: no Gossamer node answers at 127.0.0.1:1" in said
+        assert "ConfigError: no Gossamer node answers at 127.0.0.1:1" in said, "the other rank's own line"
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
@@ -94,7 +94,7 @@ def test_ranks_that_exchange_no_gradients_are_told_at_the_first_delta(tmp_path: 
         scripts.start("one", RANKS, how="unwrapped")
         assert scripts.processes["one"].wait(60) == 1
         said = scripts.log("one")
-        assert "waiting for all 2 ranks, which are one node: each has to attach" in said
+        assert "waiting for all 2 ranks of this node: each has to attach" in said
         assert "ConfigError: the ranks hold different parameters, so each trains by itself" in said
 
 
@@ -140,7 +140,7 @@ def test_who_waits_for_ranks_that_wait_for_its_gradients_says_so(tmp_path: Path)
     """Nobody can help them, whose next step is DistributedDataParallel's to begin; but they are told."""
     with scripts_in(tmp_path) as scripts:
         scripts.start("one", RANKS, how="ddp", leaves_at=2, patience=1.0)
-        said = "this rank has left its training loop, and waits for the others"
+        said = "this rank has left its training loop and waits for the others"
         wait_for(lambda: said in scripts.log("one"), PATIENCE_S, "the rank that left says so")
         rank(scripts, "one", 1).kill()
         assert scripts.processes["one"].wait(PATIENCE_S) == 1

@@ -168,7 +168,7 @@ def test_a_worker_that_imports_the_script_is_no_node(tmp_path: Path) -> None:
 
 
 def test_inference_mode_is_left_first(manifest: Manifest) -> None:
-    with torch.inference_mode(), pytest.raises(ConfigError, match=r"attach outside of torch\.inference_mode"):
+    with torch.inference_mode(), pytest.raises(ConfigError, match=r"attach outside torch\.inference_mode"):
         attach(manifest=manifest)
 
 
@@ -181,12 +181,12 @@ def test_inference_mode_is_left_first(manifest: Manifest) -> None:
         ({"advertise": "a.example:1"}, r"advertise is a list: advertise=\['a.example:1'\]"),
         ({"trust": "ab" * 32}, "trust is a list"),
         ({"folder": ""}, "folder is empty"),
-        ({"swarm_id": ""}, "'' is no swarm id"),
+        ({"swarm_id": ""}, "'' is not a swarm id"),
         ({"listen": 7700}, "listen is 7700: give a text"),
         ({"name": None}, "name is None: give a text"),
         ({"name": "a\nb"}, "a name is printable text"),
         ({"advertise": ["nowhere"]}, "'nowhere' is not an address"),
-        ({"advertise": ["a.example:1"] * 9}, "others take 8 addresses of a node, and not 9"),
+        ({"advertise": ["a.example:1"] * 9}, "a node can advertise 8 addresses at most, not 9"),
         ({"invite": b"x"}, "invite is b'x': give a text"),
         ({"join": [7700]}, r"join is \[7700\]: give a list of texts"),
         ({"trust": 5}, "trust is 5: give a list of texts"),
@@ -235,10 +235,10 @@ def test_a_model_that_is_attached_already(manifest: Manifest, monkeypatch: pytes
         attach(model, manifest=manifest)
     same = build_model()
     same.load_state_dict(model.state_dict(), assign=True)
-    with pytest.raises(ConfigError, match=r"attached already: .*parameters lie in the same memory"):
+    with pytest.raises(ConfigError, match=r"attached already: .*not one that shares its memory"):
         attach(same, manifest=manifest)
     peer.is_here = False
-    with pytest.raises(ConfigError, match=r"forked off: attach another, or a copy of it"):
+    with pytest.raises(ConfigError, match=r"forked from: attach another, or a copy of it"):
         attach(model, manifest=manifest)
     peer.has_left = True
     with pytest.raises(AssertionError, match="no daemon"):
@@ -424,7 +424,7 @@ def test_a_daemon_that_dies_again_and_again_is_not(monkeypatch: pytest.MonkeyPat
 def test_a_daemon_of_another_release_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon: Any = SlowDaemon(20, monkeypatch)
     daemon.is_outdated = True
-    with pytest.raises(ConfigError, match="another release .* start this script again"):
+    with pytest.raises(ConfigError, match="a different release .* start this script again"):
         starting._wait_for_daemon(daemon, daemon)
 
 

@@ -23,7 +23,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 def test_an_invitation_that_comes_before_the_key(home: Home, tmp_path: Path) -> None:
     text = invite(OWNER, INVITED.swarm_id, bytes(32), role=Role.TRAIN, days=1, contacts=()).to_text()
-    for folder, said in (('dir = "d"\n', f"gossamer id --dir {home.root}"), ("", "gossamer id")):
+    for folder, said in (
+        ('dir = "d"\n', f"gossamer id --dir {home.root} prints"),
+        ("", "gossamer id prints"),
+    ):
         (tmp_path / "n.toml").write_text(f'[node]\n{folder}invite = "{text}"\nobserve = true\n')
         found_there = look(tmp_path / "n.toml").get("invite", [])
         assert [level for level, _ in found_there] == ["error"]
@@ -35,7 +38,7 @@ def test_an_invitation_for_somebody_else_or_elsewhere(home: Home, tmp_path: Path
     own, other = home.identity().node_id, bytes(32)
     for swarm_id, node_id, part in (
         (INVITED.swarm_id, other, "is for node"),
-        (other, own, "to another swarm"),
+        (other, own, "for a different swarm"),
     ):
         text = invite(OWNER, swarm_id, node_id, role=Role.TRAIN, days=1, contacts=()).to_text()
         (tmp_path / "n.toml").write_text(f'[node]\ndir = "d"\ninvite = "{text}"\nobserve = true\n')
@@ -64,9 +67,9 @@ def test_what_a_node_would_not_train_with(home: Home, tmp_path: Path) -> None:
     )
     said = errors(look(tmp_path / "n.toml"))
     assert said.keys() == {"node", "task", "data", "advertise"}
-    assert "trust in" in said["node"] and "'abc' is no node id" in said["node"]
+    assert "trust in" in said["node"] and "'abc' is not a node id" in said["node"]
     assert "leave --task out" in said["task"] and "no text in" in said["data"]
-    assert "8 addresses of a node, and not 9" in said["advertise"]
+    assert "8 addresses at most, not 9" in said["advertise"]
     (tmp_path / "n.toml").write_text('[node]\ndir = "text"\njoin = ["127.0.0.1:1"]\n')
     assert errors(look(tmp_path / "n.toml")) == {}
 

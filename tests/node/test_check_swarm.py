@@ -30,9 +30,9 @@ async def test_nodes_that_answer(tmp_path: Path) -> None:
         assert answers.swarm_ids == [swarm_id]
         said = found(answers.findings)
         assert sorted(level for level, _ in said["join"]) == ["ok", "warning"], "one of two is enough"
-        assert said["clock"] == [("ok", "agrees with theirs")]
+        assert said["clock"] == [("ok", "agrees with the nodes to join")]
         elsewhere = found((await ask(contacts[0], swarm="ffff")).findings)
-        assert elsewhere["join"][0][0] == "error" and "not to ffff" in elsewhere["join"][0][1]
+        assert elsewhere["join"][0][0] == "error" and "not ffff" in elsewhere["join"][0][1]
         nobody = found((await ask(contacts[1])).findings)
         assert [level for level, _ in nobody["join"]] == ["error"]
 

@@ -168,7 +168,7 @@ def test_a_state_of_parameters_of_other_names_begins_afresh_with_a_line(tmp_path
         assert not caplog.messages
         outer, fresh, _ = made(left_out)
         assert restore(tmp_path / "t", outer, [fresh]) == (Progress(1, 2), comes_back)
-    assert ["other parameters" in line for line in caplog.messages] == [True]
+    assert ["different parameters" in line for line in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_state_of_other_options_begins_afresh_with_a_line(tmp_path, caplog, ki
         fresh = kind(again.parameters(), **{"lr": 0.1, **options})
         assert restore(path, again_outer, [fresh]) == (Progress(2, 4), comes_back)
         train(again, again_outer, fresh, 1)
-    assert ["other options" in line for line in caplog.messages] == [True]
+    assert ["different options" in line for line in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize("keys", [["options"], ["names"], ["names", "options", "dtypes"]])
@@ -212,7 +212,7 @@ def test_an_inner_optimizer_that_diverged_begins_afresh_with_a_line(tmp_path, ca
     _, again, fresh = make(seed=1)
     assert restore(path, again, [fresh]) == (Progress(8, 16), False)
     assert not fresh.state_dict()["state"]
-    assert "saved state is not finite: it begins afresh" in caplog.text
+    assert "saved state is not finite: it starts afresh" in caplog.text
 
 
 def test_a_state_that_was_saved_within_a_first_step_begins_afresh_with_a_line(tmp_path, caplog):
@@ -231,7 +231,7 @@ def test_a_state_that_was_saved_within_a_first_step_begins_afresh_with_a_line(tm
     CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 2))
     _, again, fresh = make()
     assert restore(tmp_path / "t", again, [fresh]) == (Progress(1, 2), False)
-    assert not fresh.state and "saved state is torn: it begins afresh" in caplog.text
+    assert not fresh.state and "saved state is torn: it starts afresh" in caplog.text
 
 
 def test_a_wrappers_state_as_earlier_releases_wrote_it_is_taken_up(tmp_path):
@@ -262,4 +262,4 @@ def test_a_state_of_another_class_begins_afresh_with_a_line_if_there_is_one(tmp_
         CheckpointWriter(path).save(outer, [optimizer], Progress(1, 2))
         assert restore(path, outer, [fresh]) == (Progress(1, 2), False)
         assert bool(caplog.messages) == bool(momentum)
-    assert "other classes or shapes than its saved state: it begins afresh" in caplog.text
+    assert "different classes or shapes than its saved state: it starts afresh" in caplog.text

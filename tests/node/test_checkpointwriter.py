@@ -413,4 +413,4 @@ def test_a_state_that_is_not_kept_is_said_once(tmp_path, caplog):
     for _ in range(2):
         writer.save(outer, [optimizer], Progress(1, 2))
     (line,) = caplog.messages
-    assert line == "the inner optimizer's state cannot be saved: after a restart it begins afresh"
+    assert line == "the inner optimizer's state cannot be saved: after a restart it starts afresh"

@@ -360,7 +360,7 @@ def test_a_damaged_file_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureF
     store = ChronicleStore(path)
     with caplog.at_level(logging.WARNING):
         assert store.load() == ([], 0)
-    assert "what happened before is not known" in caplog.text
+    assert "earlier rounds are not known" in caplog.text
     store.save([Round(1, 1.0, None, None, ())])
     assert [found.number for found in store.load()[0]] == [1]
     store.close()

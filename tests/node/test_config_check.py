@@ -39,7 +39,7 @@ def test_a_section_that_is_no_command_hides_no_other_fault(home: Home, tmp_path:
     )
     said = look(tmp_path / "n.toml")
     (_, first), (_, second) = said["config"]
-    assert first == f"{tmp_path / 'n.toml'}: [nodes] is no command of gossamer; did you mean node?"
+    assert first == f"{tmp_path / 'n.toml'}: [nodes] is not a gossamer command; did you mean node?"
     assert "[stauts]" in second
     assert said["status"][0][0] == said["node"][0][0] == "error"
 

@@ -153,7 +153,7 @@ async def test_a_daemon_whose_one_address_is_gone_says_so(
     monkeypatch.setattr(watching, "is_gone", lambda host: host == "127.0.0.2")
     monkeypatch.setattr(watching, "TICK_S", 0.01)
     async with started(home, listen="127.0.0.2:0"):
-        await until(lambda: "no address 127.0.0.2 any more" in caplog.text)
+        await until(lambda: "no longer has the address 127.0.0.2" in caplog.text)
 
 
 async def test_a_restarted_daemon_never_signs_a_round_again(
@@ -212,7 +212,7 @@ async def test_a_full_disk_keeps_no_daemon_from_starting(
         await asyncio.to_thread(link.close)
     assert "No space left on device" not in caplog.text
     async with started(home, listen="127.0.0.1:0", admin="off"):
-        await until(lambda: "No space left on device: other commands find this node by" in caplog.text)
+        await until(lambda: "No space left on device: other commands can find this node only" in caplog.text)
         assert home.read_daemon() is None, "what the last run said is not so any more"
 
 
@@ -241,7 +241,7 @@ async def test_while_a_daemon_starts_nobody_is_sent_where_the_last_one_answered(
     monkeypatch.setattr(Archive, "restore", slow)
     async with running(home):
         try:
-            with pytest.raises(ConfigError, match="the node in .* is starting"):
+            with pytest.raises(ConfigError, match="the node in .* is still starting"):
                 find_admin(None, home.root)
         finally:
             goes_on.set()
@@ -392,7 +392,7 @@ async def test_a_node_does_not_go_before_somebody_has_its_last_delta(
                 await publish(home, link, 1)
             daemon.stop()
             await until(lambda: daemon._has_left)
-    assert "stopping before our last delta was handed on" in caplog.text
+    assert "stopping before our last delta was passed on to another node" in caplog.text
 
 
 async def test_what_a_trainer_handed_in_is_stored_before_the_node_goes(
@@ -482,7 +482,7 @@ async def test_a_folder_that_became_read_only_is_no_reason_not_to_start_or_to_st
     monkeypatch.setattr("gossamer.protocol.history.absence.RETURN_S", 0.0)
     async with running(home) as daemon:
         await until(lambda: daemon.merging.ready and Path(home.socket_path()).exists())
-        said = "cannot remove chunks that nobody needs any more: Read-only file system"
+        said = "cannot remove chunks that are no longer needed: Read-only file system"
         await until(lambda: said in caplog.text)
         readonly.append(home.root)
 
@@ -520,7 +520,7 @@ async def test_a_lone_node_goes_on_though_its_folder_was_put_back(
         await until(lambda: daemon.merging.ready)
         await publish(home, link, 2)
         assert daemon.core.own_last == 2
-    assert "it goes on, for it knows of no other node that could tell" in caplog.text
+    assert "it publishes anyway, knowing no other node that could say what it signed since" in caplog.text
     assert "nothing is published" not in caplog.text
 
 
@@ -534,7 +534,8 @@ async def test_one_that_knows_of_others_says_that_it_waits_for_them(
     home.write_peers(["127.0.0.1:1"])
     async with running(home) as daemon:
         assert daemon.records.is_copy
-        await until(lambda: "nothing is published before another node has told" in caplog.text)
+        said = "nothing is published until another node says what it signed since"
+        await until(lambda: said in caplog.text)
         assert not daemon.core.caught_up
 
 
@@ -568,7 +569,7 @@ def test_one_that_can_start_no_thread_says_so_in_one_line(
         patch.setattr(threading.Thread, "start", start)
         assert main() == 1
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["the system starts no more threads: free some, or raise the limit (ulimit -u)"]
+    assert said == ["the system cannot start more threads: free some, or raise the limit (ulimit -u)"]
 
 
 async def test_nobody_is_asked_for_what_the_disk_would_not_take(

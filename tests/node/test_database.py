@@ -153,7 +153,7 @@ def test_a_disk_that_fails_does_not_make_a_database_damaged(
     store = RecordStore(path, SMALL.swarm_id)
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-    with pytest.raises(StorageError, match="look after its disk"), store._db.explained():
+    with pytest.raises(StorageError, match="check its disk"), store._db.explained():
         raise error
     usage = shutil.disk_usage(path.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4096))
@@ -172,7 +172,7 @@ def test_a_quota_that_is_used_up_is_a_full_disk(path: Path, monkeypatch: pytest.
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
-    with pytest.raises(StorageError, match="look after its disk"), store._db.explained():
+    with pytest.raises(StorageError, match="check its disk"), store._db.explained():
         raise error
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     with pytest.raises(DiskFullError), store._db.explained():

@@ -71,7 +71,7 @@ async def test_a_private_address_that_two_members_have_is_no_matter(
     street: Any = Street(shown)
     await Dialler(street, Policing(), core, events.append).dial(fx.Dial(HOME, wanted, b"w" * 32))
     assert events == [ev.DialFailed(HOME)]
-    assert ("shows another certificate" in caplog.text) is is_said
+    assert ("shows a different certificate" in caplog.text) is is_said
 
 
 async def test_who_is_turned_away_is_not_dialled(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_folder_of_another_swarm_than_is_meant(tmp_path: Path) -> None:
 
 def test_a_node_that_never_got_the_model_needs_somebody_to_ask(tmp_path: Path) -> None:
     home = _own_node(tmp_path, HERE, joined=False)
-    with pytest.raises(ConfigError, match=r"never got the model; give a node with --join ADDRESS"):
+    with pytest.raises(ConfigError, match=r"has no model yet; name another node with --join ADDRESS"):
         enter_swarm((), home.root, None, plaintext=True)
     assert enter_swarm(("a:1",), home.root, None, plaintext=True).root == home.root
     home.write_peers(["b:2"])
@@ -144,7 +144,7 @@ def test_who_starts_a_node_as_before_goes_on_also_where_the_one_to_join_is_gone(
     """Any process may die, the one with the address that all were given included."""
 
     def nobody(*args: object, **options: object) -> Manifest:
-        raise NobodyThereError("nobody useful answers at a:1; is the node running?")
+        raise NobodyThereError("no Gossamer node answers at a:1; is it running?")
 
     monkeypatch.setattr(entering, "fetch_manifest", nobody)
     monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
@@ -160,7 +160,7 @@ def test_who_starts_a_node_as_before_goes_on_also_where_the_one_to_join_is_gone(
     (tmp_path / "0123456789ab" / "manifest").write_bytes(b"damaged")
     own = _own_node(tmp_path, HERE, "no address", f"gossamer://{bytes(32).hex()}@a:1", "b:2")
     _own_node(tmp_path, HERE, "d:4", suffix="-bootstrap")
-    assert entered("a:1") == own.root and "Going on with this machine's node in" in capsys.readouterr().err
+    assert entered("a:1") == own.root and "Continuing with this machine's node in" in capsys.readouterr().err
     assert entered("c:3") is None, "which swarm that leads to is not known"
     assert entered("d:4") is None, "a bootstrap peer's folder is another node's"
     assert entered("a:1", folder=tmp_path / "new") is None

@@ -254,10 +254,10 @@ def test_no_name_costs_anybody_a_file(folder: Folder, tmp_path: Path, force: boo
     (tmp_path / "notes").write_text("more of it")
     before = files(tmp_path)
     for name, problem in {
-        "mine": "not empty|'thesis.tex', which is no part of an export",
+        "mine": "not empty|'thesis.tex', which is not part of an export",
         "a.safetensors": "is a folder",
         "notes": "is a file",
-        "weights.pt": "has to end in .safetensors",
+        "weights.pt": "must end in .safetensors",
         "missing/out": "there is no folder",
         "node/out.safetensors": "the node's own folder",
         "node/pretrained": "the node's own folder",
@@ -395,7 +395,7 @@ def test_a_mounted_file_is_not_written_for_nothing(
     out = tmp_path / "out.safetensors"
     out.write_bytes(b"")
     monkeypatch.setattr("gossamer.node.storage.placing.os.path.ismount", lambda path: path == out)
-    with pytest.raises(ConfigError, match="is mounted as it is, and cannot be replaced; mount the folder"):
+    with pytest.raises(ConfigError, match="is a mount point and cannot be replaced; mount the folder"):
         export(folder.home, out, force=True)
 
 
@@ -469,7 +469,9 @@ def test_a_tasks_model_that_holds_more_than_the_swarm_is_no_whole_folder(
         export(home, tmp_path / "out")
         assert sorted(files(tmp_path / "out")) == ["README.md", "config.json", "model.safetensors"]
         return
-    with pytest.raises(ConfigError, match=f"does not hold all of this model: {local} for one is frozen, or"):
+    with pytest.raises(
+        ConfigError, match=f"does not hold all of this model: {local}, for example, is frozen or"
+    ):
         export(home, tmp_path / "out")
 
 

@@ -36,7 +36,7 @@ async def test_a_delta_far_longer_than_usual_waits_for_others(
     await setup.merged_all()
     before = setup.merger.phi.copy()
     arrive(setup, delta_of(1, 4, 100_000))
-    await until(lambda: "a delta far beyond what is usual; round 4 waits" in caplog.text)
+    await until(lambda: "delta far beyond the usual; round 4 waits" in caplog.text)
     assert setup.merging.behind == 0 and np.array_equal(setup.merger.phi, before)
     arrive(setup, delta_of(2, 4, 1000))
     await setup.merged_all()
@@ -78,9 +78,9 @@ async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
     await until(lambda: setup.merging.ready)
     arrive(setup, late)
     await until(lambda: sorted(setup.merged) == [2, 4, 6, 8, 10])
-    assert "waits for those of others" not in caplog.text
+    assert "waits for deltas of others" not in caplog.text
     arrive(setup, delta_of(2, 12, 1_000_000))
-    await until(lambda: "a delta far beyond what is usual; round 12 waits" in caplog.text)
+    await until(lambda: "delta far beyond the usual; round 12 waits" in caplog.text)
 
 
 async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setup) -> None:
@@ -170,7 +170,7 @@ async def test_who_alone_trains_a_tensor_waits_for_nobody(
     arrive(setup, partial_delta_of(1, 5, 3000, 0, 2))
     await until(lambda: setup.merged == [3, 5])
     arrive(setup, partial_delta_of(1, 7, 300_000, 2))
-    await until(lambda: "a delta far beyond what is usual; round 7 waits" in caplog.text)
+    await until(lambda: "delta far beyond the usual; round 7 waits" in caplog.text)
 
 
 async def test_what_we_do_not_train_says_nothing_of_others(setup: Setup) -> None:

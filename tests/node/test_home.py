@@ -234,7 +234,7 @@ def test_a_manifest_of_another_release_is_not_called_damaged(
     home: Home, written: Callable[[Manifest], bytes], key: str
 ) -> None:
     home.manifest_path.write_bytes(written(SMALL))
-    with pytest.raises(StorageError, match=rf"release cannot use .*{key}: .*: run the one that wrote it"):
+    with pytest.raises(StorageError, match=rf"release cannot use .*{key}: .*: run the release that wrote it"):
         home.manifest()
 
 
@@ -242,7 +242,7 @@ def test_what_cannot_be_read_is_not_called_damaged(home: Home) -> None:
     """Else somebody would remove another user's manifest."""
     for path, read in ((home.manifest_path, home.manifest), (home.invitation_path, home.invitation)):
         path.mkdir()
-        with pytest.raises(StorageError, match=rf"^cannot read .*/{path.name}: Is a directory; is this the"):
+        with pytest.raises(StorageError, match=rf"^cannot read .*/{path.name}: Is a directory; does the"):
             read()
 
 

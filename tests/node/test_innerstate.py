@@ -302,7 +302,9 @@ def test_a_state_that_is_not_taken_up_costs_no_more_than_itself(tmp_path, caplog
     again.fragments[0].last_published = 2
     assert restore(tmp_path / "t", again, [NeverLoaded(model.parameters())]) == (Progress(2, 4), False)
     assert any(momentum.any() for momentum in again.fragments[0].momentum)
-    assert "NeverLoaded takes up no state (RuntimeError: not here): it begins afresh" in caplog.text
+    assert (
+        "NeverLoaded does not take its saved state (RuntimeError: not here): it starts afresh" in caplog.text
+    )
 
 
 def test_an_inner_state_of_tensors_of_another_kind_is_left_out_and_the_rest_is_kept(tmp_path):

@@ -135,8 +135,8 @@ def test_nobody_is_told_a_link_local_address(
     for _ in range(2):
         assert node.links_from("fe80::1%eth0") == ()
     assert [record.message for record in caplog.records if "--advertise" in record.message] == [
-        "others are not told where to dial this node: our end of its first link, fe80::1%eth0, is no address"
-        " where they could; say --advertise HOST:PORT"
+        "other nodes are not told where to dial this one: they cannot dial fe80::1%eth0, our end of its"
+        " first link; set --advertise HOST:PORT"
     ]
     node.goes_out_from = {socket.AF_INET: "192.168.1.5"}
     assert node.links_from("fe80::1%eth0") == ("192.168.1.5:7701",)

@@ -68,8 +68,8 @@ def test_without_being_told_nothing_is_run_and_the_line_says_what_to_type(
     monkeypatch.chdir(task_folder)
     write_task(task_folder, "# HERE", "raise AssertionError('run')")
     advice = (
-        "swarm 'lines' trains 'own_line:Line', a task of its owner's own: get its file from them, read"
-        " it, and say where it is with --task own_line.py:Line"
+        "swarm 'lines' trains 'own_line:Line', a custom task of its owner: get its file from them, read"
+        " it, and give it with --task own_line.py:Line"
     )
     with pytest.raises(ConfigError) as caught:
         own_task.check_trainable(home)
@@ -103,9 +103,9 @@ def test_a_task_that_comes_with_gossamer_needs_no_file(text: str, tmp_path: Path
     ("given", "message"),
     [
         ("missing.py:Line", "the swarm's task: there is no file missing.py"),
-        ("own_line.py:Lime", "trains 'own_line:Line', and own_line.py:Lime is 'own_line:Lime'"),
-        ("other.py:Line", "trains 'own_line:Line', and other.py:Line is 'other:Line'"),
-        ("own_line", "the swarm's task: a task of your own is FILE.py:CLASS"),
+        ("own_line.py:Lime", "trains 'own_line:Line', but own_line.py:Lime is 'own_line:Lime'"),
+        ("other.py:Line", "trains 'own_line:Line', but other.py:Line is 'other:Line'"),
+        ("own_line", "the swarm's task: name your own task as FILE.py:CLASS"),
     ],
 )
 def test_another_task_than_the_swarms_is_not_remembered(

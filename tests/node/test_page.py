@@ -193,7 +193,7 @@ async def test_a_first_node_and_a_joiner(tab):
     async with joining.serving() as url:
         await shown(tab, url)
         assert "17 of 48 chunks" in await text(tab, "#progress")
-        assert "not known before it has joined" in await text(tab, "#figures")
+        assert "not known until it has joined" in await text(tab, "#figures")
         assert "–" in await text(tab, "#figures")  # what is not known is not a zero
 
 

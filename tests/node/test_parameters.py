@@ -105,24 +105,27 @@ def untied() -> nn.Module:
         (lambda: nn.LazyLinear(4), r"'weight' has no values yet"),
         (
             lambda: nn.Linear(4, 4, dtype=torch.complex64),
-            r"'weight' is torch\.complex64; what can be trained",
+            r"'weight' is torch\.complex64; only .* can be trained",
         ),
         (lambda: holding(torch.zeros(0, 3)), r"'extra' has no elements, its shape is \[0, 3\]: freeze it"),
         (lambda: holding(torch.ones(1).expand(8)), r"'extra' is expanded, .*: clone\(\) it"),
         (lambda: holding(torch.ones(2, 9)[:, :1].expand(2, 8)), r"'extra' is expanded, .*: clone\(\) it"),
         (lambda: holding(torch.ones(5).unfold(0, 3, 1)), r"'extra' is expanded, .*: clone\(\) it"),
         (lambda: holding(torch.zeros((1,) * 9)), r"'extra': shape .* is impossible: at most 8 dimensions"),
-        (lambda: holding(torch.full((2,), 64.0)), r"'extra': .* not within \+-64"),
+        (lambda: holding(torch.full((2,), 64.0)), r"'extra': .* outside \+-64"),
         (untied, r"'0\.weight' and 'head\.weight' are two parameters with the same memory: tie them"),
-        (lambda: holding(torch.eye(3).to_sparse()), "'extra' is sparse_coo; what can be trained is dense"),
+        (
+            lambda: holding(torch.eye(3).to_sparse()),
+            "'extra' is sparse_coo; only dense tensors can be trained",
+        ),
         (
             lambda: holding(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])),
-            "'extra' is nested; what can be trained is dense",
+            "'extra' is nested; only dense tensors can be trained",
         ),
         (overlapping, "'extra' and 'other' are two parameters with the same memory"),
         (of_overlapping_columns, "'extra' and 'third' are two parameters with the same memory"),
         (of_halves, "'extra' and 'other' are two parameters with the same memory"),
-        (lambda: holding(torch._neg_view(torch.ones(2))), r"'extra' is the negative of other memory"),
+        (lambda: holding(torch._neg_view(torch.ones(2))), r"'extra' is a negated view without memory"),
         (lambda: holding(Wrapping(torch.ones(2))), "'extra' is a Wrapping, whose values only that class"),
         (
             made_in_inference_mode,
@@ -132,7 +135,7 @@ def untied() -> nn.Module:
         (lambda: nn.ModuleList([FullyShardedDataParallel()]), "flattens parameters: use fully_shard"),
         (
             lambda: nn.ParameterList([torch.ones(1) for _ in range(limits.TENSORS_MAX + 1)]),
-            "trains 20001 tensors, and a manifest lists 20000 at most: stack small",
+            "trains 20001 tensors, but a manifest lists 20000 at most: stack small",
         ),
         (lambda: [two_layers()], r"the model is a list: give a torch\.nn\.Module, or several in"),
     ],
@@ -225,16 +228,16 @@ def unfreeze(model: nn.Sequential) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (resize, r"'0\.weight' was moved, resized or replaced after it attached"),
+        (resize, r"'0\.weight' was moved, resized or replaced while attached"),
         (move, r"'0\.weight' was moved, resized or replaced"),
         (assign, r"'0\.weight' was moved, resized or replaced.*without assign=True"),
         (infer, r"'0\.weight' was made in torch\.inference_mode"),
         (tie, r"'0\.bias' and '0\.weight' are two parameters with the same memory: tie them"),
         (overlap, r"'0\.weight' and '0\.bias' are two parameters with the same memory"),
         (expand, r"'0\.weight' is expanded, so that elements share memory: clone\(\) it"),
-        (make_complex, r"'0\.weight' is torch\.complex64; what can be trained is"),
-        (add, r"'2\.weight' requires a gradient now, and is not in the manifest"),
-        (unfreeze, r"'1\.weight' requires a gradient now.*describe the model with all"),
+        (make_complex, r"'0\.weight' is torch\.complex64; only .* can be trained"),
+        (add, r"'2\.weight' now requires a gradient, but is not in the manifest"),
+        (unfreeze, r"'1\.weight' now requires a gradient.*describe the model with all"),
     ],
 )
 def test_a_model_that_changes_under_its_peer(change: Callable[[nn.Sequential], None], message: str) -> None:
@@ -310,7 +313,7 @@ def test_what_the_manifest_lists_may_be_frozen_for_a_while() -> None:
         (lambda _: "sgd", "the optimizer is a str"),
         (
             lambda _: torch.optim.SGD(two_layers().parameters(), lr=0.1),
-            r"has none of the model's trainable .*; give \[\] where the backward pass steps without it",
+            r"has none of the model's trainable .*; give \[\] if the backward pass steps without it",
         ),
     ],
 )

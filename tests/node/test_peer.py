@@ -236,7 +236,7 @@ async def test_a_step_within_a_step_is_refused(tmp_path: Path, monkeypatch: pyte
     async with begun(tmp_path) as setup:
         with monkeypatch.context() as patched:
             patched.setattr(setup.peer._role, "step", lambda *_: setup.step())
-            with pytest.raises(RuntimeError, match="step is running already"):
+            with pytest.raises(RuntimeError, match="step is already running"):
                 setup.step()
         setup.step()
         assert setup.peer.metrics()["steps"] == 1

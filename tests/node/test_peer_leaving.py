@@ -128,7 +128,7 @@ async def test_a_model_that_diverged_at_the_end_finishes_with_the_swarms(
         step_and_diverge(setup)
         assert await asyncio.to_thread(lambda: setup.peer.finish(quiet_s=0.05, timeout_s=10))
         assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7) and not setup.daemon.signed
-        assert "What this node has learnt since its last delta is left out" in caplog.text
+        assert "What this node has learnt since its last delta is dropped" in caplog.text
 
 
 async def test_a_model_that_is_another_at_the_end_is_not_said_to_be_the_swarms(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> 
     async with begun(tmp_path) as setup:
         setup.peer._pid += 1
         for use in (setup.step, lambda: setup.peer.flush(1), setup.peer.drop_progress, setup.peer.settle):
-            with pytest.raises(RuntimeError, match="not to those forked off"):
+            with pytest.raises(RuntimeError, match="not to those forked from"):
                 use()
         setup.peer.leave()
         setup.peer.close()

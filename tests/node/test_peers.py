@@ -65,7 +65,7 @@ def test_members_with_their_figures_and_verdicts() -> None:
         assert part in lines[1], part
     assert "liar [red]: clipped in 20 of the last 20 rounds" in text
     assert "02020202" in lines[2] and "clipped" not in lines[2]
-    assert "agreement 0.25 in the newest round of two" in text
+    assert "agreement 0.25 in the newest round with two deltas" in text
 
 
 def test_the_table_fits_a_terminal_and_says_what_was_bad() -> None:

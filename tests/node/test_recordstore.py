@@ -173,7 +173,9 @@ def test_whole_records_of_another_release_are_left_alone(
     store._db.execute("INSERT INTO deltas VALUES (?, 3, ?, 0)", (theirs.record_id, theirs.data))
     store.close()
     store = RecordStore(path, SMALL.swarm_id, read_only=read_only)
-    with pytest.raises(StorageError, match="this release cannot read the records in .*: run the one that"):
+    with pytest.raises(
+        StorageError, match="this release cannot read the records in .*: run the release that"
+    ):
         store.load(LAYOUT)
     assert store._db.execute("SELECT COUNT(*) FROM deltas").fetchone() == (len(deltas) + 1,)
     assert not store.is_copy

@@ -135,7 +135,7 @@ def test_an_older_snapshot_that_lacks_a_record_is_not_taken_for_the_model(
     expected = replay(folder.home)[1].phi
     folder.chunks.drop(newest.root)
     if is_late:
-        with pytest.raises(StorageError, match="is damaged; a running node fetches again what is missing"):
+        with pytest.raises(StorageError, match="is damaged; start the node, which fetches what is missing"):
             replay(folder.home)
     else:
         assert np.array_equal(replay(folder.home)[1].phi, expected)

@@ -244,7 +244,7 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
         assert facts is not None
         with pytest.raises(NotAnsweredError, match="members only"):
             await fetch_status(facts["address"], plaintext=True)
-        with pytest.raises(NotAnsweredError, match="no owner"):
+        with pytest.raises(NotAnsweredError, match="not an owner"):
             await deliver(facts["address"], grant(FRIEND, folder.manifest, by=FRIEND), plaintext=True)
         await deliver(facts["address"], later, plaintext=True)
         assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
@@ -272,7 +272,7 @@ async def test_a_node_that_is_stopping_takes_no_grant_that_it_might_not_keep(
         try:
             async with asyncio.timeout(10):
                 await leaving.wait()
-            with pytest.raises(UnreachableError, match="cannot answer: this node is stopping; tell another"):
+            with pytest.raises(UnreachableError, match="cannot answer: this node is stopping; use another"):
                 await deliver(facts["address"], grant(FRIEND, folder.manifest), plaintext=True)
         finally:
             left.set()
@@ -315,7 +315,7 @@ async def test_what_an_owner_gives_a_running_node_is_what_its_next_start_goes_by
     keep_better(home, replace(first, contacts=("a:1",)))
     assert kept() == replace(first, contacts=("a:1",))
     assert "older invitation" not in caplog.text
-    assert caplog.text.count("this node is invited to train now: it trains from its next start on") == 1
+    assert caplog.text.count("this node is now invited to train: it will train after its next start") == 1
 
 
 async def test_a_node_knows_until_when_it_is_let_in_and_why_it_is_not(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ async def test_a_node_knows_until_when_it_is_let_in_and_why_it_is_not(tmp_path: 
         assert re.fullmatch(r"the invitation runs out in \d.\d hours; have it renewed", look.runs_out)
         assert look.refused == "" and look.has_model
         daemon.core._unix_time.set_offset(unix_offset_s() + 3 * 7200)
-        assert "ran out 4.0 hours ago; ask an owner for one" in daemon.watching._look(0.0).refused
+        assert "ran out 4.0 hours ago; ask an owner for a new one" in daemon.watching._look(0.0).refused
 
 
 async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_node_goes_on(
@@ -349,7 +349,7 @@ async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_nod
         assert folder.home.invitation() == first
         monkeypatch.undo()
         await daemon.admitting.keep_own()
-    assert "No space left on device: this node's next start may go by an older invitation" in caplog.text
+    assert "No space left on device: the next start of this node may use an older invitation" in caplog.text
     found = folder.home.invitation()
     assert found is not None and found.grant.data == promoted
 

@@ -53,7 +53,7 @@ def test_a_schedule_of_ones_own_that_gives_no_factor_is_said(nonsense: Any) -> N
     role: Any = SimpleNamespace(resumed=True, seen=SimpleNamespace(swarm_tokens=7))
     standing = Standing(nn.Linear(1, 1), role)
     assert standing.lr_scale(lambda tokens: tokens / 14) == 0.5
-    with pytest.raises(ValueError, match="it gives a factor of 0 or more"):
+    with pytest.raises(ValueError, match="it must return a factor of 0 or more"):
         standing.lr_scale(lambda _: nonsense)
     with pytest.raises(TypeError, match="a function of the swarm's tokens, not 1.0"):
         standing.lr_scale(1.0)  # type: ignore[arg-type]

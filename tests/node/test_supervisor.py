@@ -136,7 +136,7 @@ def test_a_child_that_ends_for_no_reason_stops_the_node_with_a_word(
     write(scripts, "faithful", FAITHFUL)
     write(scripts, "done", "pass")
     assert supervise("faithful", "done").wait(10) == 0
-    assert "the done ended, though this node was not asked to stop; it stops" in capfd.readouterr().err
+    assert "the done ended, though this node was not asked to stop; the node stops" in capfd.readouterr().err
     assert_all_gone(scripts, 0.5)
 
 

@@ -189,8 +189,8 @@ def test_nothing_is_known_yet_or_any_more() -> None:
     shown.problem = "no answer"
     assert "no answer" in drawn(shown, 80, 24)[0]
     known = board()
-    known.problem = "the node went away"
-    assert "the node went away" in drawn(known, 80, 24)[1]
+    known.problem = "the node closed the connection"
+    assert "the node closed the connection" in drawn(known, 80, 24)[1]
     assert known.state is not None
     known.take("state", known.state)
     assert "went away" not in drawn(known, 80, 24)[1]
@@ -349,7 +349,7 @@ async def test_a_server_that_is_no_node_is_one_line(said: tuple[str, Any]) -> No
         await top._hear(Server())  # type: ignore[arg-type]
         assert top._board.state is None
         top._draw()
-    assert "no Gossamer admin server of this release answers at 127.0.0.1:7780 (" in out.getvalue()
+    assert "the server at 127.0.0.1:7780 is not an admin server of this Gossamer release (" in out.getvalue()
 
 
 # -- keys

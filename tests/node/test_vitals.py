@@ -41,22 +41,22 @@ def test_a_node_that_is_alone_says_so_once_and_when_it_is_over(shown: Shown) -> 
     assert shown.for_s(20, links=1, known=3) == []
     assert shown.for_s(30, links=0, known=3) == []
     (said,) = shown.for_s(600, links=0, known=3)
-    assert "alone: no link for 30 s. Dialling the 3 addresses known" in said
+    assert "alone: no link for 30 s. Still dialling the 3 known addresses" in said
     (said,) = shown.for_s(600, links=2, known=3)
     assert said == "linked to others again after 630 s"
     (said,) = shown.for_s(60, links=0, known=1)
-    assert "Dialling the 1 address known" in said
+    assert "Still dialling the 1 known address" in said
 
 
 def test_a_node_that_is_alone_says_why_where_it_knows(shown: Shown) -> None:
     (said,) = shown.for_s(60, links=0, known=3, has_model=False)
-    assert "nobody to get it from: start a node of the swarm" in said and "handed on" not in said
+    assert "nobody to get it from: start a node of the swarm" in said and "passed on" not in said
     shown.for_s(1, links=1)
     (said,) = shown.for_s(60, links=0, known=3, trains=False)
-    assert said.endswith("again and again; check this machine's network, and --join")
+    assert said.endswith("the 3 known addresses; check this machine's network, and --join")
     shown.for_s(1, links=1)
     (said,) = shown.for_s(60, links=0, known=3, refused="the invitation of node abab ran out 5.5 hours ago")
-    assert said.endswith("they let this node in no more: the invitation of node abab ran out 5.5 hours ago")
+    assert said.endswith("they no longer let this node in: the invitation of node abab ran out 5.5 hours ago")
 
 
 def test_a_way_that_brings_nothing_is_told_of(shown: Shown) -> None:
@@ -66,7 +66,7 @@ def test_a_way_that_brings_nothing_is_told_of(shown: Shown) -> None:
     for _ in range(9):
         said += shown.for_s(20, **lacking, others_hold=True) + shown.for_s(40, **lacking)
     assert len(said) == 1
-    assert said[0].startswith("nothing of 7 payloads or snapshots has come for 5 minutes")
+    assert said[0].startswith("no part of 7 missing payloads or snapshots has arrived for 5 minutes")
 
 
 @pytest.mark.parametrize("between", ["came", "missing", "others_hold", "links"])
@@ -94,7 +94,7 @@ def test_that_an_invitation_ends_is_said_once_a_day(shown: Shown, monkeypatch: p
 def test_a_node_whose_address_is_gone_says_what_cuts_it_off(shown: Shown) -> None:
     assert shown.for_s(20, links=1) == []
     (said,) = shown.for_s(20, links=1, lost_address="10.0.0.5")
-    assert "no address 10.0.0.5 any more" in said and "--listen" in said
+    assert "no longer has the address 10.0.0.5" in said and "--listen" in said
     assert shown.for_s(20, links=1) == []
 
 
@@ -106,7 +106,8 @@ def test_a_node_whose_key_is_used_elsewhere_is_told_while_it_lasts(shown: Shown)
     assert shown.for_s(10, links=1) == []
     (said,) = shown.for_s(20, links=1, void=2)
     assert "its key signs other deltas" in said
-    assert shown.for_s(400, links=1, void=2) == [] and "its key signs elsewhere" in str(shown.vitals.problem)
+    assert shown.for_s(400, links=1, void=2) == []
+    assert "its key also signs elsewhere" in str(shown.vitals.problem)
     assert shown.for_s(v.KEY_S, links=1, void=2) == [] and shown.vitals.problem is None, "that is over"
     assert len(shown.for_s(1, links=1, void=4)) == 1
 
@@ -115,15 +116,14 @@ def test_whose_key_is_used_elsewhere_is_told_so_whatever_else_is_wrong(shown: Sh
     said = shown.for_s(20, links=1, disk_free=0, void=2)
     assert any("its key signs other deltas" in line for line in said)
     said = shown.for_s(200, links=1, void=2, overdue_s=v.STANDSTILL_S + 1)
-    assert any("has done no step" in line for line in said)
+    assert any("has not taken a step" in line for line in said)
 
 
 def test_a_node_whose_key_another_one_uses_is_told_though_it_publishes_nothing(shown: Shown) -> None:
     assert shown.for_s(10, links=1, outdone=v.OUTDONE_MAX) == [], "a clock was set back"
     (said,) = shown.for_s(20, links=1, outdone=v.OUTDONE_MAX + 1)
-    assert "another node runs with this one's key" in said and "its key signs elsewhere" in str(
-        shown.vitals.problem
-    )
+    assert "another node runs with this one's key" in said
+    assert "its key also signs elsewhere" in str(shown.vitals.problem)
     assert shown.for_s(400, links=1, outdone=v.OUTDONE_MAX + 1) == [], "that is over"
     assert len(shown.for_s(1, links=1, outdone=v.OUTDONE_MAX + 9)) == 1
 
@@ -184,7 +184,7 @@ def test_a_disk_without_room_for_more_files_is_full_too(shown: Shown) -> None:
     assert shown.for_s(5, **plenty, files_free=v.FILES_FREE_MIN) == []
     assert shown.vitals.problem is None
     (said,) = shown.for_s(100, **plenty, files_free=7)
-    assert "7 more files fit" in said
+    assert "room for 7 more files" in said
     assert shown.vitals.problem is not None
     shown.for_s(1, **plenty, files_free=None)
     assert shown.vitals.problem is None, "of a file system without that bound"
@@ -192,8 +192,8 @@ def test_a_disk_without_room_for_more_files_is_full_too(shown: Shown) -> None:
 
 def test_a_folder_that_is_gone_is_a_problem(shown: Shown) -> None:
     (said,) = shown.for_s(100, folder_gone="/d")
-    assert "the folder /d is not there any more" in said
-    assert shown.vitals.problem == "the folder /d is not there any more"
+    assert "the folder /d no longer exists" in said
+    assert shown.vitals.problem == "the folder /d no longer exists"
     shown.for_s(1)
     assert shown.vitals.problem is None, "it was put back"
 
@@ -215,7 +215,7 @@ def test_merging_is_stuck_if_rounds_wait_and_none_is_merged(shown: Shown) -> Non
     assert not any("stuck" in line for line in said), "a joiner has nothing yet to merge into"
     (said,) = shown.for_s(v.STUCK_S + 2, behind=4, version=4)
     assert said == shown.vitals.problem
-    assert "merging is stuck: 4 rounds wait" in said
+    assert "merging is stuck: 4 rounds are waiting" in said
     shown.for_s(1, behind=4, version=5)
     assert shown.vitals.problem is None
 
@@ -232,7 +232,7 @@ def test_a_trainer_that_stays_away_is_a_problem(shown: Shown) -> None:
 def test_a_trainer_that_hangs_is_a_problem_and_said_once(shown: Shown) -> None:
     assert shown.for_s(60, overdue_s=v.STANDSTILL_S) == [] and shown.vitals.problem is None
     (said,) = shown.for_s(2 * REPEAT_S, overdue_s=v.STANDSTILL_S + 1)
-    assert said == shown.vitals.problem == "the trainer has done no step for 15 minutes: does it hang?"
+    assert said == shown.vitals.problem == "the trainer has not taken a step for 15 minutes: is it stuck?"
     assert shown.for_s(5, overdue_s=-1.0) == [] and shown.vitals.problem is None
     assert shown.for_s(5, overdue_s=v.STANDSTILL_S + 1) == [], "a notebook rests again and again"
     assert shown.vitals.problem is not None
@@ -244,7 +244,7 @@ def test_a_trainer_that_ends_again_and_again_is_a_problem(shown: Shown) -> None:
         shown.for_s(30, starts=starts)
         assert shown.vitals.problem is None
     shown.for_s(30, starts=v.STARTS_MAX, lacks_trainer=True)
-    assert shown.vitals.problem == "the trainer ends again and again: 5 were started within 10 minutes"
+    assert shown.vitals.problem == "the trainer keeps ending: it was started 5 times within 10 minutes"
     shown.for_s(v.TRAINER_S, starts=v.STARTS_MAX)
     assert shown.vitals.problem is None, "the last has been there for a while"
 
@@ -262,7 +262,8 @@ def test_a_clock_that_is_off_is_said_now_and_then(shown: Shown) -> None:
 
 def test_a_clock_by_which_the_others_cannot_be_where_they_are_is_a_problem(shown: Shown) -> None:
     (said,) = shown.for_s(5, contradicted=True)
-    assert shown.vitals.problem == "by this machine's clock the other nodes cannot be where they are yet"
+    found = "by this machine's clock, it is too early for the round that the other nodes are at"
+    assert shown.vitals.problem == found
     assert "what they publish is refused: set it (NTP)" in said
     shown.for_s(1)
     assert shown.vitals.problem is None
@@ -300,7 +301,7 @@ def test_a_folder_that_cannot_be_written_to_is_a_problem(shown: Shown) -> None:
 
 def test_a_file_that_is_gone_is_said_before_the_node_is_started_without_it(shown: Shown) -> None:
     (said,) = shown.for_s(100, file_lost="/d/key")
-    assert "the file /d/key is not there any more: put it back before this node is started again" in said
-    assert shown.vitals.problem == "the file /d/key is not there any more"
+    assert "the file /d/key no longer exists: put it back before restarting this node" in said
+    assert shown.vitals.problem == "the file /d/key no longer exists"
     shown.for_s(1)
     assert shown.vitals.problem is None

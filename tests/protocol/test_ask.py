@@ -35,7 +35,7 @@ def test_who_asks_and_what_it_shows(credential):
     [{"swarm_id": b"t" * 32}, {"binding": b"d" * 32}, {"binding": b""}, {"path": "/gossamer/1/manifest"}],
 )
 def test_it_holds_for_nothing_else(changes):
-    with pytest.raises(SignatureError, match=f"of swarm {SWARM.hex()[:12]}, and another was asked"):
+    with pytest.raises(SignatureError, match=f"to swarm {SWARM.hex()[:12]}, but another one was asked for"):
         check_question(question(**changes), SWARM, CHANNEL, NOW, PATH)
 
 

@@ -51,7 +51,7 @@ def test_both_learn_who_the_other_is(binding, expected):
 
 
 def test_another_node_than_the_one_we_dialled():
-    with pytest.raises(SignatureError, match="another node"):
+    with pytest.raises(SignatureError, match="not the one we dialled"):
         _client(expected=THIRD.node_id).hello(_server().challenge())
 
 

@@ -69,7 +69,7 @@ def test_a_changed_character_never_makes_another_grant(data):
 
 @pytest.mark.parametrize("text", ["", "hello", PREFIX[:-1], "x" + PREFIX, PREFIX.upper() + "AAAA"])
 def test_what_is_no_invitation(text):
-    with pytest.raises(ConfigError, match=f"that is no invitation; one begins with {PREFIX}"):
+    with pytest.raises(ConfigError, match=f"that is not an invitation; one begins with {PREFIX}"):
         read_invitation(text)
 
 
@@ -96,5 +96,5 @@ def test_what_is_damaged(text):
 def test_what_grants_nothing_or_is_without_end():
     with pytest.raises(ConfigError, match="grants nothing"):
         read_invitation(text_of(INVITED.swarm_id, revocation(ALICE, INVITED), []))
-    with pytest.raises(ConfigError, match="no invitation"):
+    with pytest.raises(ConfigError, match="not an invitation"):
         read_invitation(PREFIX + "A" * INVITATION_BYTES_MAX)

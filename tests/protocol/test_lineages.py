@@ -315,7 +315,7 @@ def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are():
     effects = look(sealing, members, authors=5)
     assert kinds(effects, Adopt) == [Adopt(claim(32))]
     (notice,) = kinds(effects, Notice)
-    assert "TWO LINEAGES" in notice.text and "77 rounds to go, those that we signed" in notice.text
+    assert "TWO LINEAGES" in notice.text and "we publish again in 77 rounds" in notice.text
     sealing.adopted(claim(32))
     assert sealing.floor == 32
     assert not kinds(drive(sealing, 70.0, 20, clock=39, others=[(claim(32), claim(24))] * 4), Adopt)

@@ -133,7 +133,7 @@ def test_a_manifest_of_before_a_key_came_is_one_of_another_release():
 def test_a_peers_manifest_whose_model_no_safetensors_file_can_hold_is_one_of_another_release():
     values = _unpacked()
     values["layout"]["tensors"][1][0] = "__metadata__"
-    with pytest.raises(UnsupportedError, match="'__metadata__' is called as safetensors files call"):
+    with pytest.raises(UnsupportedError, match="'__metadata__' has the name that safetensors files give"):
         from_canonical(msgpack.packb(values))
 
 
@@ -225,7 +225,7 @@ WRONG = [
     ("fragments = 2", "fragments = 0", "layout.fragments"),
     ("fragments = 2", "fragments = 4", "4 fragments of 3 tensors"),
     ('["w", [64, 64], "rda"]', '["wte", [64, 64], "rda"]', "tensor 'wte' is listed twice"),
-    ('"w",', '"__metadata__",', "tensor '__metadata__' is called as safetensors files call"),
+    ('"w",', '"__metadata__",', "tensor '__metadata__' has the name that safetensors files give"),
     ('"rda"', '"median"', "tensor 'w': averaging 'median' is unknown; choose one of rda, mean"),
     ("[64, 64]", "[64, 0]", "tensor 'w': shape [64, 0]"),
     ("[64, 64]", "[64, -64]", "tensor 'w': shape"),
@@ -245,7 +245,7 @@ WRONG = [
     (
         "[pace]",
         f"[admission]\nowners = ['{64 * '0'}']\n[pace]",
-        "admission.owners.0: is no usable public key",
+        "admission.owners.0: is not a usable public key",
     ),
     ("[pace]", f"[admission]\nowners = ['{KEY}', '{KEY}']\n[pace]", "an owner is listed twice"),
     ("[pace]", "[history]\nretain = 23\n[pace]", "history: retain must be 0, or at least seal_after + snap"),

@@ -50,7 +50,7 @@ class Header {
   #replicas({ agree, sealed_round }, members, node) {
     const others = members.filter((m) => !m.self && isLive(m));
     if (!agree?.of) {
-      const why = node.state === "joining" ? "not known before it has joined" : others.length ? "nothing to compare yet" : "nobody to compare with";
+      const why = node.state === "joining" ? "not known until it has joined" : others.length ? "nothing to compare yet" : "nobody to compare with";
       return this.#set("replicas", "Replicas", UNKNOWN, why + (sealed_round ? `, last sealed round ${whole(sealed_round)}` : ""));
     }
     const by = (claim) => others.filter((m) => m.claim === claim).length;
@@ -92,11 +92,11 @@ class Header {
     const banner = byId("banner");
     const since = (from) => duration(Math.max(1, (performance.now() - from) / 1000));
     if (connection !== "live" && stream.refused) {
-      setText(banner, "The node wants a token that this page does not have: open the page with ?token=... at the end of its address.");
+      setText(banner, "The node requires a token that this page does not have: open the page with ?token=... at the end of its address.");
     } else if (connection === "waiting" && stream.answers) {
-      setText(banner, "The node answers, but has no place for this page as yet: too many are open. Trying again …");
+      setText(banner, "The node answers but has no room for this page yet: too many pages are open. Trying again …");
     } else if (connection === "lost") {
-      setText(banner, `No connection to the node for ${since(stream.lostAt)}. Reconnecting … This is as of ${when(stream.state.time)}.`);
+      setText(banner, `No connection to the node for ${since(stream.lostAt)}. Reconnecting … The figures are from ${when(stream.state.time)}.`);
     } else if (connection === "waiting" && stream.lostAt !== null) {
       setText(banner, "The node does not answer. Trying again …");
     }
@@ -134,7 +134,7 @@ function ownTokens(node, now) {
 function joiningInWords({ node, swarm }) {
   const address = node.state === "joining" ? null : node.addresses?.[0];
   if (!address) return ["No other node has answered yet.", ""];
-  if (swarm.admission === "invited") return ["Nobody else is here yet. An owner lets another machine in with", `gossamer invite NODE_ID --join ${address}`];
+  if (swarm.admission === "invited") return ["Nobody else is here yet. An owner invites another machine with", `gossamer invite NODE_ID --join ${address}`];
   return ["Nobody else is here yet. Another machine joins with", `gossamer node --join ${address} --swarm-id ${String(swarm.id).slice(0, 12)}`];
 }
 

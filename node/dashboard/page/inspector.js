@@ -20,7 +20,7 @@ class Focus extends EventTarget {
 
 /** One hash says what this node's replica is. */
 function digestInWords(agree) {
-  if (!known(agree?.digest)) return "not compared with another yet";
+  if (!known(agree?.digest)) return "not compared with another node yet";
   return `${agree.digest.slice(0, 16)} ${atRounds([agree.rounds[1], agree.rounds[1]])}`;
 }
 
@@ -68,7 +68,7 @@ class Inspector {
 
   #link({ links }, member) {
     const link = links.find((l) => l.id === member.id);
-    if (!link) return [["Link", "none: heard of through others"]];
+    if (!link) return [["Link", "none: known only through others"]];
     return [
       ["Link", link.outbound ? "dialled by us" : "dialled by them"],
       ["In", `${byteRate(link.received_per_s)}, ${bytes(received(link))} in all`],

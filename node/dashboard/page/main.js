@@ -65,7 +65,7 @@ const pressSpan = choice(byId("span"), SPANS.map(([n, label]) => [n, label, n ==
 choice(byId("axis"), [[false, "by round"], [true, "by tokens"]], false, (byTokens) => timeline.setByTokens(byTokens));
 const SCALES = ["linear", "log"];
 const setScale = (scale) => curves[0].setLog(scale === "log");
-choice(byId("scale"), [["linear", "linear"], ["log", "log", "Where a loss is 0 or less the scale stays linear"]], remembered("scale", SCALES), (scale) => {
+choice(byId("scale"), [["linear", "linear"], ["log", "log", "Stays linear where a loss is 0 or less"]], remembered("scale", SCALES), (scale) => {
   remember("scale", scale);
   setScale(scale);
 });

@@ -99,7 +99,7 @@ const replicaWord = (m) => (m.self ? "this one" : ({ same: "identical", other: "
 
 function replicaInWords(m) {
   if (m.self) return "what the others are compared with";
-  const said = { same: "identical to this node's", other: "differs from this node's", records: "of other records: one that came late is not yet in both" }[m.claim];
+  const said = { same: "identical to this node's", other: "differs from this node's", records: "made of other records: a late one is not in both yet" }[m.claim];
   return said ? `${said}, at round ${whole(m.claim_round)}` : "not known";
 }
 const heardText = (s) => (known(s) ? (s < 1 ? "now" : `${duration(s)} ago`) : UNKNOWN);
