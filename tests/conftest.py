@@ -63,6 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         text = os.environ.get("GOSSAMER_TEST_SEED", "")
         seed = int(text) if text else random.SystemRandom().randrange(2**32)
     config.stash[SEED] = seed
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
