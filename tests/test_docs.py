@@ -202,7 +202,7 @@ PUT_TOGETHER = {
     "the inner optimizer has different parameters than its saved state",
     "this machine is at",
     "trying again in",
-    "weight cut in",
+    "weight capped in",
 }
 """Words of messages whose parts stand in several places of the code."""
 

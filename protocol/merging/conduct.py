@@ -40,7 +40,7 @@ honest members in the worst single round, where each has a text of its own; -0.5
 around. Deltas that have nothing in common scatter around 0, by 1/256 and less."""
 
 CAPPED_MIN = 100.0
-"""A weight cut by less may be a faster machine's. So may one cut by more: the verdict names both reasons."""
+"""A smaller factor may be a faster machine's, and so may a larger one: the verdict names both reasons."""
 
 COMPARED_MIN = 3
 """Deltas needed to compare: if two point apart, nobody can tell which is opposed to the other."""
@@ -275,7 +275,8 @@ def _verdict(rounds: Sequence[Figures], charges: frozenset[str]) -> str | None:
                 said.append(f"opposed to the others {where}")
             case "overweight":
                 by = f"{_mean([f.capped for f in bad]):,.0f}x"
-                said.append(f"weight cut {where}, by {by} on average: far faster, or overstating its tokens")
+                cause = "far faster, or overstating its tokens"
+                said.append(f"weight capped {where}, by {by} on average: {cause}")
     return "; ".join(said) or None
 
 
