@@ -172,7 +172,7 @@ def _who_comes_back_keeps_its_say() -> list[Patch]:
 
     def progress(self: clock.SwarmClock, inner_steps: int, now: float) -> None:
         self._inner_steps = inner_steps
-        self._own(now).note(inner_steps, self._author.last_round, now)
+        self._own.note(inner_steps, self._author.last_round, now)
 
     return [(clock.SwarmClock, "progress", progress)]
 
