@@ -2,7 +2,7 @@
 
 A round is *sealed* once it lies `seal_after` rounds behind the clock. Every `snapshot_every` rounds a node
 writes Phi of the sealed prefix. These bytes are the same wherever the same records were merged. The node then
-*claims* the snapshot in its signed peer row: round, root of the snapshot, digest of the records merged up to
+*claims* the snapshot in its signed row: round, root of the snapshot, digest of the records merged up to
 it, and their tokens. A claim that enough members make alike is *agreed*: joiners start from it. Rounds that
 lie `retain` rounds behind the clock and under an agreed snapshot are *closed*: their records and payloads are
 dropped, and nothing can change them.

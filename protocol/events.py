@@ -93,7 +93,7 @@ class ChunkFailed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What our trainer reports of itself; it goes into our peer row."""
+    """What our trainer reports of itself; it goes into our row."""
 
     inner_steps: int
     tokens: int

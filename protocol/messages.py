@@ -148,7 +148,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RosterSummary:
-    """Which peer rows the sender has, and how new: (node id, incarnation, heartbeat)."""
+    """Which rows the sender has, and how new: (node id, incarnation, heartbeat)."""
 
     code: ClassVar[int] = 6
     rows: tuple[tuple[bytes, int, int], ...]

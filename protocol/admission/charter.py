@@ -206,8 +206,9 @@ class Charter:
             raise NoRoomError("grants and revocations for more nodes than a swarm may have")
 
     def _has_room(self, node_id: bytes) -> bool:
-        known = self._grants.keys() | self._revocations.keys()
-        return node_id in known or len(known) < limits.CHARTER_NODES_MAX
+        if node_id in self._grants or node_id in self._revocations:
+            return True  # as nearly always: links are vetted again and again
+        return len(self._grants.keys() | self._revocations.keys()) < limits.CHARTER_NODES_MAX
 
     def records(self) -> Iterable[Grant | Revocation]:
         """All grants and revocations in force, in no particular order."""

@@ -72,7 +72,7 @@ class Wants:
         self._chunks: dict[bytes, _Chunk] = {}
         self._with_holder: dict[bytes, Want] = {}
         """The wants of which a link is known to hold some chunk."""
-        self._without_holder: list[bytes] = []
+        self._newly_without_holder: list[bytes] = []
         """Chunks newly without known holders, or that may be longer than was thought, until taken."""
 
     # -- what is wanted
@@ -104,15 +104,15 @@ class Wants:
         if key in self._with_holder:
             chunk.with_holder[key] = want
         else:
-            self._lost_its_holders(blob, key, want)
+            self._file_without_holder(blob, key, want)
         if 0 < chunk.size < size:
-            self._without_holder.append(blob)  # a link that failed it may have been cut short
+            self._newly_without_holder.append(blob)  # a link that failed it may have been cut short
         chunk.size = max(chunk.size, size)
 
-    def _lost_its_holders(self, blob: bytes, key: bytes, want: Want) -> None:
+    def _file_without_holder(self, blob: bytes, key: bytes, want: Want) -> None:
         without_holder = self._chunks[blob].without_holder
         if not without_holder:
-            self._without_holder.append(blob)
+            self._newly_without_holder.append(blob)
         without_holder[key] = want
 
     def forget(self, key: bytes) -> None:
@@ -193,7 +193,7 @@ class Wants:
 
     def take_without_holder(self) -> list[bytes]:
         """Chunks that, since the last call, came to be wanted under a key without any known holder."""
-        taken, self._without_holder = self._without_holder, []
+        taken, self._newly_without_holder = self._newly_without_holder, []
         return [blob for blob in taken if self.without_holder(blob)]
 
     def without_holder(self, blob: bytes) -> Mapping[bytes, Want]:
@@ -220,7 +220,7 @@ class Wants:
                 chunk = self._chunks[blob]
                 del chunk.with_holder[key]
                 chunk.with_holder = chunk.with_holder or {}
-                self._lost_its_holders(blob, key, want)
+                self._file_without_holder(blob, key, want)
 
     # -- what others ask
 

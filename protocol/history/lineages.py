@@ -121,7 +121,7 @@ class Lineages:
         return Defeat(winner, _outweighed(own, winner))
 
     def left_behind(
-        self, floor: int, members: Sequence[Witness], authors: Callable[[], int], now: float
+        self, floor: int, members: Sequence[Witness], testimony: Testimony, now: float
     ) -> Defeat | None:
         """Whether the other lineage, that of most members, is at rounds up to `floor`, which we have closed.
 
@@ -136,7 +136,7 @@ class Lineages:
             for member in said
             if 0 < member.round <= floor and all(claim.round < floor for claim in member.claims)
         ]
-        if not behind or 2 * len(behind) <= 1 + max(len(said), authors()):
+        if not behind or 2 * len(behind) <= 1 + max(len(said), testimony.authors()):
             self._behind_since = None
             return None
         if self._behind_since is None:

@@ -157,7 +157,7 @@ class Sealing:
             return self._start_over(members, now)
         if self.may_be_outlived:
             return []
-        defeat = self._lineages.left_behind(self.floor, members, others.authors, now)
+        defeat = self._lineages.left_behind(self.floor, members, others, now)
         if defeat is not None:
             return self._yield(defeat, now)
         settled = self._settled(clock, now)

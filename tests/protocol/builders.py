@@ -212,7 +212,7 @@ def revocation(
 
 
 def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> Row:
-    """A signed peer row as it comes off the wire."""
+    """A signed row as it comes off the wire."""
     body = RowBody(
         incarnation=1,
         heartbeat=1,
