@@ -340,6 +340,8 @@ def _own_paths() -> re.Pattern[str]:
     own = {str(ROOT), str(Path.home())} - {f"/{top}" for top in STANDARD_TOPS}
     if len(ROOT.parts) > 2 and ROOT.parts[1] not in STANDARD_TOPS:
         own.add(f"/{ROOT.parts[1]}")
+    if not own:  # a container's /src and /root, which are any machine's
+        return re.compile(r"(?!)")
     return re.compile(r"(?<![\w.}~-])(?:" + "|".join(map(re.escape, sorted(own))) + r")(?![\w.-])")
 
 

@@ -17,7 +17,7 @@ from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.phi.merger import Merger, Prefix
 from gossamer.node.phi.offering import Offering
 from gossamer.node.phi.recent_digest import RecentDigest
-from gossamer.node.seldom import Trouble
+from gossamer.node.seldom import Seldom, Trouble
 from gossamer.node.storage.base import GENESIS, Base
 from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.core.merge_schedule import MergeSchedule
@@ -67,6 +67,7 @@ class Merging:
         self.offering = Offering(core, port, self.schedule)
         self.recent_digest = RecentDigest(self.digest)
         self._trouble = Trouble(log, "payloads can be read again")
+        self._held_back_said = Seldom()
         self._diverged_by: dict[int, str] = {}
         """By fragment that diverged here: text that says in which round, and by whose deltas."""
         self._merged_at: dict[int, float] = {}
@@ -228,7 +229,8 @@ class Merging:
     def _hold_back(self, round_: int, deltas: tuple[Delta, ...]) -> None:
         self.schedule.hold_back(round_, time.monotonic())
         names = ", ".join(self._core.roster.label(delta.author) for delta in deltas)
-        log.info("%s: delta far beyond the usual; round %d waits for deltas of others", names, round_)
+        if self._held_back_said.is_due(names, time.monotonic()):
+            log.info("%s: delta far beyond the usual; round %d waits for deltas of others", names, round_)
 
     def _is_due(self, round_: int) -> bool:
         if not self._port.attached:
@@ -239,22 +241,24 @@ class Merging:
 
     async def _merge(self, round_: int) -> None:
         assert self._merger is not None
-        merger = self._merger
-        if round_ <= self._core.ledger.floor:  # closed while the rounds before it were merged
-            return
-        has_waited = self.schedule.take(round_)
-        deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
-        fragment = self._core.layout.of_round(round_)
-        before, was_sound = self._merger.version, fragment.index not in self._merger.diverged
+        merger, deltas = self._merger, tuple[Delta, ...]()
         try:
             async with self._busy:
                 if merger is not self._merger:  # replaced by `begin`, after which all rounds are dirty again
                     return
+                if round_ <= self._core.ledger.floor:  # closed while the rounds before it were merged
+                    return
+                # Not earlier: whoever waits for the lock to see whether this round is merged must see that it
+                # is not.
+                has_waited = self.schedule.take(round_)
+                fragment = self._core.layout.of_round(round_)
+                before, was_sound = merger.version, fragment.index not in merger.diverged
+                deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
                 if not has_waited and await self._are_outliers(round_, deltas):
                     self._hold_back(round_, deltas)
                     return
                 begun = time.monotonic()
-                await asyncio.to_thread(self._merger.merge, round_, deltas)
+                await asyncio.to_thread(merger.merge, round_, deltas)
                 self.seconds += time.monotonic() - begun
         except MissingChunkError as error:
             self.chunk_lost(error.blob)

@@ -63,7 +63,7 @@ async def test_what_was_due_before_it_began_anew_waits_until_the_swarm_is_there(
         begins = asyncio.create_task(setup.merging.begin(setup.world.merger()))
         await asyncio.sleep(0)
         setup.arrive(*ahead)
-        await until(lambda: not setup.merging.schedule.unmerged)
+        await asyncio.sleep(2 * merging_module.GATHER_S)  # it is about to be merged
         setup.core.clock = setup.core.horizon = 1
     await begins
     await setup.merging.digest()
@@ -225,6 +225,35 @@ async def test_settled_waits_for_rounds_up_to_one(setup: Setup) -> None:
     async with asyncio.timeout(5):
         assert await setup.merging.settled(4)
     assert {1, 2, 3, 4} <= set(setup.merged)
+
+
+async def test_settled_waits_for_a_round_whose_merge_is_about_to_begin(setup: Setup) -> None:
+    """A snapshot would lack that round."""
+    await setup.merging.begin(setup.merger)
+    async with setup.merging._busy:
+        asking = asyncio.create_task(setup.merging.settled(6))
+        await asyncio.sleep(0)  # it is the next to have the lock
+        setup.arrive(*(delta for delta in setup.world.deltas if delta.round == 6))
+        await asyncio.sleep(2 * merging_module.GATHER_S)
+    async with asyncio.timeout(5):
+        assert await asking
+    assert setup.merged == [6]
+
+
+async def test_a_round_that_is_closed_just_before_its_merge_stays_as_it_is(setup: Setup) -> None:
+    await setup.merging.begin(setup.merger)
+    setup.arrive(*(delta for delta in setup.world.deltas if delta.round < 6))
+    await setup.merged_all()
+    before, merged = await setup.merging.digest(), list(setup.merged)
+    async with setup.merging._busy:
+        late = delta_of(5, 3, 1000)
+        closing = asyncio.create_task(setup.merging.close_up_to(3, lambda: True))
+        await asyncio.sleep(0)  # it is the next to have the lock
+        arrive(setup, late)
+        await asyncio.sleep(2 * merging_module.GATHER_S)
+        setup.ledger.close(3)
+    assert await closing is not None
+    assert await setup.merging.digest() == before and setup.merged == merged
 
 
 async def test_settled_waits_for_no_round_that_the_swarm_has_yet_to_reach(setup: Setup) -> None:

@@ -329,15 +329,19 @@ def test_buckets_do_not_show(codec: str, dtype: torch.dtype, monkeypatch: pytest
     assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
 
 
+VIEWS = {"aten::detach", "aten::view"}
+
+
 class Calls(TorchDispatchMode):
-    """Counts what torch is asked to compute."""
+    """Counts what torch is asked to compute; a view is nothing of the kind, and releases differ in how many
+    they make of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.number = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.number += 1
+        self.number += func.name() not in VIEWS
         return func(*args, **(kwargs or {}))
 
 
@@ -357,8 +361,8 @@ def calls_of(count: int) -> tuple[int, int]:
 def test_a_small_tensor_costs_few_calls() -> None:
     """Encoding one by itself takes some 40, and each as long as working through a thousand values."""
     few, more = calls_of(100), calls_of(200)
-    assert more[0] - few[0] <= 5 * 100, "publishing"
-    assert more[1] - few[1] <= 5 * 100, "applying"
+    assert more[0] - few[0] <= 100, "publishing"
+    assert more[1] - few[1] <= 100, "applying"
 
 
 def test_a_model_in_channels_last_is_the_same_model() -> None:

@@ -108,6 +108,11 @@ def one_rank() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
+runs_fsdp2_on_a_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="this PyTorch's FSDP2 does not run on a CPU"
+)
+
+
 def sharded() -> nn.Module:
     """With a layer of its own, and two that are the root's."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
@@ -122,6 +127,7 @@ def evaluated(model: nn.Module) -> Tensor:
         return model(torch.ones(1, 4))
 
 
+@runs_fsdp2_on_a_cpu
 def test_a_model_that_fsdp2_shards_computes_with_what_it_was_given_also_after_an_evaluation() -> None:
     with one_rank():
         model = sharded()
@@ -137,6 +143,7 @@ def test_a_model_that_fsdp2_shards_computes_with_what_it_was_given_also_after_an
         team.close()
 
 
+@runs_fsdp2_on_a_cpu
 def test_an_evaluation_before_attach_does_not_hide_the_parameters_that_are_trained() -> None:
     with one_rank():
         model = sharded()

@@ -47,6 +47,7 @@ class Line:
 
     async def get_chunk(self, link: object, blob: bytes, size: int) -> bytes:
         self.got += 1
+        await asyncio.sleep(0)  # others go on while this one waits for the network
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
