@@ -29,7 +29,7 @@ async def scraped(tmp_path: Path) -> tuple[dict[str, Metric], str]:
     async with running(home, name='a "name"\\') as daemon, training(home) as link:
         link.send(report())
         await publish(home, link, 1)
-        await until(lambda: daemon.port.report and daemon.merging.seconds)
+        await until(lambda: daemon.port.report and daemon.merging.seconds and daemon.merging.ready)
         status, headers, text = await get(home, "/metrics")
         assert status == 200 and headers["Content-Type"].startswith("text/plain; version=")
         odd = {"Accept": "application/openmetrics-text; version=abc"}
