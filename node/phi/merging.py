@@ -11,6 +11,7 @@ however many old rounds change, and the old rounds are all merged in the end.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from gossamer.node.ipc.trainer_port import TrainerPort
@@ -188,7 +189,7 @@ class Merging:
     async def run(self) -> None:
         """Merge until cancelled. Raises DivergedError if our own training has taken Phi out of range."""
         await self._begun.wait()
-        due: set[int] = set()
+        due: deque[int] = deque()
         newest_next = True
         while True:
             if not due:
@@ -196,14 +197,12 @@ class Merging:
                 await asyncio.sleep(GATHER_S)
                 newest_next = True
             self.offering.look_for_a_new_trainer()
-            reached = self.schedule.look(time.monotonic())
-            # A round once due stays due: it need not wait until the trainer has taken the merges before it.
-            due = {round_ for round_ in reached if round_ in due or self._is_due(round_)}
+            if not due or self._news.is_set():
+                self._news.clear()
+                due = self._due(due)
             if due:
-                round_ = max(due) if newest_next else min(due)
+                await self._merge(due.pop() if newest_next else due.popleft())
                 newest_next = not newest_next
-                due.discard(round_)
-                await self._merge(round_)
             self._merged_some.set()
             self.schedule.look_whether_ready(time.monotonic())
             if self.ready:
@@ -218,7 +217,19 @@ class Merging:
                 await self._news.wait()
         except TimeoutError:
             pass
-        self._news.clear()
+
+    def _due(self, still: deque[int]) -> deque[int]:
+        """The rounds to merge now, in order.
+
+        A round once due stays due: it need not wait until the trainer has taken the merges before it.
+        """
+        reached = self.schedule.look(time.monotonic())
+        count = len(self._core.layout.fragments)
+        waiting = {index for index in range(count) if not self._is_due(index)}
+        if not waiting:
+            return deque(reached)
+        known = set(still)
+        return deque(round_ for round_ in reached if round_ in known or round_ % count not in waiting)
 
     async def _are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
         """Whether these deltas stand alone in a round and are outliers. Raises MissingChunkError."""
@@ -232,10 +243,10 @@ class Merging:
         if self._held_back_said.is_due(names, time.monotonic()):
             log.info("%s: delta far beyond the usual; round %d waits for deltas of others", names, round_)
 
-    def _is_due(self, round_: int) -> bool:
+    def _is_due(self, fragment: int) -> bool:
+        """Whether the trainer has taken what was merged last into a fragment, or is not waited for."""
         if not self._port.attached:
             return True
-        fragment = round_ % len(self._core.layout.fragments)
         waited = time.monotonic() - self._merged_at.get(fragment, 0.0)
         return self._port.is_free(fragment) or waited > PATIENCE_S
 

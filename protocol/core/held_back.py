@@ -6,7 +6,6 @@ has gone past it, or they have had enough time to publish.
 """
 
 from collections import deque
-from collections.abc import Set
 from statistics import median
 
 HELD_BACK_ROUNDS = 2
@@ -26,6 +25,10 @@ class HeldBack:
         """Seconds that the swarm's last rounds took."""
         self._clock, self._clock_moved_at = 0, 0.0
 
+    def __bool__(self) -> bool:
+        """Whether any round may have to wait."""
+        return bool(self._until)
+
     def note_clock(self, clock: int, now: float) -> None:
         """The swarm is at round `clock`. The first reading says nothing about its pace."""
         if clock > self._clock:
@@ -42,9 +45,9 @@ class HeldBack:
         """A round waits no longer; returns whether it did wait."""
         return self._until.pop(round_, None) is not None
 
-    def keep(self, rounds: Set[int]) -> None:
-        """Forget all but these."""
-        for round_ in self._until.keys() - rounds:
+    def close(self, floor: int) -> None:
+        """Rounds up to `floor` are closed: they wait for nothing."""
+        for round_ in [waiting for waiting in self._until if waiting <= floor]:
             del self._until[round_]
 
     def waits(self, round_: int, clock: int, now: float) -> bool:

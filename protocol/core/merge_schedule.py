@@ -6,7 +6,9 @@ a node that signs for such a round is alone in it. An outlier waits while no oth
 what is usual, see `held_back`.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from math import inf
 
 from gossamer.protocol.claims import WITNESSES
@@ -20,8 +22,9 @@ class MergeSchedule:
 
     def __init__(self, core: Replica) -> None:
         self._core = core
-        self._dirty: set[int] = set()
-        """Rounds whose set of complete, valid records differs from the set merged."""
+        self._dirty: list[int] = []
+        """Rounds whose set of complete, valid records differs from the set merged, in order. Without `retain`
+        they are tens of thousands after a restart, and are looked at all the time."""
         self._held_back = HeldBack()
         self.reach = 0
         """The newest round merged, by this run or an earlier one."""
@@ -37,17 +40,17 @@ class MergeSchedule:
         `reach` is the newest round merged in the state that the node goes on from.
         """
         self.reach = reach
-        self._dirty = {round_ for round_ in self._core.ledger.rounds() if round_ > floor}
+        self._dirty = sorted(round_ for round_ in self._core.ledger.rounds() if round_ > floor)
 
     def mark(self, round_: int) -> None:
         """A round's set of complete, valid records has changed."""
-        self._dirty.add(round_)
+        self.put_back(round_)
         self._held_back.release(round_)
 
     def close(self, floor: int) -> None:
         """Rounds up to `floor` are closed: they stay as they are merged."""
-        self._dirty = {round_ for round_ in self._dirty if round_ > floor}
-        self._held_back.keep(self._dirty)
+        del self._dirty[: bisect_right(self._dirty, floor)]
+        self._held_back.close(floor)
 
     @property
     def unmerged(self) -> int:
@@ -56,14 +59,14 @@ class MergeSchedule:
 
     def waiting(self, upto: int) -> list[int]:
         """The changed rounds up to `upto` that are not merged, in order."""
-        return sorted(round_ for round_ in self._dirty if round_ <= upto)
+        return self._dirty[: bisect_right(self._dirty, upto)]
 
     def look(self, now: float) -> list[int]:
         """Note how far the swarm has come; returns the rounds to merge, in order."""
         clock = self._core.clock
         self._held_back.note_clock(clock, now)
         self.close(self._core.ledger.floor)
-        return self._to_merge(clock, now)
+        return list(self._reached(clock, now))
 
     def to_merge(self, now: float) -> list[int]:
         """The rounds to merge, in order.
@@ -71,30 +74,32 @@ class MergeSchedule:
         Rounds that are held back are left out, as are those that the swarm cannot have reached, unless it
         rests.
         """
-        return self._to_merge(self._core.clock, now)
+        return list(self._reached(self._core.clock, now))
 
-    def _to_merge(self, clock: int, now: float) -> list[int]:
-        if not self._dirty:
-            return []
-        upto = self.merge_up_to
-        return [
-            round_
-            for round_ in sorted(self._dirty)
-            if round_ <= upto and not self._held_back.waits(round_, clock, now)
-        ]
+    def _reached(self, clock: int, now: float) -> Iterator[int]:
+        if not self._dirty:  # as a rule, and the horizon takes a while to read
+            return iter(())
+        reached = islice(self._dirty, bisect_right(self._dirty, self.merge_up_to))
+        if not self._held_back:
+            return reached
+        return (round_ for round_ in reached if not self._held_back.waits(round_, clock, now))
 
     def take(self, round_: int) -> bool:
         """A round is being merged; returns whether it had been held back."""
-        self._dirty.discard(round_)
+        place = bisect_left(self._dirty, round_)
+        if self._dirty[place : place + 1] == [round_]:
+            del self._dirty[place]
         return self._held_back.release(round_)
 
     def put_back(self, round_: int) -> None:
         """A round could not be merged after all."""
-        self._dirty.add(round_)
+        place = bisect_left(self._dirty, round_)
+        if self._dirty[place : place + 1] != [round_]:
+            self._dirty.insert(place, round_)
 
     def hold_back(self, round_: int, now: float) -> None:
         """A round waits for others' deltas."""
-        self._dirty.add(round_)
+        self.put_back(round_)
         self._held_back.hold(round_, now)
 
     def merged(self, round_: int) -> None:
@@ -119,13 +124,12 @@ class MergeSchedule:
         """Set `ready` once everything is merged that the swarm had at the moment when we had caught up."""
         if self.ready or not (self._core.caught_up and self._core.sealing.joined):
             return
-        if max(self._dirty, default=0) > self.horizon and not self._core.somebody_trains:
+        if self._dirty and self._dirty[-1] > self.horizon and not self._core.somebody_trains:
             return  # those rounds may be all the work that others have done
-        reached = self.to_merge(now)
         if self._catch_up_to is None:
-            self._catch_up_to = max(reached, default=0)
+            self._catch_up_to = max(self.to_merge(now), default=0)
             self._found_up_to = max(self._core.ledger.rounds(), default=0)
-        self.ready = all(round_ > self._catch_up_to for round_ in reached)
+        self.ready = next(self._reached(self._core.clock, now), inf) > self._catch_up_to
 
     @property
     def horizon(self) -> int:

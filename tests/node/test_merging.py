@@ -13,6 +13,7 @@ from gossamer.node.ipc import control
 from gossamer.node.phi import merging as merging_module
 from gossamer.node.phi import recent_digest
 from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.protocol.core.merge_schedule import MergeSchedule
 from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.identity import short
@@ -217,6 +218,25 @@ async def test_a_damaged_chunk_is_told_and_merged_when_it_is_back(setup: Setup) 
     setup.arrive(victim)
     await setup.merged_all()
     assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
+
+
+async def test_rounds_that_all_wait_are_looked_through_together(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart they can be tens of thousands."""
+    looks = 0
+
+    def look(now: float) -> list[int]:
+        nonlocal looks
+        looks += 1
+        return MergeSchedule.look(setup.merging.schedule, now)
+
+    monkeypatch.setattr(setup.merging.schedule, "look", look)
+    arrive(setup, *(delta_of(1, round_, 1000) for round_ in range(1, 61)))
+    await setup.merging.begin(setup.merger)
+    await setup.merged_all()
+    assert sorted(setup.merged) == list(range(1, 61)) and looks < 10
+    assert setup.merged[:4] == [60, 1, 59, 2], "the newest and the oldest take turns"
 
 
 async def test_settled_waits_for_rounds_up_to_one(setup: Setup) -> None:

@@ -56,6 +56,19 @@ def test_what_lies_above_the_floor_is_merged_in_order(swarm: Swarm) -> None:
     assert schedule.look(0.0) == schedule.waiting(5) == [3, 5] and schedule.waiting(4) == [3]
 
 
+def test_a_round_that_changes_again_is_merged_once(swarm: Swarm) -> None:
+    schedule = schedule_of(swarm)
+    for round_ in (3, 1, 3, 2, 1):
+        schedule.mark(round_)
+    schedule.put_back(2)
+    assert schedule.look(0.0) == [1, 2, 3]
+    schedule.take(4)
+    merge(schedule, 2)
+    assert schedule.look(0.0) == [1, 3]
+    schedule.close(2)
+    assert schedule.look(0.0) == [3]
+
+
 def test_a_round_beyond_the_horizon_waits_until_the_swarm_is_there(swarm: Swarm) -> None:
     schedule = schedule_of(swarm)
     schedule.mark(6)
