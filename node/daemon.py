@@ -167,6 +167,12 @@ class Daemon:
             links=self.links,
             transport=self.transport,
             policing=self.policing,
+            storing=(
+                self.publisher.trouble,
+                self.writer.trouble,
+                self.local_chunks.keeping.trouble,
+                self.archive.trouble,
+            ),
             stopping=self._stopping,
         )
         self.watching = Watching(self.view)

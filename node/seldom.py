@@ -39,10 +39,17 @@ class Trouble:
         self._clock = clock
         self._seldom = Seldom()
         self._met_at: float | None = None
+        self._text = ""
+
+    @property
+    def lasting(self) -> str:
+        """Why the thing cannot be done; empty if it can, as far as is known, or nobody has tried lately."""
+        lasts = self._met_at is not None and self._clock() - self._met_at <= CALM_S
+        return self._text if lasts else ""
 
     def met(self, text: str, event: Hashable = None) -> None:
         """The thing could not be done: `text` says why. Troubles of one `event` (or text) are one trouble."""
-        self._met_at = self._clock()
+        self._met_at, self._text = self._clock(), text
         if self._seldom.is_due(event or text, self._met_at):
             self._log.error("%s", text)
 

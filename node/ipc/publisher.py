@@ -36,7 +36,7 @@ class Publisher:
         self._dispatch = dispatch
         self._tell = tell
         self._waiting: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
-        self._trouble = Trouble(log, "our own deltas can be stored again")
+        self.trouble = Trouble(log, "our own deltas can be stored again")
         self.handed_in = 0
         """The last round for which we were handed a delta: none is wanted for this or an earlier round."""
         self.acknowledged = 0
@@ -102,12 +102,12 @@ class Publisher:
             except OSError as error:
                 self._dispatch(ev.Paused())
                 until = writable_once(error)
-                self._trouble.met(
+                self.trouble.met(
                     f"cannot store our own delta: {error.strerror}; publishing pauses until {until}"
                 )
                 await asyncio.sleep(DISK_RETRY_S)
             else:
-                self._trouble.not_met()
+                self.trouble.not_met()
                 return hashes
 
     def _store(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:

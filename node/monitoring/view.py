@@ -11,6 +11,7 @@ from gossamer.node.network.policing import Policing
 from gossamer.node.network.transport import Transport
 from gossamer.node.phi.archive import Archive
 from gossamer.node.phi.merging import Merging
+from gossamer.node.seldom import Trouble
 from gossamer.node.storage.home import Home
 from gossamer.protocol.core.replica import Replica
 
@@ -27,6 +28,8 @@ class NodeView:
     links: OpenLinks
     transport: Transport
     policing: Policing
+    storing: tuple[Trouble, ...]
+    """Of all that this node stores."""
     stopping: asyncio.Event
     started: float = field(default_factory=time.monotonic)
 

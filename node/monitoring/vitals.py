@@ -105,6 +105,8 @@ class Look:
     """The node's folder or one in it, if this user cannot write to it."""
     file_lost: str = ""
     """A file that the node needs at its next start, if it is no longer there."""
+    unstored: str = ""
+    """Why something cannot be stored, as the log says, if anything cannot."""
     offsets: tuple[float | None, ...] = ()
     """How many seconds the clocks of peers are ahead of ours."""
     contradicted: bool = False
@@ -177,6 +179,7 @@ class Vitals:
         self.problem = (
             self._folder(look)
             or self._disk(look)
+            or look.unstored
             or self._model(look)
             or self._clock(look)
             or self._merging(look)

@@ -35,7 +35,7 @@ class Keeping:
         """Hash and bytes of a chunk that could not be stored yet."""
         self._works = asyncio.Event()
         self._works.set()
-        self._trouble = Trouble(log, "payloads can be stored again")
+        self.trouble = Trouble(log, "payloads can be stored again")
 
     @property
     def works(self) -> bool:
@@ -58,12 +58,12 @@ class Keeping:
         except OSError as error:
             until = writable_once(error)
             text = f"cannot store a payload: {error.strerror}; fetching pauses until {until}"
-            self._trouble.met(text)
+            self.trouble.met(text)
             if self._unkept is None:
                 self._unkept = (blob, data)
                 self._works.clear()
             return False
-        self._trouble.not_met()
+        self.trouble.not_met()
         return True
 
     async def run(self) -> None:

@@ -68,7 +68,7 @@ class Archive:
         self._lost: set[bytes] = set()
         """Chunks of kept snapshots that turned out damaged on disk."""
         self._news = asyncio.Event()
-        self._trouble = Trouble(log, "snapshots can be written again")
+        self.trouble = Trouble(log, "snapshots can be written again")
         self._fetch = SnapshotFetch(core, chunks, dispatch, self._news.set)
         self._reach = self._reach_noted = 0
 
@@ -144,7 +144,7 @@ class Archive:
         while True:
             try:
                 await self._one_thing()
-                self._trouble.not_met()
+                self.trouble.not_met()
             except StorageError as error:
                 await self._later(str(error))
             except OSError as error:
@@ -152,7 +152,7 @@ class Archive:
                 await self._later(problem, event=("chunks", error.errno))
 
     async def _later(self, problem: str, event: Hashable = None) -> None:
-        self._trouble.met(f"{problem}; trying again every {RETRY_S:.0f} s", event)
+        self.trouble.met(f"{problem}; trying again every {RETRY_S:.0f} s", event)
         await asyncio.sleep(RETRY_S)
 
     async def _one_thing(self) -> None:

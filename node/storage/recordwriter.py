@@ -27,7 +27,7 @@ class RecordWriter:
         self._store = store
         self._on_own_stored = on_own_stored
         self._on_failed = on_failed
-        self._trouble = Trouble(log, "records can be written again")
+        self.trouble = Trouble(log, "records can be written again")
         self._waiting: list[tuple[Delta, bool]] = []
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
@@ -73,8 +73,8 @@ class RecordWriter:
         while True:
             try:
                 await asyncio.to_thread(self._store.add, deltas, durable=durable)
-                return self._trouble.not_met()
+                return self.trouble.not_met()
             except StorageError as error:
                 self._on_failed()
-                self._trouble.met(f"{error}; trying again every {RETRY_S:.0f} s")
+                self.trouble.met(f"{error}; trying again every {RETRY_S:.0f} s")
                 await asyncio.sleep(RETRY_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -26,6 +27,7 @@ from gossamer.node.storage.home import Home
 from gossamer.protocol.core.merge_schedule import MergeSchedule
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
+from tests.node.full_disk import FullDisk
 from tests.node.recorded_swarm import Recorded
 from tests.node.trainer_side import until
 
@@ -142,6 +144,26 @@ async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
             {"healthy": False, "reason": "the disk is full: 3 MiB are free"},
         )
         assert "\ngossamer_disk_free_bytes 3.145728e+06\n" in (await get(home, "/metrics"))[2]
+
+
+async def test_what_cannot_be_stored_is_a_problem_though_the_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a quota, a limit on the size of files, or a database that another program holds."""
+    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
+    monkeypatch.setattr("gossamer.node.ipc.publisher.DISK_RETRY_S", 0.05)
+    monkeypatch.setattr("gossamer.node.seldom.CALM_S", 0.5)
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        disk = FullDisk(daemon.chunks, 10**6, monkeypatch, errno.EFBIG)
+        publishing = asyncio.create_task(publish(home, link, 1))
+        await until(lambda: daemon.watching.vitals.problem)
+        status, _, said = await get(home, "/healthz")
+        assert (status, said["healthy"]) == (503, False)
+        assert said["reason"].startswith("cannot store our own delta: File too large; publishing pauses")
+        disk.left = 0
+        await publishing
+        await until(lambda: daemon.watching.vitals.problem is None)
 
 
 def test_a_file_system_without_a_bound_on_files_has_room_for_more(

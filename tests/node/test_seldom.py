@@ -29,12 +29,15 @@ def test_trouble_is_over_when_it_stays_away(caplog: pytest.LogCaptureFixture) ->
     now = 0.0
     trouble = Trouble(logging.getLogger("disk"), "it works again", lambda: now)
     trouble.not_met()
+    assert not trouble.lasting
     for _ in range(20):
         trouble.met("the disk is full")
         trouble.not_met()
         now += 5.0
+        assert trouble.lasting == "the disk is full"
     assert caplog.messages == ["the disk is full"]
     now += CALM_S
+    assert not trouble.lasting
     for _ in range(3):
         trouble.not_met()
     assert caplog.messages == ["the disk is full", "it works again"]
