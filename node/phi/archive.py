@@ -220,8 +220,8 @@ class Archive:
         own_id = self._core.identity.node_id
         merger = await asyncio.to_thread(Merger, self._core.manifest, phi, self._chunks, own_id, base=base)
         await self._merging.begin(merger, claim.round)
+        # The core is told at once: by the history before, later rounds could be merged than the swarm is at.
         self._reach = self._reach_noted = 0  # of the history before; `begin_at` deleted it
-        await self._drop_others()
         self._fetch.adopted(claim)
         self._seal_round = claim.round
         self._late_since = None
@@ -230,6 +230,7 @@ class Archive:
             log.info("starting from the swarm's model of round %d (%d tokens)", claim.round, tokens)
         self._dispatch(ev.Adopted(claim))
         self._merging.look()  # its last look may have found that we had not joined
+        await self._drop_others()
 
     async def _reseal(self) -> None:
         """Write the newest snapshot again, with the records that came late. If that fails, it stays due."""

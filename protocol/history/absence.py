@@ -121,8 +121,12 @@ class Absence:
         """Whether a member that we left went on, to where all that we know of is closed.
 
         A member that was not there then had been cut off from us, or we from it: then neither history is the
-        one that went on.
+        one that went on. Who does not train moves no clock. So where all that trained are gone, or come back
+        as we do, the word of those at our join addresses tells how far the swarm went.
         """
         ahead = self.who_went_on(members)
         known = any(self._company is None or member.node_id in self._company for member in ahead)
-        return known and closable_round(clock, clock, self._section) > self.extent
+        reached = clock
+        if not any(member.round for member in members if member not in ahead):
+            reached = max([clock, *(member.claims[0].round for member in ahead if member.is_named)])
+        return known and closable_round(reached, reached, self._section) > self.extent

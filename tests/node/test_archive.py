@@ -35,6 +35,7 @@ from gossamer.protocol.payloads.layout import Fragment, TensorSpec
 from gossamer.protocol.records import Delta
 from tests.node.archives import LARGE, NOTHING_ELSE, Fetching, Sealing, core_with, delta, merge_all
 from tests.node.chunkfiles import file_of
+from tests.node.merging import delta_of
 from tests.node.trainer_side import until
 from tests.node.world import OWN, World, arrive
 from tests.protocol.builders import LAYOUT, SMALL, manifest
@@ -522,6 +523,38 @@ async def test_who_goes_back_to_an_earlier_snapshot_closes_nothing_of_what_waite
     assert node.merging.base == history.base == Base(30, winner.digest, winner.tokens)
     assert history.own_last == 191 and history.claims == (winner,)
     assert closed.body.chunks[0] not in node.chunks
+    node.records.close()
+
+
+async def test_who_goes_back_merges_nothing_by_how_far_it_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds open rounds of the history before, and no other member takes those yet."""
+    node = Adopting(tmp_path)
+    core = node.core
+    core.clock, core.horizon = 190, 191
+    core.caught_up, core.rests, core.somebody_trains = True, False, True
+    ahead, payload = delta_of(1, 191, 1000)
+    node.chunks.put(ahead.body.chunks[0], payload)
+    core.ledger.add(ahead)
+    core.holds = {ahead.record_id}.__contains__
+    merged: list[int] = []
+    node.merging.on_merged = merged.append
+
+    def told(event: Event) -> None:
+        if isinstance(event, Adopted):
+            core.clock, core.horizon = 30, 31
+
+    node.told = told
+    monkeypatch.setattr(SnapshotShelf, "drop_others", lambda *_: time.sleep(0.1))
+    node.adopt(30)
+    running = asyncio.create_task(node.merging.run())
+    await node.archive._one_thing()
+    await asyncio.sleep(0.1)
+    assert node.merging.base.round == 30 and node.merging.schedule.waiting(191) == [191]
+    assert merged == []
+    running.cancel()
+    await asyncio.wait([running])
     node.records.close()
 
 

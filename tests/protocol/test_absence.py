@@ -37,6 +37,23 @@ def test_who_comes_back_and_goes_on_by_itself_has_missed_nothing(others):
     assert not sealing.starts_over and sealing.joined
 
 
+@pytest.mark.parametrize(
+    ("is_named", "stayed", "is_believed"),
+    [(True, 0, True), (False, 0, False), (True, 21, False)],
+    ids=["at a join address", "elsewhere", "others train on"],
+)
+def test_where_only_who_does_not_train_went_on_a_join_address_is_believed(is_named, stayed, is_believed):
+    """A bootstrap peer, say, while those that trained with it are gone. It moves no clock."""
+    sealing = sealing_of(is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    observer = Witness((claim(96), claim(88)), b"observer", is_named)
+    back = Witness((claim(16),), b"back", round=stayed)
+    for tick in range(20):
+        sealing.wake(tick / 2, 20, Told([observer, back]))
+    assert sealing.starts_over is is_believed and sealing.joined is not is_believed
+    assert sealing.adopting == (claim(96) if is_believed else None)
+
+
 def test_who_is_told_of_every_round_since_it_came_back_has_missed_none():
     """By those who went on: theirs are the records of all these rounds."""
     ledger = set(range(1, 21))
