@@ -7,6 +7,7 @@ training, the `with`, the next training or the end of the process stops the node
 
 import inspect
 from collections.abc import Sequence
+from numbers import Real
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -81,8 +82,11 @@ class Membership:
         return self.peer
 
     def _count(self, batch: Any, loss: float | Tensor) -> None:
-        """Count a micro-batch."""
-        self._since.add(self._tokens(batch), loss)
+        """Count a micro-batch. Raises TypeError if `tokens` does not return one number for it."""
+        tokens = self._tokens(batch)
+        if not isinstance(tokens, Real) and not (isinstance(tokens, Tensor) and tokens.numel() == 1):
+            raise TypeError(f"tokens returned {tokens!r:.60}: it must return one number for a batch")
+        self._since.add(tokens, loss)
 
     def _step(self, loss: float | Tensor) -> bool:
         """Tell the peer of an optimizer step and its mean loss. Returns whether to stop."""

@@ -47,6 +47,12 @@ def test_micro_batches_add_up_without_their_graphs() -> None:
     assert count.loss.dtype == torch.float32
 
 
+@pytest.mark.parametrize("returned", [None, "12", MASK.sum(1)])
+def test_a_count_that_is_not_one_number_is_named(returned: Any) -> None:
+    with pytest.raises(TypeError, match="tokens returned .*: it must return one number for a batch"):
+        Membership(tokens=lambda batch: returned)._count(IDS, 1.0)
+
+
 def test_what_was_counted_before_an_error_is_no_part_of_the_next_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
