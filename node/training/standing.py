@@ -127,7 +127,7 @@ class Standing:
         factor = schedule(self.swarm_tokens)
         if not _is_factor(factor):
             raise ValueError(f"the schedule returned {factor!r:.60}: it must return a factor of 0 or more")
-        return warm_up * factor
+        return warm_up * float(factor)  # a tensor for a learning rate is more than some optimizers take
 
     def shard(self, dataset: Sized, *, fraction: float = 1.0) -> Shard:
         """A sampler that draws `dataset` in this node's own order; with `fraction`, a random part of it.

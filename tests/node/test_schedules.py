@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from gossamer.node.schedules import Schedule, constant, cosine, linear
@@ -46,6 +47,12 @@ def test_warm_up_rises_from_nearly_nothing_to_all(schedule: Schedule) -> None:
 def test_what_cannot_be(make: object) -> None:
     with pytest.raises(ConfigError):
         make()  # type: ignore[operator]
+
+
+def test_a_schedule_that_computes_in_tensors_gives_plain_factors() -> None:
+    role: Any = SimpleNamespace(resumed=True, seen=SimpleNamespace(swarm_tokens=7))
+    factor = Standing(nn.Linear(1, 1), role).lr_scale(lambda tokens: torch.tensor(tokens) / 14)  # type: ignore[arg-type,return-value]
+    assert type(factor) is float and factor == 0.5
 
 
 @pytest.mark.parametrize("nonsense", [None, float("nan"), float("inf"), -0.5, "1"])
