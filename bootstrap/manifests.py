@@ -307,9 +307,9 @@ def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> Non
     swarm. Raises StorageError if it cannot be written.
     """
     place = expanded(Path(path))
-    if not replace:
-        _check_of_no_other_swarm(place, manifest)
     try:
+        if not replace:
+            _check_of_no_other_swarm(place, manifest)
         put(place, to_toml(manifest).encode())
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None

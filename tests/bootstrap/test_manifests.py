@@ -259,6 +259,12 @@ def test_a_manifest_is_written_once(tmp_path: Path) -> None:
     assert manifests.read(path) == other
 
 
+def test_a_manifest_that_nothing_can_be_written_as(tmp_path: Path) -> None:
+    manifest, _ = create()
+    with pytest.raises(StorageError, match="File name too long"):
+        manifests.write(manifest, tmp_path / f"{'m' * 300}.toml")
+
+
 def test_a_manifest_that_somebody_slipped_in_editing_is_not_lost(tmp_path: Path) -> None:
     manifest, _ = create()
     path = tmp_path / "m.toml"
