@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection, Iterator
+from numbers import Integral
 
 from gossamer.node.address import check_node_name, check_plaintext, check_swarm_id, parse_address
 from gossamer.node.given import checked_advertise
@@ -24,7 +25,7 @@ def check_arguments(options: AttachOptions) -> None:
     if options["swarm_id"] is not None:
         check_swarm_id(options["swarm_id"])
     stop_round = options["stop_round"]
-    if not isinstance(stop_round, int) or stop_round < 0:
+    if not isinstance(stop_round, Integral) or stop_round < 0:  # NumPy's, too
         raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
 
 

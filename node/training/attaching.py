@@ -87,7 +87,7 @@ def attach(
     _check_not_attached(tensors)
     _warn_of_memory_of_several_processes(tensors)
     check_arguments(options)
-    stop_round = options["stop_round"]
+    stop_round = int(options["stop_round"])
     team = team_of(tensors, model)
     try:
         if team.rank > 0:

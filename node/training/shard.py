@@ -7,6 +7,7 @@ random part, chosen by its id alone.
 """
 
 from collections.abc import Iterator
+from typing import SupportsFloat
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -36,10 +37,10 @@ class Shard(Sampler[int]):
 
         Raises ConfigError.
         """
-        if not (isinstance(fraction, int | float) and 0 < fraction <= 1):
+        if not (isinstance(fraction, SupportsFloat) and 0 < float(fraction) <= 1):
             raise ConfigError(f"fraction is {fraction!r:.60}: choose more than 0 and at most 1")
         stream = DataStream(seed=0, node_id=node_id)
-        chosen = max(1, round(size * fraction))
+        chosen = max(1, round(size * float(fraction)))
         part = np.random.default_rng(stream.derived_seed("part")).permutation(size)[:chosen]
         self.indices = np.sort(part)
         """The indices that this node draws from, sorted: int64[n]."""
