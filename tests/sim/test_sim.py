@@ -242,8 +242,12 @@ def test_three_that_start_together_keep_what_one_of_them_did_alone() -> None:
 
 def test_those_who_come_back_to_a_bootstrap_peer_go_on_where_the_swarm_was() -> None:
     """Of three that train, two crash. The last goes on far beyond what is retained, and leaves. Then the two
-    come back, the majority of all that train, and find the bootstrap peer, which has what the last one did."""
+    come back, the majority of all that train, to the bootstrap peer, which has what the last one did."""
     lines: list[str] = []
+
+    def the_last_leaves() -> None:
+        world.nodes[3].leave()
+
     scenario = choose(1, 4, 10.0, "lineages")
     traits = [
         replace(node, trains=node.index > 0, listens=True, step_s=0.1 if node.index == 3 else 1.0)
@@ -255,7 +259,7 @@ def test_those_who_come_back_to_a_bootstrap_peer_go_on_where_the_swarm_was() -> 
     for host in (1, 2):
         world.loop.at(100.0, lambda host=host: world.crash(world.nodes[host], with_trainer=True))
         world.loop.at(360.0 + host, lambda host=host: world.revive(world.nodes[host]))
-    world.loop.at(300.0, lambda: world.nodes[3].leave())
+    world.loop.at(300.0, the_last_leaves)
     assert world.run().failure is None
     assert {line.split()[1] for line in lines if "we were away since round" in line} == {"n1:", "n2:"}
     assert not any("TWO LINEAGES" in line for line in lines)
