@@ -252,7 +252,8 @@ class Merging:
 
     async def _merge(self, round_: int) -> None:
         assert self._merger is not None
-        merger, deltas = self._merger, tuple[Delta, ...]()
+        merger = self._merger
+        deltas: tuple[Delta, ...] = ()
         try:
             async with self._busy:
                 if merger is not self._merger:  # replaced by `begin`, after which all rounds are dirty again

@@ -7,7 +7,7 @@ random part, chosen by its id alone.
 """
 
 from collections.abc import Iterator
-from typing import SupportsFloat
+from numbers import Real
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -37,7 +37,8 @@ class Shard(Sampler[int]):
 
         Raises ConfigError.
         """
-        if not (isinstance(fraction, SupportsFloat) and 0 < float(fraction) <= 1):
+        given: object = fraction  # NumPy's numbers and fractions, too
+        if not (isinstance(given, Real) and 0 < fraction <= 1):
             raise ConfigError(f"fraction is {fraction!r:.60}: choose more than 0 and at most 1")
         stream = DataStream(seed=0, node_id=node_id)
         chosen = max(1, round(size * float(fraction)))

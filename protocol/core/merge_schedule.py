@@ -44,7 +44,7 @@ class MergeSchedule:
 
     def mark(self, round_: int) -> None:
         """A round's set of complete, valid records has changed."""
-        self.put_back(round_)
+        self._add(round_)
         self._held_back.release(round_)
 
     def close(self, floor: int) -> None:
@@ -93,14 +93,17 @@ class MergeSchedule:
 
     def put_back(self, round_: int) -> None:
         """A round could not be merged after all."""
-        place = bisect_left(self._dirty, round_)
-        if self._dirty[place : place + 1] != [round_]:
-            self._dirty.insert(place, round_)
+        self._add(round_)
 
     def hold_back(self, round_: int, now: float) -> None:
         """A round waits for others' deltas."""
-        self.put_back(round_)
+        self._add(round_)
         self._held_back.hold(round_, now)
+
+    def _add(self, round_: int) -> None:
+        place = bisect_left(self._dirty, round_)
+        if self._dirty[place : place + 1] != [round_]:
+            self._dirty.insert(place, round_)
 
     def merged(self, round_: int) -> None:
         """A round has been merged."""

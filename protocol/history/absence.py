@@ -99,13 +99,16 @@ class Absence:
 
     def who_went_on(self, members: Sequence[Witness]) -> list[Witness]:
         """The members that claim something newer than all that we knew."""
-        return [member for member in members if member.claims and member.claims[0].round > self.extent]
+        return [member for member in members if self._went_on(member)]
 
     def are_gone(self, ahead: Sequence[Witness], now: float) -> bool:
         """Whether no member that went on has been there for long. `ahead`: those that are there now."""
         if ahead:
             self._ahead_at = now
         return now - self._ahead_at > limits.OUTLIVED_PATIENCE_S
+
+    def _went_on(self, member: Witness) -> bool:
+        return bool(member.claims) and member.claims[0].round > self.extent
 
     def _extend(self, members: Sequence[Witness]) -> None:
         """Move `extent` on while our ledger tells of further rounds: we take part, or were not gone for long.
@@ -127,6 +130,6 @@ class Absence:
         ahead = self.who_went_on(members)
         known = any(self._company is None or member.node_id in self._company for member in ahead)
         reached = clock
-        if not any(member.round for member in members if member not in ahead):
+        if not any(member.round and not self._went_on(member) for member in members):
             reached = max([clock, *(member.claims[0].round for member in ahead if member.is_named)])
         return known and closable_round(reached, reached, self._section) > self.extent

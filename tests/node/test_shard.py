@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from gossamer.node.training.shard import Shard
@@ -35,9 +36,16 @@ def test_ranks_draw_equal_parts_without_overlap() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"size": 0}, {"fraction": 0.0}, {"fraction": 1.5}, {"size": 1, "ranks": 2}]
+    "wrong",
+    [
+        {"size": 0},
+        {"fraction": 0.0},
+        {"fraction": 1.5},
+        {"fraction": np.array([0.5, 0.5])},
+        {"size": 1, "ranks": 2},
+    ],
 )
-def test_what_cannot_be(wrong: dict[str, float]) -> None:
+def test_what_cannot_be(wrong: dict[str, object]) -> None:
     settings = {"size": 10, "node_id": b"a", **wrong}
     with pytest.raises(ConfigError):
         Shard(settings.pop("size"), **settings)  # type: ignore[arg-type]
