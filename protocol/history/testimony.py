@@ -18,6 +18,7 @@ class Witness(NamedTuple):
     """When its newest row came, by the local clock, seconds."""
     round: int = 0
     """The last round that it has published; 0 if none since it came (back), or if we know no delta of its."""
+    trains: bool = True
 
 
 class Testimony(Protocol):

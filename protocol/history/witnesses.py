@@ -42,6 +42,7 @@ class Witnesses:
                 row.node_id in given_ids,
                 member.told_at,
                 row.body.round if row.node_id in authors else 0,
+                row.body.trains,
             )
             for member in self._roster.live()
             for row in (member.row,)
