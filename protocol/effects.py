@@ -105,7 +105,10 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Forget all rounds up to `round`: the records in `deltas`, and their payloads."""
+    """Forget all rounds up to `round`: the records in `deltas`, and their payloads.
+
+    Where a snapshot was adopted, these may be records of later rounds too, see `Holdings.begin_at`.
+    """
 
     round: int
     deltas: tuple[Delta, ...] = ()

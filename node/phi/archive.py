@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.merger import Merger
@@ -219,8 +220,13 @@ class Archive:
         self._shelf.replace(claim)
         own_id = self._core.identity.node_id
         merger = await asyncio.to_thread(Merger, self._core.manifest, phi, self._chunks, own_id, base=base)
-        await self._merging.begin(merger, claim.round)
         # The core is told at once: by the history before, later rounds could be merged than the swarm is at.
+        await self._merging.begin(merger, claim.round, partial(self._adopted, claim))
+        self._merging.look()  # its last look may have found that we had not joined
+        await self._drop_others()
+
+    def _adopted(self, claim: Claim) -> None:
+        """Our history begins at a snapshot."""
         self._reach = self._reach_noted = 0  # of the history before; `begin_at` deleted it
         self._fetch.adopted(claim)
         self._seal_round = claim.round
@@ -229,8 +235,6 @@ class Archive:
             tokens = self._core.layout.trained_tokens(claim.tokens)
             log.info("starting from the swarm's model of round %d (%d tokens)", claim.round, tokens)
         self._dispatch(ev.Adopted(claim))
-        self._merging.look()  # its last look may have found that we had not joined
-        await self._drop_others()
 
     async def _reseal(self) -> None:
         """Write the newest snapshot again, with the records that came late. If that fails, it stays due."""
@@ -324,6 +328,9 @@ class Archive:
             return
         if base is not None:
             await asyncio.to_thread(self._records.close_up_to, base, self._core.own_last)
+        beyond = [delta for delta in closing.deltas if delta.round > closing.round]
+        if gone := [delta.record_id for delta in beyond if delta.record_id not in self._core.ledger]:
+            await asyncio.to_thread(self._records.drop, gone)
         await asyncio.to_thread(self._drop_closed, closing.deltas, self._open_records())
         if self._closing is closing:
             self._closing = None

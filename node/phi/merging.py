@@ -128,15 +128,17 @@ class Merging:
         """The part of history that cannot change any more."""
         return self._merger.base if self._merger else GENESIS
 
-    async def begin(self, merger: Merger, reach: int = 0) -> None:
+    async def begin(self, merger: Merger, reach: int = 0, tell: Callable[[], None] = lambda: None) -> None:
         """Take over a state, at the start or in place of ours; records above its base are merged into it.
 
-        `reach` is the newest round merged in the state that the node goes on from.
+        `reach` is the newest round merged in the state that the node goes on from. `tell` is called before
+        the ledger is looked at: the core may drop records then.
         """
         async with self._busy:
             if self._merger is not None:
                 merger.version = self._merger.version + 1
             self._merger = merger
+        tell()
         self.schedule.begin(merger.base.round, reach)
         self.offering.all_changed()
         self._begun.set()

@@ -183,6 +183,11 @@ class RecordStore:
         with self._db.transaction() as db:
             self._close(db, base, own_last)
 
+    def drop(self, record_ids: Iterable[bytes]) -> None:
+        """Forget records that do not count any more. Durable. Raises StorageError."""
+        with self._db.transaction() as db:
+            db.executemany("DELETE FROM deltas WHERE record_id = ?", [(one,) for one in record_ids])
+
     @staticmethod
     def _insert_snapshot(db: sqlite3.Connection, claim: Claim) -> None:
         db.execute(

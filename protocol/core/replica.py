@@ -341,9 +341,9 @@ class Replica:
                 return []
             case ev.Adopted():
                 self.sealing.adopted(event.claim)
-                self.ledger.reopen(event.claim.round)
                 self.presence.changed()
-                return [self.holdings.close(event.claim.round)]
+                reach = self._clock.begin_at(event.claim.round, now)
+                return [self.holdings.begin_at(event.claim.round, reach)]
             case ev.Unusable():
                 self._snapshot_pull.unusable(event.claim)
                 return []

@@ -36,8 +36,8 @@ class Author:
         self.is_copy = False
         """Whether our disk is a copy of an earlier one, so that we may have signed more than it knows."""
         self._last_id = b""
-        self.last_is_spread = True
-        """Whether another node holds our last delta and its payload: we can leave without losing it."""
+        self._last_is_held = False
+        """Whether another node holds our last delta and its payload."""
 
     @property
     def node_id(self) -> bytes:
@@ -47,6 +47,12 @@ class Author:
     def last_round(self) -> int:
         """The highest round we have signed a delta for, 0 if none. Others may know of more than our disk."""
         return max(self._signed, self._ledger.last_round(self._identity.node_id))
+
+    @property
+    def last_is_spread(self) -> bool:
+        """Whether another node holds our last delta and its payload, or it does not count any more: we can
+        leave without losing it."""
+        return self._last_is_held or self._last_id not in self._ledger
 
     @property
     def has_signed(self) -> bool:
@@ -81,9 +87,9 @@ class Author:
         result = self._holdings.add_own(delta)
         if delta.record_id in self._ledger:
             self._last_id = delta.record_id
-            self.last_is_spread = False
+            self._last_is_held = False
         return result
 
     def heard(self, record_ids: Iterable[bytes]) -> None:
         """Note that another node holds the payloads of these deltas."""
-        self.last_is_spread |= self._last_id in record_ids
+        self._last_is_held |= self._last_id in record_ids

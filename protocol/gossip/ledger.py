@@ -106,12 +106,7 @@ class Ledger:
         """Drop all rounds up to `floor`, for good in this history; returns the records dropped."""
         dropped: list[Delta] = []
         for round_ in [r for r in self._rounds if r <= floor]:
-            for held in self._rounds.pop(round_).values():
-                dropped.extend(held)
-            self._undigested.add(round_)
-        for delta in dropped:
-            del self._by_id[delta.record_id]
-            del self._by_data[delta.data]
+            dropped.extend(self._take_out(round_))
         self.floor = max(self.floor, floor)
         if len(self.last_rounds) > limits.AUTHORS_KEPT:
             self._forget_the_gone()
@@ -120,6 +115,13 @@ class Ledger:
     def reopen(self, floor: int) -> None:
         """Accept records of rounds after `floor` again: they are open in the history that we start from."""
         self.floor = min(self.floor, floor)
+
+    def drop_beyond(self, round_: int) -> list[Delta]:
+        """Take out all records of later rounds; returns them. How far their authors got is not forgotten."""
+        dropped: list[Delta] = []
+        for later in [r for r in self._rounds if r > round_]:
+            dropped.extend(self._take_out(later))
+        return dropped
 
     def drop(self, author: bytes, after: int) -> list[Delta]:
         """Take out an author's records of rounds past `after`, as if they had never come; returns them."""
@@ -138,6 +140,15 @@ class Ledger:
             del self._last_records[author]
             for delta in self.by(author):
                 self.note_last(author, delta.round, delta.record_id)
+        return dropped
+
+    def _take_out(self, round_: int) -> list[Delta]:
+        """Take out a round's records; returns them."""
+        dropped = [delta for held in self._rounds.pop(round_).values() for delta in held]
+        for delta in dropped:
+            del self._by_id[delta.record_id]
+            del self._by_data[delta.data]
+        self._undigested.add(round_)
         return dropped
 
     def get(self, record_id: bytes) -> Delta | None:

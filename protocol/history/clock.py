@@ -43,7 +43,6 @@ class SwarmClock:
         self._unix_time = unix_time
         history = manifest.history
         self._ahead = limits.ROUND_SLACK + max(history.retain, history.seal_after + history.snapshot_every)
-        self._near = 0
         self._reading = 0
         self._read_as: tuple[int, int, int] | None = None
         """What we had published, and what was closed, when the clock was read."""
@@ -67,9 +66,17 @@ class SwarmClock:
         Otherwise a key could sign for every round that the swarm is old enough for, and have us keep them
         all. A record refused for this is offered again by its holders, and taken once the swarm is near.
         """
-        if round_ > self._near:
-            self._near = self._ahead + self.read(now)
-        return round_ <= self._near
+        base = round_ - self._ahead
+        return base <= self._ledger.floor or base <= self.read(now)  # no clock is below the floor
+
+    def begin_at(self, round_: int, now: float) -> int:
+        """Our history is another one, which begins at the snapshot of a round.
+
+        Returns the newest round that all others take to be near, even where they read an older clock by as
+        much as ROUND_SLACK.
+        """
+        known, _ = self._rounds_of_others(now)
+        return max(round_, round_clock(known)) + self._ahead - limits.ROUND_SLACK
 
     def read(self, now: float) -> int:
         """The round that the swarm is at; in a large swarm, as it was a moment ago.

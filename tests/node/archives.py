@@ -28,7 +28,9 @@ from tests.protocol.builders import SMALL, manifest
 
 
 def delta(*chunks: bytes) -> Any:
-    return SimpleNamespace(body=SimpleNamespace(chunks=tuple(sha256(chunk).digest() for chunk in chunks)))
+    """A stand-in for a delta of round 1."""
+    body = SimpleNamespace(chunks=tuple(sha256(chunk).digest() for chunk in chunks))
+    return SimpleNamespace(body=body, round=1)
 
 
 NOTHING_ELSE: dict[str, Any] = {

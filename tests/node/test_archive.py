@@ -558,6 +558,36 @@ async def test_who_goes_back_merges_nothing_by_how_far_it_was_before(
     node.records.close()
 
 
+async def test_what_the_core_drops_as_it_goes_back_is_neither_merged_nor_on_disk(tmp_path: Path) -> None:
+    """Unless it has come again meanwhile: others hold it, too."""
+    node = Adopting(tmp_path)
+    core = node.core
+    core.clock, core.horizon = 30, 31
+    core.caught_up, core.rests, core.somebody_trains = True, True, False
+    made = [delta_of(author, 100 * author, 1000 * author) for author in (1, 2, 3)]
+    for one, payload in made:
+        node.chunks.put(one.body.chunks[0], payload)
+        core.ledger.add(one)
+    kept, gone, back = (one for one, _ in made)
+    node.records.add([kept, gone, back], durable=False)
+
+    def told(event: Event) -> None:
+        if isinstance(event, Adopted):  # as the core answers
+            dropped = tuple(core.ledger.drop_beyond(100))
+            node.archive.close(Close(event.claim.round, dropped))
+
+    node.told = told
+    await node.begin()
+    node.adopt(30)
+    await node.archive._one_thing()
+    assert node.merging.schedule.waiting(10**6) == [100]
+    core.ledger.add(back)
+    await node.archive._one_thing()
+    assert node.records.load(LAYOUT) == [kept, back]
+    assert gone.body.chunks[0] not in node.chunks and back.body.chunks[0] in node.chunks
+    node.records.close()
+
+
 async def test_how_far_rounds_were_merged_is_noted_also_by_who_has_gone_back(tmp_path: Path) -> None:
     """What it had reached alone, far ahead, is of the history that it has given up."""
     node = Adopting(tmp_path)

@@ -113,3 +113,12 @@ def test_a_delta_is_spread_once_somebody_else_holds_it():
     writer.author.heard([bytes(32), store.delta.record_id])
     writer.author.heard([])
     assert writer.author.last_is_spread
+
+
+def test_nobody_waits_for_others_to_take_what_does_not_count_any_more():
+    writer = Writer()
+    (store,) = writer.author.publish(body(1))
+    writer.author.stored(store.delta)
+    assert not writer.author.last_is_spread
+    writer.ledger.close(1)
+    assert writer.author.last_is_spread

@@ -132,6 +132,26 @@ def test_whoever_has_not_published_yet_neither_contradicts_our_clock_nor_bears_i
         assert clock.is_contradicted is is_contradicted
 
 
+def test_whose_history_begins_anew_keeps_what_the_others_take_however_far_it_was_itself():
+    """Most of the others are at 16, and whoever reads another clock than that reads one from 7 on."""
+    history = builders.SMALL.history
+    far = max(history.retain, history.seal_after + history.snapshot_every)
+    others = [(16, True), (16, True), (7, True), (200, True)]
+    clock = clock_of(5_000, others, idle=(0, 1, 2, 3))
+    assert clock.is_near(5_000, NOW)
+    assert clock.begin_at(12, NOW) == 16 + far
+    assert clock_of(5_000, []).begin_at(12, NOW) == 12 + far, "nobody else is there"
+
+
+def test_a_reading_that_was_too_high_for_a_moment_opens_nothing_later():
+    """When few of the others were known, those were the ones that had run ahead, say."""
+    last = {place.to_bytes(2): 5_000 for place in range(3)}
+    clock = clock_of(0, [(0, True)] * 3, last=last, trains=False)
+    assert clock.is_near(5_000, NOW)
+    last.update(dict.fromkeys(last, 16))
+    assert clock.is_near(16 + limits.ROUND_SLACK, NOW) and not clock.is_near(5_000, NOW)
+
+
 def test_who_idled_while_the_swarm_went_on_has_no_say_until_it_publishes_again():
     for round_, kept in ((51, 50), (52, 0)):
         clock = clock_of(50, [(round_, True)])

@@ -180,6 +180,22 @@ def test_what_is_dropped_is_of_later_rounds_than_that():
     assert ledger.rounds() == [4, 5, 6] and ledger.valid(6) == [two]
 
 
+@given(KEYS, st.integers(0, 40))
+def test_what_lies_beyond_a_round_is_dropped_and_may_come_again(keys, round_):
+    ledger = _filled(keys)
+    lasts = dict(ledger.last_rounds)
+    dropped = ledger.drop_beyond(round_)
+    without = _filled([key for key in keys if key[1] <= round_])
+    assert ledger.digests.root == without.digests.root and ledger.rounds() == without.rounds()
+    assert {delta.record_id for delta in ledger} == {delta.record_id for delta in without}
+    assert {delta.record_id for delta in dropped} == {d.record_id for d in _filled(keys) if d.round > round_}
+    assert not any(ledger.id_of(delta.data) for delta in dropped)
+    assert ledger.last_rounds == lasts, "their authors did sign them"
+    for delta in dropped:
+        ledger.add(delta)
+    assert ledger.digests.root == _filled(keys).digests.root
+
+
 def test_who_begins_anew_from_an_earlier_round_takes_those_after_it_again():
     ledger = Ledger()
     ledger.close(20)

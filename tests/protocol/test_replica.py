@@ -350,6 +350,27 @@ def test_who_gives_closed_rounds_up_for_an_older_snapshot_takes_what_others_publ
     assert here.core.ledger.rounds() == [9]
 
 
+def test_who_gives_its_history_up_keeps_no_record_that_the_others_would_not_take(seed):
+    """It had run ahead alone. If the swarm then rests, all merge what they hold."""
+    world = swarm(seed, 2)
+    here, other = world.running()
+    world.publish(other, 9)
+    world.run(5.0)
+    link = next(iter(here.links))
+    world.handle(here, ev.LinkDown(link))
+    far = 9 + world.manifest.history.retain + world.manifest.history.seal_after + 100
+    world.publish(here, far)
+    world.run(1.0)
+    (own,) = (delta for delta in here.core.ledger if delta.round == far)
+    assert not here.core.own_last_spread
+    effects = here.core.handle(ev.Adopted(Claim(8, 1000, bytes(32), bytes([8]) * 32)), world.now)
+    (close,) = (effect for effect in effects if isinstance(effect, fx.Close))
+    assert close.round == 8 and own in close.deltas
+    assert here.core.ledger.rounds() == [9] and not here.core.holds(own.record_id)
+    assert here.core.own_last == far, "and signs no round up to that again"
+    assert here.core.own_last_spread, "whoever leaves now waits for nobody to take it"
+
+
 def test_two_nodes_with_one_key_do_not_flood_the_swarm(seed):
     """A folder was copied: each outdoes the other's row, but no faster than hearts beat."""
     world = swarm(seed, 4, Weather(delay=(0.0003, 0.001)))

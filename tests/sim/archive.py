@@ -5,6 +5,7 @@ taken back. When a record arrives late for a sealed round, the snapshot is writt
 snapshot is on disk, unsynced, before the claim to it is, synced.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,9 +138,8 @@ class Archive:
         self.claims = (claim,)
         node.disk.begin_at(claim, node.core.own_last)
         below = node.stage.audit.adopted(node, claim, node.stage.manifest.genesis.root)
-        node.begin(self._fold(phi, base, {}, below), claim.round)
         node.adopted_at = node.stage.loop.now
-        node.dispatch(ev.Adopted(claim))
+        node.begin(self._fold(phi, base, {}, below), claim.round, partial(node.dispatch, ev.Adopted(claim)))
 
     # -- sealing
 
@@ -211,11 +211,13 @@ class Archive:
     def close(self, effect: fx.Close) -> None:
         """Drop the rounds that are closed."""
         node = self._node
-        if node.fold is None or effect.round <= node.fold.base.round:
+        if node.fold is None:
             return
-        node.fold.close_up_to(effect.round)
-        node.stage.audit.closed(node.fold)
-        node.disk.close_up_to(node.fold.base, node.core.own_last)
+        if effect.round > node.fold.base.round:
+            node.fold.close_up_to(effect.round)
+            node.stage.audit.closed(node.fold)
+            node.disk.close_up_to(node.fold.base, node.core.own_last)
+        node.disk.forget(delta for delta in effect.deltas if delta.round > effect.round)
         # Chunks are named by their content, and an open record may have the same ones as a closed record.
         needed = {blob for delta in node.core.ledger for blob in delta.body.chunks}
         for blob in {blob for delta in effect.deltas for blob in delta.body.chunks} - needed:

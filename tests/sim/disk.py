@@ -84,6 +84,12 @@ class Disk:
         self.base, self.own_last = base, own_last
         self._synced = {i: delta for i, delta in self._synced.items() if delta.round > base.round}
 
+    def forget(self, deltas: Iterable[Delta]) -> None:
+        """Drop records that do not count any more."""
+        self.sync()
+        for delta in deltas:
+            self._synced.pop(delta.record_id, None)
+
     def begin_at(self, claim: Claim, own_last: int) -> None:
         """Begin our history at a snapshot fetched from others."""
         self.claims, self.covered, self.reach = (claim,), frozenset(), 0

@@ -4,7 +4,7 @@ Its process can be stopped, killed or starved (see `process`), and its host can 
 remains.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from math import inf
 
@@ -367,9 +367,13 @@ class Node(Process):
         """Whether Phi holds all that the swarm had when this node joined, so that its trainer may begin."""
         return self.schedule.ready
 
-    def begin(self, fold: Fold, reach: int) -> None:
-        """Take over a state with rounds merged up to `reach`; records above its base are merged into it."""
+    def begin(self, fold: Fold, reach: int, tell: Callable[[], None] = lambda: None) -> None:
+        """Take over a state with rounds merged up to `reach`; records above its base are merged into it.
+
+        `tell` is called before the ledger is looked at: the core may drop records then.
+        """
         self.fold = fold
+        tell()
         self.schedule.begin(fold.base.round, reach)
         self._merge_soon(self.traits.gather_s)
 

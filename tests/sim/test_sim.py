@@ -18,6 +18,7 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.effects import Get
+from gossamer.protocol.membership.links import Links
 from gossamer.protocol.records import Delta
 from tests.sim.faults import STORMS
 from tests.sim.liar import Liar
@@ -201,6 +202,16 @@ def test_who_ran_ahead_alone_for_longer_than_rounds_are_kept_comes_back_to_the_o
     assert not any("both are void" in line for line in lines), "it signed no round again"
 
 
+def test_who_went_back_ends_as_the_others_though_all_stop_long_before_they_are_as_far_as_it_was() -> None:
+    """Then all merge what they hold, and no other takes what it signed in rounds so far ahead."""
+    lines: list[str] = []
+    world = _one_runs_ahead_alone(lines, 8.0)
+    assert world.run().failure is None
+    assert sum("n0: TWO LINEAGES" in line for line in lines) == 1
+    fast, slow, _ = world.nodes
+    assert fast.core.own_last > slow.core.clock + limits.ROUND_SLACK
+
+
 def test_who_went_back_and_starts_again_seals_what_the_others_do() -> None:
     """After its restart it is alone for a moment, so that its clock reads its own last round."""
     lines: list[str] = []
@@ -240,10 +251,9 @@ def test_three_that_start_together_keep_what_one_of_them_did_alone() -> None:
     assert not any("TWO LINEAGES" in line for line in lines)
 
 
-def test_those_who_come_back_to_a_bootstrap_peer_go_on_where_the_swarm_was() -> None:
+def _two_come_back_to_a_bootstrap_peer(lines: list[str]) -> World:
     """Of three that train, two crash. The last goes on far beyond what is retained, and leaves. Then the two
     come back, the majority of all that train, to the bootstrap peer, which has what the last one did."""
-    lines: list[str] = []
 
     def the_last_leaves() -> None:
         world.nodes[3].leave()
@@ -260,9 +270,26 @@ def test_those_who_come_back_to_a_bootstrap_peer_go_on_where_the_swarm_was() -> 
         world.loop.at(100.0, lambda host=host: world.crash(world.nodes[host], with_trainer=True))
         world.loop.at(360.0 + host, lambda host=host: world.revive(world.nodes[host]))
     world.loop.at(300.0, the_last_leaves)
-    assert world.run().failure is None
+    return world
+
+
+def test_those_who_come_back_to_a_bootstrap_peer_go_on_where_the_swarm_was() -> None:
+    lines: list[str] = []
+    assert _two_come_back_to_a_bootstrap_peer(lines).run().failure is None
     assert {line.split()[1] for line in lines if "we were away since round" in line} == {"n1:", "n2:"}
     assert not any("TWO LINEAGES" in line for line in lines)
+
+
+def test_a_bootstrap_peer_that_nobody_named_goes_back_with_those_who_return(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its word alone is not believed. It keeps nothing that they would not take, and ends as they do."""
+    monkeypatch.setattr(Links, "given_ids", lambda links: set())
+    lines: list[str] = []
+    world = _two_come_back_to_a_bootstrap_peer(lines)
+    assert world.run().failure is None
+    assert any("n0: TWO LINEAGES: cut off from most members" in line for line in lines)
+    assert world.nodes[0].core.ledger.last_round(world.nodes[3].traits.identity.node_id) > 300
 
 
 def test_a_liar_that_hands_nothing_out_keeps_nobody_in_a_history_of_its_own(
