@@ -262,6 +262,23 @@ def _strike(world: "World", host: int, time: float, rng: random.Random, ways: tu
         world.loop.at(time + rng.choice((rng.uniform(1.0, 4.0), rng.uniform(4.0, 40.0))), world.revive, node)
 
 
+def _run_away(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """The fast nodes are cut off, each by itself, or together and with another one perhaps."""
+    hosts = world.hosts()
+    fast = [host for host in hosts if world.nodes[host].traits.step_s <= FAST_STEP_S]
+    if rng.random() < 0.5:
+        for host in fast:
+            world.loop.at(begin, world.close, f"runaway {host}", between([host], hosts))
+    else:
+        slow = rng.sample([host for host in hosts if host not in fast], rng.choice((0, 0, 1)))
+        world.loop.at(begin, world.close, "runaways", between(fast + slow, set(hosts) - {*fast, *slow}))
+
+
+FAST_STEP_S = 0.5
+"""Who takes no longer for a step is many times as fast as the others."""
+
+RUNAWAY = {"runaway": _run_away}
+
 AMBUSHES: dict[str, Brew] = {
     "liars only": _liars_only,
     "liars mostly": _liars_mostly,

@@ -18,7 +18,7 @@ from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
 from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.payloads.payload import payload_length
-from tests.sim.faults import AMBUSHES, STORMS, UNMIXED
+from tests.sim.faults import AMBUSHES, FAST_STEP_S, STORMS, UNMIXED
 from tests.sim.network import Path
 from tests.sim.stage import Traits
 from tests.sim.verdicts import DROPPED_S, SETTLED_S
@@ -39,16 +39,17 @@ PARTED = 0.2
 RETAIN = 17
 """Rounds that are retained: some 200 s in the fastest swarm, and no storm lasts longer than 180 s."""
 
-OTHERS = ("calm", "mixed", "liar", "liars", "lineages", "nights", "cramped", "parts")
+OTHERS = ("calm", "mixed", "liar", "liars", "lineages", "nights", "runaways", "cramped", "parts")
 """Scenarios that are not one kind of storm. "liars": several liars, each for itself and together, and
 ambushes that leave a node alone with them. "lineages": splits that outlast the rounds retained. "nights":
-machines that sleep for as long. "cramped": few links per node, so that all nodes that a latecomer can dial
-may be full. "parts": payloads always have several chunks.
+machines that sleep for as long. "runaways": one or two nodes, many times as fast as the others, that are cut
+off for as long, and may have closed rounds then that the others are yet to come to. "cramped": few links per
+node, so that all nodes that a latecomer can dial may be full. "parts": payloads always have several chunks.
 """
 
 LIARS_MAX = 5
 
-FORGETFUL = {"lineages": "halves", "nights": "sleep"}
+FORGETFUL = {"lineages": "halves", "nights": "sleep", "runaways": "runaway"}
 """Scenarios in which storms outlast the rounds retained, and the kind of storm in each."""
 
 _TENSORS = (
@@ -135,6 +136,9 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
     bootstrap_trains = rng.random() < 0.5
     liars = _liars(seed, nodes if bootstrap_trains else nodes - 1, name) if has_liar or name == "liars" else 0
+    traits = _traits(rng, seed, total, range(nodes - liars, nodes), bootstrap_trains=bootstrap_trains)
+    if name == "runaways":
+        traits = _with_runaways(random.Random(f"{seed}/runaways"), traits, nodes)
     scenario = Scenario(
         seed=seed,
         name=name or "mixed",
@@ -143,7 +147,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
         codec=codec,
         manifest=manifest,
         phi=phi,
-        traits=_traits(rng, seed, total, range(nodes - liars, nodes), bootstrap_trains=bootstrap_trains),
+        traits=traits,
         paths=_paths(rng, total),
         storms=_storms(rng, minutes * 60.0, name),
         liars=liars,
@@ -181,7 +185,7 @@ def _manifest(rng: random.Random, codec: str, fragments: int, name: str | None) 
     early = forgetful or name == "liars"  # liars lie about the past only once nodes have sealed some of it
     numel = sum(spec.numel for spec in _TENSORS)
     phi = np.random.default_rng(rng.randrange(2**32)).integers(-(2**24), 2**24, numel, dtype=np.int32)
-    by_steps = rng.random() < 0.6
+    by_steps = rng.random() < 0.6 or name == "runaways"
     values = {
         "swarm": {"name": "simulated", "created": CREATED},
         "task": {"name": "none"},
@@ -223,6 +227,16 @@ def _traits(
             is_liar=index in liars,
         )
         for index in range(total)
+    )
+
+
+def _with_runaways(rng: random.Random, traits: tuple[Traits, ...], nodes: int) -> tuple[Traits, ...]:
+    """Make one node many times as fast; of more than seven, two perhaps."""
+    trainers = [one.index for one in traits[:nodes] if one.trains]
+    fast = rng.sample(trainers, rng.choice((1, 2)) if nodes > 7 else 1)
+    return tuple(
+        replace(one, step_s=FAST_STEP_S / rng.uniform(1.0, 8.0), listens=True) if one.index in fast else one
+        for one in traits
     )
 
 

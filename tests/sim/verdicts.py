@@ -123,7 +123,8 @@ class Verdicts:
         if not calm.over:
             self._fail(None, "a calm ended before all had converged")
         training = [node for node in self._live() if node.trainer.begun and not node.trainer.resting]
-        long_enough = training and self.world.loop.now - calm.begin > self._round_s(training)
+        # The window that counts may have begun after the calm, when its node followed a faster one.
+        long_enough = training and self.world.loop.now - calm.begin > 1.25 * self._round_s(training)
         if long_enough and self._round(training) <= calm.round:
             self._fail(None, f"no round since {calm.begin:.0f} s, though nothing is wrong")
         if calm.name in ("hangs", "sleep"):
@@ -142,7 +143,7 @@ class Verdicts:
     @staticmethod
     def _round(nodes: list[Node]) -> int:
         """The round of these: a node that ran ahead in a small part of the swarm waits for the others."""
-        return round_clock(node.core.own_last for node in nodes if node.core.own_last > 0)
+        return round_clock(node.core.own_last for node in nodes)
 
     def _poll(self, calm: _Calm) -> None:
         if calm is not self._calm or calm.over:
@@ -152,6 +153,8 @@ class Verdicts:
             lacking = calm.lacking[node] = [d for d in calm.lacking[node] if self._lacks(node, d, calm)]
             if not lacking:
                 del calm.lacking[node]
+        if self.world.scenario.is_forgetful:
+            self._leave_out_what_was_given_up(calm)
         if not calm.lacking:
             calm.over = True
             self.world.audit.spread.watch()
@@ -164,6 +167,14 @@ class Verdicts:
             self._explain(calm)
         else:
             self.world.loop.after(POLL_S, self._poll, calm)
+
+    def _leave_out_what_was_given_up(self, calm: _Calm) -> None:
+        """Nobody lacks what no node has any more: whoever had run ahead alone has gone back."""
+        kept = {delta.record_id for node in self._live() for delta in node.core.ledger}
+        for node, lacking in list(calm.lacking.items()):
+            calm.lacking[node] = [delta for delta in lacking if delta.record_id in kept]
+            if not calm.lacking[node]:
+                del calm.lacking[node]
 
     @staticmethod
     def _lacks(node: Node, delta: Delta, calm: _Calm) -> bool:

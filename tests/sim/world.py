@@ -10,7 +10,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import GossamerError
 from tests.sim import memo
 from tests.sim.audit import CONTROL_BYTES_PER_S_MAX, Audit
-from tests.sim.faults import AMBUSHES, STORMS
+from tests.sim.faults import AMBUSHES, RUNAWAY, STORMS
 from tests.sim.gang import Gang
 from tests.sim.liar import Liar
 from tests.sim.loop import Loop
@@ -214,7 +214,7 @@ class World:
         self._calm_ends()
         self.say(f"storm: {' and '.join(storm.names)} until {storm.end:.0f} s")
         self.audit.surrounded.clear()
-        brews = {**STORMS, **AMBUSHES}
+        brews = {**STORMS, **AMBUSHES, **RUNAWAY}
         for name in storm.names:
             brews[name](self, storm.begin, storm.end, self.stage.dice(f"{name} {storm.begin}"))
         if len(storm.names) == 1 and storm.names[0] in SHAPES:
