@@ -9,7 +9,7 @@ from gossamer.node.config.findings import Finding, error, ok, told, warning
 from gossamer.node.phi.restore import has_model
 from gossamer.node.renewal import runs_out_soon
 from gossamer.node.storage.database import PATH_BYTES_MAX
-from gossamer.node.storage.home import Home
+from gossamer.node.storage.home import Home, unreadable
 from gossamer.protocol.admission.invitation import Invitation
 from gossamer.protocol.errors import LocalError
 from gossamer.protocol.identity import short
@@ -17,15 +17,20 @@ from gossamer.protocol.identity import short
 
 def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
     """Look at a node's folder and change nothing; `joins` says whether the node has anybody to join."""
-    if home.root.is_symlink() and not home.root.exists():
-        yield error("dir", f"{home.root} is a link to nothing: is its disk mounted?")
-        return
     if len(os.fsencode(home.chronicle_path.absolute())) > PATH_BYTES_MAX:
         most = PATH_BYTES_MAX - len(f"/{home.chronicle_path.name}")
         yield error("dir", f"the path {home.root} is too long for SQLite (over {most} bytes); choose another")
         return
-    if not home.root.exists():
-        yield _would_be_made(home.root)
+    try:
+        home.root.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        if home.root.is_symlink():
+            yield error("dir", f"{home.root} is a link to nothing: is its disk mounted?")
+        else:
+            yield _would_be_made(home.root)
+        return
+    except OSError as problem:
+        yield error("dir", unreadable(home.root, problem))
         return
     if not home.root.is_dir() or not os.access(home.root, os.W_OK | os.X_OK):
         yield error("dir", f"{home.root} is not a writable folder; choose another --dir")
@@ -41,7 +46,7 @@ def check_folder(home: Home, joins: bool) -> Iterator[Finding]:
 
 
 def _would_be_made(root: Path) -> Finding:
-    above = next(folder for folder in root.absolute().parents if folder.exists())
+    above = next(folder for folder in root.absolute().parents if os.path.lexists(folder))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         return error("dir", f"cannot create {root}: {above} is not a writable folder; choose another --dir")
     return ok("dir", f"{root} will be created")

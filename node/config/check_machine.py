@@ -135,7 +135,7 @@ def check_disk(folders: Iterable[Path], needed: int | None) -> Iterator[Finding]
 
 def _free_above(folder: Path) -> int:
     """Bytes free where a folder is, or will be."""
-    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
     return shutil.disk_usage(above).free
 
 

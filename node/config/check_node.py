@@ -1,5 +1,6 @@
 """Checks one node for `gossamer config check`: from its settings to the machine that it is to run on."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -150,7 +151,7 @@ class NodeCheck:
     def _folder(self) -> Iterator[Finding]:
         if (
             not self.is_bootstrap
-            and (self.home is None or not self.home.manifest_path.exists())
+            and (self.home is None or not os.path.exists(self.home.manifest_path))
             and not self.params.get("join")
             and not self.wrong & {"join", "invite"}
             and not self.invitation

@@ -26,7 +26,7 @@ def check(root: typer.Context, path: Path | None, offline: bool) -> Iterator[Fin
 
     `root` is the context of the `gossamer` command, whose commands determine what a node file may hold.
     """
-    if path is not None and path.is_file() and _is_manifest(path):
+    if path is not None and os.path.isfile(path) and _is_manifest(path):
         try:
             yield from check_manifest(read_manifest(path))
         except ConfigError as problem:
@@ -56,16 +56,16 @@ def _is_manifest(path: Path) -> bool:
 def _node_file(path: Path | None) -> node_file.NodeFile | None:
     """The node file to check: the given one, that of a node's folder, or the environment's. Raises
     ConfigError."""
-    if path is not None and path.is_dir():
+    if path is not None and os.path.isdir(path):
         path = path / node_file.FILE_NAME
-        return node_file.read(path) if path.exists() else None
+        return node_file.read(path) if os.path.exists(path) else None
     given = path or os.environ.get(settings.CONFIG_VARIABLE)
     return node_file.read(expanded(Path(given))) if given else None
 
 
 def _commands(path: Path | None, file: node_file.NodeFile | None) -> list[tuple[str, list[str]]]:
     """Names and arguments of the commands to check."""
-    folder = ["--dir", str(path)] if path is not None and path.is_dir() else []
+    folder = ["--dir", str(path)] if path is not None and os.path.isdir(path) else []
     if file is not None:
         config = [f"--{settings.CONFIG}", str(file.path)]
         return [

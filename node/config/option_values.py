@@ -99,8 +99,12 @@ def existing_path() -> Callable[[Any], Any]:
     """Existing files or folders; the shell completes them by itself."""
 
     def check(text: str) -> None:
-        if not expanded(Path(text)).exists():
-            raise ConfigError(f"{text}: no such file or folder")
+        try:
+            expanded(Path(text)).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise ConfigError(f"{text}: no such file or folder") from None
+        except OSError as error:
+            raise ConfigError(f"{text}: {error.strerror}") from None
 
     return _checked(check)
 

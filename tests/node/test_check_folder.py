@@ -28,7 +28,7 @@ def test_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "file").chmod(0o755)
     (tmp_path / "link").symlink_to(tmp_path / "a disk that is not mounted")
-    for path in ("file", "file/d", "link"):
+    for path in ("file", "file/d", "link", "link/d"):
         assert levels(check_folder(Home(tmp_path / path), joins=True)) == {"dir": ["error"]}, path
 
 

@@ -51,6 +51,20 @@ def test_a_file_that_is_none_is_a_fault_like_any_other(home: Home, tmp_path: Pat
         assert level == "error" and name in text
 
 
+def test_paths_that_cannot_even_be_looked_at_are_faults_like_any_other(home: Home, tmp_path: Path) -> None:
+    """As behind another user's folder, where a service runs as a user of its own; root sees it with names
+    that are too long."""
+    long = "x" * 300
+    (tmp_path / "n.toml").write_text(f'[node]\ndir = "{long}/d"\ndata = ["{long}"]\njoin = ["a:1"]\n')
+    said = look(tmp_path / "n.toml")
+    assert said["node"][0][0] == "error" and said["node"][0][1].endswith("File name too long")
+    ((level, text),) = said["dir"]
+    assert level == "error" and text.startswith(f"cannot read {tmp_path / long / 'd'}: File name too long")
+    assert said["disk"] and said["files"], "the rest was looked at too"
+    ((level, text),) = look(tmp_path / long)["config"]
+    assert level == "error" and text.startswith(f"cannot read {tmp_path / long}: File name too long")
+
+
 def test_a_file_in_the_environment_may_be_in_the_home_folder(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
