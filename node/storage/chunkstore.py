@@ -20,6 +20,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from gossamer.node.storage.wholefile import (
+    SameFolder,
     cannot_write,
     leads_nowhere,
     remove_unfinished,
@@ -83,6 +84,7 @@ class ChunkStore:
         try:
             if not read_only:
                 self._make_root()
+            self._home = SameFolder(root.parent)
             self._files = dict(_found_in(root))
             if not read_only:
                 remove_unfinished(root.glob("[0-9a-f][0-9a-f]/.*-*"), _NAME.fullmatch)
@@ -142,6 +144,7 @@ class ChunkStore:
         chunk, before = Chunk.of(bytes(data)), self._known(blob)
         file = _File.of(blob, chunk)
         path = self._path(blob, file)
+        self._home.check()
         self._make_folder(path.parent, durable=durable)
         write_atomically(path, chunk.as_it_travels, durable=durable)
         with self._counting:

@@ -23,6 +23,7 @@
 Everything is created 0700/0600; files appear whole (written aside, then renamed) or not at all.
 """
 
+import errno
 import json
 import logging
 import os
@@ -343,7 +344,9 @@ class Home:
         return incarnation
 
     def write_peers(self, contacts: Sequence[str]) -> None:
-        """Remember where members were. Raises OSError."""
+        """Remember where members were. Raises OSError, also if another folder is where ours was."""
+        if self.lock.is_elsewhere():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
         write_atomically(self.peers_path, json.dumps(list(contacts)).encode())
 
     def read_peers(self) -> tuple[str, ...]:

@@ -62,6 +62,21 @@ def disk_full(path: Path) -> DiskFullError:
     return DiskFullError(f"cannot write {path}: the disk is full; free some space")
 
 
+class SameFolder:
+    """Which folder a path leads to. Another one may come in its place, as below a disk that is unmounted, or
+    where a link is changed. It may be another node's: nothing is to be written there."""
+
+    def __init__(self, folder: Path) -> None:
+        """Remember the folder. Raises OSError."""
+        self._folder = folder
+        self._found = folder.stat()
+
+    def check(self) -> None:
+        """Raise OSError if the folder is gone, or another is there now."""
+        if not os.path.samestat(self._found, self._folder.stat()):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
+
+
 def open_aside(path: Path) -> tuple[int, str]:
     """Make a file of mode 0600 beside `path`, to be renamed to it. Returns descriptor and name.
 

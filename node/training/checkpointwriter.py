@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.node.storage.wholefile import open_aside, remove_unfinished
+from gossamer.node.storage.wholefile import SameFolder, open_aside, remove_unfinished
 from gossamer.node.training.checkpoint import Progress, State
 from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
@@ -62,6 +62,7 @@ class CheckpointWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._home = SameFolder(path.parent)
         self._thread = WorkThread("checkpoint")
         self._room = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._growth = 1
@@ -93,7 +94,7 @@ class CheckpointWriter:
         self._begun_at = time.monotonic()
         cost_s = state.size / BYTES_PER_S + len(state.tensors) / TENSORS_PER_S
         self._interval = min(max(INTERVAL_MIN_S, cost_s), INTERVAL_MAX_S)
-        self._under_way = _Writing(self._path, state, outer, self._room, self._growth, submit)
+        self._under_way = _Writing(self._path, self._home, state, outer, self._room, self._growth, submit)
 
     def advance(self, progress: Progress, *, wait: bool = False) -> None:
         """Copy the next share of the checkpoint under way. Waits for the disk only if told to."""
@@ -175,10 +176,18 @@ class _Writing:
     """
 
     def __init__(
-        self, path: Path, state: State, outer: OuterLoop, room: Tensor, growth: int, submit: Submit
+        self,
+        path: Path,
+        home: SameFolder,
+        state: State,
+        outer: OuterLoop,
+        room: Tensor,
+        growth: int,
+        submit: Submit,
     ) -> None:
         """`room` holds one share, `growth` times the usual size; `submit` runs what waits for the disk."""
         self._path = path
+        self._home = home
         self._state = state
         self._outer = outer
         self._room = room
@@ -291,6 +300,7 @@ class _Writing:
     def _open(self) -> None:
         # The header's length is not known yet: the room that it does not need is filled with spaces.
         self._data_at = 8 + self._state.header_bytes(len(self._rounds))
+        self._home.check()
         # Temporary files of trainers that were killed.
         remove_unfinished(self._path.parent.glob(".*-*"), self._path.name.__eq__)
         fd, self._aside = open_aside(self._path)

@@ -82,6 +82,21 @@ class Counting(torch.optim.Optimizer):
                 value.fill_(self.count)
 
 
+def test_no_checkpoint_is_written_into_another_folder_in_the_place_of_ours(tmp_path, caplog):
+    """It may be another node's, whose state would be lost."""
+    _, outer, optimizer = trained()
+    home = tmp_path / "d"
+    home.mkdir()
+    writer = CheckpointWriter(home / "t")
+    home.rename(tmp_path / "away")
+    home.mkdir()
+    writer.begin(outer, [optimizer])
+    writer.advance(Progress(1, 2), wait=True)
+    writer.close()
+    assert list(home.iterdir()) == []
+    assert "cannot save the trainer's state" in caplog.text
+
+
 def test_what_is_kept_of_one_element_is_of_one_step(tmp_path, monkeypatch):
     """A variance of before a large gradient, with the momentum of after it, is a huge step."""
     monkeypatch.setattr(checkpointwriter, "SHARE_BYTES", 64)

@@ -243,6 +243,22 @@ def test_all_that_is_damaged_of_a_file_is_found_at_once(store: ChunkStore) -> No
     assert [blob in store for blob in blobs] == [False, False, True]
 
 
+def test_nothing_is_stored_in_another_folder_that_comes_in_our_nodes_place(tmp_path: Path) -> None:
+    """As below a disk that is unmounted, or where a link is changed: it may be another node's."""
+    home, other = tmp_path / "d", tmp_path / "other"
+    home.mkdir()
+    other.mkdir()
+    store = ChunkStore(home / "chunks")
+    home.rename(tmp_path / "away")
+    home.symlink_to(other)
+    with pytest.raises(FileNotFoundError):
+        put(store, b"x")
+    assert list(other.iterdir()) == []
+    home.unlink()
+    (tmp_path / "away").rename(home)
+    assert store.get(put(store, b"x")) == b"x"
+
+
 def test_a_folder_that_is_away_for_a_moment_costs_nothing(store: ChunkStore, tmp_path: Path) -> None:
     blob = put(store, b"data")
     away = tmp_path / "away"

@@ -47,6 +47,9 @@ def test_a_folder_that_was_moved_or_removed_is_seen_to_be_gone(home: Home) -> No
     Home(home.root).create()
     Home(home.root).lock.take()
     assert home.lock.is_elsewhere(), "what is there now is another"
+    with pytest.raises(FileNotFoundError):
+        home.write_peers(["127.0.0.1:1"])
+    assert not home.peers_path.exists()
 
 
 def test_a_lock_that_cannot_be_taken_is_not_said_to_be_taken(home: Home) -> None:
