@@ -113,8 +113,8 @@ class Database:
             return StorageError(instead)
         if code in _OUT_OF_REACH:
             return StorageError(
-                f"cannot use the database {self._path} ({error}): this user must be able to write to its"
-                f" folder, and its path must not be longer than {PATH_BYTES_MAX} bytes"
+                f"cannot use the database {self._path} ({error}): this user must be able to write to it and"
+                f" to its folder, and its path must not be longer than {PATH_BYTES_MAX} bytes"
             )
         if code in _HELD:
             return StorageError(

@@ -41,7 +41,7 @@ def test_a_folder_whose_path_is_too_long_for_its_databases(tmp_path: Path) -> No
     for folder in (longest, beyond):
         folder.mkdir(parents=True)
     Database(Home(longest).chronicle_path).close()
-    with pytest.raises(StorageError, match="longer than 504 bytes"):
+    with pytest.raises(StorageError, match="write to it and to its folder, .* longer than 504 bytes"):
         Database(Home(beyond).chronicle_path)
     (said,) = found(check_folder(Home(beyond), joins=True))["dir"]
     assert said[0] == "error" and "over 487 bytes" in said[1]

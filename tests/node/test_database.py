@@ -182,7 +182,7 @@ def test_a_quota_that_is_used_up_is_a_full_disk(path: Path, monkeypatch: pytest.
 
 
 def test_what_cannot_be_reached_is_not_called_damaged(path: Path) -> None:
-    with pytest.raises(StorageError, match="able to write to its folder") as error:
+    with pytest.raises(StorageError, match="able to write to it and to its folder") as error:
         RecordStore(path.with_name("missing") / "ledger.sqlite", SMALL.swarm_id)
     assert "remove" not in str(error.value)
 
