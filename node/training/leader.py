@@ -133,6 +133,11 @@ class Leader(RankRole):
         if self._outer.has_open_windows and not self.finished:
             # What the window holds can be handed over once the last delta is acknowledged.
             left -= self._link.wait_free(timeout_s / 2)
+            if not self._link.can_publish:
+                log.warning(
+                    "what this node has learnt since its last delta is not published: its daemon %s",
+                    "has yet to store that one" if self._link.is_attached else "does not answer",
+                )
         round_ = self._due_at_the_end()
         with self._changing([], round_):
             if round_ is not None:

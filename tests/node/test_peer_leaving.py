@@ -202,6 +202,26 @@ async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path
         setup.daemon.start()
 
 
+@pytest.mark.parametrize(("dies", "why"), [(True, "does not answer"), (False, "has yet to store that one")])
+async def test_a_window_that_no_daemon_can_take_is_not_lost_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, dies: bool, why: str
+) -> None:
+    async with begun(tmp_path) as setup:
+        setup.daemon.answers = False
+        while setup.step() is None:
+            pass
+        if dies:
+            await setup.daemon.die()
+            await until(lambda: not setup.link.is_attached)
+        await asyncio.to_thread(setup.peer.flush, 0.05)
+        assert "is not published" not in caplog.text, "the window is empty"
+        setup.step()
+        await asyncio.to_thread(setup.peer.flush, 0.05)
+        assert f"learnt since its last delta is not published: its daemon {why}" in caplog.text
+        if dies:
+            setup.daemon.start()
+
+
 @pytest.mark.parametrize("error", [None, RuntimeError("as asked"), KeyboardInterrupt()])
 async def test_what_a_script_that_never_left_publishes_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
