@@ -81,7 +81,8 @@ class CheckpointWriter:
 
     def begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin a checkpoint."""
-        self._begin(outer, optimizers, self._thread.submit)
+        with held_back():  # a watchdog's error would be taken for one of the optimizer's
+            self._begin(outer, optimizers, self._thread.submit)
 
     def _begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], submit: Submit) -> None:
         state = State.of(outer, optimizers)
@@ -101,17 +102,17 @@ class CheckpointWriter:
         writing = self._under_way
         if writing is None or not (wait or writing.is_ready):
             return
-        try:
-            with held_back():  # a share that is copied and never written would leave a hole
+        with held_back():  # a share that is copied and never written would leave a hole
+            try:
                 if writing.advance(progress):
                     self._under_way = None
                     self._said = ""
                     # If shares need not have grown this time, try smaller ones next: perhaps the disk had
                     # hung.
                     self._growth = writing.growth if writing.has_grown else max(1, writing.growth // 2)
-        except OSError as error:
-            self._say_cannot(error.strerror or str(error))
-            self._give_up()
+            except OSError as error:  # not around all of this: a watchdog's TimeoutError is one, too
+                self._say_cannot(error.strerror or str(error))
+                self._give_up()
 
     def save(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress) -> None:
         """Write a whole checkpoint now, in place of one under way; returns when the file is there.
@@ -120,7 +121,8 @@ class CheckpointWriter:
         threads take no more work.
         """
         self._give_up()
-        self._begin(outer, optimizers, at_once)
+        with held_back():
+            self._begin(outer, optimizers, at_once)
         while self._under_way is not None:
             self.advance(progress, wait=True)
 

@@ -153,6 +153,38 @@ def test_ctrl_c_waits_until_a_share_is_handed_on(tmp_path, monkeypatch):
     assert restore(path, fresh, [again]) == (Progress(8, 16), True)
 
 
+def test_a_watchdogs_error_is_not_taken_for_one_of_the_optimizer_or_the_disk(tmp_path, monkeypatch, caplog):
+    """The loop would go on as if there were no watchdog, and the checkpoint lack the optimizer's state."""
+
+    def bark(*_):
+        raise TimeoutError
+
+    def barked(function):
+        def run(*arguments):
+            signal.raise_signal(signal.SIGALRM)
+            return function(*arguments)
+
+        return run
+
+    _, outer, optimizer = trained()
+    path = tmp_path / "t"
+    writer = CheckpointWriter(path)
+    handler = signal.signal(signal.SIGALRM, bark)
+    try:
+        with monkeypatch.context() as patched, pytest.raises(TimeoutError):
+            patched.setattr(optimizer, "state_dict", barked(optimizer.state_dict))
+            writer.begin(outer, [optimizer])
+        with monkeypatch.context() as patched, pytest.raises(TimeoutError):
+            patched.setattr(checkpointwriter._Writing, "_copy", barked(checkpointwriter._Writing._copy))
+            writer.advance(Progress(8, 16), wait=True)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    writer.save(outer, [optimizer], Progress(8, 16))
+    writer.close()
+    _, fresh, again = make()
+    assert restore(path, fresh, [again]) == (Progress(8, 16), True) and not caplog.text
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_is_written_or_cannot_be_leaves_no_memory_behind(tmp_path, monkeypatch, fails):
     """Nor until Python looks for cycles: a share, and all that the optimizer keeps, may be gigabytes."""
