@@ -144,7 +144,12 @@ class Leader(RankRole):
                 self._publish(round_)
         if not self._step_watch.is_torn:  # if it is, by Ctrl-C say, the last checkpoint is better
             self._checkpoint.save(self._outer, self._sound_optimizers, self.progress)
-        self._link.wait_acknowledged(left)
+        if not self._link.wait_acknowledged(left):
+            log.warning(
+                "the node's daemon has yet to store the delta of round %d, which is lost if the node ends"
+                " before",
+                self._link.own_last,
+            )
 
     def save_if_whole(self) -> None:
         if self.team.size > 1 or self.is_stepping or self._has_diverged or not self.progress.steps:

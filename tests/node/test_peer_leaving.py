@@ -203,7 +203,7 @@ async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path
 
 
 @pytest.mark.parametrize(("dies", "why"), [(True, "does not answer"), (False, "has yet to store that one")])
-async def test_a_window_that_no_daemon_can_take_is_not_lost_without_a_word(
+async def test_what_no_daemon_can_take_at_the_end_is_not_lost_without_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, dies: bool, why: str
 ) -> None:
     async with begun(tmp_path) as setup:
@@ -214,6 +214,7 @@ async def test_a_window_that_no_daemon_can_take_is_not_lost_without_a_word(
             await setup.daemon.die()
             await until(lambda: not setup.link.is_attached)
         await asyncio.to_thread(setup.peer.flush, 0.05)
+        assert "has yet to store the delta of round 1, which is lost" in caplog.text
         assert "is not published" not in caplog.text, "the window is empty"
         setup.step()
         await asyncio.to_thread(setup.peer.flush, 0.05)
