@@ -40,6 +40,8 @@ class Disk:
         """Snapshots held, newest first."""
         self.covered: frozenset[bytes] = frozenset()
         """Records that the newest snapshot holds."""
+        self.credentials: list[bytes] = []
+        """Grants and revocations."""
         self.base = GENESIS
         self.own_last = 0
         self.reach = 0

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from gossamer.protocol import envelope
+from gossamer.protocol.admission import charter
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.core import replica
 from gossamer.protocol.effects import Effect, Send, Store
@@ -285,6 +286,16 @@ def _keep_silent_links() -> list[Patch]:
     return [(swim.Swim, "silent_links", lambda self, now: set())]
 
 
+def _keep_what_ran_ahead() -> list[Patch]:
+    """A node that goes back to the others' history keeps all records of its own."""
+    return [(ledger.Ledger, "drop_beyond", lambda self, round_: [])]
+
+
+def _void_what_came_and_not_what_comes() -> list[Patch]:
+    """What a revoked member signed is taken out, and taken in again from who has not heard of it."""
+    return [(charter.Charter, "counts", lambda self, author, round_: True)]
+
+
 def _the_dead_stay_dead() -> list[Patch]:
     """Nobody dials a member that is down: partition amnesia."""
     original = links.Links._candidates
@@ -411,6 +422,21 @@ MUTANTS = {
             "halves",
             r"lacks .* \([1-9]\d* records,",
             nodes=12,
+            minutes=8.0,
+        ),
+        Mutant(
+            "keep what ran ahead",
+            _keep_what_ran_ahead,
+            "runaways",
+            "have not converged|ends with other records|has merged other records",
+            nodes=5,
+            minutes=10.0,
+        ),
+        Mutant(
+            "void what came and not what comes",
+            _void_what_came_and_not_what_comes,
+            "invited",
+            "keeps round .* which was revoked before",
             minutes=8.0,
         ),
         Mutant("spin", _spin, "calm", "spins: next_wake has not moved on", nodes=4, minutes=1.5),

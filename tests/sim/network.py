@@ -42,6 +42,10 @@ class Party(Protocol):
         """Do something in the node's process: later if it is stopped, never if that life is over."""
         ...
 
+    def admits(self, other: "Party") -> bool:
+        """Whether it lets another node in, as of the handshake."""
+        ...
+
     def link_opened(self, end: "End", outbound: bool, address: str | None) -> None: ...
 
     def link_closed(self, end: "End") -> None: ...
@@ -282,6 +286,9 @@ class Network:
     def _accept(self, server: End, deadline: float) -> None:
         pair = (server.party.index, server.peer.party.index)
         if self.loop.now > deadline or self.is_closed(*pair) or not server.peer.is_opening:
+            return
+        if not (server.party.admits(server.peer.party) and server.peer.party.admits(server.party)):
+            server.out.send(FIN)
             return
         server.is_open = True
         server.out.send(OPEN)

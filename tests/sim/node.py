@@ -12,6 +12,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.core.merge_schedule import MergeSchedule
 from gossamer.protocol.core.replica import Replica
+from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
 from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes, split_payload
@@ -19,7 +20,7 @@ from gossamer.protocol.records import Delta, DeltaBody
 from tests.sim.archive import Archive
 from tests.sim.disk import DamagedChunkError, Disk
 from tests.sim.fold import Fold
-from tests.sim.network import End
+from tests.sim.network import End, Party
 from tests.sim.process import Process
 from tests.sim.stage import Stage, Traits
 from tests.sim.trainer import Trainer, Window
@@ -41,6 +42,8 @@ class Node(Process):
         super().__init__(stage.loop)
         self.stage = stage
         self.traits = traits
+        self.grant = b""
+        """Its invitation, if it needs one."""
         self.index = traits.index
         self.disk = Disk()
         self.rng = stage.dice(f"node {self.index}")
@@ -119,6 +122,7 @@ class Node(Process):
             claims=self.archive.claims,
             floor=self.disk.base.round,
             own_last=self.disk.own_last,
+            credentials=[self.grant, *self.disk.credentials] if self.grant else (),
         )
         self._carry_out(restored)
         self._carry_out(self.core.announce((self.traits.address,) if self.traits.listens else ()))
@@ -178,6 +182,14 @@ class Node(Process):
         self.dispatch(ev.Leave())
         self.gone = True
         self.crash()
+
+    def expelled(self) -> None:
+        """An owner has revoked it, and it knows."""
+        self._tell("is revoked")
+        self.trainer.die()
+        self.gone = True
+        if self.running:
+            self.crash()
 
     # -- the core
 
@@ -240,6 +252,10 @@ class Node(Process):
                     self.transfers.asked(self.links.get(effect.link), effect.blob)
                 case fx.Store():
                     self._store(effect)
+                case fx.StoreCredential():
+                    self.disk.credentials.append(effect.data)
+                case fx.Expelled():
+                    self.soon(0.0, self.expelled)
                 case fx.Ready():
                     self.stage.audit.spread.held(self, effect.delta)
                     self.mark(effect.delta.round)
@@ -284,7 +300,21 @@ class Node(Process):
         peer = end.peer.party
         assert isinstance(peer, Node)
         self.stage.trace.note(self.stage.loop.now, self.index, 2, peer.traits.identity.node_id)
-        self.dispatch(ev.LinkUp(end.number, peer.traits.identity.node_id, outbound, address))
+        self.dispatch(
+            ev.LinkUp(end.number, peer.traits.identity.node_id, outbound, address, peer.credential())
+        )
+
+    def credential(self) -> bytes:
+        """What it shows in a handshake to be let in."""
+        return self.core.vetting.credential_of(self.traits.identity.node_id, self.clock())
+
+    def admits(self, other: Party) -> bool:
+        assert isinstance(other, Node)
+        try:
+            self.core.vetting.vet(other.traits.identity.node_id, other.credential(), self.clock())
+        except RefusedError:
+            return False
+        return True
 
     def link_closed(self, end: End) -> None:
         if self.links.pop(end.number, None) is not None:

@@ -39,12 +39,13 @@ PARTED = 0.2
 RETAIN = 17
 """Rounds that are retained: some 200 s in the fastest swarm, and no storm lasts longer than 180 s."""
 
-OTHERS = ("calm", "mixed", "liar", "liars", "lineages", "nights", "runaways", "cramped", "parts")
+OTHERS = ("calm", "mixed", "liar", "liars", "lineages", "nights", "runaways", "invited", "cramped", "parts")
 """Scenarios that are not one kind of storm. "liars": several liars, each for itself and together, and
 ambushes that leave a node alone with them. "lineages": splits that outlast the rounds retained. "nights":
 machines that sleep for as long. "runaways": one or two nodes, many times as fast as the others, that are cut
-off for as long, and may have closed rounds then that the others are yet to come to. "cramped": few links per
-node, so that all nodes that a latecomer can dial may be full. "parts": payloads always have several chunks.
+off for as long, and may have closed rounds then that the others are yet to come to. "invited": a swarm with
+an owner, who revokes a member now and then. "cramped": few links per node, so that all nodes that a latecomer
+can dial may be full. "parts": payloads always have several chunks.
 """
 
 LIARS_MAX = 5
@@ -91,6 +92,11 @@ class Scenario:
     """Size of a payload's chunks: small in "parts", so that payloads are dealt and passed on in parts."""
 
     @property
+    def owner(self) -> Identity | None:
+        """The owner of an invited swarm."""
+        return _owner(self.seed) if self.manifest.admission.owners else None
+
+    @property
     def is_forgetful(self) -> bool:
         """Whether a storm may outlast the rounds retained, so that the work of some nodes is given up."""
         return self.name in FORGETFUL
@@ -131,7 +137,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     rng = random.Random(f"{seed}/scenario")
     codec = rng.choice(("int4", "int4", "topk", "exact", "int8", "int2"))
     fragments = random.Random(f"{seed}/fragments").choice((1, 2, 2, 3))
-    manifest, phi = _manifest(rng, codec, fragments, name)
+    manifest, phi = _manifest(rng, seed, codec, fragments, name)
     total = nodes + 4
     has_liar = name == "liar" or (name in (None, "mixed", "parts") and rng.random() < 0.25)
     bootstrap_trains = rng.random() < 0.5
@@ -179,7 +185,9 @@ def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> in
     return -(-largest // rng.randrange(4, 13))
 
 
-def _manifest(rng: random.Random, codec: str, fragments: int, name: str | None) -> tuple[Manifest, Ints]:
+def _manifest(
+    rng: random.Random, seed: int, codec: str, fragments: int, name: str | None
+) -> tuple[Manifest, Ints]:
     """The manifest and Phi_0. How long a round takes does not depend on the number of fragments."""
     forgetful = name in FORGETFUL
     early = forgetful or name == "liars"  # liars lie about the past only once nodes have sealed some of it
@@ -201,9 +209,18 @@ def _manifest(rng: random.Random, codec: str, fragments: int, name: str | None) 
             "retain": 4 if forgetful else rng.choice((0, RETAIN, RETAIN + 5)),
         },
         "layout": {"fragments": fragments, "tensors": _TENSORS},
+        "admission": _admission(seed, name),
         "genesis": {"digest": root_of(chunk_hashes(phi.tobytes())).hex()},
     }
     return from_values(values, "the simulator"), phi
+
+
+def _owner(seed: int) -> Identity:
+    return Identity.from_seed(sha256(f"{seed}/owner".encode()).digest())
+
+
+def _admission(seed: int, name: str | None) -> dict[str, object]:
+    return {"mode": "invited", "owners": [_owner(seed).public_key.hex()]} if name == "invited" else {}
 
 
 def _traits(

@@ -41,7 +41,7 @@ LARGE_MIN = 5
 
 KINDS = ("calm", "liar", "lineages", *STORMS, "cramped", "parts", "parts", "nights")
 EACH = [Job(1000 + number, 8, 6.0 if name in FORGETFUL else 5.0, name) for number, name in enumerate(KINDS)]
-EACH += [Job(1028, 8, 6.0, "liars"), Job(1029, 8, 8.0, "runaways")]
+EACH += [Job(1028, 8, 6.0, "liars"), Job(1029, 8, 8.0, "runaways"), Job(1030, 8, 6.0, "invited")]
 """Every kind of storm at least once."""
 
 

@@ -94,7 +94,9 @@ class Verdicts:
         self.world.audit.fail(node, text)
 
     def _live(self) -> list[Node]:
-        return [node for node in self.world.nodes if node.running and not node.traits.is_liar]
+        """The honest nodes that run, without those that an owner has revoked."""
+        nodes, revoked = self.world.nodes, self.world.revoked
+        return [n for n in nodes if n.running and not n.traits.is_liar and n.index not in revoked]
 
     # -- calms
 
@@ -151,7 +153,7 @@ class Verdicts:
         took = self.world.loop.now - calm.begin
         for node in list(calm.lacking):
             lacking = calm.lacking[node] = [d for d in calm.lacking[node] if self._lacks(node, d, calm)]
-            if not lacking:
+            if not lacking or node.index in self.world.revoked:
                 del calm.lacking[node]
         if self.world.scenario.is_forgetful:
             self._leave_out_what_was_given_up(calm)
@@ -182,7 +184,8 @@ class Verdicts:
         if delta.round <= ledger.floor:
             return False  # records of closed rounds are compared at the end
         if delta.record_id not in ledger:
-            return not ledger.is_void(delta)
+            counts = node.core.charter.counts(delta.author, delta.round)
+            return counts and not ledger.is_void(delta)
         if ledger.is_void(delta) or delta.record_id not in calm.held:
             return False
         merged = fold.rounds.get(delta.round, ()) if fold is not None else ()
@@ -339,6 +342,7 @@ class Verdicts:
             self.world.audit.check_ledger(node)
             self._check_merged(node)
             self._check_equal(node, first, floor)
+            self._check_revoked(node)
         assert first.fold is not None
         rounds = {**first.fold.below, **first.fold.rounds}
         scenario, read = self.world.scenario, self.world.audit.payload
@@ -371,6 +375,18 @@ class Verdicts:
             self._fail(node, f"has merged other records than {first.name}")
         if node.fold.phi.tobytes() != first.fold.phi.tobytes():
             self._fail(node, f"ends with another Phi than {first.name}")
+
+    def _check_revoked(self, node: Node) -> None:
+        """Whom an owner has revoked is out for everybody, with what it signed after its last round."""
+        for index in self.world.revoked:
+            victim = self.world.nodes[index]
+            revocation = node.core.charter.revocation_of(victim.traits.identity.node_id)
+            if revocation is None:
+                self._fail(node, f"has not heard that {victim.name} was revoked")
+                return
+            rounds = [delta.round for delta in node.core.ledger.by(revocation.node_id)]
+            if max(rounds, default=0) > revocation.last_round:
+                self._fail(node, f"keeps round {max(rounds)} of {victim.name}, which was revoked before")
 
     def _check_nothing_lost(self, nodes: list[Node], ledger: Ledger, rounds: Rounds) -> None:
         """Every delta that one of these nodes published and kept is merged, and no honest node is void."""

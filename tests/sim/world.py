@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 
+from gossamer.protocol import events as ev
 from gossamer.protocol import limits
+from gossamer.protocol.admission.charter import NEVER, Role, grant_body, revocation_body
+from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import GossamerError
 from tests.sim import memo
 from tests.sim.audit import CONTROL_BYTES_PER_S_MAX, Audit
@@ -17,7 +20,7 @@ from tests.sim.loop import Loop
 from tests.sim.network import Network
 from tests.sim.node import Node
 from tests.sim.result import Result
-from tests.sim.scenario import CREATED, REST_S, Scenario, Storm
+from tests.sim.scenario import CALM_S, CREATED, REST_S, Scenario, Storm
 from tests.sim.stage import Stage
 from tests.sim.trace import Trace, Violation
 from tests.sim.verdicts import Verdicts
@@ -27,6 +30,9 @@ STARTED_BY_S = 12.0
 """By now all members of the start are there."""
 
 LOOK_S = 2.0
+
+LEFT_MIN = 4
+"""Nobody is revoked where no more members than these would be left."""
 
 HEARING_S = 15.0
 """For this long after a storm, a node that was alone with liars may still go by what they have said."""
@@ -85,6 +91,8 @@ class World:
         self.verdicts = Verdicts(self)
         self.nodes: list[Node] = []
         self.lost_disks: set[int] = set()
+        self.revoked: set[int] = set()
+        """Indices of the members that an owner has revoked, whether or not they know."""
         self.told: dict[int, tuple[str, ...]] = {}
         """Join addresses that a storm has given some nodes, by index."""
         self.fine_since = 0.0
@@ -215,6 +223,8 @@ class World:
         self.say(f"storm: {' and '.join(storm.names)} until {storm.end:.0f} s")
         self.audit.surrounded.clear()
         brews = {**STORMS, **AMBUSHES, **RUNAWAY}
+        if self.scenario.owner is not None:
+            self.loop.at(self.rng.uniform(storm.begin, storm.end + CALM_S / 2), self._revoke_somebody)
         for name in storm.names:
             brews[name](self, storm.begin, storm.end, self.stage.dice(f"{name} {storm.begin}"))
         if len(storm.names) == 1 and storm.names[0] in SHAPES:
@@ -233,6 +243,9 @@ class World:
             self.fine_since = self.loop.now
         for node in self.nodes:
             if node.gone:
+                continue
+            if node.index in self.revoked:
+                node.expelled()
                 continue
             self.revive(node)
             self.resume(node)
@@ -275,10 +288,44 @@ class World:
         self.fine_since = inf
         self.net.changed()
 
+    # -- the owner
+
+    def _signed(self, kind: Kind, body: bytes) -> bytes:
+        owner = self.scenario.owner
+        assert owner is not None
+        return seal(owner, kind, self.scenario.manifest.swarm_id, body).data
+
+    @staticmethod
+    def _grant_body(node: Node) -> bytes:
+        role = Role.TRAIN if node.traits.trains else Role.OBSERVE
+        return grant_body(node.traits.identity.node_id, role, issued=0, expires=NEVER)
+
+    def _revoke_somebody(self) -> None:
+        """The owner tells one member that another one is out, or two members, each of another last round.
+
+        Rounds that anybody may close before all have heard of it stay as they are: what is closed cannot be
+        voided.
+        """
+        told = [node for node in self._honest_nodes() if node.responsive and node.index not in self.revoked]
+        if len(told) <= LEFT_MIN:
+            return
+        victim, *judges = self.rng.sample(told, self.rng.choice((2, 3)))
+        clock = max(node.core.clock for node in told)
+        never_closes = not self.scenario.manifest.history.retain
+        self.revoked.add(victim.index)
+        self.audit.spread.look_away()  # its links are cut, with whatever is under way on them
+        for issued, judge in enumerate(judges):
+            last = max(0, clock + self.rng.randrange(-8 if never_closes else -1, 3))
+            self.say(f"{victim.name} is revoked after round {last}; {judge.name} is told")
+            body = revocation_body(victim.traits.identity.node_id, last, issued, "")
+            judge.dispatch(ev.Deliver(self._signed(Kind.REVOCATION, body)))
+
     # -- nodes
 
     def _add_node(self) -> Node:
         node = Node(self.stage, self.scenario.traits[len(self.nodes)])
+        if self.scenario.owner is not None:
+            node.grant = self._signed(Kind.GRANT, self._grant_body(node))
         self.nodes.append(node)
         self.net.parties[node.traits.address] = node
         return node
@@ -289,7 +336,8 @@ class World:
             return self.told[node.index]
         if node.index == 0 and 0 not in self.lost_disks:
             return ()  # it founded the swarm; without its disk it has to be told, like any other
-        others = [n for n in self.nodes if n is not node and n.traits.listens and not n.gone]
+        gone = {n.index for n in self.nodes if n.gone} | self.revoked
+        others = [n for n in self.nodes if n is not node and n.traits.listens and n.index not in gone]
         return tuple(other.traits.address for other in others[: 2 if node.index % 3 == 2 else 1])
 
     def _start(self, node: Node) -> None:
