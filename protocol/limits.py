@@ -382,6 +382,10 @@ PUTS_PER_LINK_MAX = 2
 ROUND_SLACK = 64
 """How many rounds beyond what the manifest's minimum round length allows are still plausible."""
 
+APART_MAX = 4096
+"""Where all rounds are retained, one side of a partition may get this many ahead of the other, and the other
+takes what it did at once when it heals. It bounds what one key can have everybody store."""
+
 CLOCK_CACHED_ABOVE_MEMBERS = 64
 CLOCK_KEPT_PER_MEMBER_S = 0.00025
 """Where there are more members than this, the round clock is not read again with every event: a reading is

@@ -42,7 +42,8 @@ class SwarmClock:
         self._trains = trains
         self._unix_time = unix_time
         history = manifest.history
-        self._ahead = limits.ROUND_SLACK + max(history.retain, history.seal_after + history.snapshot_every)
+        apart = history.retain or limits.APART_MAX
+        self._ahead = limits.ROUND_SLACK + max(apart, history.seal_after + history.snapshot_every)
         self._reading = 0
         self._read_as: tuple[int, int, int] | None = None
         """What we had published, and what was closed, when the clock was read."""

@@ -128,15 +128,17 @@ class Lineages:
         A fast node that was cut off goes by its own clock alone, and may be hours ahead of the others when it
         hears of them again. Each side then refuses the other's records, and claims never name the same round.
         A member that has published nothing since it came back does not count as behind: it may still find out
-        that we went on. Who does not train never publishes: it stands with those whose claims it shares.
-        Absent members count against it: those present may be mostly liars for a moment.
+        that we went on. Who does not train counts on neither side, since it never publishes; nor do we, if we
+        have not. Absent members count against it: those present may be mostly liars for a moment.
         """
-        said = [member for member in members if member.claims and now - member.told_at <= WORD_S]
-        below = [member for member in said if all(claim.round < floor for claim in member.claims)]
-        behind = [member for member in below if 0 < member.round <= floor]
-        theirs = {claim for member in behind for claim in member.claims}
-        behind += [m for m in below if not m.trains and not theirs.isdisjoint(m.claims)]
-        if not behind or 2 * len(behind) <= 1 + max(len(said), testimony.authors()):
+        said = [one for one in members if one.trains and one.claims and now - one.told_at <= WORD_S]
+        behind = [
+            member
+            for member in said
+            if 0 < member.round <= floor and all(claim.round < floor for claim in member.claims)
+        ]
+        ours = int(self._own_last() > 0)
+        if not behind or 2 * len(behind) <= ours + max(len(said), testimony.authors()):
             self._behind_since = None
             return None
         if self._behind_since is None:

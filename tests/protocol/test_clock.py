@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.history.clock import SwarmClock
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.activity import Activity
 from gossamer.protocol.unix_time import UnixTime
 from tests.protocol import builders
@@ -26,6 +27,7 @@ def clock_of(
     activity: Activity | None = None,
     observers: tuple[int, ...] = (),
     looking_on: tuple[int, ...] = (),
+    of: Manifest = builders.SMALL,
 ) -> SwarmClock:
     """The clock of a node as `reads` has it. What the others published last may be given, and change; so may
     what they do, which is otherwise that they train, but for the idle. Observers were not invited to,
@@ -44,7 +46,7 @@ def clock_of(
     if last is None:
         last = {place.to_bytes(2): round_ for place, (round_, _) in enumerate(others)}
     return SwarmClock(
-        builders.SMALL,
+        of,
         SimpleNamespace(  # type: ignore[arg-type]
             role_of=lambda id_: Role.OBSERVE if int.from_bytes(id_) in observers else Role.TRAIN
         ),
@@ -141,6 +143,12 @@ def test_whose_history_begins_anew_keeps_what_the_others_take_however_far_it_was
     assert clock.is_near(5_000, NOW)
     assert clock.begin_at(12, NOW) == 16 + far
     assert clock_of(5_000, []).begin_at(12, NOW) == 12 + far, "nobody else is there"
+
+
+def test_where_all_is_retained_one_side_of_a_partition_may_be_far_ahead():
+    clock = clock_of(16, [(16, True)] * 3, of=builders.manifest(history={"retain": 0}))
+    far = 16 + limits.ROUND_SLACK + limits.APART_MAX
+    assert clock.is_near(far, NOW) and not clock.is_near(far + 1, NOW)
 
 
 def test_a_reading_that_was_too_high_for_a_moment_opens_nothing_later():

@@ -40,8 +40,11 @@ WAKES_PER_S_MAX = 40.0
 wakes more often. If a liar declines chunks, a node asks again soon, so each liar beyond the first may cost as
 many wakes again. Wakes for chunks that arrived, one each, are not counted: those are announced."""
 
-DEALS_MAX = 2
-"""One of a node's own payloads is not spread yet, or two if it has just published the next."""
+MIN_ROUND_S = 0.5
+"""A node publishes no sooner after its last delta, see `scenario`."""
+
+DEALS_MAX = 1 + int(limits.DEAL_PATIENCE_S / MIN_ROUND_S)
+"""A node's own payloads that are not spread yet: no deal lasts longer than its patience."""
 
 CONTROL_BYTES_PER_S_MAX = 64 * 1024
 """What a node may send besides payloads, on average. Rows of 16 members, each renewed every 4.5 s, reach it

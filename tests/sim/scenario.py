@@ -18,6 +18,7 @@ from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
 from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.payloads.payload import payload_length
+from tests.sim.audit import MIN_ROUND_S
 from tests.sim.faults import AMBUSHES, FAST_STEP_S, STORMS, UNMIXED
 from tests.sim.network import Path
 from tests.sim.stage import Traits
@@ -201,12 +202,13 @@ def _manifest(
         "pace": {
             "every_steps": fragments * rng.randrange(12, 21) if by_steps else 0,
             "every_seconds": 0.0 if by_steps else fragments * rng.uniform(16.5, 30.0),
-            "min_round_seconds": 0.5,
+            "min_round_seconds": MIN_ROUND_S,
         },
         "history": {
             "seal_after": 2 if early else rng.randrange(2, 7),
             "snapshot_every": 2 if early else rng.randrange(2, 7),
             "retain": 4 if forgetful else rng.choice((0, RETAIN, RETAIN + 5)),
+            **({"retain": random.Random(f"{seed}/retain").choice((4, 4, 0))} if name == "runaways" else {}),
         },
         "layout": {"fragments": fragments, "tensors": _TENSORS},
         "admission": _admission(seed, name),
