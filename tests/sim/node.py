@@ -423,10 +423,12 @@ class Node(Process):
             return round_ >= self.core.clock
         return round_ > self.core.horizon
 
-    def merge_what_waits(self) -> None:
-        """Merge now the rounds that wait, since they would be merged later."""
+    def merge_what_waits(self, *, rests: bool) -> None:
+        """Merge now the rounds that are held back and, unless the swarm `rests`, those that it has not
+        reached."""
         for round_ in self.schedule.waiting(ROUND_MAX):
-            if self.may_wait(round_):
+            is_held_back = self.schedule.held_back_until(round_) is not None
+            if is_held_back if rests else self.may_wait(round_):
                 self.schedule.take(round_)
                 self._merge_round(round_)
 

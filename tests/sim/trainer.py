@@ -63,7 +63,7 @@ class Trainer:
         self.hangs = False
         """Whether it does no steps although its process is there."""
         self.resting = False
-        """Whether it publishes nothing more, so that the swarm can come to rest."""
+        """Whether it does no more steps, so that the swarm comes to rest."""
         self.own_last = 0
         self._clock = 0
         self._unacknowledged: tuple[Window, bytes] | None = None
@@ -136,7 +136,7 @@ class Trainer:
         node = self._node
         if not self.begun:
             self._begin()
-        else:
+        elif not self.resting:
             self._steps += 1
             if node.responsive:
                 node.dispatch(Progress(self._steps, 0, 0.0, 0.0, ""))
