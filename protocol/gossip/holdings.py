@@ -117,7 +117,9 @@ class Holdings:
         """Forget all rounds up to `floor`, for good."""
         dropped = [*self._ledger.close(floor), *(delta for delta in self._revoked if delta.round <= floor)]
         self._revoked = [delta for delta in self._revoked if delta.round > floor]
-        return self._dropped(floor, dropped)
+        for delta in dropped:
+            self._forget(delta.record_id)
+        return Close(floor, tuple(dropped))
 
     def begin_at(self, floor: int, reach: int) -> Close:
         """Our history is another one: it begins at the snapshot of round `floor`.
@@ -126,13 +128,10 @@ class Holdings:
         others do not take them: whoever kept them would merge them alone.
         """
         self._ledger.reopen(floor)
-        return self._dropped(floor, [*self.close(floor).deltas, *self._ledger.drop_beyond(reach)])
-
-    def _dropped(self, floor: int, deltas: Iterable[Delta]) -> Close:
-        dropped = tuple(deltas)
-        for delta in dropped:
+        beyond = self._ledger.drop_beyond(reach)
+        for delta in beyond:
             self._forget(delta.record_id)
-        return Close(floor, dropped)
+        return Close(floor, (*self.close(floor).deltas, *beyond))
 
     def _forget(self, record_id: bytes) -> None:
         """A delta no longer counts: its payload is neither held, nor looked for, nor offered."""

@@ -262,6 +262,10 @@ def _strike(world: "World", host: int, time: float, rng: random.Random, ways: tu
         world.loop.at(time + rng.choice((rng.uniform(1.0, 4.0), rng.uniform(4.0, 40.0))), world.revive, node)
 
 
+FAST_STEP_S = 0.5
+"""Who takes no longer for a step is many times as fast as the others."""
+
+
 def _run_away(world: "World", begin: float, end: float, rng: random.Random) -> None:
     """The fast nodes are cut off, each by itself, or together and with another one perhaps."""
     hosts = world.hosts()
@@ -274,10 +278,8 @@ def _run_away(world: "World", begin: float, end: float, rng: random.Random) -> N
         world.loop.at(begin, world.close, "runaways", between(fast + slow, set(hosts) - {*fast, *slow}))
 
 
-FAST_STEP_S = 0.5
-"""Who takes no longer for a step is many times as fast as the others."""
-
-RUNAWAY = {"runaway": _run_away}
+RUNAWAY: dict[str, Brew] = {"runaway": _run_away}
+"""The storm in which fast nodes are alone."""
 
 AMBUSHES: dict[str, Brew] = {
     "liars only": _liars_only,

@@ -190,8 +190,7 @@ def _manifest(
     rng: random.Random, seed: int, codec: str, fragments: int, name: str | None
 ) -> tuple[Manifest, Ints]:
     """The manifest and Phi_0. How long a round takes does not depend on the number of fragments."""
-    forgetful = name in FORGETFUL
-    early = forgetful or name == "liars"  # liars lie about the past only once nodes have sealed some of it
+    early = name in FORGETFUL or name == "liars"  # liars lie about the past only once some of it is sealed
     numel = sum(spec.numel for spec in _TENSORS)
     phi = np.random.default_rng(rng.randrange(2**32)).integers(-(2**24), 2**24, numel, dtype=np.int32)
     by_steps = rng.random() < 0.6 or name == "runaways"
@@ -207,14 +206,19 @@ def _manifest(
         "history": {
             "seal_after": 2 if early else rng.randrange(2, 7),
             "snapshot_every": 2 if early else rng.randrange(2, 7),
-            "retain": 4 if forgetful else rng.choice((0, RETAIN, RETAIN + 5)),
-            **({"retain": random.Random(f"{seed}/retain").choice((4, 4, 0))} if name == "runaways" else {}),
+            "retain": _retain(rng, seed, name),
         },
         "layout": {"fragments": fragments, "tensors": _TENSORS},
         "admission": _admission(seed, name),
         "genesis": {"digest": root_of(chunk_hashes(phi.tobytes())).hex()},
     }
     return from_values(values, "the simulator"), phi
+
+
+def _retain(rng: random.Random, seed: int, name: str | None) -> int:
+    if name == "runaways":  # where all rounds are retained, nobody is given up
+        return random.Random(f"{seed}/retain").choice((4, 4, 0))
+    return 4 if name in FORGETFUL else rng.choice((0, RETAIN, RETAIN + 5))
 
 
 def _owner(seed: int) -> Identity:
