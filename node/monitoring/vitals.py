@@ -180,6 +180,7 @@ class Vitals:
             self._folder(look)
             or self._disk(look)
             or look.unstored
+            or self._invitation(look)
             or self._model(look)
             or self._clock(look)
             or self._merging(look)
@@ -296,6 +297,10 @@ class Vitals:
             return None
         self._say("disk", look.now, f"{found}; publishing and fetching pause when nothing is left")
         return found
+
+    def _invitation(self, look: Look) -> str | None:
+        """Why the others turn us away, if they do. Whoever is linked all the same may have a slower clock."""
+        return look.refused if look.refused and not look.links else None
 
     def _model(self, look: Look) -> str | None:
         if not look.diverged:

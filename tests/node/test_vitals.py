@@ -91,6 +91,16 @@ def test_that_an_invitation_ends_is_said_once_a_day(shown: Shown, monkeypatch: p
     assert len(shown.for_s(10, links=1, runs_out=ends)) == 1, "it was renewed in between"
 
 
+def test_whom_nobody_lets_in_any_more_is_not_healthy(shown: Shown) -> None:
+    refused = "the invitation of node abab ran out 5.5 hours ago"
+    shown.for_s(5, links=1, refused=refused)
+    assert shown.vitals.problem is None, "somebody's clock is slow"
+    shown.for_s(1, links=0, refused=refused)
+    assert shown.vitals.problem == refused
+    shown.for_s(1, links=0)
+    assert shown.vitals.problem is None, "it was renewed"
+
+
 def test_a_node_whose_address_is_gone_says_what_cuts_it_off(shown: Shown) -> None:
     assert shown.for_s(20, links=1) == []
     (said,) = shown.for_s(20, links=1, lost_address="10.0.0.5")
