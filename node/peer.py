@@ -340,7 +340,8 @@ class Peer(Standing):
         rests: nothing has changed it for `quiet_s` seconds, the daemon has stored our last delta, and it has
         nothing to merge and nothing on its way. Gives up after `timeout_s` seconds, or when the node is told
         to stop. Returns whether Phi came to rest. Nodes that have merged the same deltas then hold the same
-        parameters, bit for bit. If this node has diverged, what it learnt since its last delta is left out.
+        parameters, bit for bit. What this node has learnt since its last delta is left out if it has diverged
+        or has no daemon in that time.
 
         Raises:
             ValueError: `quiet_s` or `timeout_s` is not a number of seconds, 0 or more; nothing was published.
@@ -349,12 +350,14 @@ class Peer(Standing):
         """
         self._check_here()
         _check_seconds(quiet_s=quiet_s, timeout_s=timeout_s)
+        begun = time.monotonic()
+        self._role.await_daemon(timeout_s)
         try:
             self.flush(LEAVE_S)
         except DivergedError as error:
             log.warning("%s. What this node has learnt since its last delta is dropped", error)
         self.drop_progress()
-        begun = changed = time.monotonic()
+        changed = time.monotonic()
         while True:
             if is_changing := self.settle():
                 changed = time.monotonic()

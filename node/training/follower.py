@@ -50,6 +50,9 @@ class Follower(RankRole):
         self.progress = Progress(word.steps + 1, word.own_tokens + word.tokens)
         return word.own_last if word.own_last > own_last else None
 
+    def await_daemon(self, timeout_s: float) -> None:
+        """The leading rank waits, and all others for that one."""
+
     def flush(self, timeout_s: float) -> None:
         self.stop_requested = False
         while self._follow(leaving=1).leaving < self.team.size:

@@ -124,6 +124,14 @@ class Leader(RankRole):
         self.outer_s += time.perf_counter() - begun
         return round_
 
+    def await_daemon(self, timeout_s: float) -> None:
+        self.stop_requested = False
+        deadline = time.monotonic() + timeout_s
+        while self._outer.has_open_windows and not self.finished and not self._link.is_attached:
+            if self._is_told_to_stop() or time.monotonic() >= deadline:
+                return
+            time.sleep(POLL_S)
+
     def flush(self, timeout_s: float) -> None:
         self.stop_requested = False
         while self._agree(leaving=1).leaving < self.team.size:

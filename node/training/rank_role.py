@@ -114,6 +114,10 @@ class RankRole(abc.ABC):
         """Record an inner step; apply and publish what is due. Returns the round published, if any."""
 
     @abc.abstractmethod
+    def await_daemon(self, timeout_s: float) -> None:
+        """Wait for a daemon that has ended and is being started again, if the open window holds anything."""
+
+    @abc.abstractmethod
     def flush(self, timeout_s: float) -> None:
         """Publish what the open window holds, save a checkpoint, and wait until the delta is on disk."""
 
