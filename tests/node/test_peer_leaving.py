@@ -202,14 +202,18 @@ async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path
         setup.daemon.start()
 
 
+async def step_and_lose_the_daemon(setup: Setup) -> None:
+    setup.step()
+    await setup.daemon.die()
+    await until(lambda: not setup.link.is_attached)
+
+
 async def test_who_finishes_while_its_daemon_starts_again_waits_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Or what the open window holds would be dropped, with seconds to spare."""
     async with begun(tmp_path) as setup:
-        setup.step()
-        await setup.daemon.die()
-        await until(lambda: not setup.link.is_attached)
+        await step_and_lose_the_daemon(setup)
         finishing = asyncio.create_task(asyncio.to_thread(setup.peer.finish, quiet_s=0.05, timeout_s=20))
         await asyncio.sleep(0.1)
         setup.daemon.start()
@@ -221,9 +225,7 @@ async def test_who_finishes_and_has_no_daemon_any_more_gives_up_in_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with begun(tmp_path) as setup:
-        setup.step()
-        await setup.daemon.die()
-        await until(lambda: not setup.link.is_attached)
+        await step_and_lose_the_daemon(setup)
         assert not await asyncio.to_thread(setup.peer.finish, quiet_s=0.05, timeout_s=0.3)
         assert "is not published: its daemon does not answer" in caplog.text
         setup.daemon.start()

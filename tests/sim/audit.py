@@ -43,8 +43,11 @@ many wakes again. Wakes for chunks that arrived, one each, are not counted: thos
 MIN_ROUND_S = 0.5
 """A node publishes no sooner after its last delta, see `scenario`."""
 
-DEALS_MAX = 1 + int(limits.DEAL_PATIENCE_S / MIN_ROUND_S)
-"""A node's own payloads that are not spread yet: no deal lasts longer than its patience."""
+DEALS_MAX = 2
+"""One of a node's own payloads is not spread yet, or two if it has just published the next."""
+
+DEALS_OF_FAST_MAX = 1 + int(limits.DEAL_PATIENCE_S / MIN_ROUND_S)
+"""The same for a node that is many times as fast: no deal lasts longer than its patience."""
 
 CONTROL_BYTES_PER_S_MAX = 64 * 1024
 """What a node may send besides payloads, on average. Rows of 16 members, each renewed every 4.5 s, reach it
@@ -234,6 +237,7 @@ class Audit:
         self.wakes_per_s = max(self.wakes_per_s, rate)
         flights, links = core.fetcher._flights, core.links.numbers
         load = Counter([flight.link for flight in flights])
+        deals_max = DEALS_OF_FAST_MAX if node.traits.is_fast else DEALS_MAX
         bounds = (
             ("wakes a second", rate, WAKES_PER_S_MAX * max(1, len(self.liars))),
             ("links", len(links), limits.LINKS_MAX),
@@ -241,7 +245,7 @@ class Audit:
             ("flights", len(flights), limits.FETCHES_MAX),
             ("flights of what is under way", len(flights.late), limits.FETCHES_TWICE_MAX),
             ("flights on a link", max(load.values(), default=0), limits.FETCHES_PER_LINK_MAX),
-            ("deals", len(core.dealing._deals), DEALS_MAX),
+            ("deals", len(core.dealing._deals), deals_max),
             ("members", len(core.roster.members()), limits.MEMBERS_MAX),
             ("vouches", len(core.membership._vouching), limits.MEMBERS_MAX),
             ("probes", len(core.membership._probes), limits.LINKS_MAX + len(core.roster.members())),

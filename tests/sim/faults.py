@@ -262,14 +262,10 @@ def _strike(world: "World", host: int, time: float, rng: random.Random, ways: tu
         world.loop.at(time + rng.choice((rng.uniform(1.0, 4.0), rng.uniform(4.0, 40.0))), world.revive, node)
 
 
-FAST_STEP_S = 0.5
-"""Who takes no longer for a step is many times as fast as the others."""
-
-
 def _run_away(world: "World", begin: float, end: float, rng: random.Random) -> None:
     """The fast nodes are cut off, each by itself, or together and with another one perhaps."""
     hosts = world.hosts()
-    fast = [host for host in hosts if world.nodes[host].traits.step_s <= FAST_STEP_S]
+    fast = [host for host in hosts if world.nodes[host].traits.is_fast]
     if rng.random() < 0.5:
         for host in fast:
             world.loop.at(begin, world.close, f"runaway {host}", between([host], hosts))

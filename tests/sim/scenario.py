@@ -18,8 +18,9 @@ from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
 from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.payloads.payload import payload_length
+from tests.protocol.builders import admission
 from tests.sim.audit import MIN_ROUND_S
-from tests.sim.faults import AMBUSHES, FAST_STEP_S, STORMS, UNMIXED
+from tests.sim.faults import AMBUSHES, STORMS, UNMIXED
 from tests.sim.network import Path
 from tests.sim.stage import Traits
 from tests.sim.verdicts import DROPPED_S, SETTLED_S
@@ -209,7 +210,7 @@ def _manifest(
             "retain": _retain(rng, seed, name),
         },
         "layout": {"fragments": fragments, "tensors": _TENSORS},
-        "admission": _admission(seed, name),
+        "admission": admission("invited", _owner(seed)) if name == "invited" else {},
         "genesis": {"digest": root_of(chunk_hashes(phi.tobytes())).hex()},
     }
     return from_values(values, "the simulator"), phi
@@ -223,10 +224,6 @@ def _retain(rng: random.Random, seed: int, name: str | None) -> int:
 
 def _owner(seed: int) -> Identity:
     return Identity.from_seed(sha256(f"{seed}/owner".encode()).digest())
-
-
-def _admission(seed: int, name: str | None) -> dict[str, object]:
-    return {"mode": "invited", "owners": [_owner(seed).public_key.hex()]} if name == "invited" else {}
 
 
 def _traits(
@@ -258,7 +255,9 @@ def _with_runaways(rng: random.Random, traits: tuple[Traits, ...], nodes: int) -
     trainers = [one.index for one in traits[:nodes] if one.trains]
     fast = rng.sample(trainers, rng.choice((1, 2)) if nodes > 7 else 1)
     return tuple(
-        replace(one, step_s=FAST_STEP_S / rng.uniform(1.0, 8.0), listens=True) if one.index in fast else one
+        replace(one, step_s=0.5 / rng.uniform(1.0, 8.0), listens=True, is_fast=True)
+        if one.index in fast
+        else one
         for one in traits
     )
 

@@ -67,6 +67,8 @@ class Traits:
     unix_error_s: float
     """How wrong its wall clock is, seconds."""
     is_liar: bool = False
+    is_fast: bool = False
+    """Whether it is many times as fast as the others."""
 
     def clock(self, time: float) -> float:
         """The reading of the node's monotonic clock at a time."""

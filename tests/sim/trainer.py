@@ -72,7 +72,7 @@ class Trainer:
         """For each fragment, the base of the open window and the step at which that began."""
         self._last_step = 0
         """The step at which we last published."""
-        self._published_at = 0.0
+        self.published_at = 0.0
 
     # -- life
 
@@ -150,7 +150,7 @@ class Trainer:
             self.begun = True
             self.own_last = max(self.own_last, node.core.own_last)
             self._windows = [(self._merged(index), self._steps) for index in range(self._fragments)]
-            self._published_at = node.stage.loop.now
+            self.published_at = node.stage.loop.now
 
     def _merged(self, index: int) -> int:
         assert self._node.fold is not None
@@ -161,7 +161,7 @@ class Trainer:
         if self._unacknowledged is not None or self.resting or node.fold is None:
             return
         now = node.stage.loop.now
-        steps, seconds = self._steps - self._last_step, now - self._published_at
+        steps, seconds = self._steps - self._last_step, now - self.published_at
         round_ = self._pace.due(self.own_last, self._clock, steps, seconds)
         if round_ is None:
             return
@@ -175,7 +175,7 @@ class Trainer:
         self._unacknowledged = (window, payload)
         self.own_last = round_
         self._last_step = self._steps
-        self._published_at = now
+        self.published_at = now
         node.soon(0.001, node.publish, window, payload)
 
     def _encode(self, index: int) -> bytes:

@@ -125,15 +125,19 @@ class Verdicts:
         if not calm.over:
             self._fail(None, "a calm ended before all had converged")
         training = [node for node in self._live() if node.trainer.begun and not node.trainer.resting]
-        # The window that counts may have begun after the calm, when its node followed a faster one.
-        long_enough = training and self.world.loop.now - calm.begin > 1.25 * self._round_s(training)
-        if long_enough and self._round(training) <= calm.round:
+        if training and self._is_overdue(training, calm.begin) and self._round(training) <= calm.round:
             self._fail(None, f"no round since {calm.begin:.0f} s, though nothing is wrong")
         if calm.name in ("hangs", "sleep"):
             self._check_nobody_waits(training)
         for node in training:
             if node.core.clock < calm.round:
                 self._fail(node, f"takes round {node.core.clock} for the swarm's, which was at {calm.round}")
+
+    def _is_overdue(self, nodes: list[Node], since: float) -> bool:
+        """Whether a round has been due since then. The window of the node that sets the pace may have begun
+        later: it cuts one short to follow a faster node."""
+        node, round_s = self._pacemaker(nodes)
+        return self.world.loop.now - max(since, node.trainer.published_at) > round_s
 
     def _check_nobody_waits(self, training: list[Node]) -> None:
         """No node that went on while others were away is far ahead of the swarm now, and waits for it."""
@@ -145,7 +149,7 @@ class Verdicts:
     @staticmethod
     def _round(nodes: list[Node]) -> int:
         """The round of these: a node that ran ahead in a small part of the swarm waits for the others."""
-        return round_clock(node.core.own_last for node in nodes)
+        return round_clock(node.core.own_last for node in nodes if node.traits.trains)
 
     def _poll(self, calm: _Calm) -> None:
         if calm is not self._calm or calm.over:
@@ -155,7 +159,7 @@ class Verdicts:
             lacking = calm.lacking[node] = [d for d in calm.lacking[node] if self._lacks(node, d, calm)]
             if not lacking or node.index in self.world.revoked:
                 del calm.lacking[node]
-        if self.world.scenario.is_forgetful:
+        if self.world.scenario.name == "runaways":
             self._leave_out_what_was_given_up(calm)
         if not calm.lacking:
             calm.over = True
@@ -255,19 +259,21 @@ class Verdicts:
             nodes = [self.world.nodes[host] for host in hosts]
             nodes = [n for n in nodes if n.running and n.trainer.begun and not n.traits.is_liar]
             if nodes:
-                side = _Side(nodes, [n.life for n in nodes], self._round(nodes), self._round_s(nodes))
+                side = _Side(nodes, [n.life for n in nodes], self._round(nodes), self._pacemaker(nodes)[1])
                 self._sides.append(side)
                 enough = self.world.loop.now + ROUNDS_PER_SIDE * (side.round_s + 2.0)
                 if enough < end:
                     self.world.loop.at(enough, self._check_side, side)
 
-    def _round_s(self, nodes: list[Node]) -> float:
-        """How long a round takes these: the clock leaves out the fastest third, and follows the next node."""
+    def _pacemaker(self, nodes: list[Node]) -> tuple[Node, float]:
+        """Which of these sets the pace, and how long a round takes it: the clock leaves out the fastest
+        third, and follows the next node."""
         pace = self.world.scenario.manifest.pace
         fragments = self.world.scenario.manifest.layout.fragments
         steps = max(1, pace.every_steps / fragments)
-        seconds = sorted(max(steps * node.traits.step_s, pace.every_seconds / fragments) for node in nodes)
-        return seconds[len(seconds) // 3]
+        seconds = {node: max(steps * node.traits.step_s, pace.every_seconds / fragments) for node in nodes}
+        node = sorted(nodes, key=seconds.__getitem__)[len(nodes) // 3]
+        return node, seconds[node]
 
     def _check_side(self, side: _Side) -> None:
         undisturbed = all(
@@ -383,7 +389,7 @@ class Verdicts:
             revocation = node.core.charter.revocation_of(victim.traits.identity.node_id)
             if revocation is None:
                 self._fail(node, f"has not heard that {victim.name} was revoked")
-                return
+                continue
             rounds = [delta.round for delta in node.core.ledger.by(revocation.node_id)]
             if max(rounds, default=0) > revocation.last_round:
                 self._fail(node, f"keeps round {max(rounds)} of {victim.name}, which was revoked before")

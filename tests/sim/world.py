@@ -8,9 +8,10 @@ from math import inf
 
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
-from gossamer.protocol.admission.charter import NEVER, Role, grant_body, revocation_body
-from gossamer.protocol.envelope import Kind, seal
+from gossamer.protocol.admission.charter import Role
 from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import Identity
+from tests.protocol.builders import grant, revocation
 from tests.sim import memo
 from tests.sim.audit import CONTROL_BYTES_PER_S_MAX, Audit
 from tests.sim.faults import AMBUSHES, RUNAWAY, STORMS
@@ -223,8 +224,9 @@ class World:
         self.say(f"storm: {' and '.join(storm.names)} until {storm.end:.0f} s")
         self.audit.surrounded.clear()
         brews = {**STORMS, **AMBUSHES, **RUNAWAY}
-        if self.scenario.owner is not None:
-            self.loop.at(self.rng.uniform(storm.begin, storm.end + CALM_S / 2), self._revoke_somebody)
+        if owner := self.scenario.owner:
+            time = self.rng.uniform(storm.begin, storm.end + CALM_S / 2)
+            self.loop.at(time, self._revoke_somebody, owner)
         for name in storm.names:
             brews[name](self, storm.begin, storm.end, self.stage.dice(f"{name} {storm.begin}"))
         if len(storm.names) == 1 and storm.names[0] in SHAPES:
@@ -290,17 +292,11 @@ class World:
 
     # -- the owner
 
-    def _signed(self, kind: Kind, body: bytes) -> bytes:
-        owner = self.scenario.owner
-        assert owner is not None
-        return seal(owner, kind, self.scenario.manifest.swarm_id, body).data
-
-    @staticmethod
-    def _grant_body(node: Node) -> bytes:
+    def _grant_to(self, node: Node, owner: Identity) -> bytes:
         role = Role.TRAIN if node.traits.trains else Role.OBSERVE
-        return grant_body(node.traits.identity.node_id, role, issued=0, expires=NEVER)
+        return grant(node.traits.identity, self.scenario.manifest, role=role, by=owner)
 
-    def _revoke_somebody(self) -> None:
+    def _revoke_somebody(self, owner: Identity) -> None:
         """The owner tells one member that another one is out, or two members, each of another last round.
 
         Rounds that anybody may close before all have heard of it stay as they are: what is closed cannot be
@@ -317,15 +313,15 @@ class World:
         for issued, judge in enumerate(judges):
             last = max(0, clock + self.rng.randrange(-8 if never_closes else -1, 3))
             self.say(f"{victim.name} is revoked after round {last}; {judge.name} is told")
-            body = revocation_body(victim.traits.identity.node_id, last, issued, "")
-            judge.dispatch(ev.Deliver(self._signed(Kind.REVOCATION, body)))
+            out, of = victim.traits.identity, self.scenario.manifest
+            judge.dispatch(ev.Deliver(revocation(out, of, last_round=last, issued=issued, by=owner)))
 
     # -- nodes
 
     def _add_node(self) -> Node:
         node = Node(self.stage, self.scenario.traits[len(self.nodes)])
-        if self.scenario.owner is not None:
-            node.grant = self._signed(Kind.GRANT, self._grant_body(node))
+        if owner := self.scenario.owner:
+            node.grant = self._grant_to(node, owner)
         self.nodes.append(node)
         self.net.parties[node.traits.address] = node
         return node
