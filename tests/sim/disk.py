@@ -42,6 +42,8 @@ class Disk:
         """Records that the newest snapshot holds."""
         self.credentials: list[bytes] = []
         """Grants and revocations."""
+        self.peers: dict[str, bytes] = {}
+        """Where members are, by address: what a node remembers of whom it met in earlier runs."""
         self.base = GENESIS
         self.own_last = 0
         self.reach = 0
@@ -175,4 +177,5 @@ class Disk:
         self.chunks.clear()
         self._unsynced.clear()
         self._checked.clear()
+        self.peers.clear()
         self.claims, self.covered, self.base, self.own_last, self.reach = (), frozenset(), GENESIS, 0, 0

@@ -17,6 +17,7 @@ from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
 from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes, split_payload
 from gossamer.protocol.records import Delta, DeltaBody
+from tests.sim.acquaintances import Acquaintances
 from tests.sim.archive import Archive
 from tests.sim.disk import DamagedChunkError, Disk
 from tests.sim.fold import Fold
@@ -84,9 +85,9 @@ class Node(Process):
 
     # -- life
 
-    def start(self, bootstrap: tuple[str, ...]) -> None:
-        """Start the process from what its disk holds."""
-        stored = self.disk.load()
+    def start(self, told: tuple[str, ...]) -> None:
+        """Start the process from what its disk holds. `told`: its join addresses."""
+        stored, met = self.disk.load(), self.disk.peers
         stage = self.stage
         self.begin_life()
         self.links.clear()
@@ -101,7 +102,12 @@ class Node(Process):
             identity=self.traits.identity,
             manifest=stage.manifest,
             info=NodeInfo(
-                name=self.name, trains=self.traits.trains, incarnation=int(unix * 1000), bootstrap=bootstrap
+                name=self.name,
+                trains=self.traits.trains,
+                incarnation=int(unix * 1000),
+                bootstrap=tuple(dict.fromkeys((*told, *met))),
+                pins={address: node_id for address, node_id in met.items() if address not in told},
+                remembered=frozenset(met).difference(told),
             ),
             fits=self.disk.fits,
             unix_offset_s=unix - now,
@@ -127,6 +133,7 @@ class Node(Process):
         self._carry_out(restored)
         self._carry_out(self.core.announce((self.traits.address,) if self.traits.listens else ()))
         self._set_timer()
+        Acquaintances(self).run()
         self.trainer.daemon_is_back()
 
     def crash(self) -> None:
