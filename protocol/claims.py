@@ -14,7 +14,8 @@ If two claims for one round stay different once the ledgers agree, the differenc
 closed: a partition outlasted `retain`, or a node joined from a snapshot that a late record has since changed.
 Then the claim that most members make wins, or else the one with more tokens (digest breaks ties), and the
 other side starts again from the winner's snapshot. Tokens are a claim like any other, so against a majority
-of members they count for nothing.
+of members they count for nothing. A claim stands for all that came before it, so where two nodes share one
+they share the rounds before.
 """
 
 from collections import Counter

@@ -91,22 +91,22 @@ class Lineages:
         testimony: Testimony,
         now: float,
     ) -> Defeat | None:
-        """Whether another claim for the round that we claim outweighs ours, `own`, and stays.
+        """Whether another claim for a round that we have claimed outweighs ours, and stays.
 
-        `claimed`: what we have claimed lately, by round. A member that claims other rounds only may yet claim
-        what we do, unless it contradicts us about one of these. Node ids are free in an open swarm, so
-        members that never contributed have no voice against our history. Nor does a claim against our history
-        count once all members that made it are out of sight: what we published since, and they do not have,
-        may be the difference.
+        `own`: our newest claim. `claimed`: what we have claimed lately and stand by, by round; where rounds
+        are fast, members seldom claim our newest. A member that claims other rounds only may yet claim what
+        we do, unless it contradicts us about one before. Node ids are free in an open swarm, so members that
+        never contributed have no voice against our history. Nor does a claim against our history count once
+        all members that made it are out of sight: what we published since, and they do not have, may be the
+        difference.
         """
         others = [member.claims for member in members]
-        if self._difference.since is None and not _is_disputed(own, others):  # as nearly always: costs little
+        if self._difference.since is None and not _disputed(claimed, others):
+            # As nearly always: this costs little.
             if self._unanswered.since is not None and any(own in claims for claims in others):
                 self._unanswered.ends()
             return None
-        claims = [
-            of_one for of_one in testimony.contributors() if not _contradicts(of_one, own.round, claimed)
-        ]
+        own, claims = _vote(own, claimed, testimony.contributors())
         fresh = {member.claims for member in members if now - member.told_at <= WORD_S}
         winner = winning_claim(own, claims) or self._wins_unanswered(own, claims, fresh, now)
         if winner is None or not any(winner in of_one for of_one in fresh):
@@ -195,14 +195,43 @@ def _claims(of_one: Claims, round_: int) -> bool:
     return any(claim.round == round_ for claim in of_one)
 
 
-def _contradicts(of_one: Claims, round_: int, claimed: Mapping[int, Claim]) -> bool:
-    """Whether a member that claims other rounds only will never claim what we do for this one."""
-    return not _claims(of_one, round_) and any(claimed.get(claim.round, claim) != claim for claim in of_one)
+def _vote(
+    newest: Claim, claimed: Mapping[int, Claim], heard: Sequence[Claims]
+) -> tuple[Claim, Sequence[Claims]]:
+    """One of our claims, and what the members say about it: the newest that loses, else the newest that is
+    disputed, else our newest."""
+    votes = [
+        (ours, [_voice(ours, of_one, claimed) for of_one in heard])
+        for ours in _disputed(claimed, heard) or [newest]
+    ]
+    return next((vote for vote in votes if winning_claim(*vote)), votes[0])
 
 
-def _is_disputed(own: Claim, others: Sequence[Claims]) -> bool:
-    """Whether any member claims something else than we do for the round that we claim."""
-    return any(claim.round == own.round and claim != own for claims in others for claim in claims)
+def _voice(ours: Claim, of_one: Claims, claimed: Mapping[int, Claim]) -> Claims:
+    """What a member says about `ours`, one of the claims in `claimed`; nothing if it will never make it."""
+    if _shared(of_one, claimed) >= ours.round:
+        return (ours,)  # what it shares with us holds all that came before
+    against = _against(of_one, claimed)
+    is_settled = any(claim.round < ours.round for claim in against) and not _claims(of_one, ours.round)
+    return () if is_settled else of_one
+
+
+def _disputed(claimed: Mapping[int, Claim], others: Sequence[Claims]) -> list[Claim]:
+    """What we have claimed and members contradict, newest first."""
+    found = {claimed[claim.round] for of_one in others for claim in _against(of_one, claimed)}
+    return sorted(found, reverse=True)
+
+
+def _against(of_one: Claims, claimed: Mapping[int, Claim]) -> list[Claim]:
+    """A member's claims that contradict ours. One before a claim that it shares with us does not: it has not
+    been written again since a late record came, and never will be."""
+    shared = _shared(of_one, claimed)
+    return [claim for claim in of_one if claim.round > shared and claimed.get(claim.round, claim) != claim]
+
+
+def _shared(of_one: Claims, claimed: Mapping[int, Claim]) -> int:
+    """The newest round for which a member claims what we do; -1 if there is none."""
+    return max((claim.round for claim in of_one if claimed.get(claim.round) == claim), default=-1)
 
 
 def _outweighed(own: Claim, winner: Claim) -> str:

@@ -109,7 +109,8 @@ class Sealing:
         if self.starts_over:
             return  # that snapshot was still being written, and is of the history that we gave up
         if self.claims and claims[0].round <= self.claims[0].round:
-            self._claimed.clear()  # a late record: our earlier claims may not hold any more
+            # A late record: of our earlier claims, only those of closed rounds are sure to hold still.
+            self._claimed = {r: claim for r, claim in self._claimed.items() if r <= self.floor}
         self.claims = claims
         self._claimed |= {claim.round: claim for claim in claims[:1]}
         for round_ in sorted(self._claimed)[:-CLAIMED_MAX]:

@@ -108,6 +108,63 @@ def test_who_contradicts_us_about_a_round_before_is_not_waited_for():
     assert kinds(late, Adopt) == [Adopt(theirs)]
 
 
+def two_rounds(mark=1, tokens=5):
+    """A node that claims two rounds, with the other node's claims of them, which have more tokens."""
+    ours = claim(16, tokens, mark), claim(8, tokens, mark)
+    sealing = joined(ours[1])
+    sealing.sealed(ours)
+    return sealing, ours, (claim(16, tokens + 4, mark + 1), claim(8, tokens + 4, mark + 1))
+
+
+def test_a_difference_about_a_round_before_the_newest_is_one_too():
+    """Those who are behind, and rest, never claim our newest round."""
+    sealing, _, (_, theirs) = two_rounds()
+    found = drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S + 3, clock=16, others=[(theirs,)] * 3)
+    assert kinds(found, Adopt) == [Adopt(theirs)]
+
+
+def test_who_shares_our_newest_claim_stands_by_all_that_came_before():
+    sealing, ours, (_, theirs) = two_rounds()
+    others = [ours[:1]] * 2 + [(theirs,)] * 2
+    assert not kinds(drive(sealing, 0.0, 60, clock=16, others=others), Adopt), "three of five"
+    found = drive(sealing, 61.0, 60, clock=16, others=[*others, (theirs,)])
+    assert kinds(found, Adopt) == [Adopt(theirs)], "three of six, with more tokens"
+
+
+def test_a_snapshot_that_a_late_record_has_outdated_contradicts_nobody_who_shares_the_next():
+    sealing, ours, (_, outdated) = two_rounds()
+    others = [(ours[0], outdated)] * 5
+    assert not kinds(drive(sealing, 0.0, 60, clock=16, others=others), Adopt)
+
+
+def test_halves_that_never_claim_a_round_at_the_same_time_for_long_become_one():
+    """Each comes to the next round before a difference has lasted, and its members not at once."""
+    before, rounds = (claim(8, 3, 1), claim(8, 9, 2)), int(limits.LINEAGE_PATIENCE_S) // 20 + 2
+    sealing, effects = joined(before[0]), []
+    for number in range(2, 2 + rounds):
+        ours, theirs = claim(8 * number, 3 * number, 1), claim(8 * number, 9 * number, 2)
+        sealing.sealed((ours, before[0]))
+        friend, first, second = (ours, before[0]), (theirs, before[1]), (before[1],)
+        start = 20.0 * number
+        effects += drive(sealing, start, 3.0, clock=0, others=[friend, second, second])
+        effects += drive(sealing, start + 3.5, 3.0, clock=0, others=[friend, first, second])
+        effects += drive(sealing, start + 7.0, 12.0, clock=0, others=[friend, first, first])
+        before = ours, theirs
+        if adopted := kinds(effects, Adopt):
+            break
+    assert adopted[0].claim.digest == theirs.digest
+
+
+def test_a_late_record_leaves_what_we_claimed_of_closed_rounds():
+    theirs = claim(8, tokens=9, mark=2)
+    for floor, is_known in ((0, False), (8, True)):
+        sealing, ours, _ = two_rounds()
+        sealing.floor = floor
+        sealing.sealed((ours[0]._replace(tokens=6, digest=bytes(32)),))
+        found = drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S + 3, clock=16, others=[(theirs,)] * 3)
+        assert kinds(found, Adopt) == [Adopt(theirs)] * is_known
+
+
 def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
     """It alone has a delta that it published late, and the others' rows are from before they could know."""
     sealing = joined(claim(16, tokens=5, mark=1))
