@@ -2,10 +2,11 @@
 
 A framework's callback inherits `Membership` and calls `_attach` when training begins, `_count` with every
 micro-batch, `_step` after every optimizer step, and `_leave` or `_abandon` at the end. If an error ends
-training, the `with`, the next training or the end of the process stops the node.
+training, the `with`, the thread's next training or the end of the process stops the node.
 """
 
 import inspect
+import threading
 from collections.abc import Sequence
 from numbers import Real
 from types import TracebackType
@@ -20,11 +21,21 @@ from gossamer.node.schedules import Schedule
 from gossamer.node.training.starting import AttachOptions
 
 
+class _Thread(threading.local):
+    """What each thread remembers."""
+
+    trains: "Membership | None" = None
+    """Whose training has begun in this thread and has not been left."""
+
+
+_thread = _Thread()
+
+
 class Membership:
     """A node while a framework's loop runs. It may train several times, each time as a new `Peer`.
 
     A script need not leave it. In a `with`, an exception stops the node at once; otherwise the node goes on
-    until the next training or the end of the process.
+    until the next training in the same thread, which may be another callback's, or the end of the process.
     """
 
     def __init__(
@@ -68,17 +79,21 @@ class Membership:
     ) -> None:
         if self.peer is not None:
             self.peer.__exit__(kind, error, trace)
+            self._forget()
 
     # -- what a framework's callback calls
 
     def _attach(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Peer:
-        """Become a node. A node that an error left behind is stopped first. Raises what `Peer.attach`
-        does."""
+        """Become a node. A node that an error left behind is stopped first, also that of an earlier callback:
+        a notebook's cell that is run again makes a new one. Raises what `Peer.attach` does."""
         self._abandon()
+        if _thread.trains is not None:
+            _thread.trains._abandon()
         self.peer = None
         self._since = StepCount()
         self._has_left = False
         self.peer = Peer.attach(model, optimizers, **self._options)
+        _thread.trains = self
         return self.peer
 
     def _count(self, batch: Any, loss: float | Tensor) -> None:
@@ -104,12 +119,20 @@ class Membership:
         if self._finishes:
             self.peer.finish()
         self.peer.leave()
+        self._forget()
 
     def _abandon(self) -> None:
-        """Leave, and publish nothing more. Does nothing if it has left already."""
-        if self.peer is not None and not self._has_left:
+        """Leave, and publish nothing more. Does nothing if the peer has left already; Ctrl-C may have cut
+        `_leave` short."""
+        if self.peer is not None:
             self._has_left = True
             self.peer.abandon()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let the model go: the thread needs not know of a node that leaves."""
+        if _thread.trains is self:
+            _thread.trains = None
 
     def _metrics(self) -> dict[str, Any]:
         """`Peer.metrics` for the framework's log."""

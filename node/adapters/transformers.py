@@ -122,6 +122,11 @@ class GossamerCallback(Membership, TrainerCallback):
             self._leave()
         return control
 
+    def _abandon(self) -> None:
+        """Leave, and publish nothing more. The next training of the model may be another callback's."""
+        self._unhook()
+        super()._abandon()
+
     def _saw(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         """Count a forward pass, if it is one of training."""
         if not (model.training and torch.is_grad_enabled()):

@@ -63,7 +63,7 @@ class FakePeer:
         self.ends.append("leave")
 
     def abandon(self) -> None:
-        if "leave" not in self.ends:
+        if not self.ends:
             self.ends.append("abandon")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from gossamer.node.adapters.counting import StepCount, tokens_in
 from gossamer.node.adapters.membership import Membership
-from tests.node.adapters.fake_peer import Fakes
+from tests.node.adapters.fake_peer import FakePeer, Fakes
 
 IDS = torch.arange(12).view(3, 4)
 MASK = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
@@ -65,3 +66,39 @@ def test_what_was_counted_before_an_error_is_no_part_of_the_next_training(
     member._step(2.0)
     assert [peer.steps for peer in fakes.made] == [[], [(5, 2.0)]]
     assert [peer.ends for peer in fakes.made] == [["abandon"], []], "the first goes on no more"
+
+
+def test_a_node_that_an_error_left_behind_ends_with_the_next_training_in_its_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A notebook's cell that is run again makes a new callback, and nothing has the earlier one."""
+    fakes, model = Fakes(monkeypatch), torch.nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(model.parameters())]
+    Membership()._attach(model, optimizers)
+    beside = threading.Thread(target=Membership()._attach, args=(torch.nn.Linear(1, 1), []))
+    beside.start()
+    beside.join()
+    assert [peer.ends for peer in fakes.made] == [[], []], "two models may train in two threads"
+    member = Membership()
+    member._attach(model, optimizers)
+    assert [peer.ends for peer in fakes.made] == [["abandon"], [], []]
+    member._leave()
+    Membership()._attach(model, optimizers)
+    assert [peer.ends for peer in fakes.made] == [["abandon"], [], ["finish", "leave"], []]
+
+
+def test_a_node_whose_leaving_was_interrupted_ends_with_the_next_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fakes, model = Fakes(monkeypatch), torch.nn.Linear(1, 1)
+    member = Membership()
+    member._attach(model, [])
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(FakePeer, "finish", _interrupted)
+        member._leave()
+    member._attach(model, [])
+    assert [peer.ends for peer in fakes.made] == [["abandon"], []]
+
+
+def _interrupted(_: object) -> bool:
+    raise KeyboardInterrupt

@@ -195,6 +195,23 @@ def test_training_again_after_an_error(runs: ModuleType, fakes: Fakes, tmp_path:
 
 
 @pytest.mark.slow
+def test_a_cell_that_is_run_again_trains_the_same_model_with_another_callback(
+    runs: ModuleType, fakes: Fakes, tmp_path: Path
+) -> None:
+    def mistaken(batch: Any) -> int:
+        raise RuntimeError("as asked")
+
+    trainer = runs.trainer_of(tmp_path, runs.GossamerCallback(tokens=mistaken), max_steps=2)
+    with pytest.raises(RuntimeError, match="as asked"):
+        trainer.train()
+    again = runs.GossamerCallback(tokens=lambda batch: 5)
+    runs.trainer_of(tmp_path, again, model=trainer.model, max_steps=2).train()
+    first, second = fakes.made
+    assert first.ends == ["abandon"]
+    assert [tokens for tokens, _ in second.steps] == [10, 10]
+
+
+@pytest.mark.slow
 def test_a_scheduler_that_no_schedule_can_steer(runs: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
     swarm = runs.GossamerCallback(schedule=linear(1000))
     trainer = runs.trainer_of(
