@@ -24,6 +24,7 @@ from gossamer.protocol.admission.ask import ask, check_proof
 from gossamer.protocol.admission.handshake import NONCE_BYTES
 from gossamer.protocol.errors import (
     ConfigError,
+    LocalError,
     MalformedError,
     NobodyThereError,
     NotAnsweredError,
@@ -204,13 +205,13 @@ def _reason(error: Exception, plaintext: bool) -> str:
 def fetch_manifest(
     contacts: tuple[Contact, ...], swarm_id: str | None, *, plaintext: bool, asker: Asker | None = None
 ) -> "Manifest":
-    """Get the manifest from the first contact that answers, checking the swarm id if one is given.
+    """Get the manifest from the first contact that answers, of the swarm `swarm_id` if one is given.
 
     Raises ConfigError or UnreachableError; NobodyThereError only if waiting may help with every contact.
     """
     from gossamer.protocol.manifest import from_canonical  # imports NumPy, which other questions do without
 
-    problems: list[UnreachableError] = []
+    problems: list[LocalError] = []
     for contact in contacts:
         try:
             answer = asyncio.run(
@@ -234,7 +235,11 @@ def fetch_manifest(
             ) from None
         except MalformedError as error:
             raise ConfigError(f"{contact.address} sent a manifest that cannot be used: {error}") from None
-        check_is_swarm(manifest.swarm_id, swarm_id, f"{contact.address} belongs to")
+        try:
+            check_is_swarm(manifest.swarm_id, swarm_id, f"{contact.address} belongs to")
+        except ConfigError as error:
+            problems.append(error)
+            continue
         return manifest
     raise next((problem for problem in problems if not isinstance(problem, NobodyThereError)), problems[0])
 

@@ -62,6 +62,18 @@ async def test_a_manifest_is_checked_against_the_swarm_id() -> None:
             await fetch_manifest(address, swarm_id=manifest(name="other").swarm_id.hex())
 
 
+async def test_an_address_where_another_swarm_is_by_now_does_not_keep_a_node_from_the_others() -> None:
+    other = manifest(name="other")
+    async with (
+        answering("manifest", other.canonical) as wrong,
+        answering("manifest", SMALL.canonical) as right,
+    ):
+        for addresses in [(wrong, right), (right, wrong)]:
+            assert await fetch_manifest(*addresses, swarm_id=SMALL.swarm_id.hex()) == SMALL
+        with pytest.raises(ConfigError, match=f"{wrong} belongs to swarm"):
+            await fetch_manifest("127.0.0.1:1", wrong, swarm_id=SMALL.swarm_id.hex())
+
+
 async def test_waiting_helps_only_where_nobody_is_there_at_all() -> None:
     async with answering("other", bytes) as stranger, answering("manifest", bytes, 403) as member:
         for addresses, is_silent in [
