@@ -6,12 +6,14 @@ A child that ends with exit status 0 or 2 is not restarted: it is done, or has t
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from gossamer.node import exit_status
 from gossamer.node.lifeline import Child
 from gossamer.node.options import DaemonOptions, TrainerOptions
+from gossamer.protocol.backoff import Backoff
 
+BACKOFF_MIN_S = 0.5
 BACKOFF_MAX_S = 30.0
 STEADY_AFTER_S = 60.0
 """A child that ran this long starts with a fresh backoff."""
@@ -26,14 +28,18 @@ class Service:
     name: str
     start: Callable[[], Child]
     child: Child | None = None
-    started: float = 0.0
-    failures: int = 0
-    restart_at: float = field(default=0.0)
+    backoff: Backoff | None = None
+    """The wait after it last failed; None if it never has."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ever ended when it should not have, or could not be started."""
+        return self.backoff is not None
 
     def keep_running(self, now: float) -> int | None:
         """Start it if it is time to; returns the exit status of a child that should not be restarted."""
         if self.child is None:
-            if now >= self.restart_at:
+            if self.backoff is None or now >= self.backoff.until:
                 self._try_to_start(now)
             return None
         status = self.child.poll()
@@ -43,7 +49,6 @@ class Service:
         self.child = None
         if status in (exit_status.DONE, exit_status.USER_ERROR):
             return status
-        self.failures = 0 if now - self.started > STEADY_AFTER_S else self.failures
         self._try_later(now, f"{_ended(self.name)}{status}); starting it again")
         return None
 
@@ -52,13 +57,10 @@ class Service:
             self.child = self.start()
         except OSError as error:  # no memory, no more processes or files: it may pass
             self._try_later(now, f"cannot start the {self.name} ({error.strerror}); trying again")
-        self.started = now
 
     def _try_later(self, now: float, text: str) -> None:
-        self.failures += 1
-        pause = min(BACKOFF_MAX_S, 0.5 * 2 ** (self.failures - 1))
-        self.restart_at = now + pause
-        log.warning("%s in %.1f s", text, pause)
+        self.backoff = Backoff.after(self.backoff, now, BACKOFF_MIN_S, BACKOFF_MAX_S, STEADY_AFTER_S)
+        log.warning("%s in %.1f s", text, self.backoff.wait)
 
 
 def says_it_ended(text: str, name: str) -> bool:
@@ -91,7 +93,7 @@ def trainer_service(options: TrainerOptions) -> Service:
     threads = {"OMP_NUM_THREADS": str(options.threads)} if options.threads else {}
 
     def start() -> Child:
-        told = replace(options, restarted=service.failures > 0)
+        told = replace(options, restarted=service.has_failed)
         return Child("gossamer.node.trainer", [told.to_json()], env=threads)
 
     service = Service("trainer", start)

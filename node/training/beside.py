@@ -86,7 +86,7 @@ class Beside:
     @property
     def has_died(self) -> bool:
         """Whether the daemon ended when it should not have; another may run by now."""
-        return self._service is not None and self._service.failures > 0
+        return self._service is not None and self._service.has_failed
 
     def ending(self) -> BaseException:
         """The exception for a loop that goes on although it must stop."""

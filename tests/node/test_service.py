@@ -12,6 +12,7 @@ from gossamer.node.lifeline import Child
 from gossamer.node.options import DaemonOptions, TrainerOptions
 from gossamer.node.service import Service, daemon_service, trainer_service
 from gossamer.node.storage.home import Home
+from gossamer.protocol.backoff import Backoff
 from tests.net.processes import wait_for
 from tests.node.children import signals_of_its_own
 from tests.node.daemons import founded
@@ -55,7 +56,24 @@ def test_a_child_that_dies_is_started_again_with_backoff() -> None:
     now += service_module.STEADY_AFTER_S + 1
     children[-1].status = 1
     service.keep_running(now)
-    assert service.restart_at - now == pytest.approx(0.5), "it had been steady"
+    assert service.backoff is not None
+    assert service.backoff.wait == pytest.approx(0.5), "it had been steady"
+
+
+def test_a_child_is_started_again_however_often_it_has_failed() -> None:
+    """As a daemon fails whose disk is full from Friday to Monday."""
+    children: list[FakeChild] = []
+
+    def start() -> Child:
+        children.append(FakeChild())
+        return children[-1]  # type: ignore[return-value]
+
+    service = Service("daemon", start)
+    for minute in range(3000):
+        service.keep_running(60.0 * minute)
+        children[-1].status = 1
+        service.keep_running(60.0 * minute + 1.0)
+    assert len(children) == 3000
 
 
 def test_a_child_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -67,9 +85,9 @@ def test_a_child_that_cannot_be_started_is_tried_again(caplog: pytest.LogCapture
         return FakeChild()  # type: ignore[return-value]
 
     service = Service("trainer", start)
-    assert service.keep_running(100.0) is None and service.restart_at == 100.5
-    assert service.keep_running(100.5) is None and service.restart_at == 101.5
-    assert service.keep_running(101.5) is None and service.child is not None
+    for now, is_up in ((100.0, False), (100.4, False), (100.5, False), (101.4, False), (101.5, True)):
+        assert service.keep_running(now) is None
+        assert (service.child is not None) is is_up
     assert "cannot start the trainer (Resource temporarily unavailable); trying again in 0.5 s" in caplog.text
 
 
@@ -139,7 +157,7 @@ def test_a_daemon_that_comes_back_does_not_insist_on_a_port_that_the_system_chos
 
     monkeypatch.setattr(service_module, "Child", NoChild)
     service = daemon_service(DaemonOptions(folder=tmp_path, listen="127.0.0.1:0"))
-    service.failures = 1
+    service.backoff = Backoff(until=0.0, wait=0.5, kept=0.0)
     service.keep_running(0.0)
     assert [options.listen for options in started] == ["127.0.0.1:0"]
 
