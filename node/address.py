@@ -42,6 +42,7 @@ def _is_v6(host: str) -> bool:
         return False
     try:
         ipaddress.IPv6Address(host)
+        host.encode("idna")  # as all look-ups do: they raise if a scope makes it too long, or has empty parts
     except ValueError:
         return False
     return True

@@ -91,6 +91,7 @@ def _address(data: bytes) -> Iterator[None]:
     yield
     assert 1 <= port <= 65535
     assert host.isascii()
+    host.encode("idna")  # as a look-up does
     assert parse_address(format_address(host, port)) == (host, port)
 
 
@@ -99,6 +100,7 @@ def _address_seeds() -> list[bytes]:
         "127.0.0.1:7700",
         "[::1]:1",
         "[fe80::1%eth0]:80",
+        "[fe80::1%eth0.7]:80",
         "a-b.example:65535",
         "localhost:07700",
         "host.:1",

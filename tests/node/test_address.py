@@ -71,6 +71,8 @@ def test_addresses(text: str, host: str, port: int) -> None:
         "[::1%\x1b[31m]:80",
         "[::1%x]/path?#]:80",
         "[::1%é]:80",
+        "[fe80::1%a..b]:80",
+        f"[2001:0db8:0000:0000:0000:0000:0000:0001%{'a' * 32}]:80",
     ],
 )
 def test_what_is_no_address(text: str) -> None:
