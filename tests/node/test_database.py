@@ -187,6 +187,15 @@ def test_what_cannot_be_reached_is_not_called_damaged(path: Path) -> None:
     assert "remove" not in str(error.value)
 
 
+def test_a_path_that_cannot_even_be_looked_at_is_named_too(path: Path) -> None:
+    """As on a network disk that went away. It is no bare OSError, which would end a daemon that can wait."""
+    too_long = path.with_name("a" * 300)
+    with pytest.raises(OSError):
+        too_long.stat()
+    with pytest.raises(StorageError, match="cannot use the database"):
+        RecordStore(too_long, SMALL.swarm_id)
+
+
 def test_what_is_in_a_databases_place_is_named_and_no_disk_is_blamed(path: Path, tmp_path: Path) -> None:
     path.mkdir()
     with pytest.raises(StorageError, match=r"ledger\.sqlite is a folder, where a file should be"):
