@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass
 
 from gossamer.protocol.errors import ConfigError
@@ -20,13 +21,21 @@ WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 
 def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
-    """Split ``host:port``. Raises ConfigError."""
+    """Split ``host:port``; the host is as usual, where it is a number. Raises ConfigError."""
     host, _, port = text.strip().rpartition(":")
     is_v6 = host.startswith("[") and host.endswith("]") and _is_v6(host[1:-1])
     fits = is_v6 or _NAME.fullmatch(host)
     if not fits or not _PORT.fullmatch(port) or not port_min <= int(port) <= 65535:
         raise ConfigError(f"{text!r} is not an address; write HOST:PORT, for example 192.168.1.5:7700")
-    return host.strip("[]"), int(port)
+    return _usual(host.strip("[]")), int(port)
+
+
+def _usual(host: str) -> str:
+    """An IP address as it is usually written. Look-ups take others: ``0`` for 0.0.0.0, ``::0`` for ``::``."""
+    try:
+        return str(ipaddress.IPv6Address(host)) if ":" in host else socket.inet_ntoa(socket.inet_aton(host))
+    except OSError:
+        return host  # a name
 
 
 def port_of(address: object) -> int:

@@ -21,7 +21,7 @@ HERE = builders.manifest(admission=builders.admission(), name="here")
 def test_what_others_are_told_has_nothing_around_it() -> None:
     assert checked_advertise([" 1.2.3.4:7700", "a.example:1\n"]) == ("1.2.3.4:7700", "a.example:1")
     assert checked_advertise(None) == ()
-    for nowhere in ("0.0.0.0:7700", "[::]:7700"):
+    for nowhere in ("0.0.0.0:7700", "[::]:7700", "[::0]:7700"):
         with pytest.raises(ConfigError, match="nobody can dial"):
             checked_advertise([nowhere])
 
