@@ -85,7 +85,7 @@ class Door:
     def __contains__(self, guest: Guest) -> bool:
         return guest in self._guests
 
-    def admits(self, guest: Guest) -> bool:
+    def admit(self, guest: Guest) -> bool:
         """Accept a new connection if it is allowed; strangers may have to give way. Returns whether it is."""
         self.counts["connections"] += 1
         refused = self._refuses(guest.origin)

@@ -42,7 +42,7 @@ class Host(Protocol):
         """One of the HTTP server's protocols."""
         ...
 
-    def admits(self, guest: "Guest") -> bool: ...
+    def admit(self, guest: "Guest") -> bool: ...
 
     def left(self, guest: "Guest") -> None: ...
 
@@ -112,7 +112,7 @@ class Guest(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self.origin = origin_of(str(peer[0])) if peer else None
-        if not self._door.admits(self):
+        if not self._door.admit(self):
             self._transport.abort()
             return
         self._stranger_until = asyncio.get_running_loop().time() + STRANGER_TIMEOUT_S

@@ -29,7 +29,15 @@ from gossamer.node.training.fragmentstate import FragmentState, Part, Piece, Win
 from gossamer.node.training.losses import Losses
 from gossamer.node.training.parameters import check_fits
 from gossamer.node.training.payloadwriter import BucketWriter, PayloadWriter
-from gossamer.node.training.reach import Seen, check_end, check_length, forget, largest, look, magnitude
+from gossamer.node.training.reach import (
+    Seen,
+    check_end,
+    check_length,
+    check_values,
+    clear,
+    largest,
+    magnitude,
+)
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.manifest import Manifest
@@ -153,7 +161,7 @@ class OuterLoop:
     def check(self) -> None:
         """Raise DivergedError if a parameter is not finite or far out of range."""
         for state in self.fragments:
-            look(state)
+            check_values(state)
 
     @_as_written
     def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
@@ -168,7 +176,7 @@ class OuterLoop:
         if state.gpu is not None and not state.is_mixed:
             if (done := self._publish_if_sound(state, round_, out)) is not None:
                 return done
-        found = look(state)
+        found = check_values(state)
         for part, seen in zip(state.parts, found, strict=True):
             if self._may_go_too_far(part, seen.reach):
                 self._check_steps(state, part, seen.values)
@@ -177,7 +185,7 @@ class OuterLoop:
         except DivergedError:
             # It diverged by its momentum alone. Tensors before the one to blame were encoded for a payload
             # that goes nowhere: their residuals would be published as the opposite of their progress.
-            forget(state.residual)
+            clear(state.residual)
             raise
 
     def _publish_if_sound(

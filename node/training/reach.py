@@ -24,8 +24,8 @@ class Seen(NamedTuple):
     reach: float
 
 
-def look(state: FragmentState) -> list[Seen]:
-    """Look at each part of a fragment. Raises DivergedError if a value is not finite or beyond fixed
+def check_values(state: FragmentState) -> list[Seen]:
+    """What each part of a fragment holds. Raises DivergedError if a value is not finite or beyond fixed
     point."""
     found = []
     for part in state.parts:
@@ -41,7 +41,7 @@ def check_length(state: FragmentState, part: Part, step: Tensor) -> float:
     """The largest magnitude in a step. Raises DivergedError if fixed point cannot hold it."""
     longest = magnitude(step)
     if not longest < VALUE_LIMIT:
-        forget(state.momentum)
+        clear(state.momentum)
         raise _diverged(state, part, step, MOVED)
     return longest
 
@@ -49,7 +49,7 @@ def check_length(state: FragmentState, part: Part, step: Tensor) -> float:
 def check_end(state: FragmentState, part: Part, end: Tensor) -> None:
     """Raise DivergedError if a step ends where no healthy Phi is: it would be the end of the swarm's, too."""
     if not magnitude(end) < VALUE_LIMIT:
-        forget(state.momentum)
+        clear(state.momentum)
         raise _diverged(state, part, end, BEYOND)
 
 
@@ -65,7 +65,7 @@ def largest(numbers: Iterable[float]) -> float:
     return max(numbers, key=lambda number: (isnan(number), number), default=0.0)
 
 
-def forget(tensors: list[Tensor]) -> None:
+def clear(tensors: list[Tensor]) -> None:
     """Set tensors to zero. A value that is not finite would stay so, and a script that puts sound parameters
     back could not publish again."""
     for tensor in tensors:
