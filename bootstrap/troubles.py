@@ -19,7 +19,7 @@ CAUSES_MAX = 100
 ENDS_MAX = 3
 """A trainer that has ended this often in the same round will make no progress."""
 
-LINE = re.compile(r"\d\d:\d\d:\d\d (?P<level>\w+) +(?P<text>.+)")
+LINE = re.compile(r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d (?P<level>\w+) +(?P<text>.+)")
 """A line as `gossamer.node.logs` writes it."""
 
 _PAUSE = re.compile(r" in [0-9.]+ s$")

@@ -20,24 +20,38 @@ Wording = Callable[[str], str]
 LINES_MAX = 1000
 """How many lines may wait to be written. Further ones are dropped."""
 
+DATE = "%Y-%m-%d"
+
 FLUSH_S = 1.0
 """How long a process that ends waits for its last lines to be written."""
 
 
 class _Line(logging.Formatter):
-    """``12:34:56 warning  text``, with control characters made visible."""
+    """``12:34:56 warning  text``, with control characters made visible.
 
-    def __init__(self, wording: Wording) -> None:
+    The first line of a day begins with its date, except on a terminal where somebody has seen it begin.
+    """
+
+    def __init__(self, wording: Wording, *, is_seen: bool) -> None:
         super().__init__()
         self._wording = wording
+        self._day = time.strftime(DATE) if is_seen else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock} {record.levelname.lower():8}{_visible(self._wording(record.getMessage()))}"
+        text = _visible(self._wording(record.getMessage()))
+        line = f"{self._clock(record.created)} {record.levelname.lower():8}{text}"
         if not record.exc_info:
             return line
         traceback = self.formatException(record.exc_info)  # an exception may quote what a peer has sent
         return "\n".join((line, *map(_visible, traceback.split("\n"))))
+
+    def _clock(self, created: float) -> str:
+        when = time.localtime(created)
+        day, clock = time.strftime(DATE, when), time.strftime("%H:%M:%S", when)
+        if day == self._day:
+            return clock
+        self._day = day
+        return f"{day} {clock}"
 
 
 def _visible(text: str) -> str:
@@ -117,8 +131,16 @@ class _StandardError(logging.StreamHandler[TextIO]):
 def handler(*, as_json: bool = False, wording: Wording = str) -> logging.Handler:
     """A handler that writes to standard error."""
     handler = _StandardError(sys.stderr)
-    handler.setFormatter(_Json(wording) if as_json else _Line(wording))
+    handler.setFormatter(_Json(wording) if as_json else _Line(wording, is_seen=_is_terminal()))
     return handler
+
+
+def _is_terminal() -> bool:
+    """Whether standard error is a terminal; a script may have closed it, or put its own object there."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
 
 
 def level_of(logger: logging.Logger) -> str:

@@ -25,7 +25,7 @@ def test_each_cause_is_told_once(tmp_path: Path) -> None:
     assert troubles.read(0) == [], "there is no log yet"
     say(log, "swarm abc\n12:00:00 info    up\n" + BUG[:20])
     assert troubles.read(0) == [], "half a line"
-    say(log, BUG[20:] + "12:00:02 warning the disk is full\n")
+    say(log, BUG[20:] + "2026-11-27 12:00:02 warning the disk is full\n")
     assert troubles.read(0) == ["my_task.py:29, in loss: RuntimeError: my bug", "the disk is full"]
     say(log, BUG)
     assert troubles.read(0) == []

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -54,7 +55,26 @@ def test_control_characters_are_made_visible() -> None:
     assert text.count("\n") == 1 and text.endswith("\n")
     assert text[:-1].isprintable()
     assert r"line\nnext \x1b[31mred" in text
-    assert text[9:].startswith("warning ")
+    assert text[20:].startswith("warning "), "after the date and the time"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "dated"), [(io.StringIO, [0, 2, 4]), (Terminal, [2, 4])])
+def test_the_first_line_of_a_day_is_dated(stream: type[io.StringIO], dated: list[int]) -> None:
+    """In a file of weeks one would not know the day; a terminal's first lines are of today."""
+    with configured(stream()) as written:
+        line = logging.getLogger().handlers[0]._writer.formatter  # type: ignore[attr-defined]
+        made = [logging.LogRecord("x", logging.INFO, "", 0, "text", (), None) for _ in range(5)]
+        for record, days in zip(made, (0, 0, 1, 1, 9), strict=True):
+            record.created += 86_400.0 * days
+        lines = [line.format(record) for record in made]
+    assert written.getvalue() == ""
+    assert [number for number, text in enumerate(lines) if len(text) > len("12:34:56 info    text")] == dated
+    assert all(re.fullmatch(r"(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d info    text", text) for text in lines)
 
 
 def test_control_characters_of_an_exception_are_made_visible() -> None:
