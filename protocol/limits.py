@@ -39,6 +39,9 @@ TOKENS_MAX = 2**40
 TOKENS_TOTAL_MAX = 2**63 - 1
 """Tokens of all deltas together; a larger sum counts as this. Liars get there with 2**23 records."""
 
+OWN_TOKENS_MAX = 2**60
+"""Tokens of one node over all its runs, as its row tells them; a larger sum counts as this."""
+
 STEPS_MAX = 2**24
 STALENESS_MAX = 2**20
 LOSS_MAX = 1e6

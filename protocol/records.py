@@ -190,7 +190,7 @@ def parse_row(envelope: Envelope) -> Row:
         version=fields.text("version"),
         round=fields.integer("round", 0, limits.ROUND_MAX),
         inner_steps=fields.integer("inner_steps", 0, limits.COUNTER_MAX),
-        tokens=fields.integer("tokens", 0, 2**60),
+        tokens=fields.integer("tokens", 0, limits.OWN_TOKENS_MAX),
         tokens_per_s=fields.number("tokens_per_s", 0.0, limits.TOKENS_PER_S_MAX),
         loss=fields.number("loss", -limits.LOSS_MAX, limits.LOSS_MAX),
         claims=_parse_claims(fields.array("claims", limits.CLAIMS_MAX)),

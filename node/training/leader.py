@@ -30,7 +30,7 @@ from gossamer.node.training.ranks import DONE, Team, Word
 from gossamer.node.training.staging import Staging
 from gossamer.node.training.stepwatch import StepWatch
 from gossamer.protocol.errors import DivergedError
-from gossamer.protocol.limits import LOSS_MAX, STEPS_MAX, TOKENS_MAX
+from gossamer.protocol.limits import LOSS_MAX, OWN_TOKENS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 
@@ -264,7 +264,8 @@ class Leader(RankRole):
 
     def _note(self, tokens: int, loss: float | Tensor) -> None:
         self._outer.step(tokens, loss)
-        self.progress = Progress(self.progress.steps + 1, self.progress.tokens + tokens)
+        so_far = min(self.progress.tokens + tokens, OWN_TOKENS_MAX)
+        self.progress = Progress(self.progress.steps + 1, so_far)
         self._steps_since += 1
 
     def _due(self) -> int | None:

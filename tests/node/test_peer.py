@@ -119,6 +119,17 @@ async def test_a_window_of_more_tokens_than_a_record_can_say_is_published(
         assert [message.tokens for message in published] == [TOKENS_MAX]
 
 
+async def test_more_tokens_in_all_than_a_row_can_say_count_as_the_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "OWN_TOKENS_MAX", 15)
+    async with begun(tmp_path) as setup:
+        for _ in range(EVERY):
+            setup.step()
+        assert setup.peer.progress.tokens == 15
+        assert setup.peer.progress.steps == EVERY
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 async def test_a_window_of_a_loss_beyond_what_a_record_can_say_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: int

@@ -205,7 +205,7 @@ CLAIM = Claim(16, 100, bytes(32), bytes(32))
         {"round": -1},
         {"round": limits.ROUND_MAX + 1},
         {"inner_steps": -1},
-        {"tokens": 2**60 + 1},
+        {"tokens": limits.OWN_TOKENS_MAX + 1},
         {"tokens_per_s": -0.1},
         {"tokens_per_s": float("inf")},
         {"loss": float("nan")},
