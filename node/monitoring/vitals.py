@@ -132,7 +132,7 @@ class Vitals:
         """Whether others can dial us; None while that is not known."""
         self._told_addresses: tuple[str, ...] = ()
         self._told_since = -math.inf
-        """Since when others have been told these addresses, without any of them being withdrawn."""
+        """Since when there have been others to dial us at these addresses, none of which was withdrawn."""
         self._dialled = self._dialled_by_then = 0
         """How often others have dialled us: up to now, and up to `_told_since`."""
         self._alone_since: float | None = None
@@ -225,7 +225,7 @@ class Vitals:
         if look.dialled_by_others > self._dialled_by_then:
             self.reachable = True
         elif not look.addresses or look.live < MEMBERS_MIN or not look.links:
-            self.reachable = None
+            self.reachable, self._told_since = None, look.now
         elif look.now - self._told_since > REACH_S and self.reachable is None:
             self.reachable = False
             log.warning(

@@ -169,6 +169,17 @@ def test_that_nobody_dials_says_nothing_where_nobody_would(shown: Shown) -> None
     assert shown.vitals.reachable is None
 
 
+@pytest.mark.parametrize("before", [{"links": 1, "live": 1}, {"links": 0, "live": 3}])
+def test_whoever_comes_has_time_to_dial(shown: Shown, before: dict[str, int]) -> None:
+    usual: dict[str, Any] = {"known": 3, "addresses": ("1.2.3.4:7700",)}
+    shown.for_s(2 * v.REACH_S, **usual, **before)
+    said = shown.for_s(v.REACH_S, **usual, links=3, live=3)
+    assert not any("nobody has dialled" in line for line in said)
+    assert shown.vitals.reachable is None
+    (line,) = shown.for_s(2, **usual, links=3, live=3)
+    assert "nobody has dialled this node at 1.2.3.4:7700 within 10 minutes" in line
+
+
 def test_a_slow_node_says_so_now_and_then(shown: Shown) -> None:
     assert shown.for_s(10, late_s=0.9) == []
     (said,) = shown.for_s(REPEAT_S, late_s=2.5)
