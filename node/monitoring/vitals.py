@@ -141,7 +141,8 @@ class Vitals:
         self._came = 0
         self._held_at = self._starved_since = -math.inf
         """When others last held something that is missing here, and since when nothing has come."""
-        self._trainer_seen: float | None = None
+        self._trainer_seen = math.inf
+        """When there was last a trainer, or at first, when we first looked."""
         self._starts: deque[float] = deque(maxlen=STARTS_MAX)
         """When the last trainers came."""
         self._started = 0
@@ -168,6 +169,8 @@ class Vitals:
         self._look_at_transfers(look)
         self._look_at_clock(look)
         self._look_at_invitation(look)
+        self._look_at_merging(look)
+        self._look_at_trainer(look)
         if SLOW_S < look.late_s <= SLEEP_MIN_S:  # longer: it slept or was stopped, which the core reports
             self._say(
                 "slow",
@@ -267,6 +270,18 @@ class Vitals:
             self._told_runs_out = look.now
             log.warning("%s: gossamer invite NODE_ID --tell ADDRESS", look.runs_out)
 
+    def _look_at_merging(self, look: Look) -> None:
+        # Nothing can be merged before the model is here, which may take hours on a slow line.
+        if not look.behind or not look.has_model or look.version != self._merged[0]:
+            self._merged = (look.version, look.now)
+
+    def _look_at_trainer(self, look: Look) -> None:
+        if look.starts > self._started:
+            self._started, self._told_standstill = look.starts, False
+            self._starts.append(look.now)
+        if not look.lacks_trainer or self._trainer_seen == math.inf:
+            self._trainer_seen = look.now
+
     def _folder(self, look: Look) -> str | None:
         if look.folder_gone:
             found = f"the folder {look.folder_gone} no longer exists"
@@ -353,9 +368,6 @@ class Vitals:
         )
 
     def _merging(self, look: Look) -> str | None:
-        # Nothing can be merged before the model is here, which may take hours on a slow line.
-        if not look.behind or not look.has_model or look.version != self._merged[0]:
-            self._merged = (look.version, look.now)
         if look.now - self._merged[1] <= STUCK_S:
             return None
         found = f"merging is stuck: {look.behind} rounds are waiting, and none was merged for {STUCK_S:.0f} s"
@@ -363,11 +375,6 @@ class Vitals:
         return found
 
     def _trainer(self, look: Look) -> str | None:
-        if look.starts > self._started:
-            self._started, self._told_standstill = look.starts, False
-            self._starts.append(look.now)
-        if not look.lacks_trainer or self._trainer_seen is None:
-            self._trainer_seen = look.now
         if look.now - self._trainer_seen > TRAINER_S:
             return f"there has been no trainer for {TRAINER_S:.0f} s"
         are_many = len(self._starts) == STARTS_MAX and look.now - self._starts[0] < STARTS_S

@@ -250,6 +250,20 @@ def test_a_trainer_that_stays_away_is_a_problem(shown: Shown) -> None:
     assert shown.vitals.problem is None
 
 
+def test_a_trouble_that_lasted_is_not_followed_by_others_that_there_are_none_of(shown: Shown) -> None:
+    shown.for_s(10, links=1, version=3)
+    shown.for_s(2 * v.STUCK_S, links=1, version=3, disk_free=0)
+    assert shown.for_s(5, links=1, version=3, behind=4, lacks_trainer=True) == []
+    assert shown.vitals.problem is None, "rounds wait, and the trainer is gone, only since a moment ago"
+
+
+def test_trainers_are_counted_when_they_come_whatever_else_is_wrong(shown: Shown) -> None:
+    for starts in range(1, v.STARTS_MAX + 1):
+        shown.for_s(20, links=1, starts=starts, disk_free=0)
+    shown.for_s(1, links=1, starts=v.STARTS_MAX)
+    assert "the trainer keeps ending" in str(shown.vitals.problem)
+
+
 def test_a_trainer_that_hangs_is_a_problem_and_said_once(shown: Shown) -> None:
     assert shown.for_s(60, overdue_s=v.STANDSTILL_S) == [] and shown.vitals.problem is None
     (said,) = shown.for_s(2 * REPEAT_S, overdue_s=v.STANDSTILL_S + 1)
