@@ -117,7 +117,7 @@ class Look:
     starts: int = 0
     """How many trainers have come since the daemon started."""
     void: int = 0
-    """How many of our own deltas of this run are void."""
+    """In how many rounds of this run our own deltas are void."""
     outdone: int = 0
     """How often a row of this node came that was newer than our own."""
 

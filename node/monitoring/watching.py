@@ -198,7 +198,7 @@ class Watching:
             overdue_s=self._overdue_s(),
             starts=view.port.attachments,
             void=sum(
-                d.round > self._own_last and core.ledger.is_void(d) for d in core.ledger.by(view.node_id)
+                author == view.node_id and round_ > self._own_last for author, round_ in core.ledger.voided()
             ),
         )
 

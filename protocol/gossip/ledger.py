@@ -39,6 +39,9 @@ class Ledger:
         """Rounds that changed since they were last digested: a digest costs time in proportion to the records
         of its round."""
         self._rounds: dict[int, dict[bytes, tuple[Delta, ...]]] = {}
+        self._voids: dict[tuple[bytes, int], None] = {}
+        """Author and round of every equivocation, the first found first. Displays ask for them all the time,
+        and without `retain` there may be a hundred thousand rounds."""
         self._by_id: dict[bytes, Delta] = {}
         self._by_data: dict[bytes, bytes] = {}
         self.last_rounds: dict[bytes, int] = {}
@@ -75,6 +78,8 @@ class Ledger:
         if len(held) > 1 or delta.record_id in self._by_id:
             return Added.IGNORED
         authors[delta.author] = (*held, delta)
+        if held:
+            self._voids[delta.author, delta.round] = None
         self._by_id[delta.record_id] = delta
         self._by_data[delta.data] = delta.record_id
         self.note_last(delta.author, delta.round, delta.record_id)
@@ -129,6 +134,7 @@ class Ledger:
         for round_ in [r for r, authors in self._rounds.items() if r > after and author in authors]:
             authors = self._rounds[round_]
             dropped.extend(authors.pop(author))
+            self._voids.pop((author, round_), None)
             self._undigested.add(round_)
             if not authors:
                 del self._rounds[round_]
@@ -146,6 +152,7 @@ class Ledger:
         """Take out a round's records; returns them."""
         dropped = [delta for held in self._rounds.pop(round_).values() for delta in held]
         for delta in dropped:
+            self._voids.pop((delta.author, round_), None)
             del self._by_id[delta.record_id]
             del self._by_data[delta.data]
         self._undigested.add(round_)
@@ -170,7 +177,7 @@ class Ledger:
 
     def is_void(self, delta: Delta) -> bool:
         """Whether a delta's author equivocated in its round."""
-        return len(self._rounds.get(delta.round, {}).get(delta.author, ())) > 1
+        return (delta.author, delta.round) in self._voids
 
     def ids(self, round_: int) -> list[bytes]:
         """All record ids of a round, void ones included: what another node needs to agree with us."""
@@ -178,8 +185,7 @@ class Ledger:
 
     def voided(self) -> Iterator[tuple[bytes, int]]:
         """Author and round of every equivocation."""
-        for round_, authors in self._rounds.items():
-            yield from ((author, round_) for author, held in authors.items() if len(held) > 1)
+        return iter(self._voids)
 
     def void_in(self, round_: int) -> list[bytes]:
         """Authors who equivocated in a round."""

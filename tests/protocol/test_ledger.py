@@ -141,6 +141,25 @@ def test_a_void_round_leaves_others_of_its_author_alone():
     assert not ledger.is_void(builders.unsigned(1, 6))
 
 
+def test_void_rounds_are_forgotten_with_their_records():
+    void = [(author, round_, variant) for author in (1, 2) for round_ in (5, 6, 7) for variant in (0, 1)]
+    ledger = _filled(void)
+    one, two = (builders.unsigned(author, 5).author for author in (1, 2))
+    ledger.close(5)
+    ledger.drop_beyond(6)
+    assert set(ledger.voided()) == {(one, 6), (two, 6)}
+    ledger.drop(one, after=5)
+    assert list(ledger.voided()) == [(two, 6)]
+
+
+def test_what_is_void_is_told_without_a_look_at_all_rounds():
+    """Displays ask for it all the time."""
+    void = [(1, 1, 0), (1, 1, 1)]
+    few, many = (_filled([*void, *((2, round_, 0) for round_ in range(1, last))]) for last in (5, 500))
+    assert list(many.voided()) == list(few.voided()) != []
+    assert calls(lambda: list(many.voided())) == calls(lambda: list(few.voided()))
+
+
 def test_empty():
     ledger = Ledger()
     assert (len(ledger), ledger.rounds(), ledger.valid(1), ledger.ids(1)) == (0, [], [], [])
