@@ -160,4 +160,4 @@ def configure(
     # The level is set on the handler: what the node's page shows, from info up, does not depend on it.
     logging.basicConfig(level=min(shown.level, logging.INFO), handlers=[_Aside(shown)], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    logging.getLogger("aiohttp").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp").setLevel(logging.ERROR)  # it warns of what strangers send, each time

@@ -33,6 +33,7 @@ from gossamer.node.dashboard.connections import Connections
 from gossamer.node.dashboard.feed import to_json
 from gossamer.node.dashboard.metrics import registry_of
 from gossamer.node.dashboard.page import document, policy
+from gossamer.node.dashboard.shown import harmless_line
 from gossamer.node.monitoring.status import status_of
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import Watching
@@ -211,7 +212,8 @@ class AdminServer:
         host = _host_of(request.headers.get("Host", ""))
         is_bound = host == self._host.lower() or (self._host in WILDCARDS and _is_ip(host))
         if not is_bound and not is_loopback(host):
-            raise web.HTTPMisdirectedRequest(text=f"there is no {host or 'nameless host'} here")
+            where = harmless_line(host) or "nameless host"  # it may hold bytes that are no UTF-8
+            raise web.HTTPMisdirectedRequest(text=f"there is no {where} here")
 
     def _check_origin(self, request: web.Request) -> None:
         """Raise if another site's page asks: it could read nothing, but would take a listener's place."""

@@ -117,6 +117,7 @@ async def test_raw_bytes_and_half_open_connections(live: Live) -> None:
         b"POST /gossamer/1/link HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
         b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
         b"GET /gossamer/1/chunk/zz HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nExpect: \xff\r\n\r\n",
     ):
         with socket.create_connection((host, int(port))) as plain, tls.wrap_socket(plain) as secure:
             try:

@@ -425,11 +425,16 @@ async def test_what_is_no_http_costs_no_line_in_the_log(
 ) -> None:
     home = founded(tmp_path / "a")
     async with running(home):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(facts(home)["admin"]))
         many = b"".join(b"X%d: y\r\n" % number for number in range(5000))
-        writer.write(b"GET / HTTP/1.1\r\n" + many + b"\r\n")
-        assert b" 400 " in await asyncio.wait_for(reader.readline(), 10)
-        writer.close()
+        for headers, answer in (
+            (many, b" 400 "),
+            (b"Host: x\r\nExpect: \xff\r\n", b" 500 "),
+            (b"Host: \xff\r\n", b" 421 "),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(facts(home)["admin"]))
+            writer.write(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
+            assert answer in await asyncio.wait_for(reader.readline(), 10)
+            writer.close()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 

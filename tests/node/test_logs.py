@@ -89,6 +89,13 @@ def test_control_characters_of_an_exception_are_made_visible() -> None:
     assert text.count("\n") >= 4 and "\\x1b[31mred" in text
 
 
+def test_what_aiohttp_warns_of_costs_no_line() -> None:
+    """Such as each request for a WebSocket of a subprotocol that we do not have: anybody can make those."""
+    with configured(debug=True) as stream:
+        logging.getLogger("aiohttp.websocket").warning("Client protocols %r", "x" * 8000)
+    assert stream.getvalue() == ""
+
+
 def test_json_is_one_object_a_line() -> None:
     with configured(as_json=True) as stream:
         logging.getLogger("gossamer.x").error("%s", NASTY)
