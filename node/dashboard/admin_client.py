@@ -130,6 +130,7 @@ class AdminClient:
     async def __aenter__(self) -> "AdminClient":
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(resolver=Resolver()),
+            cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
             read_bufsize=EVENT_BYTES_MAX,
             timeout=aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_S),

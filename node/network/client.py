@@ -87,7 +87,9 @@ async def _ask(
         async with (
             asyncio.timeout(ASK_TIMEOUT_S) as limit,
             aiohttp.ClientSession(
-                auto_decompress=False, connector=aiohttp.TCPConnector(resolver=Resolver())
+                auto_decompress=False,
+                connector=aiohttp.TCPConnector(resolver=Resolver()),
+                cookie_jar=aiohttp.DummyCookieJar(),  # others warn of each cookie that they cannot read
             ) as session,
         ):
             is_bound = not plaintext and (asker is not None or contact.node_id is not None)

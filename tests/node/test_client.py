@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from gossamer.node.address import parse_address, parse_contact
+from gossamer.node.dashboard.admin_client import AdminClient
 from gossamer.node.network import client
 from gossamer.node.network.client import (
     _reason,
@@ -114,6 +115,18 @@ async def test_a_sign_in_page_in_the_place_of_a_node_is_taken_for_one(status: st
         for ask in (fetch_status(f"{named}127.0.0.1:{port}"), deliver(f"{named}127.0.0.1:{port}", b"")):
             with pytest.raises(UnreachableError, match=r"a web page answers.*sign in"):
                 await ask
+
+
+async def test_cookies_that_cannot_be_read_cost_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Commands have no log, and Python then prints each warning between their lines."""
+    head = b"HTTP/1.1 404 No\r\nContent-Length: 0\r\nSet-Cookie: a,b=c\r\n\r\n"
+    async with answering(head) as port:
+        with pytest.raises(UnreachableError, match="HTTP status 404"):
+            await fetch_status(f"localhost:{port}", plaintext=True)
+        async with AdminClient(f"localhost:{port}") as top:
+            with pytest.raises(UnreachableError, match="answers 404"):
+                await anext(aiter(top.events()))
+    assert caplog.messages == []
 
 
 async def test_who_closes_after_a_question_has_closed() -> None:
