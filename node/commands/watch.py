@@ -33,10 +33,10 @@ def status(
 
     asker = asker_for(folder, address)
     found = asyncio.run(fetch_status(address, digest=as_json, plaintext=plaintext, asker=asker))
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
     try:
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
+            return
         lines = [
             f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records",
             one_line(found),

@@ -1,7 +1,7 @@
 """Makes text from a model or from another node safe to show on a terminal."""
 
-WRONG_SHAPE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""Errors from reading other nodes' JSON, if it is not what it should be."""
+WRONG_SHAPE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""Errors from reading other nodes' JSON, or writing it again, if it is not what it should be."""
 
 UNBOUNDED = 10_000
 """Width of output that is not a terminal: lines are not wrapped, for programs that search them."""

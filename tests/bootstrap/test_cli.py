@@ -326,6 +326,25 @@ def test_an_answer_of_the_wrong_shape_is_one_line(
         outcome.assert_user_error("gossamer: 127.0.0.1:1 ")
 
 
+@pytest.mark.parametrize("command", ["status", "peers"])
+def test_an_answer_that_nests_deeper_than_it_can_be_written_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Python 3.12 reads such JSON; 3.11 refuses it, and 3.13 writes it, too."""
+
+    async def fetch_status(*_: object, **__: object) -> dict[str, object]:
+        deep: list[object] = []
+        for _ in range(1200):
+            deep = [deep]
+        return {"swarm": "s", "node_id": "cd", "name": "", "round": 1, "conduct": {}, "agreement": 0} | {
+            "members": deep
+        }
+
+    monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
+    outcome = run(command, "127.0.0.1:1", "--json", "--insecure-plaintext")
+    assert "a bug" not in outcome.err
+
+
 def test_no_mistake_commands_a_terminal(run: Run) -> None:
     run("init", "m.toml", "--from", "gone\x1b[2J").assert_user_error(
         "--from gone\N{REPLACEMENT CHARACTER}[2J"
