@@ -4,7 +4,7 @@ That a member does not answer, or is down, is logged by the code that finds out 
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from gossamer.node.monitoring.known_links import LIVE
 from gossamer.node.monitoring.replicas import Likeness, compare
@@ -24,7 +24,7 @@ class Happenings:
         self._seen: dict[bytes, tuple[Health, int]] = {}
         """Each member's health at the last look, and how often it had been down by then."""
         self._told_round = 0
-        self._differing: set[bytes] = set()
+        self._differing: Set[bytes] = set()
 
     def look(self, members: Sequence[Member], claims: tuple[Claim, ...]) -> None:
         """Log what has changed since the last look; `claims` are ours."""
@@ -44,12 +44,14 @@ class Happenings:
         members have the same."""
         live = [member for member in members if member.health in LIVE]
         found = {member.row.node_id: compare(claims, member.row.body.claims) for member in live}
-        differing = {id_ for id_, pair in found.items() if pair and pair.likeness is Likeness.OTHER}
-        for member in live:
-            pair = found[member.row.node_id]
-            if pair is not None and member.row.node_id in differing - self._differing:
-                log.error("the model of %s differs from ours at round %d", member.label, pair.round)
-        self._differing = differing
+        differing = {
+            id_: pair.round for id_, pair in found.items() if pair and pair.likeness is Likeness.OTHER
+        }
+        new = [member for member in live if member.row.node_id in differing.keys() - self._differing]
+        for round_ in sorted({differing[member.row.node_id] for member in new}):
+            at_once = [member for member in new if differing[member.row.node_id] == round_]
+            _say(f"the model of %s differs from ours at round {round_}", at_once, logging.ERROR)
+        self._differing = differing.keys()
         newest = claims[0].round if claims else 0
         is_shared = bool(found) and all(pair == (newest, Likeness.SAME) for pair in found.values())
         if is_shared and newest > self._told_round:
@@ -66,11 +68,11 @@ def _is_back(member: Member, health: Health, downs: int) -> bool:
     return member.health is Health.ALIVE and (health not in LIVE or member.downs > downs)
 
 
-def _say(sentence: str, members: Iterable[Member]) -> None:
-    """Log one line for all of them; nothing if there are none."""
+def _say(sentence: str, members: Iterable[Member], level: int = logging.INFO) -> None:
+    """Log one line for all of them, since anybody may be hundreds of members; nothing if there are none."""
     names = [member.label for member in members]
     if len(names) > NAMES_MAX:
         names = [*names[: NAMES_MAX - 1], f"{len(names) - NAMES_MAX + 1} more"]
     if names:
         last = f" and {names[-1]}" if len(names) > 1 else names[-1]
-        log.info(sentence, ", ".join(names[:-1]) + last)
+        log.log(level, sentence, ", ".join(names[:-1]) + last)

@@ -94,3 +94,15 @@ def test_another_model_of_the_same_records_is_an_error(caplog: pytest.LogCapture
     (record,) = caplog.records
     assert record.levelname == "ERROR"
     assert record.getMessage() == f"the model of {named(1)} differs from ours at round 16"
+
+
+def test_many_that_differ_are_one_line_for_each_of_our_snapshots(caplog: pytest.LogCaptureFixture) -> None:
+    """Keys cost nothing, and whoever has many may claim this and that with them each second."""
+    ours = (claim(16), claim(0))
+    members = [member(number, claim(0 if number == 9 else 16, root=b"x")) for number in range(1, 10)]
+    Happenings().look(members, ours)
+    assert caplog.messages == [
+        f"the model of {named(9)} differs from ours at round 0",
+        f"the model of {', '.join(named(number) for number in range(1, 6))} and 3 more differs from ours at"
+        " round 16",
+    ]
