@@ -9,10 +9,7 @@ from collections.abc import Iterable, Sequence, Set
 from gossamer.node.monitoring.known_links import LIVE
 from gossamer.node.monitoring.replicas import Likeness, compare
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.membership.roster import Health, Member
-
-NAMES_MAX = 6
-"""The most names in one log line."""
+from gossamer.protocol.membership.roster import Health, Member, listed
 
 log = logging.getLogger("gossamer.node")
 
@@ -70,9 +67,5 @@ def _is_back(member: Member, health: Health, downs: int) -> bool:
 
 def _say(sentence: str, members: Iterable[Member], level: int = logging.INFO) -> None:
     """Log one line for all of them, since anybody may be hundreds of members; nothing if there are none."""
-    names = [member.label for member in members]
-    if len(names) > NAMES_MAX:
-        names = [*names[: NAMES_MAX - 1], f"{len(names) - NAMES_MAX + 1} more"]
-    if names:
-        last = f" and {names[-1]}" if len(names) > 1 else names[-1]
-        log.log(level, sentence, ", ".join(names[:-1]) + last)
+    if names := listed(members):
+        log.log(level, sentence, names)

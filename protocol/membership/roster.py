@@ -6,6 +6,7 @@ can unite like the ledger. Health is each node's own judgement (see `swim`).
 
 import math
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -13,6 +14,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.identity import short
 from gossamer.protocol.membership.activity import Activity
 from gossamer.protocol.records import Row
+
+NAMES_MAX = 6
+"""The most names in one message."""
 
 
 class Health(StrEnum):
@@ -72,6 +76,14 @@ class Member:
     def is_missing(self) -> bool:
         """Whether it is down or suspected: gone, or seemingly so, without having said so."""
         return self.health in _MISSING
+
+
+def listed(members: Iterable[Member]) -> str:
+    """Members in messages to people: ``X``, ``X and Y``, or at most `NAMES_MAX` names; empty if none."""
+    names = [member.label for member in members]
+    if len(names) > NAMES_MAX:
+        names = [*names[: NAMES_MAX - 1], f"{len(names) - NAMES_MAX + 1} more"]
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
 def _may_be_late(known: Member, row: Row, now: float) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Notice, Send
-from gossamer.protocol.membership.roster import Health, Member, Roster
+from gossamer.protocol.membership.roster import Health, Member, Roster, listed
 from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect
 from gossamer.protocol.sampling import RandomSource, sample
 
@@ -306,6 +306,8 @@ class Swim:
 
     def _judge_silence(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        down: list[Member] = []
+        unanswering: list[Member] = []
         silent_since = now - self._patience(limits.SILENCE_SUSPECT_S)
         suspected_since = now - self._patience(limits.SUSPICION_TIMEOUT_S)
         told_before, tell_before = self._looked - limits.PROBE_TIMEOUT_S, now - limits.PROBE_TIMEOUT_S
@@ -317,18 +319,21 @@ class Swim:
             elif member.since < suspected_since:
                 self._roster.judge(member.row.node_id, Health.DOWN, now)
                 self._suspected[member.row.node_id] = now
-                effects += self._said("is down", member)
+                down.append(member)
             elif told_before <= member.since < tell_before:  # the first answers did not clear it up
-                effects += self._said("does not answer", member)
+                unanswering.append(member)
+        effects += self._said(unanswering, "does not answer", "do not answer")
+        effects += self._said(down, "is down", "are down")
         return effects
 
-    def _said(self, what: str, member: Member) -> list[Effect]:
-        """A line for people. None about a member known from hearsay only: it may have been gone by then.
+    def _said(self, members: list[Member], of_one: str, of_several: str) -> list[Effect]:
+        """One line for people, however many fall silent at once. None about members known from hearsay only:
+        they may have been gone by then.
 
         A node that comes (back) to a swarm is told of all members gone within a day, maybe hundreds.
         """
-        is_told_of = member.is_hearsay and self._answered(member) == -math.inf
-        return [] if is_told_of else [Notice(f"{member.label} {what}")]
+        met = [member for member in members if not member.is_hearsay or self._answered(member) > -math.inf]
+        return [Notice(f"{listed(met)} {of_one if len(met) == 1 else of_several}")] if met else []
 
 
 def _are_linked(one: Member | None, other: Member | None) -> bool:

@@ -74,8 +74,8 @@ async def test_a_host_whose_cable_is_pulled_trains_on_and_heals(tmp_path: Path) 
             hosts.cut(4)
             cut_at = [puppet.rounds[-1] for puppet in puppets]
             cut_off, left = tmp_path / "host4.log", tmp_path / "host2.log"
-            await until(lambda: "is down" in cut_off.read_text(), 60, "the one cut off has noticed")
-            await until(lambda: "is down" in left.read_text(), 60, "the others have noticed")
+            await until(lambda: " down\n" in cut_off.read_text(), 60, "the one cut off has noticed")
+            await until(lambda: " down\n" in left.read_text(), 60, "the others have noticed")
             goals = [(puppet, round_ + 30) for puppet, round_ in zip(puppets, cut_at, strict=True)]
             await until(lambda: all(p.rounds[-1] >= goal for p, goal in goals), 60, "all trained on")
             for puppet in puppets:

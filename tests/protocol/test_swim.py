@@ -405,6 +405,15 @@ def test_nothing_is_said_of_those_who_were_gone_when_we_were_told_of_them():
     assert lines == [f"{label} does not answer", f"{label} is down"], "of the one that has shown itself"
 
 
+def test_many_who_fall_silent_at_once_are_one_line():
+    """Half of a large swarm, when a line breaks, or the keys of one liar."""
+    bench = Bench(9)
+    lines = _lines(bench.pass_time(30.0, silent=range(1, 10)))
+    labels = sorted(bench.roster.get(IDS[number]).label for number in range(1, 10))
+    names = f"{', '.join(labels[:5])} and 4 more"
+    assert lines == [f"{names} do not answer", f"{names} are down"]
+
+
 def test_it_is_said_of_those_who_fell_silent_on_a_link_to_us_though_we_had_but_one_row_of_them():
     """As where a network splits just after the swarm has begun: links come up before rows come."""
     bench = Bench(0)
