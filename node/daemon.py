@@ -362,6 +362,8 @@ class Daemon:
                     if effect.link in self.links:
                         node_id = self.links[effect.link].node_id
                         self.policing.blame(node_id, effect.reason, effect.offence)
+                case fx.Notice() if effect.culprit:
+                    self.policing.complain(effect.culprit, effect.text)
                 case fx.Notice():
                     log.info("%s", effect.text)
 

@@ -148,6 +148,8 @@ class Notice:
     """Something a person may want to know."""
 
     text: str
+    culprit: str = ""
+    """The label of the node that did it, if any key can: what is said of such nodes has to be bounded."""
 
 
 Effect = (

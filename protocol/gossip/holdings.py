@@ -152,8 +152,8 @@ class Holdings:
         others = [other for other in self._ledger.by(delta.author) if other.round != delta.round]
         if any(self._ledger.is_void(other) for other in others):
             return [Ready(delta)]
-        text = f"{self._roster.label(delta.author)} signed two deltas for round {delta.round}: both are void"
-        return [Ready(delta), Notice(text)]
+        text = f"signed two deltas for round {delta.round}: both are void"
+        return [Ready(delta), Notice(text, culprit=self._roster.label(delta.author))]
 
     # -- payloads
 

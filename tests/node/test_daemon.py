@@ -156,6 +156,15 @@ async def test_a_daemon_whose_one_address_is_gone_says_so(
         await until(lambda: "no longer has the address 127.0.0.2" in caplog.text)
 
 
+async def test_what_any_number_of_keys_can_do_costs_few_lines(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(home) as daemon:
+        daemon.carry_out(fx.Notice("signed two deltas", culprit=f"key {number}") for number in range(1000))
+    lines = [line for line in caplog.messages if "signed two deltas" in line]
+    assert "key 0 signed two deltas" in lines and len(lines) < 20
+
+
 async def test_a_restarted_daemon_never_signs_a_round_again(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

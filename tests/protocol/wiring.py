@@ -393,7 +393,7 @@ class World:
                 case fx.Blame():
                     node.blames.append(effect)
                 case fx.Notice():
-                    node.notices.append(effect.text)
+                    node.notices.append(f"{effect.culprit} {effect.text}".lstrip())
 
     def _send(self, node: Node, link: int, data: bytes) -> None:
         self.messages += 1

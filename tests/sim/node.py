@@ -285,7 +285,7 @@ class Node(Process):
                     self._tell(f"blames {end.peer.party if end else 'a peer'}: {effect.reason}")
                     self.stage.audit.blamed(self, end, effect)
                 case fx.Notice():
-                    self._tell(effect.text)
+                    self._tell(f"{effect.culprit} {effect.text}".lstrip())
 
     def _tell(self, text: str) -> None:
         self.stage.trace.say(self.stage.loop.now, f"{self.name}: {text}")
