@@ -67,5 +67,5 @@ def _is_back(member: Member, health: Health, downs: int) -> bool:
 
 def _say(sentence: str, members: Iterable[Member], level: int = logging.INFO) -> None:
     """Log one line for all of them, since anybody may be hundreds of members; nothing if there are none."""
-    if names := listed(members):
+    if names := listed(member.label for member in members):
         log.log(level, sentence, names)

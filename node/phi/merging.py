@@ -11,7 +11,7 @@ however many old rounds change, and the old rounds are all merged in the end.
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 from gossamer.node.ipc.trainer_port import TrainerPort
@@ -24,6 +24,7 @@ from gossamer.node.storage.chunkstore import MissingChunkError
 from gossamer.protocol.core.merge_schedule import MergeSchedule
 from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import DivergedError, StorageError
+from gossamer.protocol.membership.roster import listed
 from gossamer.protocol.merging.conduct import Conduct, RoundFigures
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.records import Delta
@@ -302,7 +303,7 @@ class Merging:
         If only others' deltas did it, as a single key's can in a swarm that rests, we are still needed: we
         have to hear that those deltas are void.
         """
-        names = ", ".join(self._core.roster.label(delta.author) for delta in deltas) or "nobody"
+        names = listed(self._core.roster.label(delta.author) for delta in deltas) or "nobody"
         self._diverged_by[index] = f" in round {round_}, of {names}"
         if any(delta.author == self._core.identity.node_id for delta in deltas):
             raise DivergedError(
@@ -311,15 +312,18 @@ class Merging:
             )
 
     def _judge(self, round_: int) -> None:
-        """Note what a merge found in its round, and log every member whose verdict began or ended."""
+        """Note what a merge found in its round, and log whose verdicts began or ended: a line for each
+        verdict, since anybody may be hundreds of members."""
         assert self._merger is not None
         found = self._merger.figures or RoundFigures({}, None)
+        labels = defaultdict[str | None, list[str]](list)
         for change in self.conduct.note(round_, found, self._core.ledger.void_in(round_)):
-            label = self._core.roster.label(change.node_id)
-            if change.verdict is None:
-                log.info("%s: its deltas are normal again", label)
+            labels[change.verdict].append(self._core.roster.label(change.node_id))
+        for verdict, alike in labels.items():
+            if verdict is None:
+                log.info("%s: deltas are normal again", listed(alike))
             else:
-                log.warning("%s: %s", label, change.verdict)
+                log.warning("%s: %s", listed(alike), verdict)
 
     async def digest(self) -> tuple[bytes, bytes] | None:
         """Digest of the records merged, and of Phi; None before genesis is here."""

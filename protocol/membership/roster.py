@@ -78,9 +78,9 @@ class Member:
         return self.health in _MISSING
 
 
-def listed(members: Iterable[Member]) -> str:
+def listed(labels: Iterable[str]) -> str:
     """Members in messages to people: ``X``, ``X and Y``, or at most `NAMES_MAX` names; empty if none."""
-    names = [member.label for member in members]
+    names = list(labels)
     if len(names) > NAMES_MAX:
         names = [*names[: NAMES_MAX - 1], f"{len(names) - NAMES_MAX + 1} more"]
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)

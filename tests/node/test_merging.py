@@ -324,14 +324,20 @@ async def test_a_member_that_keeps_lying_is_named_once(
 
 
 async def test_whoever_equivocates_is_noted_even_if_nothing_of_it_was_merged(
-    setup: Setup, rng: np.random.Generator
+    setup: Setup, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """However many keys do so, as one person may have them, they draw one line."""
     await setup.merging.begin(setup.merger)
     for round_ in (1, 2):
-        setup.arrive(setup.world.make(rng, 1, round_), setup.world.make(rng, 1, round_, tokens=5))
+        for author in range(1, 9):
+            setup.arrive(
+                setup.world.make(rng, author, round_), setup.world.make(rng, author, round_, tokens=5)
+            )
     await setup.merged_all()
     verdict = setup.merging.conduct.of(identity(1).node_id).verdict
     assert verdict is not None and verdict.startswith("void (equivocated") and setup.merged == []
+    [line] = [text for text in caplog.messages if "equivocated" in text]
+    assert line.endswith(f" and 3 more: {verdict}")
 
 
 async def test_a_round_that_the_swarm_cannot_have_reached_waits(setup: Setup) -> None:
