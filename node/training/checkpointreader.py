@@ -25,6 +25,7 @@ from gossamer.node.training.innerstate import (
     restore_inner,
     state_keepers,
 )
+from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
 
 _NOT_AS_WRITTEN = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
@@ -35,6 +36,7 @@ _OTHER = "the inner optimizer has different {} than its saved state"
 log = logging.getLogger("gossamer.checkpoint")
 
 
+@held_back()  # a watchdog's error would be taken for one of the file's, or of the optimizer's
 def restore(
     path: Path, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[Progress, bool] | None:

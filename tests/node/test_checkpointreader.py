@@ -1,5 +1,7 @@
 """`checkpointreader`: what fits is taken up; what is damaged, or of something else, is left alone."""
 
+import signal
+
 import pytest
 import torch
 from safetensors.torch import load_file, save
@@ -29,6 +31,29 @@ def test_a_residual_of_an_older_delta_is_left_out(saved):
     assert restore(path, again, [fresh]) is not None
     assert any(residual.any() for residual in again.fragments[0].residual)
     assert not any(residual.any() for residual in again.fragments[1].residual)
+
+
+@pytest.mark.parametrize("moment", ["checksums_of", "restore_inner"])
+def test_a_watchdog_that_barks_meanwhile_is_not_taken_for_damage(saved, moment, monkeypatch, caplog):
+    path, _, _ = saved
+    _, again, fresh = make(seed=1)
+    run = getattr(checkpointreader, moment)
+
+    def bark(*_):
+        raise TimeoutError("no model for an hour")
+
+    def barked(*arguments):
+        signal.raise_signal(signal.SIGALRM)
+        return run(*arguments)
+
+    monkeypatch.setattr(checkpointreader, moment, barked)
+    handler = signal.signal(signal.SIGALRM, bark)
+    try:
+        with pytest.raises(TimeoutError, match="no model for an hour"):
+            restore(path, again, [fresh])
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert fresh.state and not caplog.text
 
 
 def test_who_has_done_no_step_is_as_fresh_as_before(tmp_path):
