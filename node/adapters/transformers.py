@@ -110,7 +110,6 @@ class GossamerCallback(Membership, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Leave, if nothing has announced before that training would end."""
-        self._unhook()
         if args.load_best_model_at_end:
             self._abandon()  # what the model holds now is not progress of the open window
         else:
@@ -122,10 +121,10 @@ class GossamerCallback(Membership, TrainerCallback):
             self._leave()
         return control
 
-    def _abandon(self) -> None:
-        """Leave, and publish nothing more. The next training of the model may be another callback's."""
+    def _forget(self) -> None:
+        """Let the model go, also where an error or Ctrl-C has ended its training."""
         self._unhook()
-        super()._abandon()
+        super()._forget()
 
     def _saw(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         """Count a forward pass, if it is one of training."""

@@ -195,6 +195,22 @@ def test_training_again_after_an_error(runs: ModuleType, fakes: Fakes, tmp_path:
 
 
 @pytest.mark.slow
+def test_a_model_whose_training_ended_with_an_error_is_let_go(
+    runs: ModuleType, fakes: Fakes, tmp_path: Path
+) -> None:
+    def mistaken(batch: Any) -> int:
+        raise RuntimeError("as asked")
+
+    swarm = runs.GossamerCallback(tokens=mistaken)
+    trainer = runs.trainer_of(tmp_path, swarm, max_steps=2)
+    with pytest.raises(RuntimeError, match="as asked"), swarm:
+        trainer.train()
+    trainer.remove_callback(swarm)
+    trainer.train()  # without a swarm, and without counting
+    assert [peer.ends for peer in fakes.made] == [["RuntimeError"]]
+
+
+@pytest.mark.slow
 def test_a_cell_that_is_run_again_trains_the_same_model_with_another_callback(
     runs: ModuleType, fakes: Fakes, tmp_path: Path
 ) -> None:
