@@ -98,8 +98,8 @@ class Peer(Standing):
         Raises UnreachableError if no daemon answers there, ConfigError if the model does not fit.
         """
         home = Home(folder)
-        link = DaemonLink(home.socket_path(), manifest)
         team = Alone(dict(named_tensors(model, frozen=True)))
+        link = DaemonLink(home.socket_path(), manifest)
         try:
             if not link.wait_connected(CONNECT_TIMEOUT_S):
                 raise UnreachableError(
