@@ -153,8 +153,10 @@ class CheckpointWriter:
 
     def _give_up(self) -> None:
         if self._under_way is not None:
-            self._under_way.give_up()
-            self._under_way = None
+            self._under_way.wait_ready()  # a disk may hang: Ctrl-C ends this
+            with held_back():  # half given up, it would fail at the next step
+                self._under_way.give_up()
+                self._under_way = None
 
 
 class _Copied(NamedTuple):
@@ -239,9 +241,12 @@ class _Writing:
         self._written = self._submit(self._write, share, [(gpu, _mark(gpu)) for gpu in self._gpus])
         return False
 
-    def give_up(self) -> None:
-        """Stop, and remove the temporary file."""
+    def wait_ready(self) -> None:
+        """Wait until `is_ready`."""
         self._written.wait()
+
+    def give_up(self) -> None:
+        """Remove the temporary file, once `is_ready`."""
         if self._file:
             with suppress(OSError):  # closing tries to write the rest again
                 self._file.close()

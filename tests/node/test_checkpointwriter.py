@@ -153,6 +153,29 @@ def test_ctrl_c_waits_until_a_share_is_handed_on(tmp_path, monkeypatch):
     assert restore(path, fresh, [again]) == (Progress(8, 16), True)
 
 
+def test_ctrl_c_waits_until_a_checkpoint_is_given_up(tmp_path, monkeypatch):
+    """A loop that goes on would find a file that is closed, at each of its steps."""
+    _, outer, optimizer = trained()
+    path = tmp_path / "t"
+    writer = CheckpointWriter(path)
+    writer.begin(outer, [optimizer])
+    writer.advance(Progress(8, 16), wait=True)
+    unlink = os.unlink
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        unlink(*arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "unlink", interrupted)
+        writer.save(outer, [optimizer], Progress(8, 16))
+    assert not list(tmp_path.iterdir())
+    writer.advance(Progress(8, 16), wait=True)
+    writer.save(outer, [optimizer], Progress(8, 16))
+    writer.close()
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_watchdogs_error_is_not_taken_for_one_of_the_optimizer_or_the_disk(tmp_path, monkeypatch, caplog):
     """The loop would go on as if there were no watchdog, and the checkpoint lack the optimizer's state."""
 
