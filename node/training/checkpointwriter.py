@@ -113,6 +113,9 @@ class CheckpointWriter:
             except OSError as error:  # not around all of this: a watchdog's TimeoutError is one, too
                 self._say_cannot(error.strerror or str(error))
                 self._give_up()
+            except BaseException:  # such as no memory on a GPU, after which a loop may go on
+                self._give_up()
+                raise
 
     def save(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress) -> None:
         """Write a whole checkpoint now, in place of one under way; returns when the file is there.

@@ -13,6 +13,7 @@ import weakref
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -443,6 +444,23 @@ def test_an_unforeseen_error_in_the_thread_reaches_training_and_holds_nobody_up(
     writer.close()
     _, outer, optimizer = make(seed=1)
     assert restore(tmp_path / "t", outer, [optimizer]) == (Progress(9, 17), True)
+
+
+def test_a_loop_that_survives_an_error_in_a_share_goes_on_with_another_checkpoint(tmp_path, monkeypatch):
+    """What was copied for that share is not in the file."""
+    _, outer, optimizer = trained()
+    writer = CheckpointWriter(tmp_path / "t")
+    writer.begin(outer, [optimizer])
+    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
+        patched.setattr(checkpointwriter, "_elements", Mock(side_effect=torch.OutOfMemoryError))
+        writer.advance(Progress(8, 16), wait=True)
+    assert not list(tmp_path.iterdir())
+    writer.begin(outer, [optimizer])
+    while not (tmp_path / "t").exists():
+        writer.advance(Progress(8, 16), wait=True)
+    writer.close()
+    _, fresh, again = make()
+    assert restore(tmp_path / "t", fresh, [again]) == (Progress(8, 16), True)
 
 
 def test_it_is_written_where_no_thread_can_be_started(tmp_path, monkeypatch):
