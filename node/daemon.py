@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from gossamer.node import __version__, exit_status, lifeline, logs
@@ -395,7 +396,8 @@ def _opened(options: DaemonOptions) -> tuple[Home, Manifest]:
     manifest = home.own_manifest()
     home.lock.take()
     home.set_daemon_aside()
-    home.tidy()
+    with suppress(OSError):  # what a crash left may stay
+        home.tidy()
     return home, manifest
 
 

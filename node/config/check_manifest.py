@@ -44,7 +44,7 @@ def check_manifest(
     yield ok(
         "manifest",
         f"swarm {manifest.swarm.name!r} ({manifest.swarm_id.hex()[:12]}): {manifest.task.name},"
-        f" {numel / 1e6:.3g} M parameters, {manifest.admission.mode}",
+        f" {numel:,} parameters, {manifest.admission.mode}",
     )
     if manifest.task.name in task_names():
         yield from _check_task(manifest, trains, task, data)

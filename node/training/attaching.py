@@ -4,6 +4,7 @@ others."""
 import logging
 import multiprocessing
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,7 @@ def attach(
     if torch.is_inference_mode_enabled():
         raise ConfigError("attach outside torch.inference_mode(): tensors made in it cannot be trained")
     _check_not_imported_by_a_worker()
+    _check_knows_python()
     _do_without_threads_that_a_fork_lost()
     if isinstance(model, nn.Module):  # else `parameters_of` says what it is
         reshard(model)
@@ -118,6 +120,15 @@ def _check_not_imported_by_a_worker() -> None:
         raise ConfigError(
             "this is a worker (of a DataLoader, say) that imports its parent's script, and would be another"
             ' node: put what only the script itself should do under if __name__ == "__main__":'
+        )
+
+
+def _check_knows_python() -> None:
+    """Raise ConfigError if Python does not know its own path, with which the daemon is started."""
+    if not sys.executable:
+        raise ConfigError(
+            "sys.executable is empty, as in some programs that embed Python: set it to the path of the"
+            " Python that is to run this node's daemon"
         )
 
 

@@ -167,6 +167,15 @@ def test_a_worker_that_imports_the_script_is_no_node(tmp_path: Path) -> None:
     assert not (tmp_path / "d").exists()
 
 
+def test_a_python_that_does_not_know_itself_is_told_where_it_is(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its daemon could never be started, and `attach` would wait for it for ever."""
+    monkeypatch.setattr(sys, "executable", None)
+    with pytest.raises(ConfigError, match=r"sys\.executable is empty"):
+        attach(manifest=manifest)
+
+
 def test_inference_mode_is_left_first(manifest: Manifest) -> None:
     with torch.inference_mode(), pytest.raises(ConfigError, match=r"attach outside torch\.inference_mode"):
         attach(manifest=manifest)
