@@ -21,6 +21,9 @@ from gossamer.protocol.records import NO_RECORD, DeltaBody
 if TYPE_CHECKING:
     from tests.sim.node import Node
 
+STEP_VARIES = 0.2
+"""By which part an inner step may take more or less than usual."""
+
 _NOISE = 1 << 16
 
 
@@ -127,7 +130,7 @@ class Trainer:
     # -- the inner loop
 
     def _next_step(self, life: int) -> None:
-        delay = self._node.traits.step_s * (0.8 + 0.4 * self._node.rng.random())
+        delay = self._node.traits.step_s * (1 - STEP_VARIES + 2 * STEP_VARIES * self._node.rng.random())
         self._node.stage.loop.after(delay, self._step, life)
 
     def _step(self, life: int) -> None:

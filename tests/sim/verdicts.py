@@ -30,6 +30,7 @@ from gossamer.protocol.pace import round_clock
 from gossamer.protocol.records import Delta
 from tests.sim.fold import Rounds, from_scratch
 from tests.sim.node import Node
+from tests.sim.trainer import STEP_VARIES
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -67,6 +68,8 @@ class _Calm:
     held: set[bytes]
     lacking: dict[Node, list[Delta]]
     round: int
+    closed: int = 0
+    """The newest round that any node has closed meanwhile."""
     over: bool = False
 
 
@@ -137,7 +140,8 @@ class Verdicts:
         """Whether a round has been due since then. The window of the node that sets the pace may have begun
         later: it cuts one short to follow a faster node."""
         node, round_s = self._pacemaker(nodes)
-        return self.world.loop.now - max(since, node.trainer.published_at) > round_s
+        longest = round_s * (1 + STEP_VARIES)
+        return self.world.loop.now - max(since, node.trainer.published_at) > longest
 
     def _check_nobody_waits(self, training: list[Node]) -> None:
         """No node that went on while others were away is far ahead of the swarm now, and waits for it."""
@@ -159,7 +163,8 @@ class Verdicts:
             lacking = calm.lacking[node] = [d for d in calm.lacking[node] if self._lacks(node, d, calm)]
             if not lacking or node.index in self.world.revoked:
                 del calm.lacking[node]
-        if self.world.scenario.name == "runaways":
+        calm.closed = max([calm.closed, *(node.core.ledger.floor for node in self._live())])
+        if self.world.scenario.is_forgetful:
             self._leave_out_what_was_given_up(calm)
         if not calm.lacking:
             calm.over = True
@@ -175,10 +180,11 @@ class Verdicts:
             self.world.loop.after(POLL_S, self._poll, calm)
 
     def _leave_out_what_was_given_up(self, calm: _Calm) -> None:
-        """Nobody lacks what no node has any more: whoever had run ahead alone has gone back."""
+        """Nobody lacks what no node has any more: who had closed it, or run ahead alone, has gone back."""
         kept = {delta.record_id for node in self._live() for delta in node.core.ledger}
+        given_up_to = ROUND_MAX if self.world.scenario.name == "runaways" else calm.closed
         for node, lacking in list(calm.lacking.items()):
-            calm.lacking[node] = [delta for delta in lacking if delta.record_id in kept]
+            calm.lacking[node] = [d for d in lacking if d.record_id in kept or d.round > given_up_to]
             if not calm.lacking[node]:
                 del calm.lacking[node]
 
