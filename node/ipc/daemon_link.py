@@ -150,7 +150,8 @@ class DaemonLink:
                 self.send(control.Took(offer.fragment))
 
     def send(self, message: control.ControlMessage) -> None:
-        """Leave a message for the daemon, if there is one. Hangs up on a daemon that has stopped reading."""
+        """Leave a message for the daemon, if there is one. Hangs up if that cannot be done: the daemon has
+        stopped reading, or the system has no memory just now."""
         frame = control.encode(message)
         with self._lock, suppress(OSError):
             if self._connection is not None and not _leave(self._connection, frame):
@@ -277,11 +278,8 @@ class DaemonLink:
 
 
 def _leave(connection: socket.socket, frame: bytes) -> bool:
-    """Put a frame into the socket's buffer without waiting; returns whether there was room for it.
-
-    Raises OSError once the daemon has died.
-    """
+    """Put a frame into the socket's buffer without waiting; returns whether all of it is there."""
     try:
         return connection.send(frame, _AT_ONCE) == len(frame)
-    except BlockingIOError:
+    except OSError:
         return False

@@ -158,8 +158,8 @@ class TrainerPort:
                 self._handle(control.decode(await reader.readexactly(length)), attendant)
         except MalformedError as error:
             self._trouble.met(f"cannot understand a trainer that runs another release of Gossamer ({error})")
-        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-            pass
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # it is gone or reads nothing, or the system has no memory for what it is sent
         finally:
             self._writer = None
             self.done.set()
