@@ -38,9 +38,13 @@ def ask_for_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (open_files_allowed(), hard))
 
 
+_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of accept after which asyncio tries again a second later."""
+
+
 class SaidSeldom(logging.Filter):
-    """Filters asyncio's log, which reports with a traceback, 1,000 times a second, that no file is left for a
-    connection. One line every few minutes is enough."""
+    """Filters asyncio's log, which reports with a traceback, 1,000 times a second, that no file or no memory
+    is left for a connection. One line every few minutes is enough."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,10 +54,11 @@ class SaidSeldom(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, ValueError) and "._start_serving(" in record.getMessage():
             return False  # asyncio would listen again, a second later, where the node has stopped meanwhile
-        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        if not isinstance(error, OSError) or error.errno not in _NOTHING_LEFT:
             return True
-        if not self._seldom.is_due("files", time.monotonic()):
+        if not self._seldom.is_due(error.errno, time.monotonic()):
             return False
-        record.msg, record.args = f"connections wait: {error.strerror} (ulimit -n)", None
+        hint = " (ulimit -n)" if error.errno == errno.EMFILE else ""
+        record.msg, record.args = f"connections wait: {error.strerror}{hint}", None
         record.exc_info = None
         return True

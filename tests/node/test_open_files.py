@@ -43,15 +43,23 @@ def log() -> Iterator[logging.Logger]:
     log.removeFilter(seldom)
 
 
-def test_that_no_file_is_left_for_a_connection_is_said_in_one_line(
-    caplog: pytest.LogCaptureFixture, log: logging.Logger
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EMFILE, "Too many open files (ulimit -n)"),
+        (errno.ENOBUFS, os.strerror(errno.ENOBUFS)),
+        (errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    ],
+)
+def test_that_nothing_is_left_for_a_connection_is_said_in_one_line(
+    caplog: pytest.LogCaptureFixture, log: logging.Logger, number: int, said: str
 ) -> None:
     """By asyncio, for each of them."""
-    for number in (errno.EMFILE, errno.EMFILE, errno.EPERM):
-        error = OSError(number, os.strerror(number))
+    for met in (number, number, errno.EPERM):
+        error = OSError(met, os.strerror(met))
         log.error("socket.accept() out of system resource", exc_info=error)
     waiting, other = (record for record in caplog.records if record.name == "asyncio")
-    assert waiting.getMessage() == "connections wait: Too many open files (ulimit -n)"
+    assert waiting.getMessage() == f"connections wait: {said}"
     assert waiting.exc_info is None
     assert other.exc_info is not None and "system resource" in other.getMessage()
 
