@@ -133,6 +133,7 @@ class AdminServer:
             handle_signals=False,
             shutdown_timeout=1.0,
             keepalive_timeout=30.0,
+            tcp_keepalive=False,  # as the transport has it
             logger=http_log,
         )
         await self._runner.setup()

@@ -7,6 +7,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,7 +50,8 @@ class _Listener:
     def __post_init__(self) -> None:
         line = None if self.transport is None else self.transport.get_extra_info("socket")
         if line is not None:
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            with suppress(OSError):  # from macOS, for a page that has been closed already
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
     def cut(self) -> None:
         """Close its connection at once, whatever is still to be sent."""

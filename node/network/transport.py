@@ -146,6 +146,7 @@ class Transport:
             handle_signals=False,
             shutdown_timeout=1.0,
             keepalive_timeout=IDLE_TIMEOUT_S,
+            tcp_keepalive=False,  # macOS refuses it, with an error, for a connection that has ended meanwhile
             logger=http_log,
             auto_decompress=False,
         )

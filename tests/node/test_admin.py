@@ -23,6 +23,7 @@ from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
 from gossamer.node.monitoring import watching
 from gossamer.node.monitoring.chronicle import OWN
+from gossamer.node.network.client import fetch_status
 from gossamer.node.storage.home import Home
 from gossamer.protocol.core.merge_schedule import MergeSchedule
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
@@ -435,6 +436,25 @@ async def test_what_is_no_http_costs_no_line_in_the_log(
             writer.write(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
             assert answer in await asyncio.wait_for(reader.readline(), 10)
             writer.close()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_connection_that_takes_no_options_costs_no_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """macOS refuses them all with an error once the other side has closed it."""
+    set_option = socket.socket.setsockopt
+
+    def refuse(connection: socket.socket, level: int, option: int, value: int) -> None:
+        if option in (socket.SO_KEEPALIVE, socket.SO_SNDBUF):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        set_option(connection, level, option, value)
+
+    home = founded(tmp_path / "a")
+    async with running(home, plaintext=False):
+        monkeypatch.setattr(socket.socket, "setsockopt", refuse)
+        assert (await events_until(facts(home)["admin"], "state"))[0][0] == "state"
+        assert (await fetch_status(facts(home)["address"]))["round"] == 0
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
