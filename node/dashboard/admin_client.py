@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
 from gossamer.node.address import format_address, parse_address
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, token_here
@@ -175,7 +176,7 @@ class AdminClient:
                     yield event
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UnreachableError(f"no answer from {self._url} ({type(error).__name__})") from None
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, LineTooLong):
             raise UnreachableError(f"the server at {self._url} is not an admin server") from None
 
 

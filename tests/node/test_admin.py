@@ -17,7 +17,7 @@ import pytest
 
 from gossamer.node.address import parse_address, port_of
 from gossamer.node.daemon import Daemon
-from gossamer.node.dashboard import bulletin, connections
+from gossamer.node.dashboard import admin_client, bulletin, connections
 from gossamer.node.dashboard import feed as feeds
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
@@ -708,12 +708,14 @@ async def test_what_a_daemon_says_of_itself_tells_whether_it_trains(tmp_path: Pa
         assert facts(home)["trains"] is daemon.core.info.trains
 
 
-async def test_a_server_that_is_none_is_said() -> None:
+@pytest.mark.parametrize("body", ["data: {oops\n", "data" * 1000])
+async def test_a_server_that_is_none_is_said(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\ndata: {oops\n")
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         writer.close()
 
+    monkeypatch.setattr(admin_client, "EVENT_BYTES_MAX", 1000)
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(UnreachableError, match="is not an admin server"):
