@@ -88,7 +88,8 @@ async def _ask(
             asyncio.timeout(ASK_TIMEOUT_S) as limit,
             aiohttp.ClientSession(
                 auto_decompress=False,
-                connector=aiohttp.TCPConnector(resolver=Resolver()),
+                # Not kept: if a server sends more than its answer, aiohttp fails to close what it has kept.
+                connector=aiohttp.TCPConnector(resolver=Resolver(), force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),  # others warn of each cookie that they cannot read
             ) as session,
         ):

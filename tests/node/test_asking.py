@@ -16,6 +16,7 @@ from gossamer.node.address import parse_contact
 from gossamer.node.monitoring import verify
 from gossamer.node.network import client
 from gossamer.node.network.client import fetch_status
+from gossamer.node.network.tls import Certificate
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, NobodyThereError, UnreachableError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
@@ -108,6 +109,24 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
     async with answering("manifest", lambda: bytes(MANIFEST_BYTES_MAX + 1)) as address:
         with pytest.raises(UnreachableError, match="more than a node would"):
             await fetch_manifest(address)
+
+
+async def test_who_sends_more_than_its_answer_is_no_node() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+            await asyncio.sleep(0.02)
+            writer.writelines([b"{}", b"more"])
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=Certificate.fresh().context)
+    host, port = server.sockets[0].getsockname()
+    with pytest.raises(UnreachableError, match="a status that cannot be read"):
+        await fetch_status(f"{host}:{port}")
+    await asyncio.sleep(0.02)
+    server.close()
 
 
 async def test_who_is_no_node_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
