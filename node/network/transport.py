@@ -19,6 +19,7 @@ import logging
 import os
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any, NoReturn
 
@@ -223,7 +224,8 @@ class Transport:
         """Stop listening and close everything."""
         self.close()
         if self._client:
-            await self._client.close()
+            with suppress(AttributeError):  # for TLS closed twice, as `cut` has it: a peer sent too much
+                await self._client.close()
         if self._runner:
             await self._runner.cleanup()
 

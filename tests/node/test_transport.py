@@ -691,3 +691,31 @@ async def test_a_body_that_is_not_what_its_headers_say_is_refused_without_a_trac
                 assert response.status == 400, await response.text()
     assert [failed for _, failed in listener.failed] == [blob]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_who_stops_after_a_peer_has_sent_too_much_stops_all_the_same(secure: tuple[End, End]) -> None:
+    """aiohttp closes such a connection twice, and keeps it while the peer does not agree to end TLS."""
+    dialler, listener = secure
+    data, is_over = b"chunk", asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n")
+        await asyncio.sleep(0.02)
+        writer.writelines([data, b"more"])
+        writer.transport.pause_reading()
+        await is_over.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=Certificate.fresh().context)
+    link, _ = await linked(dialler, listener)
+    assert link.dialled is not None
+    host, port = server.sockets[0].getsockname()
+    link.dialled = replace(link.dialled, base_url=f"https://{host}:{port}", ssl=client_context())
+    link.close_soon()
+    await until(lambda: dialler.gone == [link])
+    assert await get_chunk(link, sha256(data).digest(), len(data)) == data
+    await dialler.transport.stop()
+    is_over.set()
+    server.close()
+    await asyncio.sleep(0.02)
