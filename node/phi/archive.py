@@ -17,7 +17,7 @@ from gossamer.node.phi.merging import Merging
 from gossamer.node.phi.restore import is_held, restore_merger
 from gossamer.node.phi.snapshot_fetch import SnapshotFetch
 from gossamer.node.seldom import Trouble
-from gossamer.node.storage.base import Base
+from gossamer.node.storage.base import Base, Digests, Rounds
 from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol import effects as fx
@@ -312,7 +312,12 @@ class Archive:
             await asyncio.to_thread(writer.add, prefix.phi)
             del prefix  # so that only one is in memory
         root = await asyncio.to_thread(writer.finish)
-        base = self._merging.base
+        return await asyncio.to_thread(self._claim, round_, root, self._merging.base, rounds, digests)
+
+    def _claim(
+        self, round_: int, root: bytes, base: Base, rounds: Rounds, digests: Digests
+    ) -> tuple[Claim, list[Delta]]:
+        """The claim of a snapshot of these rounds, and their records."""
         claim = Claim(round_, base.tokens_with(rounds, self._core.manifest), base.chain_with(digests), root)
         return claim, [delta for deltas in rounds.values() for delta in deltas]
 

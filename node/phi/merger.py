@@ -82,13 +82,11 @@ class Merger:
         once some of their deltas are void."""
         self._count = TokenCount(manifest, (delta for deltas in self._merged.values() for delta in deltas))
         """Counts the tokens of the deltas merged above the base."""
+        self.tokens = total((self.base.tokens, self._count.total))
+        """The tokens that all deltas merged count for, as claims state them; see `Base.tokens`. They are read
+        while rounds are merged and closed."""
         self.figures: RoundFigures | None = None
         """What the latest call of `merge` found in the round's deltas; None if it left none merged."""
-
-    @property
-    def tokens(self) -> int:
-        """The tokens that all deltas merged count for, as claims state them; see `Base.tokens`."""
-        return total((self.base.tokens, self._count.total))
 
     def view(self, fragment: Fragment) -> Ints:
         """Phi of one fragment: int32[fragment.numel], not a copy."""
@@ -194,6 +192,7 @@ class Merger:
 
     def _note(self, round_: int, old: tuple[Delta, ...], new: tuple[Delta, ...]) -> None:
         self._count.change(old, new)
+        self.tokens = total((self.base.tokens, self._count.total))
         self._chains = None
         if new:
             self._merged[round_], self._digests[round_] = new, _digest_of(new)

@@ -176,7 +176,7 @@ class Merging:
         async with self._busy:
             if not may_close():
                 return None
-            self._merger.close_up_to(floor)
+            await asyncio.to_thread(self._merger.close_up_to, floor)
         self.schedule.close(floor)
         return self._merger.base
 
@@ -330,11 +330,14 @@ class Merging:
         if self._merger is None:
             return None
         async with self._busy:
-            return self._merger.chain(), await asyncio.to_thread(self._merger.digest)
+            chain = await asyncio.to_thread(self._merger.chain)
+            return chain, await asyncio.to_thread(self._merger.digest)
 
     async def prefix_digest(self, up_to: int) -> bytes | None:
         """Digest of the records merged up to a round; None if it is closed already, or nothing is here."""
         if self._merger is None:
             return None
         async with self._busy:
-            return self._merger.chain(up_to) if up_to >= self._merger.base.round else None
+            if up_to < self._merger.base.round:
+                return None
+            return await asyncio.to_thread(self._merger.chain, up_to)

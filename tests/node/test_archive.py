@@ -402,6 +402,24 @@ async def test_the_chunks_of_all_records_are_looked_at_beside_the_event_loop(wor
     assert looked and threading.get_ident() not in looked
 
 
+async def test_the_records_of_a_snapshot_are_counted_beside_the_event_loop(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that are not closed, at every snapshot."""
+    counted: list[int] = []
+    tokens_with = Base.tokens_with
+
+    def noted(*args: Any) -> int:
+        counted.append(threading.get_ident())
+        return tokens_with(*args)
+
+    monkeypatch.setattr(Base, "tokens_with", noted)
+    sealing = Sealing(world.merger(), world.chunks)
+    merge_all(sealing.merger, world.deltas)
+    assert (await sealing.seal(4)).tokens > 0
+    assert counted and threading.get_ident() not in counted
+
+
 @pytest.mark.parametrize("arrives", ["before", "as it begins"])
 async def test_what_came_late_is_sealed_before_it_is_closed(
     world: World, tmp_path: Path, arrives: str

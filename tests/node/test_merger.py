@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from gossamer.protocol.claims import Claim, chain, round_digest
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.limits import TOKENS_MAX, TOKENS_TOTAL_MAX
+from gossamer.protocol.merging.token_count import TokenCount
 from gossamer.protocol.records import Delta
 from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, ROUNDS, World, arrive
@@ -42,6 +44,23 @@ def test_any_order_of_arrival_gives_the_fold(world: World, rng: np.random.Genera
     assert len(digests) == 1
     assert merger.digest() == snapshots.digest(expected)
     assert merger.tokens == sum(delta.body.tokens for delta in world.deltas)
+
+
+def test_tokens_stay_what_they_are_while_rounds_are_closed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read on the event loop meanwhile, and learning rates follow them."""
+    merger, found, change = world.merger(), list[int](), TokenCount.change
+    arrive(merger, Ledger(), world.deltas)
+
+    def noted(self: TokenCount, old: Iterable[Delta], new: Iterable[Delta]) -> None:
+        found.append(merger.tokens)
+        change(self, old, new)
+
+    monkeypatch.setattr(TokenCount, "change", noted)
+    before = merger.tokens
+    merger.close_up_to(4)
+    assert found and {*found, merger.tokens} == {before}
 
 
 def test_batches_give_the_same_as_one_by_one(world: World) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from gossamer.node.ipc import control
 from gossamer.node.phi import merging as merging_module
 from gossamer.node.phi import recent_digest
+from gossamer.node.phi.merger import Merger
 from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.protocol.core.merge_schedule import MergeSchedule
 from gossamer.protocol.errors import DivergedError, StorageError
@@ -54,6 +57,27 @@ async def test_who_asks_for_the_digest_all_the_time_holds_nothing_up(
     assert first == await setup.merging.recent_digest.get() != await setup.merging.digest(), "of a moment ago"
     setup.merging.recent_digest._due = 0.0
     assert await setup.merging.recent_digest.get() == await setup.merging.digest()
+
+
+@pytest.mark.parametrize("what", ["chain", "close_up_to"])
+async def test_all_rounds_are_gone_through_beside_the_event_loop(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """They are thousands, of hundreds of members each, in a large swarm."""
+    found, where = getattr(Merger, what), list[int]()
+
+    def noted(*args: Any) -> Any:
+        where.append(threading.get_ident())
+        return found(*args)
+
+    monkeypatch.setattr(Merger, what, noted)
+    await setup.merging.begin(setup.merger)
+    setup.arrive(*setup.world.deltas)
+    await setup.merged_all()
+    assert await setup.merging.prefix_digest(2) is not None
+    await setup.merging.close_up_to(1, lambda: True)
+    assert setup.merging.base.round == 1
+    assert where and threading.get_ident() not in where
 
 
 async def test_what_was_due_before_it_began_anew_waits_until_the_swarm_is_there(setup: Setup) -> None:
