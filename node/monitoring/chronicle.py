@@ -6,7 +6,7 @@ depends on it.
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from operator import attrgetter
@@ -94,6 +94,9 @@ class Chronicle:
         self._own_id = own_id
         self._manifest = manifest
         self._rounds: dict[int, Round] = {}
+        self._order: list[int] = []
+        """The numbers of these rounds, ascending: a joiner may hear of many times as many, one after another,
+        and each time the oldest makes room."""
         self._entries = 0
         self._highest_merged = 0
         self._merged: dict[int, tuple[Delta, ...]] = {}
@@ -116,6 +119,7 @@ class Chronicle:
         for row in rounds:
             self._rounds[row.number] = row
             self._entries += len(row.entries)
+        self._order = sorted(self._rounds)
         self._bound()
 
     def heard(
@@ -224,11 +228,12 @@ class Chronicle:
 
     def newest_first(self, first: int, last: int) -> Iterator[Round]:
         """The rounds kept from `first` to `last`, descending."""
-        return (self._rounds[n] for n in sorted(self._rounds, reverse=True) if first <= n <= last)
+        kept = self._order[bisect_left(self._order, first) : bisect_right(self._order, last)]
+        return (self._rounds[number] for number in reversed(kept))
 
     def oldest(self) -> int | None:
         """The oldest round kept here; None if there is none."""
-        return min(self._rounds, default=None)
+        return self._order[0] if self._order else None
 
     def at(self, round_: int) -> Round | None:
         return self._rounds.get(round_)
@@ -262,6 +267,8 @@ class Chronicle:
         old = self._rounds.get(row.number)
         if old == row:
             return
+        if old is None:
+            insort(self._order, row.number)
         self._rounds[row.number] = row
         self._entries += len(row.entries) - (len(old.entries) if old else 0)
         self._changed.add(row.number)
@@ -271,7 +278,7 @@ class Chronicle:
     def _bound(self) -> None:
         """Drop the oldest rounds beyond the limits."""
         while len(self._rounds) > ROUNDS_MAX or (self._entries > ENTRIES_MAX and len(self._rounds) > 1):
-            oldest = min(self._rounds)
+            oldest = self._order.pop(0)
             self._entries -= len(self._rounds.pop(oldest).entries)
             self.begins_after = max(self.begins_after, oldest)
 

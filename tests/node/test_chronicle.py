@@ -259,6 +259,24 @@ def test_old_rounds_make_room_and_a_liar_cannot_clear_them_away(
     assert [found.number for found in rounds_of(chronicle, 4)] == [4]
 
 
+def test_making_room_costs_no_look_at_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joiner hears of many times as many as are kept, one after another."""
+
+    class Number(int):
+        def __lt__(self, other: int) -> bool:
+            return int(self) < int(other)
+
+    def cost(rounds: int) -> int:
+        monkeypatch.setattr(chronicles, "ROUNDS_MAX", rounds)
+        chronicle = Chronicle(ME, ONE)
+        heard(chronicle, *(delta(1, Number(n)) for n in range(1, rounds + 1)), clock=rounds)
+        work = calls(lambda: heard(chronicle, delta(1, Number(rounds + 1)), clock=rounds))
+        assert (chronicle.begins_after, chronicle.oldest()) == (1, 2)
+        return work
+
+    assert cost(800) - cost(100) < 20
+
+
 def test_json_names_every_author_once(chronicle: Chronicle) -> None:
     heard(chronicle, delta(0, 1), delta(1, 1), delta(1, 2))
     merged(chronicle, delta(1, 2, loss=1.23456789), agreement=0.123456, figures={})
