@@ -160,6 +160,7 @@ class PeerLink:
                     break
                 self.traffic.received += len(message.data)
                 await on_message(message.data)
+                await asyncio.sleep(0)  # others' turn: hundreds of messages may have come at once
         except (OSError, aiohttp.ClientError):
             pass  # the line broke, or TLS found flipped bits: either way the link is over
         finally:

@@ -27,6 +27,21 @@ async def test_messages_keep_their_order_and_are_counted() -> None:
         assert out.dropped == 0 and out._queued_bytes == 0
 
 
+async def test_messages_that_come_at_once_let_others_have_their_turn() -> None:
+    """A second's worth of records may come in one piece, and each takes a while to check."""
+    dialler, listener = End(1), End(2)
+    async with listening(dialler, listener):
+        out, _ = await linked(dialler, listener)
+        for _ in range(500):
+            out.send(b"a message")
+        at_once = last = 0
+        while last < 500:
+            await asyncio.sleep(0)
+            last, before = len(listener.messages), last
+            at_once = max(at_once, last - before)
+        assert at_once <= 2
+
+
 async def test_a_full_queue_drops_and_counts() -> None:
     dialler, listener = End(1), End(2)
     async with listening(dialler, listener):
