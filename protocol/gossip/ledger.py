@@ -6,6 +6,7 @@ cover what the set *means* (a record, or "void"), so that nodes holding differen
 """
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from enum import Enum, auto
 from hashlib import sha256
@@ -42,6 +43,8 @@ class Ledger:
         self._voids: dict[tuple[bytes, int], None] = {}
         """Author and round of every equivocation, the first found first. Displays ask for them all the time,
         and without `retain` there may be a hundred thousand rounds."""
+        self._void_rounds: Counter[bytes] = Counter()
+        """In how many of these rounds each author equivocated: a key in two places does so in every round."""
         self._by_id: dict[bytes, Delta] = {}
         self._by_data: dict[bytes, bytes] = {}
         self.last_rounds: dict[bytes, int] = {}
@@ -80,6 +83,7 @@ class Ledger:
         authors[delta.author] = (*held, delta)
         if held:
             self._voids[delta.author, delta.round] = None
+            self._void_rounds[delta.author] += 1
         self._by_id[delta.record_id] = delta
         self._by_data[delta.data] = delta.record_id
         self.note_last(delta.author, delta.round, delta.record_id)
@@ -134,7 +138,7 @@ class Ledger:
         for round_ in [r for r, authors in self._rounds.items() if r > after and author in authors]:
             authors = self._rounds[round_]
             dropped.extend(authors.pop(author))
-            self._voids.pop((author, round_), None)
+            self._forget_void(author, round_)
             self._undigested.add(round_)
             if not authors:
                 del self._rounds[round_]
@@ -152,11 +156,19 @@ class Ledger:
         """Take out a round's records; returns them."""
         dropped = [delta for held in self._rounds.pop(round_).values() for delta in held]
         for delta in dropped:
-            self._voids.pop((delta.author, round_), None)
+            self._forget_void(delta.author, round_)
             del self._by_id[delta.record_id]
             del self._by_data[delta.data]
         self._undigested.add(round_)
         return dropped
+
+    def _forget_void(self, author: bytes, round_: int) -> None:
+        """Records of a round are taken out, whether their author equivocated there or not."""
+        if (author, round_) in self._voids:
+            del self._voids[author, round_]
+            self._void_rounds[author] -= 1
+            if not self._void_rounds[author]:
+                del self._void_rounds[author]
 
     def get(self, record_id: bytes) -> Delta | None:
         return self._by_id.get(record_id)
@@ -186,6 +198,10 @@ class Ledger:
     def voided(self) -> Iterator[tuple[bytes, int]]:
         """Author and round of every equivocation."""
         return iter(self._voids)
+
+    def void_rounds(self, author: bytes) -> int:
+        """In how many rounds an author equivocated."""
+        return self._void_rounds[author]
 
     def void_in(self, round_: int) -> list[bytes]:
         """Authors who equivocated in a round."""

@@ -15,6 +15,7 @@ from gossamer.protocol.gossip.offers import Offers
 from gossamer.protocol.membership.roster import Roster
 from gossamer.protocol.messages import Holding, Parts
 from tests.protocol import builders
+from tests.protocol.cost import calls
 
 
 def _with_two_links() -> tuple[Holdings, Fetcher, Offers]:
@@ -40,6 +41,24 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     holdings.arrived(zeros, 1.0)
     (told,) = [cast(Send, effect) for effect in offers.wake(offers.deadline())]
     assert told == Send(2, Parts(delta.record_id, (0, 1)))
+
+
+def test_who_signs_two_deltas_for_every_round_is_reported_once_and_costs_no_look_at_all_rounds() -> None:
+    """As a node and a copy of its folder do."""
+
+    def cost(rounds: int) -> int:
+        holdings, _, _ = _with_two_links()
+        for round_ in range(1, rounds + 1):
+            holdings.add(builders.unsigned(1, round_), 1, 0.0)
+        found = [holdings.add(builders.unsigned(1, round_, 1), 1, 0.0) for round_ in range(1, rounds)]
+        assert [any(isinstance(effect, Notice) for effect in effects) for effects in found[:2]] == [
+            True,
+            False,
+        ]
+        last = builders.unsigned(1, rounds, 1)
+        return calls(lambda: holdings.add(last, 1, 0.0))
+
+    assert cost(300) == cost(30)
 
 
 def test_whose_payloads_are_lacking_up_to_a_round() -> None:
