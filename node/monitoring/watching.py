@@ -197,9 +197,7 @@ class Watching:
             lacks_trainer=core.info.trains and not view.port.attached,
             overdue_s=self._overdue_s(),
             starts=view.port.attachments,
-            void=sum(
-                author == view.node_id and round_ > self._own_last for author, round_ in core.ledger.voided()
-            ),
+            void=sum(round_ > self._own_last for round_ in core.ledger.void_rounds(view.node_id)),
         )
 
     def _overdue_s(self) -> float:

@@ -149,7 +149,7 @@ class Holdings:
             if other is not None and other.author == delta.author:
                 self._wants.forget(record_id)
                 self._offers.forget(record_id)
-        if self._ledger.void_rounds(delta.author) > 1:
+        if len(self._ledger.void_rounds(delta.author)) > 1:
             return [Ready(delta)]
         text = f"signed two deltas for round {delta.round}: both are void"
         return [Ready(delta), Notice(text, culprit=self._roster.label(delta.author))]

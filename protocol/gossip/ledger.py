@@ -6,8 +6,7 @@ cover what the set *means* (a record, or "void"), so that nodes holding differen
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from enum import Enum, auto
 from hashlib import sha256
 
@@ -15,6 +14,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.pace import clock_among
 from gossamer.protocol.ranges import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
+
+_NONE: Set[int] = frozenset()
 
 
 class Added(Enum):
@@ -40,11 +41,9 @@ class Ledger:
         """Rounds that changed since they were last digested: a digest costs time in proportion to the records
         of its round."""
         self._rounds: dict[int, dict[bytes, tuple[Delta, ...]]] = {}
-        self._voids: dict[tuple[bytes, int], None] = {}
-        """Author and round of every equivocation, the first found first. Displays ask for them all the time,
-        and without `retain` there may be a hundred thousand rounds."""
-        self._void_rounds: Counter[bytes] = Counter()
-        """In how many of these rounds each author equivocated: a key in two places does so in every round."""
+        self._voids: dict[bytes, set[int]] = {}
+        """The rounds in which each author equivocated. Displays ask for them all the time, and without
+        `retain` there may be a hundred thousand rounds."""
         self._by_id: dict[bytes, Delta] = {}
         self._by_data: dict[bytes, bytes] = {}
         self.last_rounds: dict[bytes, int] = {}
@@ -82,8 +81,7 @@ class Ledger:
             return Added.IGNORED
         authors[delta.author] = (*held, delta)
         if held:
-            self._voids[delta.author, delta.round] = None
-            self._void_rounds[delta.author] += 1
+            self._voids.setdefault(delta.author, set()).add(delta.round)
         self._by_id[delta.record_id] = delta
         self._by_data[delta.data] = delta.record_id
         self.note_last(delta.author, delta.round, delta.record_id)
@@ -163,12 +161,11 @@ class Ledger:
         return dropped
 
     def _forget_void(self, author: bytes, round_: int) -> None:
-        """Records of a round are taken out, whether their author equivocated there or not."""
-        if (author, round_) in self._voids:
-            del self._voids[author, round_]
-            self._void_rounds[author] -= 1
-            if not self._void_rounds[author]:
-                del self._void_rounds[author]
+        """An author's records of a round are taken out, whether it equivocated there or not."""
+        if author in self._voids:
+            self._voids[author].discard(round_)
+            if not self._voids[author]:
+                del self._voids[author]
 
     def get(self, record_id: bytes) -> Delta | None:
         return self._by_id.get(record_id)
@@ -189,7 +186,7 @@ class Ledger:
 
     def is_void(self, delta: Delta) -> bool:
         """Whether a delta's author equivocated in its round."""
-        return (delta.author, delta.round) in self._voids
+        return delta.round in self.void_rounds(delta.author)
 
     def ids(self, round_: int) -> list[bytes]:
         """All record ids of a round, void ones included: what another node needs to agree with us."""
@@ -197,11 +194,11 @@ class Ledger:
 
     def voided(self) -> Iterator[tuple[bytes, int]]:
         """Author and round of every equivocation."""
-        return iter(self._voids)
+        return ((author, round_) for author, rounds in self._voids.items() for round_ in rounds)
 
-    def void_rounds(self, author: bytes) -> int:
-        """In how many rounds an author equivocated."""
-        return self._void_rounds[author]
+    def void_rounds(self, author: bytes) -> Set[int]:
+        """The rounds in which an author equivocated."""
+        return self._voids.get(author, _NONE)
 
     def void_in(self, round_: int) -> list[bytes]:
         """Authors who equivocated in a round."""
