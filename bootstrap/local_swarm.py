@@ -241,18 +241,21 @@ class LocalSwarm:
         return finished and (self._storm is None or self._storm.over)
 
     def _all_agree(self) -> bool:
-        """Whether all hold the same records, have merged them, and have evaluated the result."""
+        """Whether all have merged the same records, and all they have, and have evaluated the result.
+
+        Their ledgers may differ: one that joined late has no records of the rounds in its first snapshot.
+        """
         left = self._left
         statuses = [process.status or {} for process in left]
         if not all("phi_digest" in status for status in statuses):
             return False
-        held = {(status["ledger_digest"], status["merged_digest"]) for status in statuses}
+        merged = {status["merged_digest"] for status in statuses}
         are_busy = any(status["rounds_behind"] or status["payloads_missing"] for status in statuses)
         have_evaluated = all(
             process.trainer.get("val_version") == status["version"]
             for process, status in zip(left, statuses, strict=True)
         )
-        return len(held) == 1 and not are_busy and have_evaluated
+        return len(merged) == 1 and not are_busy and have_evaluated
 
     def _sample(self) -> str:
         """A few lines from the first node's model, cut short when time is up or a person presses Ctrl-C. An

@@ -105,7 +105,6 @@ ALIKE = {
 @pytest.mark.parametrize(
     "of_one",
     [
-        {"ledger_digest": "other"},
         {"merged_digest": "other"},
         {"rounds_behind": 1},
         {"payloads_missing": 1},
@@ -122,6 +121,14 @@ def test_they_agree_when_all_have_merged_the_same_and_evaluated_that(
     assert swarm._all_agree()
     swarm._nodes[1].status = {**ALIKE, **of_one}
     assert not swarm._all_agree()
+
+
+def test_one_that_joined_late_agrees_without_the_records_of_before(tmp_path: Path) -> None:
+    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
+    for process in swarm._nodes:
+        process.status = dict(ALIKE)
+    swarm._nodes[1].status = {**ALIKE, "ledger_digest": "of fewer"}
+    assert swarm._all_agree()
 
 
 def test_it_is_not_finished_before_the_storm_is(tmp_path: Path) -> None:
