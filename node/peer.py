@@ -170,7 +170,8 @@ class Peer(Standing):
             ConfigError: the model, manifest, folder or addresses do not fit (the message says which, and
                 how), or the call is made under torch.inference_mode().
             UnreachableError: no node answers at `join`, and the manifest has to come from there (otherwise
-                `attach` waits for an answer), or the daemon keeps ending before it listens.
+                `attach` waits for an answer), the daemon keeps ending before it listens, or another rank of
+                this node is gone.
             StorageError: the folder cannot be used.
             SystemExit: the node was told to stop before it had the model.
         """

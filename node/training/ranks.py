@@ -149,8 +149,13 @@ class Ranks:
         self.size = dist.get_world_size()
         if self.rank == 0 and self.size > 1:
             log.info("waiting for all %d ranks of this node: each has to attach", self.size)
-        # Words are numbers on the CPU, whatever the model is on: no rank waits for its device.
-        self._cpu = dist.new_group(backend="gloo")
+        try:
+            with self._patience.during(FOR_ATTACHING):
+                # Words are numbers on the CPU, whatever the model is on: no rank waits for its device.
+                self._cpu = dist.new_group(backend="gloo")
+        except BaseException:
+            self._patience.close()
+            raise
 
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
         if not self._fragments:

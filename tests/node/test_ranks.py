@@ -15,11 +15,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.training import ranks
+from gossamer.node.training import patience, ranks
 from gossamer.node.training.parameters import check_fits, parameters_of
 from gossamer.node.training.ranks import Ranks, reshard
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
+from tests.net.processes import wait_for
 from tests.node.gloo import two_ranks
 
 
@@ -87,6 +88,43 @@ def test_all_ranks_get_the_firsts_parameters_however_they_lie_in_memory(
     for columns in (held[1][-1], untouched):
         columns[:, ::2], columns[:, 1:4:2], columns[:, 5::2] = 0, 0, 0
     assert torch.equal(held[1][-1], untouched), "what lies between them is somebody else's"
+
+
+def test_a_rank_that_waits_for_others_to_attach_says_so_whichever_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late(Distributed):
+        def new_group(self, backend: str) -> None:
+            wait_for(lambda: "each has to attach (waited" in caplog.text, 10.0, "it says what it waits for")
+
+    monkeypatch.setattr(patience, "TELL_AFTER_S", 0.0)
+    monkeypatch.setattr(patience, "POLL_S", 0.01)
+    distributed = Late()
+    monkeypatch.setattr(ranks, "dist", distributed)
+
+    def attach(rank: int) -> None:
+        if rank > 0:
+            Ranks({}).close()
+
+    distributed.run(attach)
+
+
+def test_a_rank_that_ends_instead_of_attaching_is_said_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(Distributed):
+        def new_group(self, backend: str) -> None:
+            raise torch.distributed.DistNetworkError("failed to recv, got 0 bytes")
+
+    distributed = Gone()
+    monkeypatch.setattr(ranks, "dist", distributed)
+
+    def attach(rank: int) -> None:
+        with pytest.raises(UnreachableError, match="lost the other ranks of this node"):
+            Ranks({})
+
+    distributed.run(attach)
+    for thread in [thread for thread in threading.enumerate() if thread.name == "patience"]:
+        thread.join(10)
+        assert not thread.is_alive(), "nobody could close it any more"
 
 
 def test_a_group_that_is_destroyed_too_early_is_an_error_that_says_so() -> None:
