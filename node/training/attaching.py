@@ -93,7 +93,7 @@ def attach(
     team = team_of(tensors, model)
     try:
         if team.rank > 0:
-            return Place(role=_follower(tensors, team, stop_round))
+            return Place(role=_follower(model, tensors, team, stop_round))
         node = None
         try:
             node = started(tensors, lambda manifest: _bound(team, manifest), options)
@@ -204,7 +204,7 @@ def _leader(
     )
 
 
-def _follower(tensors: Mapping[str, Tensor], team: Team, stop_round: int) -> Follower:
+def _follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Team, stop_round: int) -> Follower:
     """Take part in what the first rank does. Raises ConfigError if it failed."""
     manifest = from_canonical(_heard(team))
     check_fits(tensors, manifest)
@@ -212,7 +212,7 @@ def _follower(tensors: Mapping[str, Tensor], team: Team, stop_round: int) -> Fol
     node_id = _heard(team)
     beside = Beside()
     beside.start()
-    return Follower(team, node_id=node_id, stop_round=stop_round, beside=beside)
+    return Follower(model, manifest, team, node_id=node_id, stop_round=stop_round, beside=beside)
 
 
 def _bound(team: Team, manifest: Manifest) -> Mapping[str, Tensor]:

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Event
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gossamer.node.ipc.control import Report
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.checkpoint import Progress
+from gossamer.node.training.parameters import Binding
 from gossamer.node.training.rank_role import RankRole
 from gossamer.node.training.ranks import Team, Word
+from gossamer.protocol.manifest import Manifest
 
 
 @dataclass(slots=True)
@@ -36,8 +38,18 @@ class _Hearsay:
 class Follower(RankRole):
     """The role of a rank other than the first; `team` knows the fragments."""
 
-    def __init__(self, team: Team, *, node_id: bytes, stop_round: int, beside: Beside) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        manifest: Manifest,
+        team: Team,
+        *,
+        node_id: bytes,
+        stop_round: int,
+        beside: Beside,
+    ) -> None:
         super().__init__(_Hearsay(node_id), team, stop_round=stop_round, beside=beside)
+        self._binding = Binding(model, manifest)
 
     def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
         while not self._follow().done:
@@ -63,6 +75,7 @@ class Follower(RankRole):
         pass
 
     def drop_progress(self) -> None:
+        self._binding.check(seldom=False)
         self._follow()
 
     def settle(self) -> bool:
@@ -78,6 +91,8 @@ class Follower(RankRole):
         """Exchange one word, and take part in what it says."""
         said = Word(tokens=tokens, stop=int(self._is_told_to_stop()), leaving=leaving)
         word = self.team.agree(said)
+        if word.touched:
+            self._binding.check()  # what this rank has replaced would go on without the swarm's values
         with self.team.full(word.touched):
             pass
         self._word = word  # only now: `full` raises if the first rank could not do what the word says
