@@ -142,7 +142,8 @@ class Peer(Standing):
         """Make this script a node: start a daemon beside it, wait for the swarm's model, and load it.
 
         Use the peer in a `with`, and call `step` after each step of the optimizer. If torch.distributed is
-        initialised, all its ranks are one node: every rank calls `attach` and `step`, and leaves the `with`.
+        initialised, all its ranks are one node: every rank calls `attach`, `step` and `finish`, if one does,
+        and leaves the `with`.
 
         Args:
             model: on its device already. The parameters that the manifest lists become the swarm's. All other

@@ -9,6 +9,7 @@ what the first has decided. More is sent only if a fragment changes:
 """
 
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -33,7 +34,9 @@ SAMPLE = 64
 
 FOR_THE_FIRST = "waiting for the first rank, which starts the node"
 FOR_ATTACHING = "waiting for the other ranks of this node: each has to attach"
-FOR_STEPS = "waiting for the other ranks: each has to call step, and to leave its loop, when this one does"
+FOR_STEPS = (
+    "waiting for the other ranks: each has to call step and finish, and to leave its loop, when this one does"
+)
 FOR_LEAVING = (
     "this rank has left its training loop and waits for the others to leave theirs. All have to leave at the"
     " same step (calling request_stop first ensures it): one that goes on may be waiting for this one's"
@@ -326,7 +329,20 @@ def team_of(tensors: Mapping[str, Tensor], model: nn.Module) -> Team:
     `tensors` are the model's parameters.
     """
     if not (dist.is_available() and dist.is_initialized()):
+        _warn_of_processes_that_are_no_ranks()
         return Alone(tensors)
     if dist.get_world_size() == 1 and not any(map(is_sharded, tensors.values())):
         return Alone(tensors)
     return Ranks(tensors, model)
+
+
+def _warn_of_processes_that_are_no_ranks() -> None:
+    """Warn under torchrun if torch.distributed is not initialised yet: each process becomes a node then."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if dist.is_available() and dist.is_torchelastic_launched() and count != "1":
+        log.warning(
+            "torchrun started %s processes, and each of them becomes a node of its own, since"
+            " torch.distributed is not initialised: to make them one node, call init_process_group before"
+            " attach",
+            count,
+        )

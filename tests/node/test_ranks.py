@@ -127,6 +127,19 @@ def test_a_rank_that_ends_instead_of_attaching_is_said_to_be_gone(monkeypatch: p
         assert not thread.is_alive(), "nobody could close it any more"
 
 
+def test_processes_of_torchrun_that_attach_before_they_are_ranks_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks.team_of({}, nn.Linear(1, 1))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    ranks.team_of({}, nn.Linear(1, 1))
+    assert not caplog.text
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert ranks.team_of({}, nn.Linear(1, 1)).size == 1
+    assert "torchrun started 2 processes, and each of them becomes a node of its own" in caplog.text
+
+
 def test_a_group_that_is_destroyed_too_early_is_an_error_that_says_so() -> None:
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
     alone = Ranks({})
