@@ -21,7 +21,7 @@ WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 
 def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
-    """Split ``host:port``; the host is as usual, where it is a number. Raises ConfigError."""
+    """Split ``host:port``; an IP address comes in its usual spelling. Raises ConfigError."""
     host, _, port = text.strip().rpartition(":")
     is_v6 = host.startswith("[") and host.endswith("]") and _is_v6(host[1:-1])
     fits = is_v6 or _NAME.fullmatch(host)

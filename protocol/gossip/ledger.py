@@ -15,8 +15,6 @@ from gossamer.protocol.pace import clock_among
 from gossamer.protocol.ranges import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
 
-_NONE: Set[int] = frozenset()
-
 
 class Added(Enum):
     """What adding a record did."""
@@ -198,7 +196,7 @@ class Ledger:
 
     def void_rounds(self, author: bytes) -> Set[int]:
         """The rounds in which an author equivocated."""
-        return self._voids.get(author, _NONE)
+        return self._voids.get(author, frozenset())
 
     def void_in(self, round_: int) -> list[bytes]:
         """Authors who equivocated in a round."""

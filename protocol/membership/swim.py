@@ -333,11 +333,10 @@ class Swim:
         A node that comes (back) to a swarm is told of all members gone within a day, maybe hundreds.
         """
         met = [member for member in members if not member.is_hearsay or self._answered(member) > -math.inf]
-        return (
-            [Notice(f"{listed(m.label for m in met)} {of_one if len(met) == 1 else of_several}")]
-            if met
-            else []
-        )
+        if not met:
+            return []
+        what = of_one if len(met) == 1 else of_several
+        return [Notice(f"{listed(member.label for member in met)} {what}")]
 
 
 def _are_linked(one: Member | None, other: Member | None) -> bool:

@@ -30,14 +30,19 @@ class FakeChild:
         self.closed = True
 
 
-def test_a_child_that_dies_is_started_again_with_backoff() -> None:
+def a_service() -> tuple[Service, list[FakeChild]]:
+    """A service, and the children that it has started so far."""
     children: list[FakeChild] = []
 
     def start() -> Child:
         children.append(FakeChild())
         return children[-1]  # type: ignore[return-value]
 
-    service = Service("daemon", start)
+    return Service("daemon", start), children
+
+
+def test_a_child_that_dies_is_started_again_with_backoff() -> None:
+    service, children = a_service()
     now = 100.0
     pauses = []
     for _ in range(9):
@@ -62,13 +67,7 @@ def test_a_child_that_dies_is_started_again_with_backoff() -> None:
 
 def test_a_child_is_started_again_however_often_it_has_failed() -> None:
     """As a daemon fails whose disk is full from Friday to Monday."""
-    children: list[FakeChild] = []
-
-    def start() -> Child:
-        children.append(FakeChild())
-        return children[-1]  # type: ignore[return-value]
-
-    service = Service("daemon", start)
+    service, children = a_service()
     for minute in range(3000):
         service.keep_running(60.0 * minute)
         children[-1].status = 1

@@ -163,7 +163,6 @@ class Verdicts:
             lacking = calm.lacking[node] = [d for d in calm.lacking[node] if self._lacks(node, d, calm)]
             if not lacking or node.index in self.world.revoked:
                 del calm.lacking[node]
-        calm.closed = max([calm.closed, *(node.core.ledger.floor for node in self._live())])
         if self.world.scenario.is_forgetful:
             self._leave_out_what_was_given_up(calm)
         if not calm.lacking:
@@ -181,7 +180,9 @@ class Verdicts:
 
     def _leave_out_what_was_given_up(self, calm: _Calm) -> None:
         """Nobody lacks what no node has any more: who had closed it, or run ahead alone, has gone back."""
-        kept = {delta.record_id for node in self._live() for delta in node.core.ledger}
+        live = self._live()
+        kept = {delta.record_id for node in live for delta in node.core.ledger}
+        calm.closed = max([calm.closed, *(node.core.ledger.floor for node in live)])
         given_up_to = ROUND_MAX if self.world.scenario.name == "runaways" else calm.closed
         for node, lacking in list(calm.lacking.items()):
             calm.lacking[node] = [d for d in lacking if d.record_id in kept or d.round > given_up_to]

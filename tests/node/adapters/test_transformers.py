@@ -33,6 +33,10 @@ from tests.node.leading import leading
 from tests.node.trainer_side import daemon_at, link_to
 
 
+def mistaken(batch: Any) -> int:
+    raise RuntimeError("as asked")
+
+
 @pytest.fixture(scope="module")
 def runs() -> ModuleType:
     """Imported where a test wants it."""
@@ -198,9 +202,6 @@ def test_training_again_after_an_error(runs: ModuleType, fakes: Fakes, tmp_path:
 def test_a_model_whose_training_ended_with_an_error_is_let_go(
     runs: ModuleType, fakes: Fakes, tmp_path: Path
 ) -> None:
-    def mistaken(batch: Any) -> int:
-        raise RuntimeError("as asked")
-
     swarm = runs.GossamerCallback(tokens=mistaken)
     trainer = runs.trainer_of(tmp_path, swarm, max_steps=2)
     with pytest.raises(RuntimeError, match="as asked"), swarm:
@@ -214,9 +215,6 @@ def test_a_model_whose_training_ended_with_an_error_is_let_go(
 def test_a_cell_that_is_run_again_trains_the_same_model_with_another_callback(
     runs: ModuleType, fakes: Fakes, tmp_path: Path
 ) -> None:
-    def mistaken(batch: Any) -> int:
-        raise RuntimeError("as asked")
-
     trainer = runs.trainer_of(tmp_path, runs.GossamerCallback(tokens=mistaken), max_steps=2)
     with pytest.raises(RuntimeError, match="as asked"):
         trainer.train()
