@@ -7,6 +7,8 @@ import re
 import socket
 import ssl
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from gossamer.node.address import Contact, check_is_swarm, parse_address, parse_
 from gossamer.node.network.clocks import offset_of
 from gossamer.node.network.questions import ASK_HEADER, NONCE_HEADER, PROOF_HEADER
 from gossamer.node.network.resolver import Resolver
-from gossamer.node.network.tls import client_context, fingerprint_of
+from gossamer.node.network.tls import client_context, fingerprint_of, hang_up
 from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.admission.ask import ask, check_proof
 from gossamer.protocol.admission.handshake import NONCE_BYTES
@@ -86,12 +88,7 @@ async def _ask(
     try:
         async with (
             asyncio.timeout(ASK_TIMEOUT_S) as limit,
-            aiohttp.ClientSession(
-                auto_decompress=False,
-                # Not kept: if a server sends more than its answer, aiohttp fails to close what it has kept.
-                connector=aiohttp.TCPConnector(resolver=Resolver(), force_close=True),
-                cookie_jar=aiohttp.DummyCookieJar(),  # others warn of each cookie that they cannot read
-            ) as session,
+            _session() as session,
         ):
             is_bound = not plaintext and (asker is not None or contact.node_id is not None)
             binding = await fingerprint_at(address) if is_bound else b""
@@ -124,6 +121,19 @@ async def _ask(
     if len(body) > bytes_max:
         raise UnreachableError(f"{address} sent more than a node would")
     return _Answer(body, offset_s)
+
+
+@asynccontextmanager
+async def _session() -> AsyncIterator[aiohttp.ClientSession]:
+    session = aiohttp.ClientSession(
+        auto_decompress=False,
+        connector=aiohttp.TCPConnector(resolver=Resolver()),
+        cookie_jar=aiohttp.DummyCookieJar(),  # others warn of each cookie that they cannot read
+    )
+    try:
+        yield session
+    finally:
+        await hang_up(session)
 
 
 async def fingerprint_at(address: str) -> bytes:

@@ -19,7 +19,6 @@ import logging
 import os
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from itertools import count
 from typing import Any, NoReturn
 
@@ -37,7 +36,7 @@ from gossamer.node.network.policing import Policing
 from gossamer.node.network.questions import Questions
 from gossamer.node.network.receiver import Admission, Receiver
 from gossamer.node.network.resolver import Resolver
-from gossamer.node.network.tls import Certificate, client_context, fingerprint_of
+from gossamer.node.network.tls import Certificate, client_context, fingerprint_of, hang_up
 from gossamer.protocol.admission.handshake import (
     HELLO_BYTES_MAX,
     NONCE_BYTES,
@@ -224,8 +223,7 @@ class Transport:
         """Stop listening and close everything."""
         self.close()
         if self._client:
-            with suppress(AttributeError):  # for TLS closed twice, as `cut` has it: a peer sent too much
-                await self._client.close()
+            await hang_up(self._client)
         if self._runner:
             await self._runner.cleanup()
 

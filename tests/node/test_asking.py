@@ -21,6 +21,7 @@ from gossamer.node.network.transport import PREFIX
 from gossamer.protocol.errors import ConfigError, NobodyThereError, UnreachableError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
+from tests.node.wires import connections_to, hung_up
 from tests.protocol.builders import SMALL, manifest, newer, older
 
 Answer = Callable[[], bytes]
@@ -125,8 +126,30 @@ async def test_who_sends_more_than_its_answer_is_no_node() -> None:
     host, port = server.sockets[0].getsockname()
     with pytest.raises(UnreachableError, match="a status that cannot be read"):
         await fetch_status(f"{host}:{port}")
-    await asyncio.sleep(0.02)
     server.close()
+    await hung_up(port)
+
+
+async def test_no_connection_outlasts_its_answer() -> None:
+    """Though the server does not end TLS: the loop of `fetch_manifest` is over, and nothing else would."""
+    is_over = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(SMALL.canonical()))
+        writer.write(SMALL.canonical())
+        writer.transport.pause_reading()
+        await is_over.wait()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=Certificate.fresh().context)
+    host, port = server.sockets[0].getsockname()
+    contacts = (parse_contact(f"{host}:{port}"),)
+    assert await asyncio.to_thread(client.fetch_manifest, contacts, None, plaintext=False) == SMALL
+    assert not connections_to(port)
+    is_over.set()
+    server.close()
+    await hung_up(port)
 
 
 async def test_who_is_no_node_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

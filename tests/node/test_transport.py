@@ -32,7 +32,7 @@ from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.offence import Offence
 from gossamer.protocol.payloads.packing import pack_chunk
 from tests.node.trainer_side import until
-from tests.node.wires import End, linked, listening, put
+from tests.node.wires import End, hung_up, linked, listening, put
 
 
 @pytest.fixture(params=[True, False], ids=["tls", "plaintext"])
@@ -718,4 +718,4 @@ async def test_who_stops_after_a_peer_has_sent_too_much_stops_all_the_same(secur
     await dialler.transport.stop()
     is_over.set()
     server.close()
-    await asyncio.sleep(0.02)
+    await hung_up(port)

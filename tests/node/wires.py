@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Mapping
 from hashlib import sha256
 from typing import Any
 
+import psutil
+
 from gossamer.node.network.chunk_requests import put_chunk
 from gossamer.node.network.chunk_routes import ChunkRoutes
 from gossamer.node.network.link import PeerLink
@@ -135,7 +137,21 @@ async def listening(*ends: End) -> AsyncIterator[None]:
         for end in ends:
             await end.transport.stop()
         await asyncio.gather(*(task for end in ends for task in end.dials), return_exceptions=True)
-        await asyncio.sleep(0.02)  # aiohttp closes TLS connections a little later
+        for end in ends:
+            await hung_up(int(end.address.rpartition(":")[2]))
+
+
+def connections_to(port: int) -> int:
+    """How many connections to a port of this machine this process has."""
+    connections = psutil.Process().net_connections("tcp")
+    return sum(connection.raddr[1:] == (port,) for connection in connections)
+
+
+async def hung_up(port: int) -> None:
+    """Wait until this process has no connection to a port any more: TLS ends a little after `close`."""
+    async with asyncio.timeout(5):
+        while connections_to(port):
+            await asyncio.sleep(0.005)
 
 
 async def linked(dialler: End, listener: End) -> tuple[PeerLink, PeerLink]:
