@@ -15,11 +15,10 @@ import tempfile
 
 import numpy as np
 
-from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.layout import Fragment
-from gossamer.protocol.payloads.payload import payload_length
+from gossamer.protocol.payloads.payload import length_in
 
 _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 """Errors of memfd_create in a sandbox, or on a system with vm.memfd_noexec = 2."""
@@ -27,8 +26,8 @@ _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
 def _bytes_shared(manifest: Manifest) -> tuple[int, int]:
     """Number of bytes of Phi, and of the largest payload."""
-    layout, codec = manifest.plan(), CODECS[manifest.outer.codec]
-    return layout.snapshot_bytes, max(payload_length(codec, fragment) for fragment in layout.fragments)
+    layout, codec = manifest.plan(), manifest.outer.codec
+    return layout.snapshot_bytes, max(length_in(f.index, codec, layout) for f in layout.fragments)
 
 
 def _anonymous_file(size: int) -> int:

@@ -108,8 +108,9 @@ class TrainerPort:
                 self._path.unlink()
 
     def _listen(self) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = None
         try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             with suppress(FileNotFoundError):
                 self._path.unlink()
             listener.bind(str(self._path))
@@ -117,7 +118,8 @@ class TrainerPort:
             listener.listen(1)
             listener.setblocking(False)
         except OSError as error:
-            listener.close()
+            if listener:
+                listener.close()
             raise cannot_write(
                 self._path, error, f"cannot listen on {self._path}: {error.strerror or error}"
             ) from None

@@ -77,9 +77,9 @@ class Merger:
         self._phi_digest: tuple[int, bytes] | None = None
         self._usual = UsualRates(own_id)
         self.version = 0
-        self.diverged = {f.index for f in self._layout.fragments if not is_healthy(self.view(f))}
+        self.diverged = frozenset(f.index for f in self._layout.fragments if not is_healthy(self.view(f)))
         """Fragments in which a magnitude has reached 64. They are merged like others: they may be sound again
-        once some of their deltas are void."""
+        once some of their deltas are void. A new set each time, since it is read while rounds are merged."""
         self._count = TokenCount(manifest, (delta for deltas in self._merged.values() for delta in deltas))
         """Counts the tokens of the deltas merged above the base."""
         self.tokens = total((self.base.tokens, self._count.total))
@@ -209,10 +209,8 @@ class Merger:
         self.version += 1
 
     def _note_health(self, fragment: Fragment) -> None:
-        if is_healthy(self.view(fragment)):
-            self.diverged.discard(fragment.index)
-        else:
-            self.diverged.add(fragment.index)
+        this = {fragment.index}
+        self.diverged = self.diverged - this if is_healthy(self.view(fragment)) else self.diverged | this
 
     def _reach_of(self, index: int) -> tuple[int, int]:
         """The highest round merged into a fragment, and the highest with a delta of ours.

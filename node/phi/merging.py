@@ -119,9 +119,10 @@ class Merging:
         Such a fragment is not offered to the trainer. Merging into it goes on, since an owner of the swarm
         may yet declare those deltas void.
         """
-        if self._merger is None or not self._merger.diverged:
+        diverged = self._merger.diverged if self._merger else ()
+        if not diverged:
             return ""
-        index = min(self._merger.diverged)
+        index = min(diverged)
         return f"fragment {index} reached a magnitude of 64{self._diverged_by.get(index, '')}"
 
     @property

@@ -100,6 +100,7 @@ def test_canonical_bytes_come_back():
         assert again == manifest
         assert again.swarm_id == manifest.swarm_id
         assert again.plan() == manifest.plan()
+        assert again.plan() is again.plan(), "planned once: with many tensors that takes a while"
 
 
 def _unpacked() -> dict:
