@@ -332,10 +332,12 @@ long each time."""
 FETCH_SOON_S = 0.1
 FETCH_RETRY_S = 1.0
 FETCH_RETRY_MAX_S = 8.0
+FETCH_TURN_MIN_S = 0.05
 """A peer that failed a chunk, perhaps because it is busy, is asked for it again after FETCH_SOON_S, then
 after twice as long each time, up to FETCH_RETRY_MAX_S, or at once when it says that it holds the chunk. From
 a wait of FETCH_RETRY_S on we no longer believe that it does: a payload that nobody has costs little while it
-is looked for."""
+is looked for. What may be asked for again within FETCH_TURN_MIN_S is asked for together: chunks may be many
+and small, and each has a time of its own."""
 
 ORPHAN_PATIENCE_S = 30.0
 """A payload that nobody is known to hold keeps a node from training for this long and no longer: its author

@@ -230,16 +230,15 @@ class Fetcher:
         return any(blob not in self._flights for blob in self.wants.blobs)
 
     def _next_turn(self, now: float, most: int) -> float:
-        """When to try again: as soon as a link may be asked again for what it failed, or asked on a guess.
+        """When to try again: soon after a link may be asked again for what it failed, or asked on a guess.
 
         `inf` if as much is under way as is allowed: the end of any transfer causes another `plan`.
         """
         searches_are_full = self._is_full(most, of_searches=True)
         if searches_are_full and self._is_full(most, of_searches=False):
             return inf
-        turn = min(now + limits.FETCH_RETRY_S, self._failures.next_retry(now))
-        if searches_are_full:
-            return turn
-        free = (link for link, load in self._flights.load.items() if load < limits.FETCHES_PER_LINK_MAX)
-        turns = [self._guesses.next_turn(link, now) for link in free]
-        return min(turn, self._guesses.next_entry(), *turns)
+        turns = [now + limits.FETCH_RETRY_S, self._failures.next_retry(now)]
+        if not searches_are_full:
+            free = (link for link, load in self._flights.load.items() if load < limits.FETCHES_PER_LINK_MAX)
+            turns += [self._guesses.next_entry(), *(self._guesses.next_turn(link, now) for link in free)]
+        return max(min(turns), now + limits.FETCH_TURN_MIN_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from gossamer.protocol import limits
@@ -60,6 +62,24 @@ def test_a_claim_that_is_repeated_does_not_wash_a_failure_away():
     net.fail(blob)
     net.fetcher.hint_part(1, key_of(1), blob_of(1))
     assert net.plan() == []
+
+
+def test_many_chunks_that_are_declined_are_asked_for_again_together():
+    """Each has a time of its own, and a fetcher that woke for each would hardly sleep."""
+    net = Net(links={1: True})
+    net.want(1, *range(30))
+    net.fetcher.hint(1, key_of(1))
+    rng, declines, woken = random.Random(1), list[tuple[float, bytes]](), 0
+    while net.now < 2.0:
+        declines += [(net.now + rng.uniform(0.003, 0.005), blob) for _, blob in net.plan()]
+        declines.sort()
+        if declines and declines[0][0] <= net.fetcher.deadline():
+            net.now, blob = declines.pop(0)
+            net.fail(blob)
+        else:
+            net.now = net.fetcher.deadline()
+            woken += 1
+    assert woken <= 2.0 / limits.FETCH_TURN_MIN_S
 
 
 def test_a_failure_of_somebody_else_changes_nothing():
