@@ -444,8 +444,7 @@ class Peer(Standing):
         """Raise TypeError: a copy cannot be the same node, in this process or another."""
         raise TypeError(
             "a Peer can be neither copied nor pickled: keep it out of objects that are, such as a model that"
-            " you copy,"
-            " or the dataset of a worker that is spawned"
+            " you copy, or the dataset of a worker that is spawned"
         )
 
     def __enter__(self) -> Self:

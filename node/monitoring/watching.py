@@ -15,10 +15,11 @@ from gossamer.node.monitoring.chronicle import Chronicle
 from gossamer.node.monitoring.chroniclestore import ChronicleStore
 from gossamer.node.monitoring.evaluations import Evaluations
 from gossamer.node.monitoring.happenings import Happenings
+from gossamer.node.monitoring.look import Look
 from gossamer.node.monitoring.notices import Notices
 from gossamer.node.monitoring.rates import Rates
 from gossamer.node.monitoring.view import NodeView
-from gossamer.node.monitoring.vitals import Look, Vitals
+from gossamer.node.monitoring.vitals import Vitals
 from gossamer.node.network.listening import is_gone
 from gossamer.node.renewal import runs_out_soon
 from gossamer.node.storage.home import Home

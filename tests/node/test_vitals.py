@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gossamer.node.monitoring import vitals as v
-from gossamer.node.monitoring.vitals import Look, Vitals
+from gossamer.node.monitoring.look import Look
+from gossamer.node.monitoring.vitals import Vitals
 from gossamer.node.network.clocks import judge, offset_of
 from gossamer.node.seldom import REPEAT_S
 
