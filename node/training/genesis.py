@@ -61,8 +61,7 @@ def found(manifest: Manifest, phi: Ints, home: Home) -> None:
     if digest != manifest.genesis.root:
         raise ConfigError(
             f"to found swarm {manifest.swarm.name!r} the model must hold its initial parameters: all names"
-            " and"
-            f" shapes fit, but the values have digest {digest.hex()[:12]}, and the manifest says"
+            f" and shapes fit, but the values have digest {digest.hex()[:12]}, and the manifest says"
             f" {manifest.genesis.digest[:12]}. Build the model as when the manifest was written (the same"
             " seed, weights, dtype and torch), write the manifest again, or join a running node"
         )

@@ -58,8 +58,7 @@ def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, 
     except SignatureError:
         raise SignatureError(
             f"this node belongs to swarm {swarm_id.hex()[:12]}, but another one was asked for; or somebody"
-            " is in"
-            " the middle"
+            " is in the middle"
         ) from None
     return Question(node_id_of(public_key), credential)
 
