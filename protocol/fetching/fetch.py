@@ -112,6 +112,18 @@ class Fetcher:
         """Bytes of all chunks that have come."""
         return self._flights.came
 
+    def is_stalled(self, key: bytes, now: float) -> bool:
+        """Whether chunks of a key are missing, none has come for as long as the slowest may take, and none
+        that was asked for in that time is still waited for: on a slow line one may be behind many others."""
+        want = self.wants.get(key)
+        if want is None:
+            return False
+        over = max(want.since, want.got_at) + limits.FETCH_TIMEOUT_S
+        return over <= now and not any(
+            flight.blob in want.missing and flight.began < over and now < flight.deadline
+            for flight in self._flights
+        )
+
     def expected_size(self, blob: bytes) -> int | None:
         """The largest size of a chunk that is on its way. None for any other: no peer may put that to us."""
         return self.wants.size_of(blob) or None if blob in self._flights else None

@@ -293,11 +293,6 @@ class Wants:
         """Whether somebody is known to hold any chunk that is missing."""
         return bool(self._with_holder)
 
-    def is_stalled(self, key: bytes, now: float) -> bool:
-        """Whether chunks of a key are missing, and none has come for as long as the slowest may take."""
-        want = self._wants.get(key)
-        return want is not None and max(want.since, want.got_at) <= now - limits.FETCH_TIMEOUT_S
-
     def since(self, key: bytes) -> float:
         """Since when chunks of a key have been missing."""
         return self._wants[key].since

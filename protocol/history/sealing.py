@@ -139,7 +139,7 @@ class Sealing:
     def wake(self, now: float, clock: int, others: Testimony, *, is_stalled: bool = False) -> list[Effect]:
         """Look at what the others claim, if that is due.
 
-        `clock`: the swarm's round. `is_stalled`: no chunk of the snapshot to adopt has arrived for long.
+        `clock`: the swarm's round. `is_stalled`: no chunk of the snapshot to adopt has come for too long.
         """
         if now < self._next_look:
             return []

@@ -43,7 +43,7 @@ class SnapshotPull:
         adopting, wants = self._sealing.adopting, self._fetcher.wants
         if self._sealing.joined:  # a joiner looks many times a second, and has no history to give up
             self._witnesses.look(now)
-        is_stalled = adopting is not None and wants.is_stalled(adopting.key, now)
+        is_stalled = adopting is not None and self._fetcher.is_stalled(adopting.key, now)
         result = self._sealing.wake(now, clock, self._witnesses, is_stalled=is_stalled)
         if adopting is not None and self._sealing.adopting is None:
             wants.forget(adopting.key)

@@ -43,6 +43,44 @@ def test_a_large_chunk_is_given_more_time_and_so_is_what_waits_behind_it():
     assert second == 2 * limits.FETCH_TIMEOUT_S - limits.FETCH_PATIENCE_S
 
 
+def test_what_comes_slowly_is_not_stalled():
+    net = Net(links={1: True})
+    fetcher = net.fetcher
+    assert not fetcher.is_stalled(key_of(1), 1e9)
+    net.want(1, *range(3))
+    for chunk in range(3):
+        net.plan()
+        net.pass_time(limits.FETCH_TIMEOUT_S - 1)
+        assert not fetcher.is_stalled(key_of(1), net.now)
+        assert fetcher.is_stalled(key_of(1), net.now + 2)
+        net.plan()
+        net.arrive(blob_of(chunk))
+    assert not fetcher.is_stalled(key_of(1), 1e9), "it is here"
+
+
+def test_a_chunk_that_waits_behind_others_on_its_link_is_not_stalled():
+    """It is waited for as long as these may take. Once it was asked for in vain, asking again is no reason to
+    wait longer."""
+    net = Net(links={1: True})
+    net.want(1, *range(3), size=limits.CHUNK_BYTES_MAX)
+    net.want(2, 3, size=limits.CHUNK_BYTES_MAX)
+    net.fetcher.hint(1, key_of(1))
+    net.fetcher.hint(1, key_of(2))
+    net.plan()
+    last = net.fetcher._flights.newest[blob_of(3)]
+    assert last.deadline > 3 * limits.FETCH_TIMEOUT_S, "behind three others"
+    while net.now + 2 * limits.FETCH_RETRY_S < last.deadline:
+        net.pass_time()
+        net.plan()
+        assert not net.fetcher.is_stalled(key_of(2), net.now)
+    net.pass_time(3 * limits.FETCH_RETRY_S)
+    net.plan()
+    net.pass_time(limits.FETCH_RETRY_S)
+    net.plan()
+    assert blob_of(3) in net.fetcher._flights, "it is asked for again"
+    assert net.fetcher.is_stalled(key_of(2), net.now)
+
+
 def test_what_a_link_took_with_it_is_fetched_elsewhere():
     net = Net(links={1: True, 2: True})
     net.want(1, 1)

@@ -38,21 +38,6 @@ def test_what_a_link_that_has_ended_held_a_part_of_nobody_is_known_to_hold():
     assert not net.fetcher.wants.any_has_holder
 
 
-def test_what_comes_slowly_is_not_stalled():
-    net = Net(links={1: True})
-    wants = net.fetcher.wants
-    assert not wants.is_stalled(key_of(1), 1e9)
-    net.want(1, *range(3))
-    for chunk in range(3):
-        net.plan()
-        net.pass_time(limits.FETCH_TIMEOUT_S - 1)
-        assert not wants.is_stalled(key_of(1), net.now)
-        assert wants.is_stalled(key_of(1), net.now + 2)
-        net.plan()
-        net.arrive(blob_of(chunk))
-    assert not wants.is_stalled(key_of(1), 1e9), "it is here"
-
-
 @pytest.mark.parametrize("is_here_first", [True, False])
 def test_a_chunk_is_not_taken_for_one_of_another_size(is_here_first):
     """Nor looked for as that: its hash has one size, so nobody can have the other."""
