@@ -446,6 +446,11 @@ def main() -> int:
         log.error("%s", error, exc_info=error if options.debug else None)
         waits = isinstance(error, DiskFullError | FolderGoneError)  # as while a node runs
         return exit_status.FAILED if waits else exit_status.USER_ERROR
+    except MemoryError as error:
+        log.error(
+            "not enough memory: free some, or raise the limit", exc_info=error if options.debug else None
+        )
+        return exit_status.FAILED
     except RuntimeError as error:
         if "start new thread" not in str(error):
             raise

@@ -47,6 +47,8 @@ def unpack(data: bytes, bytes_max: int) -> Any:
             object_hook=_refuse,  # the limits let empty ones pass
             ext_hook=_refuse,
         )
+    except MemoryError:  # ours is lacking, whatever the bytes are: `_walk` has found all that they announce
+        raise
     except Exception as error:  # msgpack raises ValueError, its own classes and, for bad UTF-8, UnicodeError
         raise MalformedError(f"not msgpack: {type(error).__name__}") from None
 

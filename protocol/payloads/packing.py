@@ -41,7 +41,10 @@ class Chunk(NamedTuple):
 
 def pack_chunk(chunk: bytes) -> bytes | None:
     """One zstd frame that states its content's size, or None if it is hardly smaller. Any thread."""
-    frame = zstandard.ZstdCompressor(LEVEL, write_checksum=False).compress(chunk)
+    try:
+        frame = zstandard.ZstdCompressor(LEVEL, write_checksum=False).compress(chunk)
+    except zstandard.ZstdError:  # any bytes can be packed: only memory can be lacking
+        raise MemoryError from None
     return frame if len(frame) <= WORTH_IT * len(chunk) else None
 
 

@@ -581,6 +581,18 @@ def test_one_that_can_start_no_thread_says_so_in_one_line(
     assert said == ["the system cannot start more threads: free some, or raise the limit (ulimit -u)"]
 
 
+def test_one_that_has_no_memory_left_says_so_in_one_line(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", ["daemon", DaemonOptions(folder=home.root, plaintext=True).to_json()])
+    for name in ("logs.configure", "lifeline.reset_signals", "lifeline.watch", "ask_for_open_files"):
+        monkeypatch.setattr(f"gossamer.node.daemon.{name}", Mock())
+    monkeypatch.setattr("gossamer.node.phi.archive.restore_merger", Mock(side_effect=MemoryError))
+    assert main() == 1
+    (said,) = caplog.records
+    assert (said.getMessage(), said.exc_info) == ("not enough memory: free some, or raise the limit", None)
+
+
 async def test_nobody_is_asked_for_what_the_disk_would_not_take(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """Packing: what comes back is what went in, and of anything else no more than a chunk is ever unpacked."""
 
+from unittest.mock import Mock
+
 import pytest
 import zstandard
 from hypothesis import given
@@ -29,6 +31,14 @@ def test_noise_is_not_packed(size: int, rng) -> None:  # type: ignore[no-untyped
 def test_what_hardly_gets_smaller_is_not_packed(rng) -> None:  # type: ignore[no-untyped-def]
     assert pack_chunk(rng.bytes(97_000) + bytes(3_000)) is None
     assert pack_chunk(rng.bytes(90_000) + bytes(10_000)) is not None
+
+
+def test_a_lack_of_memory_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library raises an error of its own for it, as for a damaged frame."""
+    fails = Mock(side_effect=zstandard.ZstdError("cannot compress: Allocation error : not enough memory"))
+    monkeypatch.setattr(zstandard, "ZstdCompressor", Mock(return_value=Mock(compress=fails)))
+    with pytest.raises(MemoryError):
+        pack_chunk(bytes(1000))
 
 
 def test_zeros_of_a_whole_chunk() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from unittest.mock import Mock
 
 import msgpack
 import pytest
@@ -28,6 +29,13 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=5), max_le
 @given(VALUES)
 def test_what_is_packed_comes_back(value):
     assert unpack(pack(value), 10_000) == value
+
+
+def test_a_lack_of_memory_is_not_taken_for_a_malformed_message(monkeypatch):
+    """Whoever sent it would be blamed, and records on disk pass for those of another release."""
+    monkeypatch.setattr(msgpack, "unpackb", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
+        unpack(pack([1]), 1000)
 
 
 @given(st.binary(max_size=200))
