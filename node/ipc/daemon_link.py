@@ -188,6 +188,8 @@ class DaemonLink:
                 self._connect_and_listen()
             except OSError as error:
                 self.problem = (error.strerror or str(error)).lower()
+            except MemoryError:  # without this thread nothing would be published any more
+                self.problem = "not enough memory"
             except MalformedError as error:
                 self.problem = str(error)
                 self._say_outdated()

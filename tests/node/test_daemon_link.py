@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import psutil
@@ -585,3 +585,21 @@ async def test_memory_that_cannot_be_had_for_a_trainer_is_tried_for_again(
     monkeypatch.setattr(SharedMemory, "create", refuse)
     async with link_to(daemon) as link:
         assert link.can_publish
+
+
+async def test_a_message_that_there_is_no_memory_to_read_does_not_end_the_link(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread would be gone, and the trainer would go on without a daemon for ever."""
+
+    def no_memory(*_: object) -> NoReturn:
+        monkeypatch.undo()
+        raise MemoryError
+
+    monkeypatch.setattr(DaemonLink, "_handle", no_memory)
+    async with link_to(daemon) as link:
+        before = daemon.port.attachments
+        daemon.port.send(control.Clock(8, 0))
+        await until(lambda: daemon.port.attachments > before and link.can_publish)
+        publish(link, 1, b"delta one")
+        await until(lambda: daemon.signed == {1: b"delta one"} and link.can_publish)
