@@ -9,10 +9,12 @@ import os
 import re
 import secrets
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from psutil import disk_partitions
 
@@ -24,23 +26,50 @@ LOST_AND_FOUND = "lost+found"
 def placed(path: Path) -> Iterator[Path]:
     """A place beside `path` for a file or a folder, which replaces what is at `path` when the block ends.
 
-    If the block fails, what is at `path` stays as it was, and nothing is left beside it. A folder that is a
-    mount point stays: the place is then inside it, and its files are replaced one by one. Raises OSError.
+    If the block fails, or a signal ends this process in it, what is at `path` stays as it was, and nothing is
+    left beside it. A folder that is a mount point stays: the place is then inside it, and its files are
+    replaced one by one. Raises OSError.
     """
     path = _end_of_links(path)
     mounted = path.is_dir() and is_mount_point(path)
     aside = _beside(path / path.name if mounted else path)
+    with _ended_by_no_signal():
+        try:
+            yield aside
+            if mounted:
+                _refill(path, aside)
+            elif path.is_dir() and any(path.iterdir()):
+                _swap(aside, path)
+            else:
+                os.replace(aside, path)
+        except BaseException:
+            _remove(aside)
+            raise
+
+
+@contextmanager
+def _ended_by_no_signal() -> Iterator[None]:
+    """A signal that would end this process at once, such as that of a terminal that closes, raises SystemExit
+    inside the block, and ends the process after it."""
+    ended_by: list[int] = []
+
+    def leave(number: int, _: object) -> NoReturn:
+        ended_by.append(number)
+        raise SystemExit(128 + number)
+
+    in_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
+    numbers = [
+        n for n in (signal.SIGTERM, signal.SIGHUP) if in_main and signal.getsignal(n) is signal.SIG_DFL
+    ]
+    for number in numbers:
+        signal.signal(number, leave)
     try:
-        yield aside
-        if mounted:
-            _refill(path, aside)
-        elif path.is_dir() and any(path.iterdir()):
-            _swap(aside, path)
-        else:
-            os.replace(aside, path)
-    except BaseException:
-        _remove(aside)
-        raise
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        for by in ended_by:
+            signal.raise_signal(by)
 
 
 def put(path: Path, data: bytes) -> None:

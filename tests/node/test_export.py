@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,6 +291,23 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_else(
     with pytest.raises(StorageError, match=f"cannot write .*{name}: No space left on device"):
         export(folder.home, tmp_path / name, force=True)
     assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_one_that_is_killed_leaves_nothing_else_either(tmp_path: Path, number: signal.Signals) -> None:
+    """As by the terminal that closes over a large model."""
+    script = """
+import os, sys
+from pathlib import Path
+from gossamer.node.storage.placing import placed
+with placed(Path(sys.argv[1])) as aside:
+    aside.write_bytes(bytes(1000))
+    os.kill(os.getpid(), int(sys.argv[2]))
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "out.safetensors"), str(int(number))]
+    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (-number, ""), "as without anything to clean up"
+    assert not files(tmp_path)
 
 
 def test_a_failed_swap_puts_the_old_folder_back(
