@@ -58,8 +58,11 @@ class Peer(Standing):
     A script makes one with `attach`. The built-in trainer, whose daemon the supervisor runs, uses `connect`.
     """
 
-    def __init__(self, model: nn.Module, role: RankRole) -> None:
+    def __init__(
+        self, model: nn.Module, role: RankRole, optimizers: Sequence[torch.optim.Optimizer] = ()
+    ) -> None:
         super().__init__(model, role)
+        self._optimizers = optimizers
         self.contact = ""
         """Where other nodes on this machine join an attached peer's node. Only the first rank knows it."""
         self.folder: Path | None = None
@@ -115,7 +118,7 @@ class Peer(Standing):
                 checkpoint=home.checkpoint_path,
                 stop_round=stop_round,
             )
-            return cls(model, leader)
+            return cls(model, leader, optimizers)
         except BaseException:
             link.close()
             raise
@@ -194,7 +197,7 @@ class Peer(Standing):
                 plaintext=plaintext,
                 debug=debug,
             )
-            peer = cls(model, place.role)
+            peer = cls(model, place.role, place.optimizers)
             peer.folder, peer.contact = place.folder, place.contact
             peer._begin_attached(place.tell_waiting)
             return peer
@@ -345,6 +348,8 @@ class Peer(Standing):
         parameters, bit for bit. What this node has learnt since its last delta is left out if it has diverged
         or has no daemon in that time.
 
+        Optimizers that have a mode for evaluation, as ScheduleFree has, are in it afterwards.
+
         Raises:
             ValueError: `quiet_s` or `timeout_s` is not a number of seconds, 0 or more; nothing was published.
             RuntimeError: the peer has left, or this is a forked process.
@@ -358,6 +363,7 @@ class Peer(Standing):
             self.flush(LEAVE_S)
         except DivergedError as error:
             log.warning("%s. What this node has learnt since its last delta is dropped", error)
+        self._end_training_mode()
         self.drop_progress()
         changed = time.monotonic()
         while True:
@@ -370,6 +376,13 @@ class Peer(Standing):
             if done := self._role.agree_done(DONE if rests else GAVE_UP if gives_up else 0):
                 return done == DONE
             time.sleep(POLL_S)
+
+    def _end_training_mode(self) -> None:
+        """Put the optimizers into eval mode. One that writes averages of its own into the model then, as
+        ScheduleFree does, must not do so after the swarm's model is there."""
+        for optimizer in self._optimizers:
+            if callable(end := getattr(optimizer, "eval", None)):
+                end()
 
     def report(self, report: Report) -> None:
         """Tell the daemon how training is doing."""

@@ -71,6 +71,8 @@ class GossamerCallback(Membership, TrainerCallback):
             )
         self._ranks = args.world_size if args.average_tokens_across_devices else 1
         plain = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+        if callable(begin := getattr(plain, "train", None)):
+            begin()  # ScheduleFree would move the model with the state that `attach` restores
         peer = self._attach(model, [plain])
         if self._schedule is not None:
             _steer(rates, peer, self._schedule)

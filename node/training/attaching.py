@@ -64,6 +64,7 @@ class Place:
     """What a script has become. Only the first rank has `folder` and `contact`."""
 
     role: RankRole
+    optimizers: Sequence[torch.optim.Optimizer] = ()
     folder: Path | None = None
     contact: str = ""
     tell_waiting: Callable[[], None] = lambda: None
@@ -93,7 +94,7 @@ def attach(
     team = team_of(tensors, model)
     try:
         if team.rank > 0:
-            return Place(role=_follower(model, tensors, team, stop_round))
+            return Place(role=_follower(model, tensors, team, stop_round), optimizers=optimizers)
         node = None
         try:
             node = started(tensors, lambda manifest: _bound(team, manifest), options)
@@ -198,6 +199,7 @@ def _leader(
     )
     return Place(
         role=leader,
+        optimizers=optimizers,
         folder=node.home.root,
         contact=node.contact,
         tell_waiting=_Waiting(node.link, node.joins, is_alone=not node.home.read_peers()),

@@ -25,6 +25,5 @@ def leading(
     stop_round: int = 0,
 ) -> Peer:
     team = Alone(dict(named_tensors(model, frozen=True)))
-    return Peer(
-        model, Leader(model, optimizers, manifest, link, team, checkpoint=checkpoint, stop_round=stop_round)
-    )
+    leader = Leader(model, optimizers, manifest, link, team, checkpoint=checkpoint, stop_round=stop_round)
+    return Peer(model, leader, optimizers)

@@ -131,6 +131,25 @@ async def test_a_model_that_diverged_at_the_end_finishes_with_the_swarms(
         assert "What this node has learnt since its last delta is dropped" in caplog.text
 
 
+async def test_averages_of_an_optimizer_do_not_replace_the_swarms_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ScheduleFree's, which trainers and scripts put into eval mode once more after training."""
+    async with begun(tmp_path) as setup:
+        trains = True
+
+        def evaluate() -> None:
+            nonlocal trains
+            if trains:
+                setup.model.weight.data.fill_(7)
+            trains = False
+
+        monkeypatch.setattr(setup.optimizer, "eval", evaluate, raising=False)
+        assert await asyncio.to_thread(lambda: setup.peer.finish(quiet_s=0.05, timeout_s=10))
+        evaluate()
+        assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7)
+
+
 async def test_a_model_that_is_another_at_the_end_is_not_said_to_be_the_swarms(tmp_path: Path) -> None:
     async with begun(tmp_path, stop_round=1) as setup:
         while setup.step() is None:

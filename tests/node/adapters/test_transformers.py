@@ -251,6 +251,19 @@ def test_ranks_that_the_trainer_does_not_use(
         swarm.on_train_begin(args, *runs.unstarted(), **kept)
 
 
+def test_an_optimizer_is_in_train_mode_before_it_gets_its_state(
+    runs: ModuleType, fakes: Fakes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """ScheduleFree moves the model when its mode changes. The trainer changes it within its first step."""
+    args = runs.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    model, attached = runs.small_llama(), []
+    optimizer = torch.optim.SGD(model.parameters())
+    monkeypatch.setattr(optimizer, "train", lambda: attached.append(len(fakes.made)), raising=False)
+    kept = {"model": model, "optimizer": optimizer, "lr_scheduler": None}
+    runs.GossamerCallback().on_train_begin(args, *runs.unstarted(), **kept)
+    assert attached == [0] and fakes.peer
+
+
 def test_several_gpus_in_one_process(runs: ModuleType, tmp_path: Path) -> None:
     """Of which DataParallel uses all: each replica would be counted, in a thread of its own."""
     swarm, args = (
