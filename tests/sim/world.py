@@ -443,9 +443,15 @@ class World:
         self.resume(node)
 
     def leave(self, node: Node) -> None:
-        if node.responsive and sum(other.running for other in self.nodes) > 3:
+        if node.responsive and self._can_do_without(node):
             self.say(f"{node.name} leaves")
             node.leave()
+
+    def _can_do_without(self, node: Node) -> bool:
+        """Whether enough others are there, one can be dialled, and who is new has met one of them."""
+        others = [other for other in self.nodes if other.running and other is not node]
+        can_be_dialled = any(other.traits.listens for other in others)
+        return len(others) > 2 and can_be_dialled and all(other.core.roster.members() for other in others)
 
     def come_back(self, node: Node) -> None:
         if node.gone:
