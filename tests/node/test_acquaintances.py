@@ -15,6 +15,7 @@ from gossamer.node.storage.home import Home
 from gossamer.protocol import events as ev
 from gossamer.protocol.membership.roster import Health
 from tests.node.cores import new_core
+from tests.node.trainer_side import until
 from tests.protocol import builders
 
 
@@ -81,9 +82,7 @@ async def test_whoever_does_not_live_long_remembers_too(
     try:
         author = builders.identity(1)
         core.roster.update(builders.row(author, addresses=("10.0.0.1:7700",)), 0.0)
-        async with asyncio.timeout(20):
-            while not home.read_peers():
-                await asyncio.sleep(0.01)
+        await until(home.read_peers, 20)
         assert whom_to_join((), home) == (Contact("10.0.0.1:7700", author.node_id),)
         assert threading.get_ident() not in written_by, "a disk that hangs would keep the node from answering"
     finally:

@@ -208,7 +208,6 @@ async def test_half_open_handshakes_give_way_to_an_honest_hello(
         assert dialler.links, "it got through"
         dialler.links[0].send(b"and is served")
         await until(lambda: listener.messages == [b"and is served"])
-    await asyncio.sleep(0.05)
 
 
 async def test_too_many_connections_in_all(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +318,6 @@ async def test_one_link_may_only_have_so_many_connections(ends: tuple[End, End])
             statuses.append(answer.status)
     assert statuses.count(200) == 8
     assert statuses.count(429) == 4
-    await asyncio.sleep(0.05)
 
 
 async def test_what_came_by_a_link_ends_with_the_last_one_of_its_peer(ends: tuple[End, End]) -> None:
@@ -348,7 +346,6 @@ async def test_what_came_by_a_link_ends_with_the_last_one_of_its_peer(ends: tupl
         await until(lambda: door.connections == 5)
         listener.links[-1].close_soon()
         await until(lambda: door.connections == 0)
-    await asyncio.sleep(0.05)
 
 
 # -- what members do
@@ -497,7 +494,6 @@ async def test_what_is_no_chunk_is_charged_to_members_as_to_strangers(
                 async with http.get(f"{out.dialled.base_url}/{path}", headers=headers, ssl=tls) as answer:
                     assert answer.status == (404 if path == "nothing" else 200)
             assert len(charged) == 2 * number
-    await asyncio.sleep(0.05)
 
 
 async def test_however_many_ask_at_once_the_event_loop_answers_one_in_a_turn(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -89,7 +88,7 @@ async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setu
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
     arrive(setup, delta_of(1, 4, 100_000))
-    await asyncio.sleep(0.1)
+    await until(lambda: setup.merging.schedule.held_back_until(4) is not None)
     assert setup.merged == [2]
     setup.core.clock = 5
     await until(lambda: setup.merged == [2, 4])

@@ -354,7 +354,7 @@ async def test_of_several_fragments_half_wait_a_step(tmp_path: Path) -> None:
 async def test_a_frozen_daemon_does_not_hold_it_up(tmp_path: Path) -> None:
     """While this coroutine does not yield, the daemon's loop stands still, as after SIGSTOP."""
     async with begun(tmp_path) as setup:
-        await asyncio.sleep(0.05)
+        await until(lambda: setup.link.can_publish)
         longest = 0.0
         published = []
         for _ in range(300):

@@ -194,7 +194,7 @@ async def test_a_man_in_the_middle_is_refused(secure: tuple[End, End]) -> None:
         await dialler.dial(address, listener.identity.node_id)
     assert dialler.links == listener.links == []
     await runner.cleanup()
-    await asyncio.sleep(0.05)
+    await hung_up(int(address.rpartition(":")[2]))
 
 
 async def test_requests_of_a_link_are_pinned_to_its_certificate(secure: tuple[End, End]) -> None:

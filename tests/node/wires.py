@@ -21,6 +21,7 @@ from gossamer.node.network.uplink import Uplink
 from gossamer.node.network.uploads import Uploads
 from gossamer.protocol.errors import RefusedError, SignatureError
 from gossamer.protocol.payloads.packing import Chunk
+from tests.node.trainer_side import until
 from tests.protocol.builders import SMALL, identity
 
 
@@ -149,17 +150,13 @@ def connections_to(port: int) -> int:
 
 async def hung_up(port: int) -> None:
     """Wait until this process has no connection to a port any more: TLS ends a little after `close`."""
-    async with asyncio.timeout(5):
-        while connections_to(port):
-            await asyncio.sleep(0.005)
+    await until(lambda: not connections_to(port))
 
 
 async def linked(dialler: End, listener: End) -> tuple[PeerLink, PeerLink]:
     """Link two ends; returns the dialler's and the listener's side."""
     dialler.dial(listener, listener.identity.node_id)
-    async with asyncio.timeout(5):
-        while not (dialler.links and listener.links):
-            await asyncio.sleep(0.005)
+    await until(lambda: dialler.links and listener.links)
     return dialler.links[-1], listener.links[-1]
 
 
