@@ -1,19 +1,28 @@
-"""Fixtures that tests of training share."""
+"""Fixtures that tests of the node share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
 from gossamer.node.ipc import daemon_link
 from gossamer.node.training import buckets, staging
 from gossamer.node.training.fragmentstate import FragmentState
+from gossamer.protocol.records import Delta
 from tests.node.gpus import Room
+from tests.protocol.builders import identity, random_delta
 
 GPUS = ["cuda"] if torch.cuda.is_available() else []
+
+
+@pytest.fixture
+def deltas(rng: np.random.Generator) -> list[Delta]:
+    """Some records, newest first."""
+    return [random_delta(rng, identity(n), round_)[0] for round_ in (3, 2, 1) for n in range(3)]
 
 
 @pytest.fixture(params=["cpu", *GPUS])

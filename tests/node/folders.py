@@ -19,7 +19,7 @@ from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.chunks import parse_index, split
+from gossamer.protocol.payloads.chunks import parse_index, split_payload
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import identity, random_delta
 
@@ -62,7 +62,7 @@ class Folder:
     def add(self, *made: tuple[Delta, bytes]) -> None:
         """Store deltas with their payloads."""
         for delta, payload in made:
-            for blob, piece in zip(delta.body.chunks, split(payload), strict=True):
+            for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
                 self.chunks.put(blob, bytes(piece))
             self.deltas.append(delta)
         with self.records() as store:

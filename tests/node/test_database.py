@@ -11,25 +11,18 @@ import tempfile
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gossamer.node.storage.original import MARK_NAME
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.errors import DiskFullError, StorageError
 from gossamer.protocol.records import Delta
-from tests.protocol.builders import LAYOUT, SMALL, identity, random_delta
+from tests.protocol.builders import LAYOUT, SMALL
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
-
-
-@pytest.fixture
-def deltas(rng: np.random.Generator) -> list[Delta]:
-    """Some records, newest first."""
-    return [random_delta(rng, identity(n), round_)[0] for round_ in (3, 2, 1) for n in range(3)]
 
 
 def test_closing_waits_for_what_a_thread_still_writes(path: Path, deltas: list[Delta]) -> None:

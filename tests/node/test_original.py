@@ -9,25 +9,18 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gossamer.node.storage.original import MARK_NAME
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.errors import DiskFullError, StorageError
 from gossamer.protocol.records import Delta
-from tests.protocol.builders import LAYOUT, SMALL, identity, random_delta
+from tests.protocol.builders import LAYOUT, SMALL
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
-
-
-@pytest.fixture
-def deltas(rng: np.random.Generator) -> list[Delta]:
-    """Some records, newest first."""
-    return [random_delta(rng, identity(n), round_)[0] for round_ in (3, 2, 1) for n in range(3)]
 
 
 def test_a_copy_is_told_from_the_file_that_our_own_records_were_added_to(

@@ -7,7 +7,6 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gossamer.node.storage.base import GENESIS, Base
@@ -16,18 +15,12 @@ from gossamer.protocol.claims import Claim
 from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
-from tests.protocol.builders import LAYOUT, SMALL, identity, random_delta
+from tests.protocol.builders import LAYOUT, SMALL, identity
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
-
-
-@pytest.fixture
-def deltas(rng: np.random.Generator) -> list[Delta]:
-    """Some records, newest first."""
-    return [random_delta(rng, identity(n), round_)[0] for round_ in (3, 2, 1) for n in range(3)]
 
 
 def test_records_come_back_in_order_of_round(path: Path, deltas: list[Delta]) -> None:

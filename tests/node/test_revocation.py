@@ -20,10 +20,7 @@ from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.restore import replay
 from gossamer.node.renewal import EXPIRES_SOON_S, keep_better, runs_out_soon
-from gossamer.node.storage.base import GENESIS
-from gossamer.node.storage.chunkstore import ChunkStore
 from gossamer.node.storage.home import Home
-from gossamer.node.storage.recordstore import RecordStore
 from gossamer.node.timekeeping import unix_offset_s
 from gossamer.protocol import events as ev
 from gossamer.protocol.admission.charter import NEVER, Role, parse_grant
@@ -33,18 +30,15 @@ from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import ConfigError, NotAnsweredError, StorageError, UnreachableError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.chunks import split_payload
-from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.records import Delta
+from tests.node import folders
 from tests.node.chunkfiles import file_of
-from tests.node.daemons import started
+from tests.node.daemons import PHI, SPECS, started
 from tests.node.trainer_side import until
 from tests.protocol import builders
 from tests.protocol.builders import grant, identity, random_delta, revocation
 
-SPECS = (TensorSpec("w", (30, 10), "rda"), TensorSpec("b", (10,), "mean"))
 FRIEND, OUTCAST = identity(50), identity(51)
-PHI = np.arange(310, dtype=np.int32)
 
 
 def manifest(mode: str) -> Manifest:
@@ -62,35 +56,17 @@ def invitation(of: Manifest, node: Identity, **changes: object) -> Invitation:
     return Invitation(of.swarm_id, parse_grant(open_envelope(data, of.swarm_id)), ())
 
 
-class Folder:
+class Folder(folders.Folder):
     """A node's folder that holds the first model and records of others."""
 
     def __init__(self, path: Path, of: Manifest) -> None:
-        self.manifest = of
-        self.home = Home(path)
-        self.home.create()
-        self.home.adopt(of)
+        super().__init__(path, of, PHI)
         self.identity = self.home.identity()
-        self.chunks = ChunkStore(self.home.chunks_path)
-        root = snapshots.store(PHI, self.chunks)
-        with self.records() as store:
-            store.add_snapshot(Claim(0, 0, GENESIS.chain, root), (), ())
 
-    @contextlib.contextmanager
-    def records(self) -> AsyncIterator[RecordStore]:  # type: ignore[misc]
-        store = RecordStore(self.home.ledger_path, self.manifest.swarm_id)
-        try:
-            yield store  # type: ignore[misc]
-        finally:
-            store.close()
-
-    def add(self, author: Identity, round_: int, seed: int = 0) -> Delta:
+    def add_of(self, author: Identity, round_: int, seed: int = 0) -> Delta:
         rng = np.random.default_rng(round_ + author.node_id[0] + 1000 * seed)
         delta, payload = random_delta(rng, author, round_, of=self.manifest)
-        for blob, chunk in zip(delta.body.chunks, split_payload(payload), strict=True):
-            self.chunks.put(blob, bytes(chunk))
-        with self.records() as store:
-            store.add([delta], durable=True)
+        self.add((delta, payload))
         return delta
 
     @contextlib.asynccontextmanager
@@ -116,13 +92,13 @@ async def test_a_delta_that_became_void_as_its_node_stopped_is_taken_out_at_the_
     folder: Folder, tmp_path: Path
 ) -> None:
     """The newest snapshot holds it; the proof of equivocation came before that was written anew."""
-    kept, void = folder.add(FRIEND, 1), folder.add(OUTCAST, 2)
+    kept, void = folder.add_of(FRIEND, 1), folder.add_of(OUTCAST, 2)
     _, merger = replay(folder.home)
     root = snapshots.store(merger.phi, folder.chunks)
     with folder.records() as store:
         claim = Claim(2, merger.tokens, merger.chain(), root)
         store.add_snapshot(claim, [kept, void], ())
-    folder.add(OUTCAST, 2, seed=1)
+    folder.add_of(OUTCAST, 2, seed=1)
     expected = await without_the_outcast(folder, tmp_path / "other", 1)
     assert replay(folder.home)[1].digest() == expected[1]
     async with folder.running() as daemon:
@@ -132,8 +108,8 @@ async def test_a_delta_that_became_void_as_its_node_stopped_is_taken_out_at_the_
 async def test_a_revoked_delta_whose_payload_was_damaged_on_disk_is_fetched_again_and_taken_out(
     folder: Folder, tmp_path: Path
 ) -> None:
-    folder.add(FRIEND, 1)
-    void = folder.add(OUTCAST, 2)
+    folder.add_of(FRIEND, 1)
+    void = folder.add_of(OUTCAST, 2)
     expected = await without_the_outcast(folder, tmp_path / "other", 1)
     (blob,) = void.body.chunks
     async with folder.running() as daemon:
@@ -152,16 +128,16 @@ async def without_the_outcast(folder: Folder, path: Path, *rounds: int) -> tuple
     """Digests of a replica that never heard of it."""
     other = Folder(path, folder.manifest)
     for round_ in rounds:
-        other.add(FRIEND, round_)
+        other.add_of(FRIEND, round_)
     async with other.running() as daemon:
         return await digests(daemon)
 
 
 async def test_phi_is_rid_of_what_is_void_now_and_after_a_restart(folder: Folder, tmp_path: Path) -> None:
     for round_ in (1, 2, 4):
-        folder.add(FRIEND, round_)
+        folder.add_of(FRIEND, round_)
     for round_ in (2, 3, 4):
-        folder.add(OUTCAST, round_)  # in round 3 nobody else
+        folder.add_of(OUTCAST, round_)  # in round 3 nobody else
     async with folder.running() as daemon:
         before = await digests(daemon)
         assert len(daemon.core.ledger) == 6
@@ -180,7 +156,7 @@ async def test_a_snapshot_that_holds_what_is_void_is_corrected_by_a_restart(
     folder: Folder, tmp_path: Path
 ) -> None:
     """The node stopped after it had stored the revocation and before Phi on its disk was written anew."""
-    deltas = [folder.add(FRIEND, 1), folder.add(OUTCAST, 1), folder.add(OUTCAST, 2)]
+    deltas = [folder.add_of(FRIEND, 1), folder.add_of(OUTCAST, 1), folder.add_of(OUTCAST, 2)]
     _, merger = replay(folder.home)
     root = snapshots.store(merger.phi, folder.chunks)
     claim = Claim(2, merger.tokens, merger.chain(), root)
@@ -194,7 +170,7 @@ async def test_a_snapshot_that_holds_what_is_void_is_corrected_by_a_restart(
 
 
 async def test_payloads_of_what_is_void_go_with_their_round(folder: Folder) -> None:
-    kept, void = folder.add(FRIEND, 3), folder.add(OUTCAST, 1)
+    kept, void = folder.add_of(FRIEND, 3), folder.add_of(OUTCAST, 1)
     async with folder.running() as daemon:
         daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         await digests(daemon)

@@ -18,12 +18,9 @@ from gossamer.protocol.claims import (
 )
 from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.manifest import HistorySection
+from tests.protocol.histories import claim
 
 SECTION = HistorySection(seal_after=8, snapshot_every=16, retain=64)
-
-
-def claim(round_: int, tokens: int = 0, mark: int = 0) -> Claim:
-    return Claim(round_, tokens, bytes([mark]) * 32, bytes([mark]) * 32)
 
 
 @pytest.mark.parametrize(("clock", "due"), [(0, 0), (23, 0), (24, 16), (39, 16), (40, 32), (1000, 992)])
