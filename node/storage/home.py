@@ -27,15 +27,13 @@ import errno
 import json
 import logging
 import os
-import stat
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gossamer.node.storage import socketpath
 from gossamer.node.storage.folderlock import FolderLock
 from gossamer.node.storage.wholefile import (
     cannot_write,
@@ -60,11 +58,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gossamer.node")
 
-_SOCKET_PATH_MAX = 100
-"""Unix socket paths are limited to 104 to 108 bytes, depending on the system."""
-
-
 _INCARNATION_MAX = 2**52
+"""More milliseconds than any clock shows."""
 
 
 def _read_json(path: Path) -> Any:
@@ -151,13 +146,9 @@ class Home:
         }
         remove_unfinished(self.root.glob(".*-*"), ours.__contains__)
         remove_unfinished(self.pretrained_path.rglob(".*-*"), lambda name: True)
-        sockets = [self.root / "trainer-*.sock"]  # of scripts that were killed with their daemons
-        with suppress(OSError):
-            sockets.append(self._socket_elsewhere("-*"))
-        for pattern in sockets:
-            for path in pattern.parent.glob(pattern.name):
-                with suppress(OSError):
-                    path.unlink()
+        for path in socketpath.marked(self.root):  # of scripts that were killed with their daemons
+            with suppress(OSError):
+                path.unlink()
 
     def unwritable(self) -> Path | None:
         """A folder in which no files can be made, apart from disk space; None if there is none. A disk may
@@ -261,9 +252,7 @@ class Home:
 
     def manifest(self) -> "Manifest | None":
         """The manifest kept here, None if there is none yet. Raises StorageError."""
-        from gossamer.protocol.manifest import (
-            from_canonical,
-        )  # slow to import, and many callers only need paths
+        from gossamer.protocol.manifest import from_canonical  # slow to import, and many only need paths
 
         try:
             return from_canonical(self.manifest_path.read_bytes())
@@ -297,38 +286,11 @@ class Home:
             keep(self.manifest_path, manifest.canonical(), durable=True)
 
     def socket_path(self, mark: str = "") -> str:
-        """Path of the socket where the trainer finds the daemon: in the folder or, if that path is too long,
-        in the system's folder for temporary files.
+        """Path of the socket where the trainer finds the daemon.
 
         With a `mark`, only a process that knows the mark finds it. Raises StorageError.
         """
-        mark = mark and f"-{mark}"
-        path = str((self.root / f"trainer{mark}.sock").absolute())
-        if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
-            return path
-        try:
-            short = self._socket_elsewhere(mark)
-            folder = short.parent
-            folder.mkdir(mode=0o700, exist_ok=True)
-            found = folder.lstat()
-        except OSError as error:
-            raise StorageError(
-                f"the path of {self.root} is too long for a socket, and none can be made elsewhere"
-                f" ({error.strerror}); set TMPDIR to a folder of your own"
-            ) from None
-        if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
-            raise StorageError(f"{folder} is open to somebody else; set TMPDIR to a folder of your own")
-        if len(os.fsencode(short)) > _SOCKET_PATH_MAX:
-            raise StorageError(
-                f"the paths of {self.root} and of {folder} are both too long for a socket; set TMPDIR to a"
-                " shorter one"
-            )
-        return str(short)
-
-    def _socket_elsewhere(self, mark: str) -> Path:
-        """Path of the socket if our own path is too long. Raises OSError if there is no folder for it."""
-        ours = sha256(os.fsencode((self.root / "trainer.sock").absolute())).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}" / f"{ours}{mark}.sock"
+        return socketpath.of(self.root, mark)
 
     def next_incarnation(self) -> int:
         """A number greater than at every earlier start, even if the clock was set back."""
