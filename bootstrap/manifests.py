@@ -221,7 +221,7 @@ def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
         check_shareable,
         parameters_of,
     )
-    from gossamer.node.training.ranks import is_sharded
+    from gossamer.node.training.sharding import is_sharded
 
     tensors = {name: parameter for name, parameter in parameters_of(model).items() if parameter.requires_grad}
     if len(tensors) > TENSORS_MAX:

@@ -32,10 +32,10 @@ from gossamer.node.training import attaching
 from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.leader import Leader
 from gossamer.node.training.rank_role import RankRole
-from gossamer.node.training.ranks import DONE, GAVE_UP, Alone
 from gossamer.node.training.reporting import Reporter
 from gossamer.node.training.standing import Standing
 from gossamer.node.training.steps import mean_loss, token_count
+from gossamer.node.training.team import DONE, GAVE_UP, Alone
 from gossamer.node.wording import for_a_script
 from gossamer.protocol.errors import DivergedError, LocalError, UnreachableError
 from gossamer.protocol.manifest import Manifest

@@ -24,8 +24,10 @@ from gossamer.node.training.follower import Follower
 from gossamer.node.training.leader import Leader
 from gossamer.node.training.parameters import check_fits, checked_optimizers, parameters_of
 from gossamer.node.training.rank_role import RankRole
-from gossamer.node.training.ranks import Team, reshard, team_of
+from gossamer.node.training.ranks import team_of
+from gossamer.node.training.sharding import reshard
 from gossamer.node.training.starting import AttachOptions, StartedNode, started
+from gossamer.node.training.team import Team
 from gossamer.node.wording import for_a_script
 from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.manifest import Manifest, from_canonical

@@ -15,7 +15,7 @@ from gossamer.node.training.beside import Beside
 from gossamer.node.training.checkpoint import Progress
 from gossamer.node.training.parameters import Binding
 from gossamer.node.training.rank_role import RankRole
-from gossamer.node.training.ranks import Team, Word
+from gossamer.node.training.team import Team, Word
 from gossamer.protocol.manifest import Manifest
 
 

@@ -26,9 +26,9 @@ from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
 from gossamer.node.training.parameters import Binding
 from gossamer.node.training.rank_role import RankRole
-from gossamer.node.training.ranks import DONE, Team, Word
 from gossamer.node.training.staging import Staging
 from gossamer.node.training.stepwatch import StepWatch
+from gossamer.node.training.team import DONE, Team, Word
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.limits import LOSS_MAX, OWN_TOKENS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest

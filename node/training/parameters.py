@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from gossamer.models.task import named_tensors
-from gossamer.node.training.ranks import is_sharded
+from gossamer.node.training.sharding import is_sharded
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.layout import TensorSpec

@@ -16,7 +16,7 @@ from gossamer.node.ipc.control import Report
 from gossamer.node.ipc.daemon_link import OUTDATED
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.checkpoint import Progress
-from gossamer.node.training.ranks import Team, Word
+from gossamer.node.training.team import Team, Word
 from gossamer.protocol.errors import ConfigError
 
 

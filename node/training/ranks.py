@@ -1,8 +1,8 @@
 """One trainer of several processes: torchrun's ranks, under DistributedDataParallel or FSDP2.
 
 The first rank talks to the daemon and forms the deltas; the others have no outer loop. At each step boundary
-all ranks exchange one `Word`, a small all-reduce on the CPU. It sums what each rank trained on, and carries
-what the first has decided. More is sent only if a fragment changes:
+all ranks exchange one `team.Word`, a small all-reduce on the CPU. It sums what each rank trained on, and
+carries what the first has decided. More is sent only if a fragment changes:
 
 * plain parameters (DDP) are alike on all ranks, so the first rank works on its own and broadcasts them;
 * sharded ones (DTensor) are gathered to full tensors on the first rank's CPU, and scattered again.
@@ -10,21 +10,26 @@ what the first has decided. More is sent only if a fragment changes:
 
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import groupby
-from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from gossamer.node.training.patience import Patience
+from gossamer.node.training.sharding import deal_out, is_sharded, reshard
+from gossamer.node.training.team import Alone, Team, Word
 from gossamer.protocol.errors import ConfigError, DivergedError, UnreachableError
 from gossamer.protocol.payloads.layout import Layout
 
-DONE, GAVE_UP = 1, 2
+NUMBERS = len(Word._fields) - 1
+"""How many fields of a word are sent as they are: whole numbers, and the loss last. In place of `touched`, a
+number for each fragment follows."""
+
+SUMMED = 3
+"""How many of a word's first fields are summed over the ranks. The others are the first rank's."""
 
 CHANGED, DIVERGED, FAILED = 0, 1, 2
 """What has become of the fragments on the first rank."""
@@ -44,92 +49,6 @@ FOR_LEAVING = (
 )
 
 log = logging.getLogger("gossamer.peer")
-
-
-class Word(NamedTuple):
-    """What the ranks agree on at a step boundary. The first three are sums over all ranks; the rest is what
-    the first rank says."""
-
-    tokens: int = 0
-    """Tokens of this step, on all ranks together."""
-    stop: int = 0
-    """How many ranks have been told to stop."""
-    leaving: int = 0
-    """How many ranks have left their loops."""
-    done: int = 0
-    """Whether what all do together (beginning, settling) is over: `DONE` or `GAVE_UP`, else 0."""
-    own_last: int = 0
-    clock: int = 0
-    swarm_tokens: int = 0
-    links: int = 0
-    version: int = 0
-    taken: int = 0
-    steps: int = 0
-    own_tokens: int = 0
-    loss: float = 0.0
-    touched: frozenset[int] = frozenset()
-    """Fragments that change now."""
-
-
-NUMBERS = len(Word._fields) - 1
-"""How many fields of a word are sent as they are: whole numbers, and the loss last. In place of `touched`, a
-number for each fragment follows."""
-
-SUMMED = 3
-"""How many of a word's first fields are summed over the ranks. The others are the first rank's."""
-
-
-class Team(Protocol):
-    """The processes that train one model."""
-
-    rank: int
-    size: int
-
-    def bind(self, layout: Layout) -> Mapping[str, Tensor]:
-        """Learn which fragments there are; returns the whole parameters, for the first rank's outer loop."""
-        ...
-
-    def share(self, data: bytes) -> bytes:
-        """Return the first rank's bytes on all ranks."""
-        ...
-
-    def agree(self, word: Word) -> Word:
-        """Exchange words."""
-        ...
-
-    def full(self, fragments: frozenset[int]) -> AbstractContextManager[object]:
-        """Inside, the first rank has these fragments whole and may change them; afterwards all ranks have the
-        changes."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more will be exchanged."""
-        ...
-
-
-class Alone:
-    """A team of one, which has nothing to agree on."""
-
-    rank = 0
-    size = 1
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def bind(self, layout: Layout) -> Mapping[str, Tensor]:
-        return self._tensors
-
-    def share(self, data: bytes) -> bytes:
-        return data
-
-    def agree(self, word: Word) -> Word:
-        return word
-
-    def full(self, fragments: frozenset[int]) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def close(self) -> None:
-        pass
 
 
 class Ranks:
@@ -280,47 +199,13 @@ class Ranks:
         for name in self._fragments[fragment]:
             tensor = self._tensors[name].detach()
             if is_sharded(tensor):
-                _deal_out(self._copies.get(name), tensor)
+                deal_out(self._copies.get(name), tensor)
             else:
                 # A broadcast sends raw memory, which may have gaps, or another order on other ranks.
                 whole = tensor.contiguous()
                 dist.broadcast(whole, 0)
                 if whole is not tensor:
                     tensor.copy_(whole)
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor, as FSDP2 and tensor parallelism create."""
-    known = sys.modules.get("torch.distributed.tensor")  # slow to import; a script with a DTensor has done it
-    return known is not None and isinstance(tensor, known.DTensor)
-
-
-def reshard(model: nn.Module) -> None:
-    """Put the sharded parameters, which are those trained, back into a model that FSDP2 shards.
-
-    A forward pass without a backward pass, as in an evaluation, leaves whole copies of some in their place,
-    and the next pass would compute with these.
-    """
-    known = sys.modules.get("torch.distributed.fsdp")  # as for `is_sharded`
-    if known is None:
-        return
-    for module in model.modules():
-        if isinstance(module, known.FSDPModule):
-            module.reshard()
-
-
-def _deal_out(whole: Tensor | None, sharded: Tensor) -> None:
-    """Set a DTensor to the full tensor of the first rank; `whole` is None on the others."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(sharded, DTensor)
-    local = sharded.to_local()
-    source = torch.empty(sharded.shape, dtype=local.dtype, device=local.device)
-    if whole is not None:
-        source.copy_(whole)
-    dealt = distribute_tensor(source, sharded.device_mesh, sharded.placements)
-    assert isinstance(dealt, DTensor)
-    local.copy_(dealt.to_local())
 
 
 def team_of(tensors: Mapping[str, Tensor], model: nn.Module) -> Team:

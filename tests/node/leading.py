@@ -12,7 +12,7 @@ from gossamer.models.task import named_tensors
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.peer import Peer
 from gossamer.node.training.leader import Leader
-from gossamer.node.training.ranks import Alone
+from gossamer.node.training.team import Alone
 from gossamer.protocol.manifest import Manifest
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from gossamer.bootstrap.manifests import describe
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.follower import Follower
-from gossamer.node.training.ranks import Alone, Word
+from gossamer.node.training.team import Alone, Word
 from gossamer.protocol.errors import ConfigError
 
 

@@ -21,8 +21,8 @@ from gossamer.node.peer import Peer
 from gossamer.node.training.arguments import check_arguments
 from gossamer.node.training.beside import Beside
 from gossamer.node.training.rank_role import RankRole
-from gossamer.node.training.ranks import Alone
 from gossamer.node.training.steps import mean_loss, token_count
+from gossamer.node.training.team import Alone
 from gossamer.protocol.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.training import parameters, ranks
+from gossamer.node.training import parameters, sharding
 from gossamer.node.training.parameters import Binding, check_fits, checked_optimizers, parameters_of
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ConfigError
@@ -149,7 +149,7 @@ def test_what_no_swarm_can_hold_is_said_before_there_is_one(make: Callable[[], A
 def test_a_sharded_model_is_described_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real DTensor wants a process group."""
     model = two_layers()
-    for module in (parameters, ranks):
+    for module in (parameters, sharding):
         monkeypatch.setattr(module, "is_sharded", lambda tensor: tensor is model[1].weight)
     with pytest.raises(ConfigError, match=r"'1\.weight' is sharded: describe the model before it is"):
         describe(model, name="t")

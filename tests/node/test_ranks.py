@@ -17,7 +17,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gossamer.bootstrap.manifests import describe
 from gossamer.node.training import patience, ranks
 from gossamer.node.training.parameters import check_fits, parameters_of
-from gossamer.node.training.ranks import Ranks, reshard
+from gossamer.node.training.ranks import Ranks
+from gossamer.node.training.sharding import reshard
+from gossamer.node.training.team import Word
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
 from tests.net.processes import wait_for
@@ -143,10 +145,10 @@ def test_processes_of_torchrun_that_attach_before_they_are_ranks_are_told(
 def test_a_group_that_is_destroyed_too_early_is_an_error_that_says_so() -> None:
     torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
     alone = Ranks({})
-    alone.agree(ranks.Word())
+    alone.agree(Word())
     torch.distributed.destroy_process_group()
     with pytest.raises(ConfigError, match="leave the `with` before destroy_process_group"):
-        alone.agree(ranks.Word())
+        alone.agree(Word())
     alone.close()
 
 
