@@ -18,6 +18,7 @@ from rich.text import Text
 from gossamer.bootstrap.chaos import Happening, Storm
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary, amount
+from gossamer.node.dashboard.figures import plural
 from gossamer.node.dashboard.shown import harmless
 
 PLAIN_INTERVAL_S = 5.0
@@ -260,10 +261,6 @@ def _events(events: list[Happening], now_s: float) -> RenderableType:
     return table if events else Text("no faults yet", style="dim")
 
 
-def _plural(number: int, one: str) -> str:
-    return f"{number} {one}" if number == 1 else f"{number} {one}s"
-
-
 def show_summary(console: Console, summary: SwarmSummary) -> None:
     """The end of the run, at a glance."""
     table = Table.grid(padding=(0, 2))
@@ -284,7 +281,7 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     )
     payload = sum(node.payload_bytes_sent for node in summary.nodes)
     sent = sum(node.bytes_sent for node in summary.nodes)
-    told = f"{amount(payload)} of deltas ({amount(sent)} in all, by {_plural(nodes, 'node')})"
+    told = f"{amount(payload)} of deltas ({amount(sent)} in all, by {plural(nodes, 'node')})"
     if nodes > 1:  # a single node would send gradients to nobody
         ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
         told += f"; data-parallel training: {amount(summary.data_parallel_bytes)}{ratio}"

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.live import Live
 
 from gossamer.node.dashboard.admin_client import AdminClient
+from gossamer.node.dashboard.board import ROUNDS_SHOWN, Board
 from gossamer.node.dashboard.shown import WRONG_SHAPE, harmless_line
-from gossamer.node.dashboard.top_view import ROUNDS_SHOWN, SORTS, Board, Choices, screen
+from gossamer.node.dashboard.top_view import SORTS, Choices, screen
 from gossamer.protocol.errors import ConfigError, UnreachableError
 
 RECONNECT_S = 1.0

@@ -2,25 +2,22 @@
 
 import re
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gossamer.node.dashboard.board import Board
+from gossamer.node.dashboard.figures import averaged, chart, count, duration, plural, size, three_decimals
 from gossamer.node.dashboard.shown import harmless_line
 
 GONE = ("down", "left")
 """The healths of members that are no longer there."""
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
 CHART_ROWS_MAX = 16
 LABEL_COLUMNS = 9
-ROUNDS_SHOWN = 400
-ROUNDS_KEPT = 2 * ROUNDS_SHOWN
-NOTICES_KEPT = 100
 WIDE = 120
 """From this many columns on there is room for the links beside the members, and for more about each
 member."""
@@ -37,49 +34,6 @@ HELP = (
     ("p, space", "pause or resume"),
     ("?", "this help"),
 )
-
-
-@dataclass(slots=True)
-class Board:
-    """All that has been heard of a node."""
-
-    address: str
-    state: dict[str, Any] | None = None
-    losses: dict[int, float] = field(default_factory=dict)
-    notices: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=NOTICES_KEPT))
-    problem: str = ""
-    """Why nothing new comes; empty if it does."""
-
-    def take(self, name: str, data: dict[str, Any]) -> None:
-        """Take in one event of the admin server."""
-        if name == "state":
-            if self.state is not None and _which(self.state) != _which(data):
-                self.losses.clear()  # another node has this address now
-            self.state, self.problem = data, ""
-        elif name == "rounds":
-            self.losses.update({row[0]: row[2] for row in data["rounds"] if row[2] is not None})
-            for round_ in sorted(self.losses)[:-ROUNDS_KEPT]:
-                del self.losses[round_]
-        elif name == "notice":
-            self.notices.append(data)
-
-    def curve(self) -> list[float]:
-        """Losses of the latest rounds. Rounds that the swarm has not reached are left out for now."""
-        assert self.state is not None
-        rounds = [round_ for round_ in sorted(self.losses) if round_ <= self.state["now"]["clock"] + 1]
-        return [self.losses[round_] for round_ in rounds[-ROUNDS_SHOWN:]]
-
-    def forget(self, problem: str) -> None:
-        """Drop what has been heard, which cannot be shown, and show a problem instead."""
-        self.state, self.problem = None, problem
-        self.losses.clear()
-        self.notices.clear()
-
-    def copy(self) -> "Board":
-        """The board as it is now, to be shown while it goes on changing."""
-        return Board(
-            self.address, self.state, dict(self.losses), deque(self.notices, NOTICES_KEPT), self.problem
-        )
 
 
 @dataclass(slots=True)
@@ -146,7 +100,7 @@ def _head(board: Board, choices: Choices) -> list[Text]:
         (f"{swarm['name']} ", "bold"),
         (f"{swarm['id'][:12]}  ", "dim"),
         (f"{count(swarm['parameters'])} parameters, {swarm['codec']}, ", ""),
-        (_plural(swarm["fragments"], "fragment"), ""),
+        (plural(swarm["fragments"], "fragment"), ""),
     )
     doing = (now["fetching"] and f" {now['fetching'][0]} of {now['fetching'][1]} MiB") or ""
     reach = {True: ", reachable", False: ", not dialled so far", None: ""}[node["reachable"]]
@@ -170,19 +124,14 @@ def _head(board: Board, choices: Choices) -> list[Text]:
         (same, _agreement_style(agree, board.state["members"])),
     )
     fourth = _line(
-        (f"loss {_loss(now['loss'])}", "bold"),
-        (f"  held-out {_loss(now['val_loss'])}", ""),
+        (f"loss {three_decimals(now['loss'])}", "bold"),
+        (f"  held-out {three_decimals(now['val_loss'])}", ""),
         (f"  steps {now['inner_steps']}  {count(now['tokens_per_s'])} tokens/s", ""),
         (f"  waiting {100 * now['wait_fraction']:.1f}%", ""),
         (f"  sealed {now['sealed_round'] if now['sealed_round'] is not None else '-'}", ""),
         (f"  closed {now['closed_round']}" if now["closed_round"] else "", ""),
     )
     return [first, second, third, fourth]
-
-
-def _which(state: dict[str, Any]) -> tuple[str, str]:
-    """Which swarm and node a state is of."""
-    return state["swarm"]["id"], state["node"]["id"]
 
 
 def _agreement_style(agree: dict[str, Any], members: list[dict[str, Any]]) -> str:
@@ -226,7 +175,7 @@ def _member_cells(member: dict[str, Any]) -> list[Text]:
         Text(harmless_line(str(member["round"]))),
         Text(count(member["tokens"])),
         Text(count(member["tokens_per_s"])),
-        Text(_loss(member["loss"] or None)),
+        Text(three_decimals(member["loss"] or None)),
         Text(MODEL_WORDS.get(member["claim"], ""), style="red" if member["claim"] == "other" else ""),
         Text(harmless_line(member["device"])),
         Text(f"{agrees:+.2f}" if agrees is not None else ""),
@@ -321,7 +270,7 @@ def _help(height: int) -> Group:
     return Group(*lines[:height])
 
 
-# -- words and numbers
+# -- lists and lines
 
 
 def sorted_members(members: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
@@ -346,61 +295,6 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def window(count_: int, selected: int, rows: int) -> int:
     """The first of `rows` items to show, so that the selected one is near the middle."""
     return max(0, min(selected - rows // 2, count_ - rows))
-
-
-def averaged(values: list[float], columns: int) -> list[float]:
-    """The values or, if they are more than the columns, as many means of neighbours as there are columns."""
-    step = max(1.0, len(values) / columns)
-    bins = [values[int(i * step) : max(int(i * step) + 1, int((i + 1) * step))] for i in range(columns)]
-    return [sum(part) / len(part) for part in bins if part]
-
-
-def chart(values: list[float], rows: int) -> list[str]:
-    """Values as bars, one per column, over `rows` lines: the least is an eighth of a line, the greatest
-    full."""
-    low, high = min(values), max(values)
-    levels = rows * (len(BLOCKS) - 1)
-    heights = [
-        1 + round((value - low) / (high - low) * (levels - 1)) if high > low else levels // 2
-        for value in values
-    ]
-    steps = len(BLOCKS) - 1
-    return [
-        "".join(BLOCKS[max(0, min(steps, height - steps * row))] for height in heights)
-        for row in reversed(range(rows))
-    ]
-
-
-def count(number: float) -> str:
-    """ "950", "12.3k", "4.56M"."""
-    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= scale:
-            return f"{number / scale:.3g}{unit}" if number < 999.5 * scale else f"{number / scale:.0f}{unit}"
-    return f"{number:.0f}"
-
-
-def size(number: float) -> str:
-    """Bytes: "950 B", "12.3 kB"."""
-    text = count(number)
-    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
-
-
-def duration(seconds: float) -> str:
-    """ "12s", "5m", "3h20m", "4d2h"."""
-    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
-    if days:
-        return f"{days}d{hours % 24}h"
-    if hours:
-        return f"{hours}h{minutes % 60:02d}m"
-    return f"{minutes}m" if minutes else f"{seconds:.0f}s"
-
-
-def _plural(number: int, one: str) -> str:
-    return f"{number} {one}" if number == 1 else f"{number} {one}s"
-
-
-def _loss(value: float | None) -> str:
-    return f"{value:.3f}" if value is not None else "-"
 
 
 def _line(*parts: tuple[str, str]) -> Text:

@@ -19,19 +19,15 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
+from gossamer.node.dashboard.board import Board
+from gossamer.node.dashboard.figures import averaged, chart, count, duration, size
 from gossamer.node.dashboard.shown import harmless_line
 from gossamer.node.dashboard.top import Top, keys_in, show_top
 from gossamer.node.dashboard.top_view import (
     SORTS,
-    Board,
     Choices,
     _agreement_style,
-    averaged,
-    chart,
-    count,
-    duration,
     screen,
-    size,
     sorted_members,
     window,
 )
