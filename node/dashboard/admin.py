@@ -37,8 +37,8 @@ from gossamer.node.dashboard.shown import harmless_line
 from gossamer.node.monitoring.status import status_of
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import Watching
+from gossamer.node.network.http_log import http_log
 from gossamer.node.network.listening import listen, why_not
-from gossamer.node.network.transport import http_log
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ROUND_MAX

@@ -19,17 +19,18 @@ import logging
 import os
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any, NoReturn
 
 import aiohttp
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from gossamer.node.address import WILDCARDS, check_plaintext, format_address, is_loopback, origin_of
 from gossamer.node.network.chunk_routes import ChunkRoutes
 from gossamer.node.network.door import Door
 from gossamer.node.network.guest import IDLE_TIMEOUT_S, guest_of
+from gossamer.node.network.http_log import http_log
 from gossamer.node.network.link import SESSION_HEADER, Dialled, PeerLink
 from gossamer.node.network.listening import sockets_at, why_not
 from gossamer.node.network.policing import Policing
@@ -58,27 +59,30 @@ LinkHandler = Callable[[PeerLink, web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger("gossamer.transport")
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether an error that aiohttp logs is ours: often a stranger merely does not speak HTTP, and that is
-    not worth a traceback."""
-    error = record.exc_info[1] if record.exc_info else None
-    theirs = HttpProcessingError | ConnectionError | web.RequestPayloadError
-    # aiohttp refuses an unknown Expect header before any code of ours is asked, and cannot quote all of them.
-    if not isinstance(error, theirs | UnicodeEncodeError):
-        return True
-    log.debug("a request that cannot be answered: %s", type(error).__name__)
-    return False
-
-
-http_log = logging.getLogger("gossamer.http")
-http_log.addFilter(_is_ours)
-
-
 async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> NoReturn:
     """Refuse redirects: a peer that we dial must not make us send a request to something that only this
     machine can reach."""
     params.response.close()
     raise RefusedError("it redirects us to another address")
+
+
+def _new_client(tls: ssl.SSLContext | bool, dials_from: str | None) -> aiohttp.ClientSession:
+    """The HTTP client of one node, for links and for the requests that belong to them."""
+    no_redirects = aiohttp.TraceConfig()
+    no_redirects.on_request_redirect.append(_refuse_redirect)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            limit=64,
+            ssl=tls,
+            resolver=Resolver(),
+            socket_factory=sockets_at(dials_from) if dials_from else None,
+        ),
+        auto_decompress=False,
+        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),  # a third of a request for a chunk
+        timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
+        trace_configs=[no_redirects],
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
 
 
 def _dial_from(asked: str, bound: str) -> str | None:
@@ -152,7 +156,7 @@ class Transport:
         )
         await self._runner.setup()
         try:
-            bound_host, bound_port = await self._open(self.door, host, (port or last, port))
+            bound_host, bound_port = await self._open(self.door, host, port, last)
         except OSError as error:
             await self._runner.cleanup()
             where = format_address(host, port)
@@ -167,31 +171,14 @@ class Transport:
                 bound_host,
             )
         self.dials_from = _dial_from(host, bound_host)
-        no_redirects = aiohttp.TraceConfig()
-        no_redirects.on_request_redirect.append(_refuse_redirect)
-        self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=64,
-                ssl=self._client_ssl,
-                resolver=Resolver(),
-                socket_factory=sockets_at(self.dials_from) if self.dials_from else None,
-            ),
-            auto_decompress=False,
-            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),  # a third of a request for a chunk
-            timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
-            trace_configs=[no_redirects],
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._client = _new_client(self._client_ssl, self.dials_from)
         return bound_port
 
-    async def _open(self, door: Door, host: str, ports: tuple[int, int]) -> tuple[str, int]:
-        wanted, otherwise = ports
-        try:
-            return await door.open(host, wanted)
-        except OSError:
-            if wanted == otherwise:
-                raise
-            return await door.open(host, otherwise)
+    async def _open(self, door: Door, host: str, port: int, last: int) -> tuple[str, int]:
+        if not port and last:
+            with suppress(OSError):
+                return await door.open(host, last)
+        return await door.open(host, port)
 
     def _application(self, door: Door) -> web.Application:
         """All routes, behind the door."""
