@@ -191,49 +191,11 @@ class Daemon:
         for number in lifeline.stop_signals():
             loop.add_signal_handler(number, self.stop)
         try:
-            # Before anything can talk to us. A trainer may hand in its last delta again: if we did not know
-            # that delta, we would sign its round a second time, which is equivocation.
-            invitation = self.home.invitation()
-            effects = await self.archive.restore([invitation.grant.data] if invitation else [])
-            self.publisher.acknowledged = self.core.own_last
-            self.admitting.check_own()
-            await self.admitting.keep_own()
-            await self.watching.restore()
-            self.carry_out(effects)
+            await self._restore()
             before = self.home.read_last_daemon() or {}
             admin = await self.admin.start(last=port_of(before.get("admin")))
             bound = await self.transport.start(host, port, last=port_of(before.get("address")))
-            async with asyncio.TaskGroup() as self._tasks:
-                lasting = [
-                    self._tasks.create_task(work, name=name)
-                    for name, work in (
-                        ("timer", self.timekeeper.run()),
-                        ("records", self.writer.run()),
-                        ("merging", self.merging.run()),
-                        ("archive", self.archive.run()),
-                        ("chunks", self.local_chunks.run()),
-                        ("keeping", self.local_chunks.keeping.run()),
-                        ("trainer", self.port.serve(self.briefing)),
-                        ("publisher", self.publisher.run()),
-                        ("acquaintances", self.acquaintances.run()),
-                        ("policing", self.policing.run()),
-                        ("watching", self.watching.run()),
-                        ("invitation", self.admitting.renewed()),
-                    )
-                ]
-                try:
-                    self._begin(host, bound, admin)
-                    await self._stopping.wait()
-                    until = loop.time() + STOP_GRACE_S + FAREWELL_S
-                    if not self.admitting.is_expelled:
-                        await self._take_leave()
-                    # Otherwise the next start would not know these credentials.
-                    await self.admitting.kept_all(max(0.0, until - loop.time()))
-                    self.transport.close()  # nothing would answer new connections from here on
-                finally:
-                    self._has_left = True  # also if a task has failed: the group takes no new tasks then
-                for task in [*lasting, *self._link_tasks]:
-                    task.cancel()
+            await self._serve(host, bound, admin)
         except BaseExceptionGroup as group:
             raise _first(group) from None
         finally:
@@ -244,6 +206,55 @@ class Daemon:
             await self.admin.stop()
             self.records.close()
         self.admitting.check_expelled()
+
+    async def _restore(self) -> None:
+        """Take up what the folder holds, before anything can talk to us.
+
+        A trainer may hand in its last delta again: if we did not know that delta, we would sign its round a
+        second time, which is equivocation.
+        """
+        invitation = self.home.invitation()
+        effects = await self.archive.restore([invitation.grant.data] if invitation else [])
+        self.publisher.acknowledged = self.core.own_last
+        self.admitting.check_own()
+        await self.admitting.keep_own()
+        await self.watching.restore()
+        self.carry_out(effects)
+
+    async def _serve(self, host: str, port: int, admin: str | None) -> None:
+        """Do all that a node does, until `stop`, and take leave."""
+        async with asyncio.TaskGroup() as self._tasks:
+            lasting = [self._tasks.create_task(work, name=name) for name, work in self._lasting().items()]
+            try:
+                self._begin(host, port, admin)
+                await self._stopping.wait()
+                until = time.monotonic() + STOP_GRACE_S + FAREWELL_S
+                if not self.admitting.is_expelled:
+                    await self._take_leave()
+                # Otherwise the next start would not know these credentials.
+                await self.admitting.kept_all(max(0.0, until - time.monotonic()))
+                self.transport.close()  # nothing would answer new connections from here on
+            finally:
+                self._has_left = True  # also if a task has failed: the group takes no new tasks then
+            for task in [*lasting, *self._link_tasks]:
+                task.cancel()
+
+    def _lasting(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """What is done as long as the node runs, by the names of the tasks."""
+        return {
+            "timer": self.timekeeper.run(),
+            "records": self.writer.run(),
+            "merging": self.merging.run(),
+            "archive": self.archive.run(),
+            "chunks": self.local_chunks.run(),
+            "keeping": self.local_chunks.keeping.run(),
+            "trainer": self.port.serve(self.briefing),
+            "publisher": self.publisher.run(),
+            "acquaintances": self.acquaintances.run(),
+            "policing": self.policing.run(),
+            "watching": self.watching.run(),
+            "invitation": self.admitting.renewed(),
+        }
 
     def stop(self) -> None:
         """Begin an orderly stop."""
