@@ -29,6 +29,18 @@ class Seldom:
         return True
 
 
+class SeldomWarnings:
+    """Warns of events, of each once in minutes."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._seldom = Seldom()
+
+    def say(self, event: Hashable, now: float, text: str) -> None:
+        if self._seldom.is_due(event, now):
+            self._log.warning("%s", text)
+
+
 class Trouble:
     """Logs what keeps something from being done that is tried every few seconds until it works."""
 

@@ -348,7 +348,7 @@ async def test_who_waits_for_its_trainer_is_healthy(
 ) -> None:
     """It takes seconds to import torch, on a machine up for weeks. One that hangs is told of."""
     monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
-    monkeypatch.setattr("gossamer.node.monitoring.vitals.STANDSTILL_S", 0.4)
+    monkeypatch.setattr("gossamer.node.monitoring.trainerwatch.STANDSTILL_S", 0.4)
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
         looks = daemon.watching.vitals._lags

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.monitoring import vitals as v
+from gossamer.node.monitoring import contact, keywatch, trainerwatch, vitals
 from gossamer.node.monitoring.look import Look
-from gossamer.node.monitoring.vitals import Vitals
+from gossamer.node.monitoring.vitals import DISK_FREE_MIN, FILES_FREE_MIN, STUCK_S, Vitals
 from gossamer.node.network.clocks import judge, offset_of
 from gossamer.node.seldom import REPEAT_S
 
@@ -75,15 +75,15 @@ def test_what_has_come_or_cannot_come_is_not_waited_for(shown: Shown, between: s
     """An author that died before anybody had its payload leaves that missing for good."""
     lacking = {"links": 2, "missing": 7, "came": 0, "others_hold": True}
     for _ in range(3):
-        assert shown.for_s(v.STARVED_S - 10, **lacking) == []
+        assert shown.for_s(contact.STARVED_S - 10, **lacking) == []
         if between == "came":
             lacking["came"] += 1000
         else:
-            assert shown.for_s(v.HELD_KEPT_S + 2, **{**lacking, between: 0}) == []
+            assert shown.for_s(contact.HELD_KEPT_S + 2, **{**lacking, between: 0}) == []
 
 
 def test_that_an_invitation_ends_is_said_once_a_day(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(v, "DAY_S", 600.0)
+    monkeypatch.setattr(vitals, "DAY_S", 600.0)
     ends = "the invitation runs out in 2.9 days; have it renewed"
     assert (
         shown.for_s(1800, links=1, runs_out=ends) == [f"{ends}: gossamer invite NODE_ID --tell ADDRESS"] * 3
@@ -119,29 +119,29 @@ def test_a_node_whose_key_is_used_elsewhere_is_told_while_it_lasts(shown: Shown)
     assert "its key signs other deltas" in said
     assert shown.for_s(400, links=1, void=2) == []
     assert "its key also signs elsewhere" in str(shown.vitals.problem)
-    assert shown.for_s(v.KEY_S, links=1, void=2) == [] and shown.vitals.problem is None, "that is over"
+    assert shown.for_s(keywatch.KEY_S, links=1, void=2) == [] and shown.vitals.problem is None, "that is over"
     assert len(shown.for_s(1, links=1, void=4)) == 1
 
 
 def test_whose_key_is_used_elsewhere_is_told_so_whatever_else_is_wrong(shown: Shown) -> None:
     said = shown.for_s(20, links=1, disk_free=0, void=2)
     assert any("its key signs other deltas" in line for line in said)
-    said = shown.for_s(200, links=1, void=2, overdue_s=v.STANDSTILL_S + 1)
+    said = shown.for_s(200, links=1, void=2, overdue_s=trainerwatch.STANDSTILL_S + 1)
     assert any("has not taken a step" in line for line in said)
 
 
 def test_a_node_whose_key_another_one_uses_is_told_though_it_publishes_nothing(shown: Shown) -> None:
-    assert shown.for_s(10, links=1, outdone=v.OUTDONE_MAX) == [], "a clock was set back"
-    (said,) = shown.for_s(20, links=1, outdone=v.OUTDONE_MAX + 1)
+    assert shown.for_s(10, links=1, outdone=keywatch.OUTDONE_MAX) == [], "a clock was set back"
+    (said,) = shown.for_s(20, links=1, outdone=keywatch.OUTDONE_MAX + 1)
     assert "another node runs with this one's key" in said
     assert "its key also signs elsewhere" in str(shown.vitals.problem)
-    assert shown.for_s(400, links=1, outdone=v.OUTDONE_MAX + 1) == [], "that is over"
-    assert len(shown.for_s(1, links=1, outdone=v.OUTDONE_MAX + 9)) == 1
+    assert shown.for_s(400, links=1, outdone=keywatch.OUTDONE_MAX + 1) == [], "that is over"
+    assert len(shown.for_s(1, links=1, outdone=keywatch.OUTDONE_MAX + 9)) == 1
 
 
 def test_a_node_that_nobody_dials_says_so_once(shown: Shown) -> None:
     usual: dict[str, Any] = {"links": 3, "live": 3, "known": 3, "addresses": ("1.2.3.4:7700",)}
-    assert shown.for_s(v.REACH_S, **usual) == [] and shown.vitals.reachable is None
+    assert shown.for_s(contact.REACH_S, **usual) == [] and shown.vitals.reachable is None
     (said,) = shown.for_s(2000, **usual)
     assert "nobody has dialled this node at 1.2.3.4:7700 within 10 minutes" in said
     assert shown.vitals.reachable is False
@@ -155,7 +155,7 @@ def test_who_was_dialled_at_another_address_is_not_known_to_be_reachable(shown: 
     shown.for_s(100, **usual, addresses=both[:1])
     shown.for_s(2000, **usual, addresses=both)
     assert shown.vitals.reachable is True, "one more address takes nothing away"
-    assert shown.for_s(v.REACH_S, **usual, addresses=("10.0.0.7:7700",)) == []
+    assert shown.for_s(contact.REACH_S, **usual, addresses=("10.0.0.7:7700",)) == []
     assert shown.vitals.reachable is None
     (said,) = shown.for_s(2000, **usual, addresses=("10.0.0.7:7700",))
     assert "nobody has dialled this node at 10.0.0.7:7700 within 10 minutes" in said
@@ -173,8 +173,8 @@ def test_that_nobody_dials_says_nothing_where_nobody_would(shown: Shown) -> None
 @pytest.mark.parametrize("before", [{"links": 1, "live": 1}, {"links": 0, "live": 3}])
 def test_whoever_comes_has_time_to_dial(shown: Shown, before: dict[str, int]) -> None:
     usual: dict[str, Any] = {"known": 3, "addresses": ("1.2.3.4:7700",)}
-    shown.for_s(2 * v.REACH_S, **usual, **before)
-    said = shown.for_s(v.REACH_S, **usual, links=3, live=3)
+    shown.for_s(2 * contact.REACH_S, **usual, **before)
+    said = shown.for_s(contact.REACH_S, **usual, links=3, live=3)
     assert not any("nobody has dialled" in line for line in said)
     assert shown.vitals.reachable is None
     (line,) = shown.for_s(2, **usual, links=3, live=3)
@@ -193,7 +193,7 @@ def test_a_slow_node_says_so_now_and_then(shown: Shown) -> None:
 
 
 def test_a_full_disk_is_a_problem(shown: Shown) -> None:
-    assert shown.for_s(5, disk_free=v.DISK_FREE_MIN) == [] and shown.vitals.problem is None
+    assert shown.for_s(5, disk_free=DISK_FREE_MIN) == [] and shown.vitals.problem is None
     (said,) = shown.for_s(100, disk_free=3 << 20)
     assert "3 MiB are free" in said
     assert shown.vitals.problem == "the disk is full: 3 MiB are free"
@@ -203,7 +203,7 @@ def test_a_full_disk_is_a_problem(shown: Shown) -> None:
 
 def test_a_disk_without_room_for_more_files_is_full_too(shown: Shown) -> None:
     plenty = {"disk_free": 1 << 40}
-    assert shown.for_s(5, **plenty, files_free=v.FILES_FREE_MIN) == []
+    assert shown.for_s(5, **plenty, files_free=FILES_FREE_MIN) == []
     assert shown.vitals.problem is None
     (said,) = shown.for_s(100, **plenty, files_free=7)
     assert "room for 7 more files" in said
@@ -231,11 +231,11 @@ def test_a_model_that_diverged_is_said_as_long_as_it_is_so(shown: Shown) -> None
 
 def test_merging_is_stuck_if_rounds_wait_and_none_is_merged(shown: Shown) -> None:
     for version in range(5):
-        assert shown.for_s(v.STUCK_S, behind=4, version=version) == []
+        assert shown.for_s(STUCK_S, behind=4, version=version) == []
     assert shown.for_s(1000, behind=0, version=4) == [], "nothing to do is no standstill"
     said = shown.for_s(1000, behind=4, version=4, has_model=False)
     assert not any("stuck" in line for line in said), "a joiner has nothing yet to merge into"
-    (said,) = shown.for_s(v.STUCK_S + 2, behind=4, version=4)
+    (said,) = shown.for_s(STUCK_S + 2, behind=4, version=4)
     assert said == shown.vitals.problem
     assert "merging is stuck: 4 rounds are waiting" in said
     shown.for_s(1, behind=4, version=5)
@@ -243,7 +243,7 @@ def test_merging_is_stuck_if_rounds_wait_and_none_is_merged(shown: Shown) -> Non
 
 
 def test_a_trainer_that_stays_away_is_a_problem(shown: Shown) -> None:
-    shown.for_s(v.TRAINER_S, lacks_trainer=True)
+    shown.for_s(trainerwatch.TRAINER_S, lacks_trainer=True)
     assert shown.vitals.problem is None
     shown.for_s(5, lacks_trainer=True)
     assert shown.vitals.problem == "there has been no trainer for 120 s"
@@ -253,41 +253,41 @@ def test_a_trainer_that_stays_away_is_a_problem(shown: Shown) -> None:
 
 def test_a_trouble_that_lasted_is_not_followed_by_others_that_there_are_none_of(shown: Shown) -> None:
     shown.for_s(10, links=1, version=3)
-    shown.for_s(2 * v.STUCK_S, links=1, version=3, disk_free=0)
+    shown.for_s(2 * STUCK_S, links=1, version=3, disk_free=0)
     assert shown.for_s(5, links=1, version=3, behind=4, lacks_trainer=True) == []
     assert shown.vitals.problem is None, "rounds wait, and the trainer is gone, only since a moment ago"
 
 
 def test_trainers_are_counted_when_they_come_whatever_else_is_wrong(shown: Shown) -> None:
-    for starts in range(1, v.STARTS_MAX + 1):
+    for starts in range(1, trainerwatch.STARTS_MAX + 1):
         shown.for_s(20, links=1, starts=starts, disk_free=0)
-    shown.for_s(1, links=1, starts=v.STARTS_MAX)
+    shown.for_s(1, links=1, starts=trainerwatch.STARTS_MAX)
     assert "the trainer keeps ending" in str(shown.vitals.problem)
 
 
 def test_a_trainer_that_hangs_is_a_problem_and_said_once(shown: Shown) -> None:
-    assert shown.for_s(60, overdue_s=v.STANDSTILL_S) == [] and shown.vitals.problem is None
-    (said,) = shown.for_s(2 * REPEAT_S, overdue_s=v.STANDSTILL_S + 1)
+    assert shown.for_s(60, overdue_s=trainerwatch.STANDSTILL_S) == [] and shown.vitals.problem is None
+    (said,) = shown.for_s(2 * REPEAT_S, overdue_s=trainerwatch.STANDSTILL_S + 1)
     assert said == shown.vitals.problem == "the trainer has not taken a step for 15 minutes: is it stuck?"
     assert shown.for_s(5, overdue_s=-1.0) == [] and shown.vitals.problem is None
-    assert shown.for_s(5, overdue_s=v.STANDSTILL_S + 1) == [], "a notebook rests again and again"
+    assert shown.for_s(5, overdue_s=trainerwatch.STANDSTILL_S + 1) == [], "a notebook rests again and again"
     assert shown.vitals.problem is not None
-    assert len(shown.for_s(5, overdue_s=v.STANDSTILL_S + 1, starts=1)) == 1, "another trainer"
+    assert len(shown.for_s(5, overdue_s=trainerwatch.STANDSTILL_S + 1, starts=1)) == 1, "another trainer"
 
 
 def test_a_trainer_that_ends_again_and_again_is_a_problem(shown: Shown) -> None:
-    for starts in range(v.STARTS_MAX):
+    for starts in range(trainerwatch.STARTS_MAX):
         shown.for_s(30, starts=starts)
         assert shown.vitals.problem is None
-    shown.for_s(30, starts=v.STARTS_MAX, lacks_trainer=True)
+    shown.for_s(30, starts=trainerwatch.STARTS_MAX, lacks_trainer=True)
     assert shown.vitals.problem == "the trainer keeps ending: it was started 5 times within 10 minutes"
-    shown.for_s(v.TRAINER_S, starts=v.STARTS_MAX)
+    shown.for_s(trainerwatch.TRAINER_S, starts=trainerwatch.STARTS_MAX)
     assert shown.vitals.problem is None, "the last has been there for a while"
 
 
 def test_trainers_that_come_seldom_are_none(shown: Shown) -> None:
-    for starts in range(2 * v.STARTS_MAX):
-        shown.for_s(v.STARTS_S / 4, starts=starts)
+    for starts in range(2 * trainerwatch.STARTS_MAX):
+        shown.for_s(trainerwatch.STARTS_S / 4, starts=starts)
         assert shown.vitals.problem is None
 
 
