@@ -5,7 +5,7 @@ import time
 
 from gossamer.node.dashboard import feed
 from gossamer.node.dashboard.admin_state import admin_state
-from gossamer.node.monitoring.chronicle import Round, as_json, at_most, line_of
+from gossamer.node.monitoring.rounds import Round, as_json, at_most, line_of
 from gossamer.node.monitoring.view import NodeView
 from gossamer.node.monitoring.watching import TICK_S, Watching
 

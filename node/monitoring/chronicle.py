@@ -5,20 +5,15 @@ The ledger forgets closed rounds. The chronicle keeps a line for each delta of t
 depends on it.
 """
 
-import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby, islice
 from operator import attrgetter
-from statistics import median
-from typing import Any, NamedTuple
 
-from gossamer.protocol.claims import total
+from gossamer.node.monitoring.mergedtokens import MergedTokens
+from gossamer.node.monitoring.rounds import CLIPPED, LATE, OWN, VOID, Entry, Round, flagged
 from gossamer.protocol.limits import MEMBERS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merging.conduct import Figures
-from gossamer.protocol.merging.token_count import TokenCount
-from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.records import Delta
 
 ROUNDS_MAX = 10_000
@@ -28,62 +23,6 @@ ENTRIES_MAX = 100_000
 AHEAD_MAX = 64
 """How many rounds past the swarm's clock are noted. Since older rounds make room for newer ones, a liar who
 signs rounds of the far future could otherwise clear the past away."""
-
-LATE, VOID, CLIPPED, OWN = 1, 2, 4, 8
-"""Flags of an entry. *Late*: a later round had been merged here already when the delta came."""
-
-
-class Entry(NamedTuple):
-    """One author's delta in a round."""
-
-    author: bytes
-    tokens: int
-    steps: int
-    staleness: int
-    loss: float
-    flags: int
-
-
-class Round(NamedTuple):
-    """What is known of one round now."""
-
-    number: int
-    seen: float
-    """When its first delta came here, Unix seconds."""
-    merged_tokens: int | None
-    """How many tokens all deltas merged up to and including this round count for (see `token_count` and
-    `Layout.trained_tokens`); None before the round was merged."""
-    agreement: float | None
-    """Mean cosine of pairs of its deltas."""
-    entries: tuple[Entry, ...]
-    """In order of author."""
-
-    @property
-    def counted(self) -> list[Entry]:
-        """The entries that are not void."""
-        return [entry for entry in self.entries if not entry.flags & VOID]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens as the authors state them."""
-        return sum(entry.tokens for entry in self.counted)
-
-    @property
-    def loss(self) -> float | None:
-        """The median of the losses, with one vote each: one liar could set a mean. None if nothing counts."""
-        losses = [entry.loss for entry in self.counted]
-        return median(losses) if losses else None
-
-
-class _Stretch:
-    """The rounds of one of `TokenCount`'s stretches, and the tokens that deltas up to its bounds count
-    for."""
-
-    def __init__(self, rounds: tuple[int, ...], below: int) -> None:
-        self.rounds = rounds
-        self.below = self.up_to_its_end = below
-        self.counted = 0
-        """Tokens that the stretch's own deltas count for."""
 
 
 class Chronicle:
@@ -99,13 +38,7 @@ class Chronicle:
         and each time the oldest makes room."""
         self._entries = 0
         self._highest_merged = 0
-        self._merged: dict[int, tuple[Delta, ...]] = {}
-        """The deltas that Phi holds of the rounds above its base."""
-        self._stretches: dict[int, _Stretch] = {}
-        """The stretches of the rounds in `_merged`, ascending, as they were last settled."""
-        self._base = (0, 0)
-        """The base as it was then: its last round, and its tokens."""
-        self._unsettled: set[int] = set()
+        self._merged_tokens = MergedTokens(manifest)
         self._changed: set[int] = set()
         self._unsaved: set[int] = set()
         self.begins_after = 0
@@ -138,7 +71,7 @@ class Chronicle:
             added = self._entry(delta, flags)
             self._put(row._replace(entries=(*row.entries[:place], added, *row.entries[place:])))
         elif void:
-            self._put(_flagged(row, {delta.author: VOID}))
+            self._put(flagged(row, {delta.author: VOID}))
 
     def merged(
         self,
@@ -156,13 +89,13 @@ class Chronicle:
         `void` are authors whose records do not count. `figures` is None if nothing was computed.
         """
         self._highest_merged = max(self._highest_merged, min(round_, clock + 1))
-        self._merged[round_] = tuple(deltas)
+        held = tuple(deltas)
         row = self._rounds.get(round_)
         known = {entry.author for entry in row.entries} if row is not None else set()
-        for delta in self._merged[round_]:
+        for delta in held:
             if delta.author not in known:
                 self.heard(delta, unix_s=unix_s, clock=clock)
-        self._unsettled.add(round_)
+        self._merged_tokens.merged(round_, held)
         row = self._rounds.get(round_)
         if row is None:
             return
@@ -171,58 +104,16 @@ class Chronicle:
             found[author] = found.get(author, 0) | _flags_of(of_member)
         if figures is not None:
             row = row._replace(agreement=agreement)
-            row = _flagged(row, {entry.author: 0 for entry in row.entries}, clear=CLIPPED)
-        self._put(_flagged(row, found))
+            row = flagged(row, {entry.author: 0 for entry in row.entries}, clear=CLIPPED)
+        self._put(flagged(row, found))
 
     def settle(self, base_round: int, base_tokens: int) -> None:
         """Bring `Round.merged_tokens` up to date. The base is the part of Phi that can no longer change."""
-        if not self._unsettled:
-            return
-        stretch_of = TokenCount(self._manifest).stretch_of
-        first = stretch_of(min(self._unsettled))
-        if (base_round, base_tokens) != self._base:
-            self._merged = {r: deltas for r, deltas in self._merged.items() if r > base_round}
-            self._base, first = (base_round, base_tokens), 0
-        kept = {}
-        while self._stretches and next(reversed(self._stretches)) >= first:
-            number, stretch = self._stretches.popitem()
-            kept[number] = stretch
-        # Stretches before the first change keep their counts: if everything is retained, that is nearly all.
-        below = next(reversed(self._stretches.values())).up_to_its_end if self._stretches else base_tokens
-        begin = max(base_round, self._manifest.history.snapshot_every * first)
-        for number, rounds in groupby(sorted(r for r in self._merged if r > begin), stretch_of):
-            stretch = self._stretches[number] = _Stretch(tuple(rounds), below)
-            self._settle_stretch(stretch, kept.get(number))
-            below = stretch.up_to_its_end
-        self._unsettled.clear()
-
-    def _settle_stretch(self, stretch: "_Stretch", before: "_Stretch | None") -> None:
-        """Count the tokens of a stretch's rounds, whose deltas are capped together. `before` is the stretch
-        as last settled.
-
-        Rounds before the first that changed keep their counts, since there may be very many.
-        """
-        first: float = min((r for r in stretch.rounds if r in self._unsettled), default=math.inf)
-        if before is None or stretch.rounds[: len(before.rounds)] != before.rounds:
-            before, first = stretch, 0
-        has_changed = first <= stretch.rounds[-1]
-        if not has_changed and stretch.below == before.below:
-            stretch.counted, stretch.up_to_its_end = before.counted, before.up_to_its_end
-            return
-        earlier = (d for r in stretch.rounds if has_changed and r < first for d in self._merged[r])
-        count = TokenCount(self._manifest, earlier)
-        for round_ in stretch.rounds:
+        counted = self._merged_tokens.settle(base_round, base_tokens, self._tokens_at)
+        for round_, tokens in counted.items():
             row = self._rounds.get(round_)
-            tokens = None if row is None else row.merged_tokens
-            if round_ >= first:
-                count.change((), self._merged[round_])
-                tokens = total((stretch.below, count.total))
-            elif tokens is not None:
-                tokens = total((tokens - before.below, stretch.below))
-            if row is not None and tokens != row.merged_tokens:
+            if row is not None and row.merged_tokens != tokens:
                 self._put(row._replace(merged_tokens=tokens))
-        stretch.counted = count.total if has_changed else before.counted
-        stretch.up_to_its_end = total((stretch.below, stretch.counted))
 
     # -- questions
 
@@ -263,6 +154,10 @@ class Chronicle:
         staleness = delta.staleness(self._manifest.layout.fragments)
         return Entry(delta.author, body.tokens, body.steps, staleness, body.loss, flags | own)
 
+    def _tokens_at(self, round_: int) -> int | None:
+        row = self._rounds.get(round_)
+        return None if row is None else row.merged_tokens
+
     def _put(self, row: Round) -> None:
         old = self._rounds.get(row.number)
         if old == row:
@@ -283,59 +178,5 @@ class Chronicle:
             self.begins_after = max(self.begins_after, oldest)
 
 
-def at_most(rounds: Iterable[Round], rounds_max: int, entries_max: int) -> Iterator[Round]:
-    """The first rounds, at most `rounds_max`, up to the one with which they reach `entries_max` entries."""
-    entries = 0
-    for row in islice(rounds, rounds_max):
-        yield row
-        entries += len(row.entries)
-        if entries >= entries_max:
-            return
-
-
-def _flagged(row: Round, found: Mapping[bytes, int], clear: int = 0) -> Round:
-    """A round with flags set for some authors; the flags in `clear` are cleared for these first."""
-    entries = tuple(
-        entry._replace(flags=entry.flags & ~clear | found[entry.author]) if entry.author in found else entry
-        for entry in row.entries
-    )
-    return row._replace(entries=entries)
-
-
 def _flags_of(figures: Figures) -> int:
     return (VOID if figures.void else 0) | (CLIPPED if figures.is_clipped else 0)
-
-
-def as_json(rounds: Iterable[Round], layout: Layout) -> dict[str, Any]:
-    """``{"authors": [hex], "rounds": [[round, seen, loss, tokens, swarm tokens, agreement, entries], ...]}``
-
-    Tokens are those of the round's windows. Swarm tokens are what the swarm has trained on up to the round.
-    Entries are ``[author's index, tokens, steps, staleness, loss, flags]``.
-    """
-    places: dict[bytes, int] = {}
-    lines = [line_of(row, layout, places) for row in rounds]
-    return {"authors": [author.hex() for author in places], "rounds": lines}
-
-
-def line_of(row: Round, layout: Layout, places: dict[bytes, int]) -> list[Any]:
-    """One round of `as_json`. `places` maps each author to an index; new authors are added."""
-    loss, agreement = row.loss, row.agreement
-    return [
-        row.number,
-        round(row.seen, 1),
-        None if loss is None else round(loss, 5),
-        row.tokens,
-        None if row.merged_tokens is None else layout.trained_tokens(row.merged_tokens),
-        None if agreement is None else round(agreement, 4),
-        [
-            [
-                places.setdefault(entry.author, len(places)),
-                entry.tokens,
-                entry.steps,
-                entry.staleness,
-                round(entry.loss, 5),
-                entry.flags,
-            ]
-            for entry in row.entries
-        ],
-    ]

@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from gossamer.node.monitoring.chronicle import ENTRIES_MAX, ROUNDS_MAX, Entry, Round, at_most
+from gossamer.node.monitoring.chronicle import ENTRIES_MAX, ROUNDS_MAX
 from gossamer.node.monitoring.evaluations import EVALUATIONS_MAX
+from gossamer.node.monitoring.rounds import Entry, Round, at_most
 from gossamer.protocol.errors import MalformedError, StorageError
 from gossamer.protocol.wire import pack, unpack
 

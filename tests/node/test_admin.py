@@ -22,7 +22,7 @@ from gossamer.node.dashboard import feed as feeds
 from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
 from gossamer.node.dashboard.admin_client import AdminClient, admin_of, find_admin
 from gossamer.node.monitoring import watching
-from gossamer.node.monitoring.chronicle import OWN
+from gossamer.node.monitoring.rounds import OWN
 from gossamer.node.network.client import fetch_status
 from gossamer.node.storage.home import Home
 from gossamer.protocol.core.merge_schedule import MergeSchedule

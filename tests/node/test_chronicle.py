@@ -13,9 +13,10 @@ import pytest
 from gossamer.node.ipc.control import Report
 from gossamer.node.monitoring import chronicle as chronicles
 from gossamer.node.monitoring import chroniclestore as stores
-from gossamer.node.monitoring.chronicle import CLIPPED, LATE, OWN, VOID, Chronicle, Entry, Round, as_json
+from gossamer.node.monitoring.chronicle import Chronicle
 from gossamer.node.monitoring.chroniclestore import ChronicleStore
 from gossamer.node.monitoring.evaluations import Evaluations
+from gossamer.node.monitoring.rounds import CLIPPED, LATE, OWN, VOID, Entry, Round, as_json
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.limits import ROUND_MAX
 from gossamer.protocol.merging.conduct import Figures
