@@ -22,8 +22,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from gossamer.node.storage.wholefile import UNFINISHED_S
-from gossamer.node.training import checkpointwriter
+from gossamer.node.training import checkpointcopy, checkpointwriter
 from gossamer.node.training.checkpoint import Progress
+from gossamer.node.training.checkpointcopy import CheckpointCopy
 from gossamer.node.training.checkpointreader import restore
 from gossamer.node.training.checkpointwriter import CheckpointWriter
 from tests.node.checkpoints import make, metadata_of, train, trained
@@ -125,10 +126,10 @@ def test_a_piece_that_does_not_lie_in_order_costs_no_copy_of_all():
     for turned in (tensor.transpose(1, 2), tensor.permute(2, 1, 0), tensor[:, ::2], tensor[:, 3].T[None]):
         whole = turned.reshape(-1)
         for start, end in ((0, 1), (0, len(whole)), (7, 91), (95, 1803), (len(whole) - 3, len(whole))):
-            piece = checkpointwriter._elements(turned, start, end)
+            piece = checkpointcopy._elements(turned, start, end)
             assert torch.equal(piece, whole[start:end])
     rows = torch.empty(100, 1000).T
-    assert checkpointwriter._elements(rows, 250, 360).untyped_storage().nbytes() == 2 * 100 * 4
+    assert checkpointcopy._elements(rows, 250, 360).untyped_storage().nbytes() == 2 * 100 * 4
 
 
 def test_ctrl_c_waits_until_a_share_is_handed_on(tmp_path, monkeypatch):
@@ -137,7 +138,7 @@ def test_ctrl_c_waits_until_a_share_is_handed_on(tmp_path, monkeypatch):
     path = tmp_path / "t"
     writer = CheckpointWriter(path)
     writer.begin(outer, [optimizer])
-    copy = checkpointwriter._Writing._copy
+    copy = CheckpointCopy._copy
 
     def interrupted(*arguments):
         copied = copy(*arguments)
@@ -145,7 +146,7 @@ def test_ctrl_c_waits_until_a_share_is_handed_on(tmp_path, monkeypatch):
         return copied
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(checkpointwriter._Writing, "_copy", interrupted)
+        patched.setattr(CheckpointCopy, "_copy", interrupted)
         writer.advance(Progress(8, 16), wait=True)
     while not path.exists():
         writer.advance(Progress(8, 16), wait=True)
@@ -199,7 +200,7 @@ def test_a_watchdogs_error_is_not_taken_for_one_of_the_optimizer_or_the_disk(tmp
             patched.setattr(optimizer, "state_dict", barked(optimizer.state_dict))
             writer.begin(outer, [optimizer])
         with monkeypatch.context() as patched, pytest.raises(TimeoutError):
-            patched.setattr(checkpointwriter._Writing, "_copy", barked(checkpointwriter._Writing._copy))
+            patched.setattr(CheckpointCopy, "_copy", barked(CheckpointCopy._copy))
             writer.advance(Progress(8, 16), wait=True)
     finally:
         signal.signal(signal.SIGALRM, handler)
@@ -216,7 +217,7 @@ def test_what_is_written_or_cannot_be_leaves_no_memory_behind(tmp_path, monkeypa
     path = tmp_path / "t"
     writer = CheckpointWriter(path)
     if fails:
-        monkeypatch.setattr(checkpointwriter._Writing, "_write", full)
+        monkeypatch.setattr(CheckpointCopy, "_write", full)
     gc.collect()
     gc.disable()
     try:
@@ -236,7 +237,7 @@ def test_what_is_written_or_cannot_be_leaves_no_memory_behind(tmp_path, monkeypa
 
 
 def test_a_share_is_few_tensors_however_small(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpointwriter, "SHARE_TENSORS", 3)
+    monkeypatch.setattr(checkpointcopy, "SHARE_TENSORS", 3)
     _, outer, optimizer = trained()
     path = tmp_path / "t"
     writer, advances = CheckpointWriter(path), 0
@@ -285,13 +286,15 @@ def test_a_fragment_published_while_it_is_copied_is_copied_again(tmp_path, monke
         assert torch.equal(ours, known)
 
 
-@pytest.mark.parametrize(("name", "size"), [("SHARE_BYTES", 8), ("SHARE_TENSORS", 1)])
+@pytest.mark.parametrize(
+    ("module", "name", "size"), [(checkpointwriter, "SHARE_BYTES", 8), (checkpointcopy, "SHARE_TENSORS", 1)]
+)
 def test_a_fragment_published_sooner_than_it_is_copied_is_copied_in_larger_shares(
-    tmp_path, monkeypatch, name, size
+    tmp_path, monkeypatch, module, name, size
 ):
     """With a window of few steps, or many parameters in one fragment, there would else never be an end."""
     monkeypatch.setattr(checkpointwriter, "SHARES", 1 << 30)
-    monkeypatch.setattr(checkpointwriter, name, size)
+    monkeypatch.setattr(module, name, size)
     _, outer, _ = trained()
     fragments = len(outer.fragments)
     path, round_ = tmp_path / "t", 4
@@ -390,7 +393,7 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
     writer = CheckpointWriter(tmp_path / "t")
     for place in ("open_aside", "os.replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"gossamer.node.training.checkpointwriter.{place}", full)
+            patch.setattr(f"gossamer.node.training.checkpointcopy.{place}", full)
             for _ in range(3):
                 writer.save(outer, [optimizer], Progress())
         assert caplog.text.count("No space left on device") == 1, "one is tried every few seconds"
@@ -433,7 +436,7 @@ def test_an_unforeseen_error_in_the_thread_reaches_training_and_holds_nobody_up(
     _, outer, optimizer = trained()
     writer = CheckpointWriter(tmp_path / "t")
     with monkeypatch.context() as patch:
-        patch.setattr("gossamer.node.training.checkpointwriter.open_aside", fails)
+        patch.setattr("gossamer.node.training.checkpointcopy.open_aside", fails)
         writer.begin(outer, [optimizer])
         with pytest.raises(MemoryError):
             writer.advance(Progress(), wait=True)
@@ -452,7 +455,7 @@ def test_a_loop_that_survives_an_error_in_a_share_goes_on_with_another_checkpoin
     writer = CheckpointWriter(tmp_path / "t")
     writer.begin(outer, [optimizer])
     with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
-        patched.setattr(checkpointwriter, "_elements", Mock(side_effect=torch.OutOfMemoryError))
+        patched.setattr(checkpointcopy, "_elements", Mock(side_effect=torch.OutOfMemoryError))
         writer.advance(Progress(8, 16), wait=True)
     assert not list(tmp_path.iterdir())
     writer.begin(outer, [optimizer])
