@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
+from gossamer.bootstrap.defaults import outer_defaults
 from gossamer.models.corpus import Corpus
 from gossamer.models.inner_optimizer import InnerOptimizer
 from gossamer.models.task import DataStream, Task, named_tensors
@@ -160,7 +161,7 @@ def build(
         averaging=averaging,
     )
     # The same settings under every rule, so that what differs is the rule.
-    settings = manifest.outer.model_copy(update={**manifests.outer_defaults("int4"), **(outer or {})})
+    settings = manifest.outer.model_copy(update={**outer_defaults("int4"), **(outer or {})})
     manifest = manifest.model_copy(update={"outer": settings})
     swarm = Swarm(scale, manifest, phi)
     common = ByteTextTask(TextOptions(**options)).corpus
