@@ -234,6 +234,22 @@ def restore_inner(
     the state of a parameter whose dtype has not changed keeps its own dtype. Returns whether all optimizers
     accepted it.
     """
+    saved = _taken_out(tensors, plain)
+    if not saved.keys() <= set(places):
+        raise ValueError("state of more parameters than there are")
+    start = 0
+    for optimizer in optimizers:
+        parameters = _parameters(optimizer)
+        end = start + len(parameters)
+        own = {index: saved[place] for index, place in enumerate(places[start:end]) if place in saved}
+        if not _load(optimizer, own, parameters, trained_as[start:end]):
+            return False
+        start = end
+    return True
+
+
+def _taken_out(tensors: dict[str, Tensor], plain: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """What `inner_state` returned, by parameter; its tensors are removed from `tensors`."""
     saved: dict[int, dict[str, Any]] = {}
     for name in [name for name in tensors if name.startswith("inner/")]:
         _, index, key = name.split("/", 2)
@@ -242,32 +258,33 @@ def restore_inner(
     for name, value in plain.items():
         index, key = name.split("/", 1)
         saved.setdefault(int(index), {})[key] = value
-    if not saved.keys() <= set(places):
-        raise ValueError("state of more parameters than there are")
-    start = 0
-    for optimizer in optimizers:
-        parameters = _parameters(optimizer)
-        end = start + len(parameters)
-        own = {index: saved[place] for index, place in enumerate(places[start:end]) if place in saved}
-        groups = list(optimizer.param_groups)
-        try:
-            _lay_out(own, parameters)
-            optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
-            _undo_casts(optimizer, own, parameters, trained_as[start:end])
-        except Exception as error:  # a custom optimizer: the same would happen at every start
-            kind = type(optimizer).__name__
-            log.warning(
-                "%s does not take its saved state (%s: %s): it starts afresh",
-                kind,
-                type(error).__name__,
-                error,
-            )
-            return False
-        finally:
-            # `load_state_dict` replaced the groups by copies: a schedule that holds the old ones would have
-            # no effect. The list itself stays, since wrappers around an optimizer share it.
-            optimizer.param_groups[:] = groups
-        start = end
+    return saved
+
+
+def _load(
+    optimizer: torch.optim.Optimizer,
+    state: dict[int, dict[str, Any]],
+    parameters: Sequence[Tensor],
+    trained_as: Sequence[str],
+) -> bool:
+    """Give an optimizer its parameters' state, by place; returns whether it accepted it."""
+    groups = list(optimizer.param_groups)
+    try:
+        _lay_out(state, parameters)
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        _undo_casts(optimizer, state, parameters, trained_as)
+    except Exception as error:  # a custom optimizer: the same would happen at every start
+        log.warning(
+            "%s does not take its saved state (%s: %s): it starts afresh",
+            type(optimizer).__name__,
+            type(error).__name__,
+            error,
+        )
+        return False
+    finally:
+        # `load_state_dict` replaced the groups by copies: a schedule that holds the old ones would have no
+        # effect. The list itself stays, since wrappers around an optimizer share it.
+        optimizer.param_groups[:] = groups
     return True
 
 
