@@ -111,7 +111,8 @@ def revoke(
         gossamer revoke NODE_ID --to my.host:7700 --reason "key stolen"
     """
     from gossamer.bootstrap import owners
-    from gossamer.node.network.client import Asker, deliver, fetch_status
+    from gossamer.node.network.asking import Asker
+    from gossamer.node.network.client import deliver, fetch_status
 
     manifest, owner = _owned(manifest_path, owner_key)
     target = parse_node_id(node_id)

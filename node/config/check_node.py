@@ -21,7 +21,8 @@ from gossamer.node.config.check_swarm import ask_nodes
 from gossamer.node.config.findings import Finding, error
 from gossamer.node.folders import default_folder, nodes_root
 from gossamer.node.given import checked_advertise, checked_join, given_invitation, read_manifest
-from gossamer.node.network.client import Asker, fetch_manifest
+from gossamer.node.network.asking import Asker
+from gossamer.node.network.client import fetch_manifest
 from gossamer.node.renewal import better_invitation
 from gossamer.node.storage.home import Home
 from gossamer.protocol.admission.charter import Role

@@ -8,7 +8,8 @@ from typing import Any
 from gossamer.node.address import Contact
 from gossamer.node.config.findings import Finding, error, ok, warning
 from gossamer.node.network import clocks
-from gossamer.node.network.client import Asker, probe_status
+from gossamer.node.network.asking import Asker
+from gossamer.node.network.client import probe_status
 from gossamer.protocol.errors import LocalError, NotAnsweredError
 
 

@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from gossamer.node.network.client import Asker, fetch_status
+from gossamer.node.network.asking import Asker
+from gossamer.node.network.client import fetch_status
 from gossamer.protocol.errors import ConfigError, UnreachableError
 
 ASK_INTERVAL_S = 0.25

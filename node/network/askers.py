@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gossamer.node.address import parse_address, parse_contact
 from gossamer.node.folders import nodes_root
-from gossamer.node.network.client import Asker
+from gossamer.node.network.asking import Asker
 from gossamer.node.storage.home import Home
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError
 

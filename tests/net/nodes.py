@@ -17,7 +17,8 @@ from gossamer.bootstrap.owners import invite
 from gossamer.node.address import parse_address
 from gossamer.node.lifeline import Child
 from gossamer.node.network.askers import asker_of
-from gossamer.node.network.client import Asker, fetch_status
+from gossamer.node.network.asking import Asker
+from gossamer.node.network.client import fetch_status
 from gossamer.node.options import DaemonOptions
 from gossamer.node.phi import snapshots
 from gossamer.node.storage.chunkstore import ChunkStore

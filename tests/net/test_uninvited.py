@@ -15,7 +15,8 @@ import pytest
 import pytest_asyncio
 
 from gossamer.bootstrap.owners import invite, revoke
-from gossamer.node.network.client import deliver, fingerprint_at
+from gossamer.node.network.asking import fingerprint_at
+from gossamer.node.network.client import deliver
 from gossamer.node.network.link import SESSION_HEADER
 from gossamer.node.network.questions import ASK_HEADER
 from gossamer.node.network.tls import client_context

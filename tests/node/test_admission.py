@@ -16,8 +16,9 @@ import pytest
 from gossamer.node.address import Contact, parse_contact
 from gossamer.node.folders import new_home, nodes_root
 from gossamer.node.network.askers import asker_for, asker_of
+from gossamer.node.network.asking import Asker
 from gossamer.node.network.chunk_requests import get_chunk
-from gossamer.node.network.client import Asker, deliver, fetch_manifest, fetch_status
+from gossamer.node.network.client import deliver, fetch_manifest, fetch_status
 from gossamer.node.network.questions import NONCE_HEADER, PROOF_HEADER
 from gossamer.node.network.tls import Certificate, client_context, cut
 from gossamer.node.network.transport import PREFIX

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from gossamer.node.address import parse_contact
 from gossamer.node.monitoring import verify
-from gossamer.node.network import client
+from gossamer.node.network import asking, client
 from gossamer.node.network.client import fetch_status
 from gossamer.node.network.tls import Certificate
 from gossamer.node.network.transport import PREFIX
@@ -165,7 +165,7 @@ async def test_who_is_no_node_says_so_in_one_line(monkeypatch: pytest.MonkeyPatc
         async with answering("status", lambda body=body: body) as address:
             with pytest.raises(UnreachableError, match="cannot be read"):
                 await fetch_status(address, plaintext=True)
-    monkeypatch.setattr(client, "ASK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(asking, "ASK_TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UnreachableError, match="no answer"):
         await fetch_status(f"127.0.0.1:{silent.getsockname()[1]}", plaintext=True)
 

@@ -40,7 +40,7 @@ async def test_nodes_that_answer(tmp_path: Path) -> None:
 async def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = founded(tmp_path / "a")
     async with running(home):
-        monkeypatch.setattr("gossamer.node.network.client.offset_of", lambda date, now: 3600.0)
+        monkeypatch.setattr("gossamer.node.network.asking.offset_of", lambda date, now: 3600.0)
         contact = parse_contact(facts(home)["address"])
         answers = await asyncio.to_thread(ask_nodes, [contact], None, plaintext=True, asker=None)
     ((level, text),) = found(answers.findings)["clock"]

@@ -15,15 +15,9 @@ import pytest
 
 from gossamer.node.address import parse_address, parse_contact
 from gossamer.node.dashboard.admin_client import AdminClient
-from gossamer.node.network import client
-from gossamer.node.network.client import (
-    _reason,
-    deliver,
-    fetch_manifest,
-    fetch_status,
-    fingerprint_at,
-    parse_status,
-)
+from gossamer.node.network import asking
+from gossamer.node.network.asking import _reason, fingerprint_at
+from gossamer.node.network.client import deliver, fetch_manifest, fetch_status, parse_status
 from gossamer.node.network.tls import Certificate
 from gossamer.protocol.errors import NobodyThereError, UnreachableError
 from tests.node.wires import End, listening
@@ -173,7 +167,7 @@ async def test_nobody_is_where_a_node_was_named(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_manifest_may_take_longer_than_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "ASK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(asking, "ASK_TIMEOUT_S", 1.0)
     body = SMALL.canonical()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -204,7 +198,7 @@ def test_nobody_waits_for_name_servers_that_do_not_answer(monkeypatch: pytest.Mo
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(client, "ASK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(asking, "ASK_TIMEOUT_S", 0.2)
     try:
         with pytest.raises(NobodyThereError, match="no answer in time"):
             fetch_manifest((parse_contact(f"{node}far.example:7700"),), None, plaintext=False)
