@@ -157,6 +157,7 @@ class Archive:
         await asyncio.sleep(RETRY_S)
 
     async def _one_thing(self) -> None:
+        """Do what comes next or, if nothing is to be done, wait for news."""
         if (reach := self._reach) > self._reach_noted:
             await asyncio.to_thread(self._records.note_reach, reach)
             self._reach_noted = reach  # it may be more by now
@@ -165,25 +166,29 @@ class Archive:
             await self._drop_leftovers()
         if self._fetch.may_clear_up:
             await self._drop_others()
+        if not await self._did_something():
+            await self._wait()
+
+    async def _did_something(self) -> bool:
+        """Do the first thing that is due; False if none is."""
         if (claim := self._fetch.adopting) is not None:
-            if await self._fetch.go_on(claim):
-                await self._adopt(claim, self._fetch.take())
-                return
+            if not await self._fetch.go_on(claim):
+                return False
+            await self._adopt(claim, self._fetch.take())
         elif (claim := self._fetch.prefetching) is not None:
             await self._fetch.go_on(claim)
+            return False
         elif self._closing is not None:
             await self._close(self._closing)
-            return
         elif self._shelf.claims and self._seal_round > self._shelf.claims[0].round:
             await self._seal(self._seal_round)
-            return
         elif self._is_reseal_due(time.monotonic()):
             await self._reseal()
-            return
         elif self._lost:
             await self._mend(next(iter(self._lost)))
-            return
-        await self._wait()
+        else:
+            return False
+        return True
 
     def _is_reseal_due(self, now: float) -> bool:
         """Whether it is time to write the newest snapshot again."""
