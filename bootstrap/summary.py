@@ -24,6 +24,25 @@ class NodeSummary:
     payload_bytes_received: int
     wait_fraction: float
 
+    @classmethod
+    def of(cls, status: dict[str, Any]) -> "NodeSummary":
+        """From a node's last status."""
+        trainer = status.get("trainer") or {}
+        return cls(
+            node_id=status["node_id"],
+            name=status["name"],
+            digest=status.get("phi_digest", ""),
+            round=status["round"],
+            inner_steps=trainer.get("inner_steps", 0),
+            tokens=trainer.get("tokens", 0),
+            val_loss=trainer.get("val_loss"),
+            bytes_sent=status["bytes_sent"],
+            bytes_received=status["bytes_received"],
+            payload_bytes_sent=status["payload_bytes_sent"],
+            payload_bytes_received=status["payload_bytes_received"],
+            wait_fraction=trainer.get("wait_fraction", 0.0),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SwarmSummary:
@@ -92,25 +111,7 @@ def summarise(
     `starts` are losses at the start that nodes reported earlier: a trainer that was restarted no longer knows
     its own. `facts` are the fields that no node knows.
     """
-    nodes = []
-    for status in statuses:
-        trainer = status.get("trainer") or {}
-        nodes.append(
-            NodeSummary(
-                node_id=status["node_id"],
-                name=status["name"],
-                digest=status.get("phi_digest", ""),
-                round=status["round"],
-                inner_steps=trainer.get("inner_steps", 0),
-                tokens=trainer.get("tokens", 0),
-                val_loss=trainer.get("val_loss"),
-                bytes_sent=status["bytes_sent"],
-                bytes_received=status["bytes_received"],
-                payload_bytes_sent=status["payload_bytes_sent"],
-                payload_bytes_received=status["payload_bytes_received"],
-                wait_fraction=trainer.get("wait_fraction", 0.0),
-            )
-        )
+    nodes = [NodeSummary.of(status) for status in statuses]
     replicas = {(status.get("merged_digest"), status.get("phi_digest")) for status in statuses}
     told = [loss for s in statuses if (loss := (s.get("trainer") or {}).get("val_loss_start")) is not None]
     ends = [node.val_loss for node in nodes if node.val_loss is not None]
