@@ -8,7 +8,7 @@ not again within minutes: a node's owner should be told, but not be flooded.
 import logging
 from collections import deque
 
-from gossamer.node.monitoring.contact import Reach, Solitude, Supply
+from gossamer.node.monitoring.connectivity import Reach, Solitude, Supply
 from gossamer.node.monitoring.keywatch import KeyWatch
 from gossamer.node.monitoring.look import Look
 from gossamer.node.monitoring.trainerwatch import TrainerWatch

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.monitoring import contact, keywatch, trainerwatch, vitals
+from gossamer.node.monitoring import connectivity, keywatch, trainerwatch, vitals
 from gossamer.node.monitoring.look import Look
 from gossamer.node.monitoring.vitals import DISK_FREE_MIN, FILES_FREE_MIN, STUCK_S, Vitals
 from gossamer.node.network.clocks import judge, offset_of
@@ -75,11 +75,11 @@ def test_what_has_come_or_cannot_come_is_not_waited_for(shown: Shown, between: s
     """An author that died before anybody had its payload leaves that missing for good."""
     lacking = {"links": 2, "missing": 7, "came": 0, "others_hold": True}
     for _ in range(3):
-        assert shown.for_s(contact.STARVED_S - 10, **lacking) == []
+        assert shown.for_s(connectivity.STARVED_S - 10, **lacking) == []
         if between == "came":
             lacking["came"] += 1000
         else:
-            assert shown.for_s(contact.HELD_KEPT_S + 2, **{**lacking, between: 0}) == []
+            assert shown.for_s(connectivity.HELD_KEPT_S + 2, **{**lacking, between: 0}) == []
 
 
 def test_that_an_invitation_ends_is_said_once_a_day(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_node_whose_key_another_one_uses_is_told_though_it_publishes_nothing(s
 
 def test_a_node_that_nobody_dials_says_so_once(shown: Shown) -> None:
     usual: dict[str, Any] = {"links": 3, "live": 3, "known": 3, "addresses": ("1.2.3.4:7700",)}
-    assert shown.for_s(contact.REACH_S, **usual) == [] and shown.vitals.reachable is None
+    assert shown.for_s(connectivity.REACH_S, **usual) == [] and shown.vitals.reachable is None
     (said,) = shown.for_s(2000, **usual)
     assert "nobody has dialled this node at 1.2.3.4:7700 within 10 minutes" in said
     assert shown.vitals.reachable is False
@@ -155,7 +155,7 @@ def test_who_was_dialled_at_another_address_is_not_known_to_be_reachable(shown: 
     shown.for_s(100, **usual, addresses=both[:1])
     shown.for_s(2000, **usual, addresses=both)
     assert shown.vitals.reachable is True, "one more address takes nothing away"
-    assert shown.for_s(contact.REACH_S, **usual, addresses=("10.0.0.7:7700",)) == []
+    assert shown.for_s(connectivity.REACH_S, **usual, addresses=("10.0.0.7:7700",)) == []
     assert shown.vitals.reachable is None
     (said,) = shown.for_s(2000, **usual, addresses=("10.0.0.7:7700",))
     assert "nobody has dialled this node at 10.0.0.7:7700 within 10 minutes" in said
@@ -173,8 +173,8 @@ def test_that_nobody_dials_says_nothing_where_nobody_would(shown: Shown) -> None
 @pytest.mark.parametrize("before", [{"links": 1, "live": 1}, {"links": 0, "live": 3}])
 def test_whoever_comes_has_time_to_dial(shown: Shown, before: dict[str, int]) -> None:
     usual: dict[str, Any] = {"known": 3, "addresses": ("1.2.3.4:7700",)}
-    shown.for_s(2 * contact.REACH_S, **usual, **before)
-    said = shown.for_s(contact.REACH_S, **usual, links=3, live=3)
+    shown.for_s(2 * connectivity.REACH_S, **usual, **before)
+    said = shown.for_s(connectivity.REACH_S, **usual, links=3, live=3)
     assert not any("nobody has dialled" in line for line in said)
     assert shown.vitals.reachable is None
     (line,) = shown.for_s(2, **usual, links=3, live=3)
