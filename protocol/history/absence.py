@@ -23,14 +23,15 @@ ROUNDS_UNDER_WAY = 2
 def known_up_to(sealed: int, rounds: Iterable[int]) -> int:
     """The newest of `rounds`, those with records, up to which none was missed since the newest `sealed` one.
 
-    Rounds beyond a gap were heard of after a return: a node that stops before it fills the gap keeps it.
+    Rounds beyond a gap were heard of after a return: a node that stops before it fills the gap keeps it. Nor
+    do the last rounds count, which others may have published for after the node went.
     """
     newest = sealed
     for round_ in sorted(rounds):
         if round_ > newest + 1 + ROUNDS_UNDER_WAY:
             break
         newest = max(newest, round_)
-    return newest
+    return max(sealed, newest - ROUNDS_UNDER_WAY)
 
 
 class Absence:

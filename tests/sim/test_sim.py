@@ -251,6 +251,47 @@ def test_three_that_start_together_keep_what_one_of_them_did_alone() -> None:
     assert not any("TWO LINEAGES" in line for line in lines)
 
 
+def test_who_crashed_before_a_slower_node_had_published_may_miss_just_that_round() -> None:
+    """The slower node closes it, and the two come back: the majority, who know only each other's records."""
+    scenario = choose(1, 3, 9.0, "lineages")
+    traits = [
+        replace(node, trains=True, listens=True, step_s=1.0 if node.index else 3.0)
+        for node in scenario.traits
+    ]
+    lines: list[str] = []
+    world = World(replace(scenario, storms=(), traits=tuple(traits)), lines.append)
+    crashed_at: list[int] = []
+
+    def crash() -> None:
+        slow, *fast = world.nodes
+        round_ = fast[0].core.own_last
+        ids = {node.traits.identity.node_id for node in fast}
+        known = all(node.core.ledger.last_round(other) == round_ for node in fast for other in ids)
+        if round_ >= 6 and known and slow.core.own_last < round_:
+            crashed_at.append(round_)
+            for node in fast:
+                world.crash(node, with_trainer=True)
+            come_back()
+        else:
+            world.loop.after(0.1, crash)
+
+    def come_back() -> None:
+        slow, *fast = world.nodes
+        if slow.core.ledger.floor < crashed_at[0]:
+            world.loop.after(0.1, come_back)
+            return
+        for node in fast:
+            world.revive(node)
+
+    world.loop.at(90.0, crash)
+    assert world.run().failure is None
+    fold, slow = world.nodes[0].fold, world.nodes[0].traits.identity.node_id
+    assert fold is not None
+    merged = {**fold.below, **fold.rounds}[crashed_at[0]]
+    assert slow in {delta.author for delta in merged}
+    assert not any("TWO LINEAGES" in line for line in lines)
+
+
 def _two_come_back_to_a_bootstrap_peer(lines: list[str]) -> World:
     """Of three that train, two crash. The last goes on far beyond what is retained, and leaves. Then the two
     come back, the majority of all that train, to the bootstrap peer, which has what the last one did."""
