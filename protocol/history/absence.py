@@ -14,7 +14,9 @@ from gossamer.protocol.history.testimony import Witness
 from gossamer.protocol.manifest import HistorySection
 
 RETURN_S = 30.0
-"""For this long after its return a node looks whether the swarm has outlived what it holds."""
+"""For this long a node looks whether the swarm has outlived what it holds: from when it has heard of a member
+after its return, or goes on by itself. After a power cut machines may start minutes before their network.
+A node that knows of nobody waits for nobody."""
 
 ROUNDS_UNDER_WAY = 2
 """A member that is one round behind skips at most the next one; it has published for older rounds."""
@@ -37,16 +39,23 @@ def known_up_to(sealed: int, rounds: Iterable[int]) -> int:
 class Absence:
     """Our last absence, until we know what we have missed, and that is made good."""
 
-    def __init__(self, section: HistorySection, tells_of: Callable[[int, Collection[bytes]], bool]) -> None:
-        """`tells_of`: see `Sealing`."""
+    def __init__(
+        self,
+        section: HistorySection,
+        tells_of: Callable[[int, Collection[bytes]], bool],
+        *,
+        is_first: bool,
+    ) -> None:
+        """`tells_of`, `is_first`: see `Sealing`."""
         self._section = section
         self._tells_of = tells_of
+        self._is_first = is_first
         self.extent = 0
         """The newest round that we knew of when we went away, moved on past those that we know since."""
         self._company: frozenset[bytes] | None = None
         """The members that were there then; None if that is not known."""
         self.looks_until = 0.0
-        """Until when we look for what we have missed: infinite before the first look, 0 once that is over."""
+        """Until when we look for what we have missed: infinite before that begins, 0 once it is over."""
         self._outlived_since: float | None = None
         """Since when the members that we hear say that we were outlived."""
         self.given_up: Claim | None = None
@@ -59,7 +68,7 @@ class Absence:
     def came_back(self, extent: int, company: frozenset[bytes] | None, has_history: bool) -> None:
         """We are back, and knew of rounds up to `extent` when we went. `company`: the members there then.
 
-        If we have not looked since our last return, for want of a network, that was no return.
+        If we have heard of nobody since our last return, for want of a network, that was no return.
         """
         if self.looks_until == inf or self.given_up is not None:
             return
@@ -89,7 +98,8 @@ class Absence:
         if now >= self.looks_until:
             self.looks_until, self._outlived_since = 0.0, None
             return False
-        self.looks_until = min(self.looks_until, now + RETURN_S)
+        if members or self._is_first or clock > self.extent + ROUNDS_UNDER_WAY:
+            self.looks_until = min(self.looks_until, now + RETURN_S)
         self._extend(members)
         if not self._is_ahead(clock, members):
             self._outlived_since = None

@@ -60,7 +60,7 @@ class Sealing:
         self._is_first = is_first
         self._trusted = trusted
         self._joining = Joining(trusted)
-        self._absence = Absence(manifest.history, tells_of)
+        self._absence = Absence(manifest.history, tells_of, is_first=is_first)
         self._lineages = Lineages(own_last)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""

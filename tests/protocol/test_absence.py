@@ -98,6 +98,16 @@ def test_a_node_counts_what_it_has_missed_from_the_records_that_it_stored(seed):
     assert core.sealing._absence.extent == 18
 
 
+@pytest.mark.parametrize("alone", [20, 23], ids=["waited", "went on by itself"])
+def test_whose_network_comes_late_looks_once_it_hears_of_others(alone):
+    """Its machine was faster than its router, say. If it published meanwhile, there are two histories."""
+    sealing = sealing_of(is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    assert drive(sealing, 0.0, 4 * RETURN_S, clock=alone) == []
+    drive(sealing, 4 * RETURN_S + 0.5, limits.ROSTER_PATIENCE_S, clock=100, others=[(claim(96), claim(88))])
+    assert sealing.starts_over is (alone == 20)
+
+
 def test_what_others_who_were_away_publish_late_tells_nothing_of_the_rounds_since():
     """They wake as we do, and hand out deltas of the round of then: of those after it nobody tells us."""
     ledger = {round_: {b"away"} for round_ in range(21, 25)} | {round_: {b"on"} for round_ in range(42, 60)}
@@ -115,7 +125,7 @@ def test_what_others_who_were_away_publish_late_tells_nothing_of_the_rounds_sinc
 def slept(company):
     """Fell asleep at round 20, and woke."""
     sealing = joined(claim(16), claim(8))
-    drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=20)
+    drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=20, others=[()])
     sealing.came_back(18, frozenset(company))
     return sealing
 
@@ -214,7 +224,7 @@ def test_who_has_been_in_the_swarm_for_a_while_has_missed_nothing():
     sealing = sealing_of(is_first=False)
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     assert sealing.is_in_a_hurry
-    drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=22)
+    drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=22, others=[()])
     assert not sealing.is_in_a_hurry
     drive(sealing, 40.0, 10, clock=100, others=[(claim(96), claim(88))] * 2)
     assert sealing.joined

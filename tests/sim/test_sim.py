@@ -251,6 +251,26 @@ def test_three_that_start_together_keep_what_one_of_them_did_alone() -> None:
     assert not any("TWO LINEAGES" in line for line in lines)
 
 
+def test_those_whose_network_comes_later_than_they_do_keep_what_went_on_without_them() -> None:
+    """After a power cut. They are the majority, and had no time to publish before they heard of the other."""
+    scenario = choose(1, 3, 40.0, "lineages")
+    seconds = 100.0 * scenario.manifest.layout.fragments
+    pace = scenario.manifest.pace.model_copy(update={"every_steps": 0, "every_seconds": seconds})
+    traits = [replace(node, trains=True, listens=True, step_s=1.0) for node in scenario.traits]
+    manifest = scenario.manifest.model_copy(update={"pace": pace})
+    lines: list[str] = []
+    world = World(replace(scenario, storms=(), traits=tuple(traits), manifest=manifest), lines.append)
+    for host in (1, 2):
+        layer = f"no network at {host}"
+        world.loop.at(600.0, lambda host=host: world.cut_power(world.nodes[host]))
+        world.loop.at(1699.0, world.close, layer, between([host], [0, 1, 2]))
+        world.loop.at(1700.0 + host, lambda host=host: world.revive(world.nodes[host]))
+        world.loop.at(1770.0, world.reopen, layer)
+    assert world.run().failure is None
+    assert {line.split()[1] for line in lines if "we were away since round" in line} == {"n1:", "n2:"}
+    assert not any("TWO LINEAGES" in line for line in lines)
+
+
 def test_who_crashed_before_a_slower_node_had_published_may_miss_just_that_round() -> None:
     """The slower node closes it, and the two come back: the majority, who know only each other's records."""
     scenario = choose(1, 3, 9.0, "lineages")
