@@ -6,7 +6,7 @@ to send a Wake. `now` is seconds of a monotonic clock. The daemon and the simula
 This module decides which state machine an event or a message concerns; that machine decides what comes of it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from gossamer.protocol import effects as fx
@@ -90,7 +90,7 @@ class Replica:
             manifest,
             is_first=not info.bootstrap,
             trusted=info.trusted,
-            tells_of=lambda round_, but: self.ledger.tells_of(round_, {identity.node_id, *but}),
+            tells_of=self._tells_of,
             own_last=lambda: self.own_last,
         )
         self._witnesses = Witnesses(self.sealing.genesis, self.ledger, self.roster, self.links, self.holdings)
@@ -368,6 +368,11 @@ class Replica:
         self.sealing.came_back(extent, company)
         text = "this machine slept, or its clock was set: finding out where the others are before publishing"
         return [fx.Notice(text), *self._peering.cut_all("this machine slept", now)]
+
+    def _tells_of(self, round_: int, but: Collection[bytes]) -> bool:
+        """See `Sealing`. Where a payload is not here, the others may have closed the round and dropped it."""
+        told = self.ledger.tells_of(round_, {self.identity.node_id, *but})
+        return told and all(self.holds(delta.record_id) for delta in self.ledger.valid(round_))
 
     def _arrived(self, blob: bytes, now: float) -> list[Effect]:
         result = self.holdings.arrived(blob, now)

@@ -54,7 +54,8 @@ class Sealing:
     ) -> None:
         """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
         `Joining`. `tells_of`: whether our ledger has a record of a given round by an author other than us
-        and the given nodes. `own_last`: the last round that we have signed, 0 if none."""
+        and the given nodes, and all of the round's payloads are here. `own_last`: the last round that we have
+        signed, 0 if none."""
         self._section = manifest.history
         self.genesis = genesis_claim(manifest.genesis.root)
         self._is_first = is_first

@@ -98,6 +98,20 @@ def test_a_node_counts_what_it_has_missed_from_the_records_that_it_stored(seed):
     assert core.sealing._absence.extent == 18
 
 
+@pytest.mark.parametrize(("missing", "known"), [(None, 22), (19, 18), (21, 18)])
+def test_a_round_of_which_a_payload_is_not_here_is_not_known(seed, missing, known):
+    """It went when it had heard of that delta, say. Where the others have closed the round, none has it."""
+    core = World(seed, MANIFEST).add(0).core
+    stored = [unsigned(1, round_) for round_ in range(13, 25)]
+    held = {delta.record_id for delta in stored if delta.round != missing}
+    core.restore(stored, held, 0.0, claims=(claim(16), claim(8)), floor=8)
+    absence = core.sealing._absence
+    absence.over()
+    absence.came_back(18, None, has_history=True)
+    absence.is_outlived(24, (), 0.0)
+    assert absence.extent == known
+
+
 @pytest.mark.parametrize("alone", [20, 23], ids=["waited", "went on by itself"])
 def test_whose_network_comes_late_looks_once_it_hears_of_others(alone):
     """Its machine was faster than its router, say. If it published meanwhile, there are two histories."""
