@@ -24,6 +24,7 @@ from gossamer.node.training.innerstate import (
     options,
     restore_inner,
     state_keepers,
+    take_up_learnt,
 )
 from gossamer.node.training.interrupts import held_back
 from gossamer.node.training.outer import OuterLoop
@@ -124,8 +125,7 @@ def _take_up_inner(
     trained_as = [dtypes[place] for place in places if place < len(dtypes)]
     if not restore_inner(keepers, tensors, plain, places, trained_as):
         return False
-    for group, numbers in zip(groups, learnt, strict=False):
-        group.update(numbers)
+    take_up_learnt(keepers, learnt)
     return True
 
 

@@ -4,7 +4,7 @@ groups."""
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from inspect import Parameter, signature
+from inspect import signature
 from itertools import chain, count
 from math import isfinite
 from numbers import Integral, Real
@@ -16,6 +16,9 @@ from torch import Tensor
 _DECIDING = ("amsgrad", "beta1", "centered", "momentum")
 """Options of torch.optim and of Adafactor that decide what an optimizer keeps for a parameter, by whether
 they are zero, false or None. An optimizer whose state lacks something that it expects ends training."""
+
+_OF_SCHEDULES = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
+"""What torch's schedulers write into groups. The script makes them anew."""
 
 log = logging.getLogger("gossamer.checkpoint")
 
@@ -89,8 +92,8 @@ def inner_state(optimizers: Sequence[torch.optim.Optimizer]) -> Inner | None:
 
     None for a state that holds anything else, since half of it would do harm. LBFGS keeps lists, SGD with
     momentum keeps sparse tensors for sparse gradients, FSDP2 on one rank keeps sharded tensors, 8-bit
-    optimizers keep quantised ones, and some keep state that belongs to no parameter, or keys that are not
-    text.
+    optimizers keep quantised ones, and some keep state that belongs to no parameter, keys that are not text,
+    or more in their `state_dict` beside the state and the groups.
     """
     tensors: dict[str, Tensor] = {}
     plain: dict[str, Any] = {}
@@ -98,11 +101,12 @@ def inner_state(optimizers: Sequence[torch.optim.Optimizer]) -> Inner | None:
     start = 0
     for optimizer in optimizers:
         try:
-            saved = optimizer.state_dict().get("state")
+            whole = optimizer.state_dict()
+            saved, has_more = whole.get("state"), not whole.keys() <= {"state", "param_groups"}
             numbers = _learnt(optimizer)
         except Exception:  # a custom optimizer that was never meant to be saved
             return None
-        if not isinstance(saved, dict) or numbers is None:
+        if not isinstance(saved, dict) or has_more or numbers is None:
             return None
         learnt += numbers
         for index, state in saved.items():
@@ -137,34 +141,49 @@ def _is_finite(tensor: Tensor) -> bool:
 
 
 def _learnt(optimizer: torch.optim.Optimizer) -> list[dict[str, float]] | None:
-    """Numbers that an optimizer has learnt and keeps in its groups, as Prodigy's `d` and ScheduleFree's `k`.
+    """Numbers that an optimizer has learnt and keeps in its groups, as Prodigy's `d`, ScheduleFree's `k` and
+    the `step` of many.
 
-    These are defaults of the optimizer that are not arguments of its constructor, and that have changed.
-    Booleans are switches, which are for the script to set. Without these numbers, the tensors that go with
-    them do harm: Prodigy would learn nothing more. None if the optimizer keeps anything else there.
+    These are defaults of the optimizer that are not arguments of its constructor, and that have changed; and
+    what is in a group without being a default, as a count that the first step puts there. Booleans are
+    switches, which are for the script to set. Without these numbers, the tensors that go with them do harm:
+    Prodigy would learn nothing more, and a bias correction would take old momenta for new ones. None if the
+    optimizer keeps anything else there.
     """
     own = _own(optimizer)
     learnt: list[dict[str, float]] = []
     for group in optimizer.param_groups:
         numbers: dict[str, float] = {}
-        for key in own.intersection(group):
+        added = group.keys() - optimizer.defaults.keys() - _OF_SCHEDULES
+        for key in own.intersection(group) | added:
             value = group[key]
             if isinstance(value, Tensor):
                 return None
-            if isinstance(value, bool) or value == optimizer.defaults[key]:
+            if isinstance(value, bool) or value == optimizer.defaults.get(key):
                 continue
-            if not isinstance(value, Real):
+            if isinstance(value, Real) and (key in own or isfinite(value)):  # a script's option may be inf
+                numbers[key] = int(value) if isinstance(value, Integral) else float(value)  # NumPy's, too
+            elif key in own:
                 return None
-            numbers[key] = int(value) if isinstance(value, Integral) else float(value)  # NumPy's, too
         learnt.append(numbers)
     return learnt
 
 
-def _own(optimizer: torch.optim.Optimizer) -> set[str]:
-    """The keys of an optimizer's defaults that are not arguments of its constructor.
+def take_up_learnt(
+    optimizers: Sequence[torch.optim.Optimizer], learnt: Sequence[Mapping[str, float]]
+) -> None:
+    """Put the numbers of `inner_state` back into the groups. What a script has put into a group by itself
+    stays as it is now."""
+    groups = [(optimizer.defaults, group) for optimizer in optimizers for group in optimizer.param_groups]
+    for (defaults, group), numbers in zip(groups, learnt, strict=False):
+        group.update({key: value for key, value in numbers.items() if key in defaults or key not in group})
 
-    Empty if the constructor takes any arguments (`*args`, `**kwargs`), and for a wrapper, whose defaults are
-    those of another optimizer: it does not even take a learning rate.
+
+def _own(optimizer: torch.optim.Optimizer) -> set[str]:
+    """The keys of an optimizer's defaults that no constructor of its classes names.
+
+    Empty if none names the learning rate: a wrapper's defaults are those of another optimizer, and what a
+    constructor of any arguments (`**kwargs`) takes is not known.
     """
     own = set(optimizer.defaults)
     for kind in type(optimizer).__mro__:
@@ -172,8 +191,6 @@ def _own(optimizer: torch.optim.Optimizer) -> set[str]:
             break
         made = vars(kind).get("__init__")
         for argument in signature(made).parameters.values() if made else ():
-            if argument.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
-                return set()
             own.discard(argument.name)
     return set() if "lr" in own else own
 

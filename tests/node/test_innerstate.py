@@ -184,6 +184,52 @@ def test_without_what_an_optimizer_learnt_in_its_groups_all_of_it_begins_afresh(
     assert not fresh.state and [group["d"] for group in fresh.param_groups][:2] == [0.125, 0.125]
 
 
+class CountsInItsGroups(torch.optim.Optimizer):
+    """As timm's Adan, apex's FusedLAMB and those of pytorch_optimizer: the count is put into the group by the
+    first step. The constructor takes more than it names."""
+
+    def __init__(self, params, lr=1.0, **others):
+        super().__init__(params, {"lr": lr, "lr_max": -1.0})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            group["lr_max"], group["is_on"], group["kind"] = 0.5, True, "text"
+            for parameter in group["params"]:
+                self.state[parameter]["s"] = torch.ones_like(parameter)
+
+
+def test_what_a_step_puts_into_a_group_comes_back_and_what_the_script_puts_there_is_as_it_says(tmp_path):
+    """A bias correction that began at 1 again would take old momenta for new ones."""
+    model, outer, _ = make()
+    optimizer = CountsInItsGroups([{"params": model.parameters(), "lr_scale": 0.1, "limit": math.inf}])
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=9, cycle_momentum=False)
+    train(model, outer, optimizer, 3)
+    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(3, 6))
+    model, outer, _ = make()
+    fresh = CountsInItsGroups([{"params": model.parameters(), "lr_scale": 0.2}])
+    assert restore(tmp_path / "t", outer, [fresh]) == (Progress(3, 6), True)
+    del fresh.param_groups[0]["params"]
+    assert fresh.param_groups == [{"lr": 1.0, "lr_max": 0.5, "step": 3, "lr_scale": 0.2}]
+
+
+def test_a_count_that_is_a_tensor_and_a_state_dict_that_holds_more_begin_afresh(tmp_path):
+    class Both(CountsInItsGroups):
+        more = {}
+
+        def state_dict(self):
+            return super().state_dict() | self.more
+
+    for more, step in ({"total_step": 3}, 1), ({}, torch.tensor(3.0)):
+        model, outer, _ = make()
+        optimizer = Both(model.parameters())
+        train(model, outer, optimizer, 1)
+        optimizer.more, optimizer.param_groups[0]["step"] = more, step
+        CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 2))
+        model, outer, _ = make()
+        assert restore(tmp_path / "t", outer, [Both(model.parameters())]) == (Progress(1, 2), False)
+
+
 class OfAnyArguments(torch.optim.AdamW):
     def __init__(self, params, **options):
         super().__init__(params, **options)
