@@ -66,10 +66,7 @@ async def request(
     address = contact.address
     scheme = "http" if plaintext else "https"
     try:
-        async with (
-            asyncio.timeout(ASK_TIMEOUT_S) as limit,
-            _session() as session,
-        ):
+        async with asyncio.timeout(ASK_TIMEOUT_S) as limit, _session() as session:
             is_bound = not plaintext and (asker is not None or contact.node_id is not None)
             binding = await fingerprint_at(address) if is_bound else b""
             nonce = os.urandom(NONCE_BYTES)
