@@ -329,7 +329,7 @@ class Replica:
             case ev.LinkDown():
                 return self._peering.down(event.link, now)
             case ev.DialFailed():
-                self.links.dial_failed(event.address, now)
+                self.links.dial_failed(event.address)
                 return []
             case ev.Progress():
                 self.presence.progress(event)

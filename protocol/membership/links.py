@@ -207,7 +207,7 @@ class Links:
     def down(self, number: int) -> Link | None:
         return self._links.pop(number, None)
 
-    def dial_failed(self, address: str, now: float) -> None:
+    def dial_failed(self, address: str) -> None:
         self._dialling.pop(address, None)
 
     def wake(self, now: float) -> list[Effect]:

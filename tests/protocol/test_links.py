@@ -72,7 +72,7 @@ class Bench:
             for at, address in list(under_way):
                 if failing and at <= self.now:
                     under_way.remove((at, address))
-                    self.links.dial_failed(address, self.now)
+                    self.links.dial_failed(address)
         return found
 
 
@@ -317,12 +317,12 @@ def test_a_member_with_several_addresses_is_dialled_once_at_a_time():
     bench.member(1, "lan", "wan", "ipv6")
     ((first, _),) = bench.look()
     assert bench.look() == []
-    bench.links.dial_failed(first, bench.now)
+    bench.links.dial_failed(first)
     tried = {first}
     for _ in range(30):
         for address, _ in bench.look():
             tried.add(address)
-            bench.links.dial_failed(address, bench.now)
+            bench.links.dial_failed(address)
     assert tried == {"lan", "wan", "ipv6"}
 
 
@@ -401,7 +401,7 @@ def test_memory_of_dials_is_bounded():
     for number in range(1000):
         bench.member(1, f"other{number}")
         for address, _ in bench.look():
-            bench.links.dial_failed(address, bench.now)
+            bench.links.dial_failed(address)
     assert len(bench.links._tried) <= 2 + 1 + limits.REDIAL_DOWN_INTERVAL_S
     assert len(bench.links._dialling) <= limits.DIALS_AT_ONCE_MAX
 
@@ -484,7 +484,7 @@ def test_whoever_lists_the_address_of_one_that_is_down_does_not_keep_it_from_bei
     while bench.now < 300:
         for address, node_id in bench.look():
             asked.append((address, node_id))
-            bench.links.dial_failed(address, bench.now)
+            bench.links.dial_failed(address)
     assert asked.count(("b:1", _id(2))) > 3
 
 

@@ -299,16 +299,11 @@ class Verdicts:
     # -- beliefs
 
     def check_beliefs(self) -> None:
-        """No node that is there takes another one that is there for down: event loops may be slow.
-
-        Members behind routers hear of each other only while there is one that they can dial.
-        """
+        """No node that is there takes another one that is there for down: event loops may be slow."""
         since = self.world.loop.now - PRESENT_S
         if self.world.fine_since > since:
             return
         present = [node for node in self._live() if node.present_since <= since]
-        if not any(node.traits.listens for node in present):
-            return
         for node in present:
             down = {
                 member.row.node_id for member in node.core.roster.doubted() if member.health is Health.DOWN
