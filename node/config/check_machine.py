@@ -52,16 +52,17 @@ def check_apart(listen_at: str, admin: str) -> Iterator[Finding]:
 
 
 def check_admin(option: str, *, is_running: bool) -> Iterator[Finding]:
-    """The admin server's port."""
-    if option in ("", ADMIN_OFF):
-        yield ok("admin", "no admin server" if option else "the first free port from 7780 on 127.0.0.1")
-        return
-    host, port = parse_address(option, port_min=0)
+    """The admin server's token and port."""
+    is_named = option not in ("", ADMIN_OFF)
+    host, port = parse_address(option, port_min=0) if is_named else ("127.0.0.1", 0)
     try:
         check_token(option, host, token_here())
     except ConfigError as problem:
         yield error("admin", str(problem))
-    yield from _check_bind("admin", host, port, is_running)
+    if is_named:
+        yield from _check_bind("admin", host, port, is_running)
+    else:
+        yield ok("admin", "no admin server" if option else "the first free port from 7780 on 127.0.0.1")
 
 
 def check_advertised(addresses: Iterable[str]) -> Iterator[Finding]:

@@ -89,6 +89,14 @@ def test_an_admin_address_needs_a_token_where_others_can_ask(monkeypatch: pytest
         assert levels(check_machine.check_admin(option, is_running=False)) == {"admin": ["ok"]}
 
 
+@pytest.mark.parametrize("option", ["", "off", "127.0.0.1:0"])
+def test_a_short_admin_token_is_an_error_wherever_the_node_listens(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOSSAMER_ADMIN_TOKEN", "s" * 15)
+    assert levels(check_machine.check_admin(option, is_running=False)) == {"admin": ["error", "ok"]}
+
+
 def test_a_device() -> None:
     assert levels(check_machine.check_device("cpu", 1)) == {"device": ["ok"]}
     assert levels(check_machine.check_device("abacus", 10_000)) == {
