@@ -64,7 +64,8 @@ class Peer(Standing):
         super().__init__(model, role)
         self._optimizers = optimizers
         self.contact = ""
-        """Where other nodes on this machine join an attached peer's node. Only the first rank knows it."""
+        """Where others join an attached peer's node: the first address that it advertises, or else the one
+        at which this machine reaches it. Only the first rank knows it."""
         self.folder: Path | None = None
         """The folder of an attached peer's node. Only the first rank knows it."""
         self._callbacks: list[Callable[[Peer], object]] = []

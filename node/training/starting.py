@@ -73,13 +73,15 @@ class StartedNode:
     home: Home
     manifest: Manifest
     joins: tuple[str, ...]
+    advertised: tuple[str, ...]
     beside: Beside
     link: DaemonLink
 
     @property
     def contact(self) -> str:
-        """Where other nodes on this machine join it."""
-        address = (self.home.read_daemon() or {}).get("address", "")
+        """Where others join it: the first address that they are told, or else the one on this machine."""
+        here = (self.home.read_daemon() or {}).get("address", "")
+        address = self.advertised[0] if self.advertised else here
         return f"gossamer://{self.link.node_id.hex()}@{address}"
 
     def close(self) -> None:
@@ -100,6 +102,7 @@ def started(
     `in_full` takes the swarm's manifest, and returns the parameters whole, gathered from all ranks.
     """
     trusted = checked_trust(options["trust"])
+    advertised = checked_advertise(options["advertise"])
     home, joins = _entered(options)
     manifest = manifest_of(home)
     check_fits(tensors, manifest)
@@ -111,7 +114,7 @@ def started(
         DaemonOptions(
             folder=home.root,
             listen=options["listen"],
-            advertise=checked_advertise(options["advertise"]),
+            advertise=advertised,
             join=joins,
             trust=trusted,
             name=options["name"],
@@ -123,7 +126,7 @@ def started(
     )
     try:
         beside.start()
-        return StartedNode(home, manifest, joins, beside, _connect(socket, manifest, beside))
+        return StartedNode(home, manifest, joins, advertised, beside, _connect(socket, manifest, beside))
     except BaseException as error:
         beside.stop()
         if isinstance(error, ConfigError) and not home.lock.is_free():  # another node took it meanwhile

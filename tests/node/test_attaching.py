@@ -8,6 +8,7 @@ import io
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -332,6 +333,18 @@ def test_a_scripts_daemon_listens_where_the_script_looks_for_it(
     with attach(manifest=manifest, folder=folder, listen="127.0.0.1:0", plaintext=True) as peer:
         assert len(peer.node_id) == 32
     assert not list(tmp_path.glob("gossamer-*"))
+
+
+@pytest.mark.parametrize(
+    ("advertise", "host"),
+    [((), r"127\.0\.0\.1:\d+"), (["a.example:7700", "b.example:7700"], r"a\.example:7700")],
+)
+def test_others_join_where_the_node_is_said_to_be(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, advertise: list[str], host: str
+) -> None:
+    monkeypatch.setattr(starting, "Beside", Beside)
+    with attach(manifest=manifest, listen="127.0.0.1:0", advertise=advertise, plaintext=True) as peer:
+        assert re.fullmatch(f"gossamer://{peer.node_id.hex()}@{host}", peer.contact)
 
 
 async def test_it_can_be_called_where_an_event_loop_runs() -> None:
