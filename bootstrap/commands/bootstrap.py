@@ -65,7 +65,7 @@ def bootstrap(
 
     It does not train; it holds everything the swarm has and serves it to newcomers. A swarm's first one
     begins its history. Others can join through any further one too, and through any node. In an invited
-    swarm it invites itself if the owner's key is beside the manifest.
+    swarm it invites itself if the owner's key, my.owner, is beside my.toml.
 
     Start the first on a machine that others reach as my.host, then a second one elsewhere:
 

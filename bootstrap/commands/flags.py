@@ -22,7 +22,7 @@ ManifestPath = Annotated[
     ),
 ]
 OwnerKey = Annotated[
-    Path | None, typer.Option("--owner-key", help="The owner's key. Default: the one beside the manifest.")
+    Path | None, typer.Option("--owner-key", help="The owner's key. Default: my.owner beside my.toml.")
 ]
 TaskName = Annotated[
     str,

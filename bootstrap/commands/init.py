@@ -81,7 +81,9 @@ def init(
             " none.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace existing files, but never an owner's key.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # `main` looks for it
 ) -> None:
     """Write a new swarm's manifest: what its nodes agree on.
