@@ -4,7 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from gossamer.node.ipc.control import Report
+from gossamer.node.ipc.control import JOINING, Report
 from gossamer.node.ipc.trainer_port import TrainerPort
 from gossamer.node.network.open_links import OpenLinks
 from gossamer.node.network.policing import Policing
@@ -61,4 +61,6 @@ class NodeView:
             return "joining"
         if not self.core.info.trains:
             return "serving"
-        return self.report.state if self.port.attached and self.report is not None else "starting"
+        report = self.report if self.port.attached else None
+        # A trainer says that it is joining until it begins to train, be the model here for long.
+        return "starting" if report is None or report.state == JOINING else report.state

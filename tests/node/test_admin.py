@@ -369,6 +369,16 @@ async def test_who_only_looks_on_has_no_trainer_to_lack(tmp_path: Path) -> None:
         assert daemon.watching._look(0.0).lacks_trainer
 
 
+async def test_who_has_the_model_is_not_joining_while_its_trainer_has_not_begun(tmp_path: Path) -> None:
+    """The first evaluation of a large model takes minutes, and so may what a script does after `attach`."""
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await until(lambda: daemon.merging.ready)
+        link.send(report(state="joining"))
+        await until(lambda: daemon.port.report)
+        assert (await get(home, "/healthz"))[::2] == (200, {"healthy": True, "reason": "starting"})
+
+
 async def test_a_trainer_that_has_no_step_to_do_is_not_late_with_it(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
