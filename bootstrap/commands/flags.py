@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from gossamer.models.registry import task_names
 from gossamer.node.config import option_values
+from gossamer.protocol.errors import ConfigError
 
 # Named again here, since importing them brings NumPy, and help should not wait for it.
 CODEC_NAMES = ("exact", "int8", "int4", "int2", "topk")
@@ -83,6 +85,17 @@ Seed = Annotated[
 ]
 
 
-def given(**options: str | int | None) -> dict[str, str | int | float | bool]:
-    """The task's options that have their own flags, as far as they were given."""
-    return {key: value for key, value in options.items() if value is not None}
+def given(settings: Iterable[str] | None, **options: str | int | None) -> dict[str, str | int | float | bool]:
+    """The task's options that have their own flags, as far as they were given.
+
+    Raises ConfigError for one that `settings`, the values of --option, have as well.
+    """
+    found: dict[str, str | int | float | bool] = {
+        key: value for key, value in options.items() if value is not None
+    }
+    twice = found.keys() & {setting.partition("=")[0] for setting in settings or ()}
+    if twice:
+        key = min(twice)
+        flag = key.replace("_", "-")
+        raise ConfigError(f"--{flag} and --option {key}=... set the same option: give one of them")
+    return found

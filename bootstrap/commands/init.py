@@ -127,7 +127,7 @@ def init(
     manifest, phi = manifests.create(
         name=name or path.stem,
         task=task,
-        options=given(preset=preset, horizon_tokens=horizon_tokens),
+        options=given(option, preset=preset, horizon_tokens=horizon_tokens),
         settings=option or (),
         weights=weights,
         data=data or (),

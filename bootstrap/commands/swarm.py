@@ -70,7 +70,7 @@ def swarm(
         nodes=nodes,
         rounds=rounds,
         task=task,
-        options=given(preset=preset),
+        options=given(option, preset=preset),
         settings=tuple(option or ()),
         data=tuple(map(str, data or ())),
         codec=codec,

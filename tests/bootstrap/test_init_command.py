@@ -118,6 +118,15 @@ def test_a_manifest_that_cannot_be_written_leaves_the_first_parameters_of_the_ol
     assert not list(tmp_path.glob(".my*"))
 
 
+@pytest.mark.parametrize(("flag", "key"), [("--preset", "preset"), ("--horizon-tokens", "horizon_tokens")])
+def test_an_option_that_has_its_own_flag_is_given_once(run: Run, tmp_path: Path, flag: str, key: str) -> None:
+    """Neither wins: the one may stand in a node file, and the other on the command line."""
+    (tmp_path / "node.toml").write_text(f'[init]\noption = ["{key}=5"]\n')
+    outcome = run("init", "my.toml", "--config", "node.toml", flag, "4")
+    outcome.assert_user_error(f"{flag} and --option {key}=... set the same option: give one of them")
+    assert not (tmp_path / "my.toml").exists()
+
+
 @pytest.mark.parametrize("path", [".", "..", "/", "home"])
 def test_init_wants_a_file(run: Run, tmp_path: Path, path: str) -> None:
     (tmp_path / "home").mkdir()
