@@ -13,7 +13,7 @@ import numpy as np
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.limits import LINKS_MAX, LINKS_WANTED, PAYLOAD_CHUNK_BYTES_MIN
+from gossamer.protocol.limits import LINEAGE_DOUBLINGS_MAX, LINKS_MAX, LINKS_WANTED, PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
 from gossamer.protocol.payloads.layout import TensorSpec
@@ -103,11 +103,9 @@ class Scenario:
         """Whether a storm may outlast the rounds retained, so that the work of some nodes is given up."""
         return self.name in FORGETFUL
 
-    @property
-    def may_settle_late(self) -> bool:
-        """Whether a storm may leave a node, cut off or alone with liars, with another history than most,
-        until it has heard from those for long enough."""
-        return self.is_forgetful or self.name == "liars"
+    def settling_s(self, storms: int) -> float:
+        """See `_settling_s`."""
+        return _settling_s(self.name, storms)
 
     @property
     def seconds(self) -> float:
@@ -296,8 +294,20 @@ def _storms(rng: random.Random, seconds: float, name: str | None) -> tuple[Storm
         else:
             names = (rng.choice(tuple(STORMS)),)
         calm = end + (ROUGH_CALM_S if "rough" in names else CALM_S)
-        calm += SETTLED_S * (name in (*FORGETFUL, "liars"))
+        calm += _settling_s(name, len(found) + 1)
         if calm + REST_S > seconds:
             return tuple(found)
         found.append(Storm(names, begin, end))
         begin = calm
+
+
+def _settling_s(name: str | None, storms: int) -> float:
+    """What is added to CONVERGENCE_S after the last of so many storms.
+
+    A storm may leave a node, cut off or alone with liars, with another history than most, until it has heard
+    from those for long enough: for twice as long each time that it has given one up before. Liars hardly ever
+    find the same victim three times.
+    """
+    if name == "liars":
+        return SETTLED_S
+    return SETTLED_S * 2.0 ** min(max(0, storms - 2), LINEAGE_DOUBLINGS_MAX - 1) if name in FORGETFUL else 0.0

@@ -42,7 +42,8 @@ LARGE_MIN = 5
 KINDS = ("calm", "liar", "lineages", *STORMS, "cramped", "parts", "parts", "nights")
 EACH = [Job(1000 + number, 8, 6.0 if name in FORGETFUL else 5.0, name) for number, name in enumerate(KINDS)]
 EACH += [Job(1028, 8, 6.0, "liars"), Job(1029, 8, 8.0, "runaways"), Job(1030, 8, 6.0, "invited")]
-"""Every kind of storm at least once."""
+EACH += [Job(700_100, 4, 17.0, "runaways")]
+"""Every kind of storm at least once, and one in which a node gives up three histories within the hour."""
 
 
 @pytest.mark.timeout(1800)

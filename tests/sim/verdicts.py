@@ -44,7 +44,8 @@ PRESENT_S = 40.0
 
 SETTLED_S = 2 * LINEAGE_PATIENCE_S
 """Added to CONVERGENCE_S where a storm outlasts the rounds retained: one side starts again only once a
-difference of claims has lasted, for twice as long on a node that has given up a history before."""
+difference of claims has lasted, for twice as long on a node that has given up a history before. See
+`Scenario.settling_s` for nodes that have given up more than one."""
 
 DETECTION_S = 20.0
 BURIAL_S = 30.0
@@ -103,15 +104,15 @@ class Verdicts:
 
     # -- calms
 
-    def calm_begins(self, name: str, *, dropped: bool = False) -> None:
-        """Everything has been healed just now."""
+    def calm_begins(self, name: str, *, dropped: bool = False, storms: int = 0) -> None:
+        """Everything has been healed just now, after so many storms."""
         live = self._live()
         expected = {delta.record_id: delta for node in live for delta in node.core.ledger}
         held = {i for i in expected if any(node.core.holds(i) for node in live)}
         self._calm = calm = _Calm(
             name,
             self.world.loop.now,
-            CONVERGENCE_S + DROPPED_S * dropped + SETTLED_S * self.world.scenario.may_settle_late,
+            CONVERGENCE_S + DROPPED_S * dropped + self.world.scenario.settling_s(storms),
             expected,
             held,
             {node: list(expected.values()) for node in live},

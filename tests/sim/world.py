@@ -257,7 +257,8 @@ class World:
         self.loop.after(HEARING_S, self.audit.surrounded.clear)
         name = "+".join(storm.names)
         self.say(f"all is well after {name}")
-        self.verdicts.calm_begins(name, dropped=dropped)
+        storms = 1 + self.scenario.storms.index(storm)
+        self.verdicts.calm_begins(name, dropped=dropped, storms=storms)
 
     def close(self, layer: object, pairs: set[Pair]) -> None:
         """Close directed pairs of hosts."""
