@@ -24,7 +24,7 @@ from tests.sim.faults import STORMS
 from tests.sim.liar import Liar
 from tests.sim.network import End
 from tests.sim.node import Node
-from tests.sim.scenario import FORGETFUL, choose
+from tests.sim.scenario import FORGETFUL, Storm, choose
 from tests.sim.seeds import Job, run, run_all
 from tests.sim.transfers import Transfers
 from tests.sim.weather import SHAPES, Weather, between
@@ -145,6 +145,15 @@ def test_two_deltas_of_one_round_are_found_out_once_somebody_has_the_first() -> 
 
     world.audit.spoken = again  # type: ignore[method-assign]
     assert "signed two deltas for round" in (world.run().failure or "")
+
+
+def test_who_leaves_with_a_wrong_clock_and_comes_back_as_the_storm_ends_has_a_right_one() -> None:
+    storm = Storm((), 60.0, 90.0)
+    world = World(replace(choose(1, 6, 5.0, "calm"), storms=(storm,)))
+    world.loop.at(70.0, lambda: world.set_clock(world.nodes[3], -86_400.0))
+    world.loop.at(75.0, lambda: world.leave(world.nodes[3]))
+    world.loop.at(90.5, lambda: world.come_back(world.nodes[3]))
+    assert world.run().failure is None
 
 
 def test_a_liar_gets_round_to_all_its_deeds() -> None:

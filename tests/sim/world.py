@@ -245,6 +245,7 @@ class World:
             self.fine_since = self.loop.now
         for node in self.nodes:
             if node.gone:
+                node.set_clock(node.traits.unix_error_s)  # it may come back as the storm ends
                 continue
             if node.index in self.revoked:
                 node.expelled()
