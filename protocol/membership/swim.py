@@ -50,6 +50,7 @@ class Swim:
         self._roster = roster
         self._rng = rng
         self._links: dict[int, bytes] = {}
+        self._link_since: dict[int, float] = {}
         self._link_heard: dict[int, float] = {}
         self._probes: dict[int, _Probe] = {}
         self._vouching: dict[int, _Vouch] = {}
@@ -67,7 +68,7 @@ class Swim:
 
     def link_up(self, link: int, node_id: bytes, now: float) -> None:
         self._links[link] = node_id
-        self._link_heard[link] = now
+        self._link_since[link] = self._link_heard[link] = now
         self._roster.heard_from(node_id, now)
 
     def heard_on(self, link: int, now: float) -> None:
@@ -80,14 +81,20 @@ class Swim:
         return {link for link, heard in self._link_heard.items() if heard < since}
 
     def link_down(self, link: int, now: float) -> list[Effect]:
-        """A broken link is a reason to ask others at once, not yet a verdict."""
+        """A broken link is a reason to ask others at once, not yet a verdict.
+
+        One that ends as soon as it is there was turned away: its peer has no room, and has just spoken. In a
+        swarm whose nodes are full there are many of these, and few others that can tell.
+        """
         node_id = self._links.pop(link, None)
+        was_turned_away = now - self._link_since.pop(link, now) < limits.PROBE_TIMEOUT_S
         if node_id is not None:
             self._roster.heard_from(node_id, self._link_heard.pop(link))
         self._vouching = {n: v for n, v in self._vouching.items() if link not in (v.asker, v.target)}
         member = self._roster.get(node_id) if node_id is not None else None
         if (
             node_id is None
+            or was_turned_away
             or node_id in self._links.values()
             or member is None
             or member.health is not Health.ALIVE

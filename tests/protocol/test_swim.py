@@ -32,7 +32,8 @@ class Bench:
         self.now = 100.0
         for number in range(1, links + 1):
             self.row(number, 1, self.now)
-            self.machine.link_up(number, IDS[number], self.now)
+            self.machine.link_up(number, IDS[number], self.now - limits.PROBE_TIMEOUT_S)
+            self.machine.heard_on(number, self.now)
 
     def row(self, number: int, heartbeat: int, at: float) -> None:
         """A row of a node comes."""
@@ -253,6 +254,16 @@ def test_a_broken_link_is_a_reason_to_ask_at_once():
     assert len(asked) == limits.INDIRECT_PROBES
     bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
     assert bench.health(1) is Health.SUSPECT
+
+
+def test_who_turns_us_away_is_not_suspected():
+    """It has no room for links, and none of our other peers may be linked to it."""
+    bench = Bench(5)
+    bench.row(6, 1, bench.now)
+    bench.machine.link_up(6, IDS[6], bench.now)
+    assert bench.machine.link_down(6, bench.now + 0.1) == []
+    bench.pass_time(2 * limits.INDIRECT_PROBE_TIMEOUT_S)
+    assert bench.health(6) is Health.ALIVE
 
 
 def test_who_is_asked_about_anew_has_the_whole_time_again():
