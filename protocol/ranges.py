@@ -64,7 +64,7 @@ class RangeDigests:
         first = index << (RANGE_FANOUT_BITS * level)
         if first > floor:
             return self.digest(level, index)
-        if (index + 1) << (RANGE_FANOUT_BITS * level) <= floor + 1 or level == 0:
+        if (index + 1) << (RANGE_FANOUT_BITS * level) <= floor + 1:
             return EMPTY
         return _combine(self.children(level, index, floor))
 
