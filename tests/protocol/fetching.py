@@ -75,6 +75,7 @@ class Net:
         assert len(self.flights) <= limits.FETCHES_MAX
         under_way = [*self.flights.values(), *self.late.values()]
         assert all(under_way.count(link) <= limits.FETCHES_PER_LINK_MAX for link in self.links)
+        assert flights.load == {link: under_way.count(link) for link in self.links}
         assert self.late.keys() <= self.flights.keys()
         assert len(self.late) <= limits.FETCHES_TWICE_MAX
         assert self.late == {blob: flight.link for blob, flight in flights.late.items()}

@@ -43,6 +43,18 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     assert told == Send(2, Parts(delta.record_id, (0, 1)))
 
 
+def test_who_claims_parts_that_there_are_not_is_not_heard() -> None:
+    """A record has as many chunks as it says, and a message may name any place."""
+    holdings, fetcher, _ = _with_two_links()
+    size, chunks = limits.PAYLOAD_CHUNK_BYTES_MIN + 1, (bytes(32), b"\1" * 32)
+    delta = builders.unsigned(1, 1, payload_bytes=size, chunks=chunks)
+    holdings.add(delta, 1, 0.0)
+    holdings.hint_parts(delta, (2, limits.PAYLOAD_CHUNKS_MAX - 1), 1)
+    assert fetcher.plan(0.0) == []
+    holdings.hint_parts(delta, (2, 1), 1)
+    assert [get.blob for get in fetcher.plan(0.0) if isinstance(get, Get)] == [chunks[1]]
+
+
 def test_who_signs_two_deltas_for_every_round_is_reported_once_and_costs_no_look_at_all_rounds() -> None:
     """As a node and a copy of its folder do."""
 
@@ -143,6 +155,26 @@ def test_a_key_in_two_places_is_a_line_and_not_one_for_each_round() -> None:
     assert len(equivocates(2, 4)) == 1, "somebody else"
     holdings.close(5)
     assert len(equivocates(1, 6)) == 1, "again, after a while"
+
+
+def test_who_lacks_a_payload_is_told_which_chunks_of_it_are_here_already() -> None:
+    holdings, _, offers = _with_two_links()
+    size, chunks = 2 * limits.PAYLOAD_CHUNK_BYTES_MIN + 1, tuple(bytes([n]) * 32 for n in range(3))
+    delta = builders.unsigned(1, 1, payload_bytes=size, chunks=chunks)
+    holdings.add(delta, 1, 0.0)
+    holdings.arrived(chunks[1], 1.0)
+    offers.wake(offers.deadline())
+    holdings.lacks(delta.record_id, 2, 5.0)
+    assert offers.wake(offers.deadline()) == [Send(2, Parts(delta.record_id, (1,)))]
+
+
+def test_what_is_of_a_history_that_is_given_up_is_not_looked_for_any_more() -> None:
+    bench = Bench()
+    ahead = builders.unsigned(1, 40)
+    for delta in (bench.delta, ahead):
+        bench.holdings.add(delta, 1, 0.0)
+    assert bench.holdings.begin_at(0, reach=20).deltas == (ahead,)
+    assert bench.delta.record_id in bench.fetcher.wants and ahead.record_id not in bench.fetcher.wants
 
 
 def test_what_is_closed_is_not_held_any_more() -> None:

@@ -29,6 +29,19 @@ def test_parts_are_fetched_from_those_who_have_them_and_the_rarest_first():
     assert not net.fetcher.wants.lacking(net.now, net.now), "nobody holds any of it any more"
 
 
+def test_parts_that_equally_many_hold_are_fetched_in_another_order_by_everybody():
+    """So that those who fetch the same payload soon have parts for one another."""
+
+    def first(seed: int) -> tuple[int, bytes]:
+        net = Net(seed, links={1: True})
+        net.want(1, *range(30))
+        for number in range(30):
+            net.fetcher.hint_part(1, key_of(1), blob_of(number))
+        return net.plan()[0]
+
+    assert len({first(seed) for seed in range(10)}) > 1
+
+
 def test_payloads_that_wait_for_busy_links_cost_little_to_look_at():
     net = Net(links=dict.fromkeys(range(1, 7), True))
     for number in range(1000):

@@ -86,6 +86,28 @@ def test_more_can_be_found_missing_of_what_is_on_its_way():
     assert net.fetched == [key_of(1)]
 
 
+def test_what_turns_out_to_be_missing_too_is_fetched_from_who_holds_the_rest():
+    net = Net(links={1: True})
+    net.want(1, 1)
+    net.fetcher.hint(1, key_of(1))
+    net.want(1, 1, 2)
+    assert sorted(net.plan()) == sorted((1, blob_of(number)) for number in (1, 2))
+    for number in (1, 2):
+        net.arrive(blob_of(number))
+    assert net.fetched == [key_of(1)]
+
+
+def test_who_does_not_bring_the_part_that_it_claims_is_not_believed_to_hold_it():
+    net = Net(links={1: True})
+    net.want(1, 0, 1)
+    net.fetcher.hint_part(1, key_of(1), blob_of(0))
+    while net.fetcher.wants.any_has_holder:
+        if net.plan():
+            net.fail(blob_of(0))
+        net.pass_time()
+        assert net.now < limits.ORPHAN_PATIENCE_S
+
+
 def test_completion_is_told_once_for_each_key():
     net = Net(links={1: True})
     net.want(1, 1, 2)
