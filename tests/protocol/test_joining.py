@@ -6,7 +6,7 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.effects import Notice
+from gossamer.protocol.effects import Notice, Prefetch
 from gossamer.protocol.history.joining import REMIND_S, Joining, believable
 from gossamer.protocol.history.testimony import Witness
 
@@ -113,6 +113,15 @@ def test_the_users_word_is_enough_and_nobody_elses_is():
     assert best is None
     assert "--trust" in said[0].text
     assert joining.choose([*liars(5), *honest(1)], 110.0)[0] == TRUE
+
+
+def test_where_only_the_users_word_counts_nothing_is_fetched_for_anybody_elses():
+    """Not even in case it turns out to be believed."""
+    joining = Joining(trusted=[bytes([1, 0])])
+    joining.choose(liars(5), 0.0)
+    assert joining.choose(liars(5), limits.PREFETCH_AFTER_S) == (None, [])
+    _, begun = joining.choose([*liars(5), *honest(1)], limits.PREFETCH_AFTER_S)
+    assert begun == [Prefetch(TRUE)]
 
 
 def test_a_joiner_says_who_contradicts_whom_and_not_too_often():

@@ -53,6 +53,15 @@ def test_who_claims_other_rounds_has_not_answered():
     assert kinds(effects, Adopt) == [Adopt(theirs)]
 
 
+def test_an_answer_of_those_who_claimed_other_rounds_ends_the_wait_for_them():
+    ours, theirs, old = claim(16, tokens=5, mark=1), claim(16, tokens=9, mark=2), claim(8)
+    sealing = joined(ours)
+    effects = drive(sealing, 0.0, SILENCE_S - 5, clock=16, others=[(theirs,), (old,)])
+    effects += drive(sealing, SILENCE_S - 4, 2.0, clock=16, others=[(ours,)])
+    effects += drive(sealing, SILENCE_S, SILENCE_S, clock=16, others=[(theirs,), (old,)])
+    assert not kinds(effects, Adopt)
+
+
 def test_who_has_adopted_another_history_waits_anew_for_those_who_claim_other_rounds():
     sealing, old = joined(claim(16, tokens=5, mark=1)), claim(8)
     first, second = claim(16, tokens=9, mark=2), claim(16, tokens=12, mark=3)
@@ -282,10 +291,11 @@ def test_a_difference_that_shows_now_and_then_is_one_all_the_same():
     assert kinds(effects, Adopt) == [Adopt(claim(16, tokens=9, mark=2))]
 
 
-def test_a_difference_that_members_of_our_round_end_begins_anew():
+@pytest.mark.parametrize("some_differ", [True, False])
+def test_a_difference_that_members_of_our_round_end_begins_anew(some_differ):
     sealing, patience = joined(claim(16, tokens=5, mark=1)), limits.LINEAGE_PATIENCE_S
     differs = [(claim(16, tokens=9, mark=2),)] * 3
-    agrees = [(claim(16, tokens=5, mark=1),)] * 3 + differs[:1]
+    agrees = [(claim(16, tokens=5, mark=1),)] * 3 + differs[:some_differ]
     effects = drive(sealing, 0.0, patience - 5, clock=16, others=differs)
     effects += drive(sealing, patience - 4, 2.0, clock=16, others=agrees)
     effects += drive(sealing, patience - 1, patience - 5, clock=16, others=differs)
