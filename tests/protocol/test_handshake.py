@@ -64,6 +64,11 @@ def test_another_swarm_is_refused_with_a_reason():
         client.finish(refusal(str(caught.value)))
 
 
+def test_who_is_refused_before_anything_else_is_told_why():
+    with pytest.raises(RefusedError, match="come back later"):
+        _client().hello(refusal("come back later"))
+
+
 def test_another_version_is_refused():
     server = _server()
     later = pack([PROTOCOL_VERSION + 1, SERVER.public_key, bytes(32)])

@@ -249,6 +249,7 @@ WRONG = [
         "admission.owners.0: is not a usable public key",
     ),
     ("[pace]", f"[admission]\nowners = ['{KEY}', '{KEY}']\n[pace]", "an owner is listed twice"),
+    ("[pace]", "[admission]\nmode = 'invited'\n[pace]", "an invited swarm needs at least one owner"),
     ("[pace]", "[history]\nretain = 23\n[pace]", "history: retain must be 0, or at least seal_after + snap"),
 ]
 

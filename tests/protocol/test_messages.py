@@ -97,6 +97,7 @@ WRONG = [
     (b"\x01", []),
     (True, [[E, True]]),
     (1, [[E[:-1], True]]),
+    (1, [["x" * HEADER_BYTES, True]]),
     (1, [[bytes(limits.RECORD_BYTES_MAX + 1), True]]),
     (1, [[E, 1]]),
     (1, [[E, True, 0]]),

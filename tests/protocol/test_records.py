@@ -213,6 +213,8 @@ CLAIM = Claim(16, 100, bytes(32), bytes(32))
         {"claims": tuple(CLAIM._replace(round=round_) for round_ in range(limits.CLAIMS_MAX + 1))},
         {"dialled": (bytes(limits.LINK_PREFIX_BYTES),) * (limits.LINKS_TOLD_MAX + 1)},
         {"dialled": (bytes(limits.LINK_PREFIX_BYTES + 1),)},
+        {"fingerprint": bytes(31)},
+        {"fingerprint": bytes(33)},
     ],
     ids=str,
 )

@@ -201,6 +201,7 @@ def test_records_before_their_authors_grant_are_caught_up_on(seed):
     asked = [e.message for e in effects if isinstance(e, fx.Send)]
     assert asked == [msg.CharterSummary(deaf.core.charter.digest)], "once, for both"
     assert delta.record_id not in deaf.core.ledger
+    assert deaf.core.roster.get(newcomer.node_id) is None
     # The other end has the grant and the records; what it said of the grant was lost.
     teller.core.charter.learn(grant(newcomer, INVITED))
     teller.blobs[delta.body.chunks[0]] = payload
@@ -295,6 +296,7 @@ def test_what_the_revoked_still_send_is_dropped(seed):
     effects = _give(world, member, late.data, row.data)
     assert [type(effect.message) for effect in effects] == [msg.CharterSummary]
     assert late.record_id not in member.core.ledger
+    assert member.core.roster.get(outcast.node_id) is None
     assert [e.delta for e in _give(world, member, early.data) if isinstance(e, fx.Store)] == [early]
 
 
