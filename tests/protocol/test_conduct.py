@@ -86,6 +86,13 @@ def test_what_does_not_decode_is_void(rng):
     assert found.agreement is None
 
 
+def test_the_agreement_shown_is_that_of_the_newest_round_that_had_two_deltas():
+    conduct = Conduct()
+    for round_, found, shown in ((4, 0.5, 0.5), (3, 0.9, 0.5), (5, None, 0.5), (4, 0.6, 0.6), (6, 0.1, 0.1)):
+        conduct.note(round_, RoundFigures({}, found))
+        assert conduct.agreement == shown
+
+
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6))
 def test_agreement_is_the_mean_cosine_of_pairs(seed, count):
     rng = np.random.default_rng(seed)

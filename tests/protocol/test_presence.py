@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -10,7 +11,7 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, Claims
 from gossamer.protocol.effects import Effect, Send
-from gossamer.protocol.events import LinkUp
+from gossamer.protocol.events import LinkUp, Progress
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.presence import NodeInfo, Presence
 from gossamer.protocol.membership.roster import Health, Roster
@@ -82,6 +83,22 @@ def test_rows_are_gathered_and_told_to_several_links_in_turn():
             links.append(link)
     assert len(set(links)) == len(links)
     assert not any(row.data in sent for row in rows for _ in range(9) for _, sent in bench.tick())
+
+
+def test_a_row_tells_what_the_trainer_reports_and_of_what_it_must_not_hold_the_bound():
+    """A loss that has diverged, say: others would refuse the row."""
+    bench = Bench(0)
+    for loss, told in (
+        (2.5, 2.5),
+        (-2.5, -2.5),
+        (math.nan, limits.LOSS_MAX),
+        (math.inf, limits.LOSS_MAX),
+        (2 * limits.LOSS_MAX, limits.LOSS_MAX),
+        (-2 * limits.LOSS_MAX, -limits.LOSS_MAX),
+    ):
+        bench.machine.progress(Progress(1, 1, 30.0, loss, "cpu"))
+        bench.machine.beat()
+        assert (bench.machine.row.loss, bench.machine.row.tokens_per_s) == (told, 30.0)
 
 
 def test_nobody_is_told_what_it_told_us():

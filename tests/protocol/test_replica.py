@@ -418,6 +418,18 @@ def test_clock_counts_live_trainers_only(seed):
     assert world.nodes[2].core.clock == 1, "the dead do not set the pace"
 
 
+def test_who_publishes_for_a_round_that_is_closed_takes_part_all_the_same(seed):
+    """It comes too late to be merged. But its author's word counts as that of one who trains."""
+    world = swarm(seed, 2)
+    node, late = world.nodes[0], builders.identity(7)
+    world.publish(node, 1)
+    node.core.ledger.close(5)
+    delta, _ = builders.random_delta(np.random.default_rng(seed), late, 3)
+    effects = world.inject(node, next(iter(node.links)), msg.encode(msg.Records(((delta.data, False),))))
+    assert effects == [] and delta.record_id not in node.core.ledger
+    assert node.core.ledger.last_round(late.node_id) == 3
+
+
 def test_one_of_three_goes_on_while_the_others_hang(seed):
     """Their daemons are there and say the same again and again; nobody waits for them."""
     world = swarm(seed, 3, of=BRISK)

@@ -667,3 +667,17 @@ def test_one_link_cut_is_vouched_for_by_others(seed):
     assert Health.DOWN not in _verdicts(a, 2)
     assert Health.DOWN not in _verdicts(b, 1)
     assert a.core.roster.get(b.identity.node_id).health is Health.ALIVE
+
+
+def test_a_link_on_which_nothing_comes_is_given_up_though_others_hear_the_peer(seed):
+    """A broken path may lie between two nodes only: who keeps the link would never try another way."""
+    world = World(seed)
+    nodes = [world.add(number, [0, 1][:number]) for number in range(3)]
+    world.run(10.0)
+    one, other, _ = nodes
+    assert one.core.links.to(other.identity.node_id) is not None
+    world.reachable = lambda a, b: {a.number, b.number} != {0, 1}
+    world.run(2 * limits.LINK_SILENCE_S)
+    for node, peer in ((one, other), (other, one)):
+        assert node.core.links.to(peer.identity.node_id) is None
+        assert node.core.roster.get(peer.identity.node_id).health is Health.ALIVE
