@@ -86,6 +86,12 @@ def test_what_does_not_decode_is_void(rng):
     assert found.agreement is None
 
 
+def test_members_whose_deltas_are_zero_stand_in_nobodys_way():
+    """Without any movement none is faster than others, nor is any of it clipped."""
+    found = judge(Outer(), *(contribution(number, np.zeros(100)) for number in range(3)))
+    assert [(f.clipped, f.pace, f.agreement) for f in found.members.values()] == 3 * [(1.0, 1.0, None)]
+
+
 def test_the_agreement_shown_is_that_of_the_newest_round_that_had_two_deltas():
     conduct = Conduct()
     for round_, found, shown in ((4, 0.5, 0.5), (3, 0.9, 0.5), (5, None, 0.5), (4, 0.6, 0.6), (6, 0.1, 0.1)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import date
 
 import msgpack
 import pytest
@@ -119,6 +120,20 @@ def test_a_second_encoding_of_the_same_values_is_refused():
         from_canonical(msgpack.packb(values, use_single_float=True))
     with pytest.raises(MalformedError):
         from_canonical(from_toml(TOML, "a").canonical() + b"\xc0")
+
+
+@pytest.mark.parametrize("wrong", [date(2026, 1, 1), b"x", [b"x"], {"x": b"x"}], ids=str)
+def test_what_is_of_another_kind_is_refused_wherever_it_stands(wrong):
+    """And the message says where."""
+    for section, keys in _unpacked().items():
+        for key in (None, *(keys if isinstance(keys, dict) else ())):
+            values = _unpacked()
+            if key is None:
+                values[section] = wrong
+            else:
+                values[section][key] = wrong
+            with pytest.raises(ConfigError, match=f"^here: {section}"):
+                from_values(values, "here")
 
 
 def test_a_manifest_of_before_a_key_came_is_one_of_another_release():
