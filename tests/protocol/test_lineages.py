@@ -367,10 +367,10 @@ BESIDE = at(117, (claim(112, mark=9),), b"fast too")
 STARTED = at(0, (claim(32),), b"just started")
 
 
-def look(sealing, members, seconds=60, authors=0):
+def look(sealing, members, seconds=60, authors=0, start=0.0):
     effects = []
     for tick in range(2 * seconds):
-        effects += sealing.wake(tick / 2, 112, Told(members, known=authors))
+        effects += sealing.wake(start + tick / 2, 112, Told(members, known=authors))
     return effects
 
 
@@ -386,6 +386,13 @@ def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are():
     sealing.adopted(claim(32))
     assert sealing.floor == 32
     assert not kinds(drive(sealing, 70.0, 20, clock=39, others=[(claim(32), claim(24))] * 4), Adopt)
+
+
+def test_whom_most_members_have_been_with_meanwhile_is_left_behind_anew():
+    sealing, short_of_it = ahead(), limits.LINEAGE_PATIENCE_S - 5
+    assert not look(sealing, [*SLOW, BESIDE], int(short_of_it), authors=5)
+    assert not look(sealing, [BESIDE], 2, authors=5, start=short_of_it + 1)
+    assert not look(sealing, [*SLOW, BESIDE], int(short_of_it), authors=5, start=short_of_it + 4)
 
 
 def test_who_has_begun_anew_where_most_members_are_takes_its_time_to_give_that_up_too():
