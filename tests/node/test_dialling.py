@@ -83,3 +83,13 @@ async def test_who_is_turned_away_is_not_dialled(tmp_path: Path) -> None:
     transport: Any = street
     await Dialler(transport, policing, new_core(Home(tmp_path)), events.append).dial(fx.Dial(HOME, wanted))
     assert street.dialled == [] and events == [ev.DialFailed(HOME)]
+
+
+@pytest.mark.parametrize("made_up", ["", "host", "host:0", "host:port", "http://host:7700/"])
+async def test_an_address_that_cannot_be_is_not_dialled(tmp_path: Path, made_up: str) -> None:
+    """A row may tell any text."""
+    events: list[ev.Event] = []
+    street = Street(b"w" * 32)
+    transport: Any = street
+    await Dialler(transport, Policing(), new_core(Home(tmp_path)), events.append).dial(fx.Dial(made_up, None))
+    assert street.dialled == [] and events == [ev.DialFailed(made_up)]

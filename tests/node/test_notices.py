@@ -50,6 +50,8 @@ def test_rates_are_means_over_the_last_seconds() -> None:
     link: Any = SimpleNamespace(number=1, traffic=Traffic())
     rates = Rates()
     assert rates.of(1) == (0.0, 0.0)
+    rates.look([link], 0.0)
+    assert rates.of(1) == (0.0, 0.0), "one look tells no rate"
     for second in range(20):
         rates.look([link], float(second))
         link.traffic.sent += 100
