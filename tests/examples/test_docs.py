@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -100,6 +101,21 @@ def test_the_page_has_every_argument_that_goes_by_its_name(function: Callable[..
     names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     assert names
     assert [name for name in names if f"`{name}`" not in text and f"{name}=" not in text] == []
+
+
+def test_nodes_that_run_the_page_begin_alike_and_draw_other_batches(tmp_path: Path) -> None:
+    script = tmp_path / "data.py"
+    script.write_text(next(text for info, text in blocks() if info == "python"))
+    nodes = []
+    with torch.random.fork_rng():
+        for _ in range(2):
+            names = runpy.run_path(str(script))
+            batch, _ = next(iter(names["loader"]))
+            nodes.append((list(names["model"].parameters()), names["inputs"], batch))
+    (parameters, inputs, batch), (others, other_inputs, other_batch) = nodes
+    assert all(map(torch.equal, parameters, others))
+    assert torch.equal(inputs, other_inputs)
+    assert not torch.equal(batch, other_batch)
 
 
 def test_the_task_of_the_page_is_one(task_folder: Path) -> None:
