@@ -19,6 +19,9 @@ MEMBERS_MIN = 2
 STARVED_S = 300.0
 """Others hold what this node lacks, and nothing has come for this long."""
 
+UNHELD_S = 60.0
+"""No linked node has had what a joining node lacks for this long. Who fetches it itself soon holds it."""
+
 HELD_KEPT_S = 120.0
 """For how long it counts that others held what is missing: a holder that failed is not believed until it
 holds something else."""
@@ -86,15 +89,35 @@ class Reach:
 
 
 class Supply:
-    """Tells when nothing comes that others hold."""
+    """Tells when nothing comes that others hold, and when none of them holds what this node begins with."""
 
     def __init__(self, warnings: SeldomWarnings) -> None:
         self._warnings = warnings
         self._came = 0
         self._held_at = self._starved_since = -math.inf
         """When others last held something that is missing here, and since when nothing has come."""
+        self._unheld_since: float | None = None
 
     def look(self, look: Look) -> None:
+        """Judge how things are now."""
+        self._look_for_holders(look)
+        self._look_for_bytes(look)
+
+    def _look_for_holders(self, look: Look) -> None:
+        """Whoever trained on before may be gone, with all that others had not fetched yet."""
+        if look.is_ready or look.others_hold or not look.missing or not look.links:
+            self._unheld_since = None
+        elif self._unheld_since is None:
+            self._unheld_since = look.now
+        elif look.now - self._unheld_since > UNHELD_S:
+            self._warnings.say(
+                "unheld",
+                look.now,
+                f"joining: no linked node holds any of the {look.missing} missing payloads or snapshots."
+                " Start one that does: a node that trained here before, or another full replica",
+            )
+
+    def _look_for_bytes(self, look: Look) -> None:
         """Links may carry small messages and still nothing larger."""
         has_come = look.came != self._came
         if has_come or not look.missing or not look.links or look.now - self._held_at > HELD_KEPT_S:

@@ -32,6 +32,8 @@ class Look:
     """Whether a linked node says that it holds some of these."""
     has_model: bool = True
     """Whether the node has the swarm's model."""
+    is_ready: bool = True
+    """Whether it has all that it begins with: that model, and what has been published since."""
     trains: bool = True
     runs_out: str = ""
     """A warning about this node's invitation, if it ends within days."""

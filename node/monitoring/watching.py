@@ -183,6 +183,7 @@ class Watching:
             version=view.merging.version,
             diverged=view.merging.diverged,
             has_model=core.sealing.joined,
+            is_ready=view.merging.ready,
             trains=core.info.trains,
             runs_out=runs_out_soon(core.charter.invited_until(view.node_id), time.time()) or "",
             refused=self._refusal(),

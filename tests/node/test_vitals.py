@@ -70,6 +70,15 @@ def test_a_way_that_brings_nothing_is_told_of(shown: Shown) -> None:
     assert said[0].startswith("no part of 7 missing payloads or snapshots has arrived for 5 minutes")
 
 
+def test_who_joins_where_nobody_has_the_model_any_more_is_told(shown: Shown) -> None:
+    lacking = {"links": 2, "missing": 7}
+    assert shown.for_s(120, **lacking) == [], "it has begun long ago"
+    assert shown.for_s(50, **lacking, is_ready=False) == []
+    assert shown.for_s(1, **lacking, is_ready=False, others_hold=True) == []
+    (said,) = shown.for_s(120, **lacking, is_ready=False)
+    assert said.startswith("joining: no linked node holds any of the 7 missing payloads or snapshots. Start")
+
+
 @pytest.mark.parametrize("between", ["came", "missing", "others_hold", "links"])
 def test_what_has_come_or_cannot_come_is_not_waited_for(shown: Shown, between: str) -> None:
     """An author that died before anybody had its payload leaves that missing for good."""
