@@ -494,8 +494,8 @@ class Adopting:
         self.chunks.put(found.body.chunks[0], b"of a closed round")
         return found
 
-    def adopt(self, round_: int) -> Claim:
-        root = snapshots.store(np.ones(LAYOUT.numel, np.int32), self.chunks)
+    def adopt(self, round_: int, value: int = 1) -> Claim:
+        root = snapshots.store(np.full(LAYOUT.numel, value, np.int32), self.chunks)
         winner = Claim(round_, 12345, bytes([7]) * 32, root)
         self.core.sealing.adopting = winner
         self.archive.adopt(winner)
@@ -515,6 +515,19 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
         await node.archive._one_thing()
     assert node.merging.base == node.records.load_history().base == Base(200, winner.digest, winner.tokens)
     assert closed.body.chunks[0] not in node.chunks
+    node.records.close()
+
+
+async def test_of_a_snapshot_that_was_adopted_nothing_stays_once_another_is(tmp_path: Path) -> None:
+    node = Adopting(tmp_path)
+    await node.begin()
+    first = node.adopt(100)
+    await node.archive._one_thing()
+    assert first.root in node.chunks
+    second = node.adopt(200, value=2)
+    await node.archive._one_thing()
+    assert first.root not in node.chunks and len(node.chunks) == 2
+    assert np.all(snapshots.load(second.root, LAYOUT.numel, node.chunks) == 2)
     node.records.close()
 
 

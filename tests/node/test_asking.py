@@ -170,6 +170,12 @@ async def test_who_is_no_node_says_so_in_one_line(monkeypatch: pytest.MonkeyPatc
         await fetch_status(f"127.0.0.1:{silent.getsockname()[1]}", plaintext=True)
 
 
+async def test_a_node_that_cannot_answer_yet_is_told_from_what_is_no_node() -> None:
+    async with answering("status", lambda: b"this node is starting", 503) as address:
+        with pytest.raises(UnreachableError, match="cannot answer: this node is starting"):
+            await fetch_status(address, plaintext=True)
+
+
 # -- verify
 
 

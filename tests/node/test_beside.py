@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from gossamer.node import service as service_module
 from gossamer.node.options import DaemonOptions
 from gossamer.node.service import Service
 from gossamer.node.training import beside as beside_module
 from gossamer.node.training.beside import TERMINATED, Beside
+from tests.net.processes import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +111,41 @@ def test_ctrl_c_while_the_daemon_is_ended_does_not_keep_it_running(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_daemon_that_died_is_known_to_have_though_another_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Daemon:
+        def __init__(self, status: int | None) -> None:
+            self.status = status
+
+        def poll(self) -> int | None:
+            return self.status
+
+        def close(self) -> None:
+            pass
+
+        def terminate(self) -> None:
+            pass
+
+        def end(self, grace_s: float) -> None:
+            pass
+
+    dies, stays = Daemon(None), Daemon(None)
+    runs: list[Any] = [stays, dies]
+    monkeypatch.setattr(beside_module, "daemon_service", lambda _: Service("daemon", runs.pop))
+    monkeypatch.setattr(beside_module, "POLL_S", 0.01)
+    monkeypatch.setattr(service_module, "BACKOFF_MIN_S", 0.01)
+    beside = Beside(DaemonOptions(folder=tmp_path))
+    beside.start()
+    wait_for(lambda: len(runs) == 1, 10, "the daemon runs")
+    assert not beside.has_died
+    dies.status = -9
+    wait_for(lambda: not runs, 10, "another runs")
+    assert beside.has_died and not beside.must_stop
+    beside.stop()
+    assert not Beside().has_died, "it has none"
+
+
 def test_a_forked_worker_dies_of_sigterm_as_ever() -> None:
     beside = Beside()
     beside.start()

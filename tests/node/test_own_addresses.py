@@ -126,6 +126,17 @@ def test_a_lost_address_gives_way_to_the_one_that_the_machine_has_instead(
     assert caplog.messages == ["this machine is at 10.8.0.2 now, and no longer at 192.168.1.5"]
 
 
+def test_a_link_local_link_beside_an_address_that_others_dial_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Moving(tmp_path, monkeypatch)
+    node.own_addresses.listening(7701, (), BOTH)
+    node.links_from("192.168.1.5")
+    node.goes_out_from = {}
+    assert node.links_from("fe80::1%eth0") == ("192.168.1.5:7701",)
+    assert not caplog.messages
+
+
 def test_nobody_is_told_a_link_local_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

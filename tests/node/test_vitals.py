@@ -296,6 +296,8 @@ def test_a_trainer_that_ends_again_and_again_is_a_problem(shown: Shown) -> None:
 
 def test_trainers_that_come_seldom_are_none(shown: Shown) -> None:
     for starts in range(2 * trainerwatch.STARTS_MAX):
+        shown.for_s(1, starts=starts)
+        assert shown.vitals.problem is None
         shown.for_s(trainerwatch.STARTS_S / 4, starts=starts)
         assert shown.vitals.problem is None
 
