@@ -165,6 +165,8 @@ class NodeCheck:
             )
         swarm_id = self.manifest.swarm_id if self.manifest else None
         self.home = self.home or self._default_home()
+        if self.home is None or not self.home.has_key:
+            yield from self._machines_key()
         if self.home is None:
             return
         joins = self.is_bootstrap or bool(self.params.get("join") or self.invitation)
@@ -178,6 +180,13 @@ class NodeCheck:
             yield error("swarm-id", f"the swarm is {swarm_id.hex()[:12]}, not {pinned}")
         if self.is_bootstrap and swarm_id is not None:
             yield from self._other_swarm(self.home, swarm_id)
+
+    def _machines_key(self) -> Iterator[Finding]:
+        """Whether a new folder could not get this machine's key."""
+        try:
+            self._identity()
+        except LocalError as problem:
+            yield error("key", str(problem))
 
     def _given_invitation(self, invitation: Invitation, home: Home) -> Iterator[Finding]:
         try:

@@ -170,27 +170,32 @@ class Home:
 
     def identity(self) -> Identity:
         """Read the key, making one the first time. Raises StorageError."""
+        if not self.has_key:
+            self._write_key(os.urandom(32))
+        return Identity.from_seed(self._read_key())
+
+    def copy_key(self, other: "Home") -> None:
+        """Take over the key of another folder, unless there is one here already. Raises StorageError, also
+        for a key that could not be used there: a copy of a damaged one would stay when that is restored."""
+        if not self.has_key:
+            self._write_key(other._read_key())
+
+    def _read_key(self) -> bytes:
+        """The key, which can be used. Raises StorageError."""
         try:
-            if not self.has_key:
-                write_first(self.key_path, os.urandom(32))
             seed = self.key_path.read_bytes()
             mode = self.key_path.stat().st_mode & 0o777
             if mode & 0o077:
                 raise StorageError(f"{self.key_path} can be read by others; run: chmod 600 {self.key_path}")
-            return Identity.from_seed(seed)
+            Identity.from_seed(seed)
         except OSError as error:
             raise _unusable_key(self.key_path, error) from None
         except ConfigError as error:
             raise StorageError(f"{self.key_path} is damaged ({error}); restore it from a backup") from None
+        return seed
 
-    def copy_key(self, other: "Home") -> None:
-        """Take over the key of another folder, unless there is one here already. Raises StorageError."""
-        if self.has_key:
-            return
-        try:
-            seed = other.key_path.read_bytes()
-        except OSError as error:
-            raise _unusable_key(other.key_path, error) from None
+    def _write_key(self, seed: bytes) -> None:
+        """Raises StorageError."""
         try:
             write_first(self.key_path, seed)
         except OSError as error:

@@ -286,6 +286,24 @@ def test_a_key_is_copied_into_a_new_folder_only(home: Home, tmp_path: Path) -> N
     assert not empty.has_key
 
 
+@pytest.mark.parametrize(
+    ("seed", "mode"), [(b"", 0o600), (bytes(32), 0o600), (b"k" * 32, 0o644)], ids=["cut", "zeros", "open"]
+)
+def test_a_machines_key_that_cannot_be_used_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: bytes, mode: int
+) -> None:
+    """Or the copy would still be there when the machine's own is restored from a backup."""
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
+    machine = Home(tmp_path)
+    machine.key_path.write_bytes(seed)
+    machine.key_path.chmod(mode)
+    with pytest.raises(StorageError, match=f"{machine.key_path} (is damaged|can be read by others)"):
+        new_home(None, SMALL.swarm_id)
+    machine.key_path.write_bytes(b"k" * 32)
+    machine.key_path.chmod(0o600)
+    assert new_home(None, SMALL.swarm_id).identity().node_id == machine.identity().node_id
+
+
 def test_a_machines_key_that_is_not_mounted_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

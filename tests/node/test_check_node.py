@@ -47,6 +47,23 @@ def test_an_invitation_for_somebody_else_or_elsewhere(home: Home, tmp_path: Path
         ]
 
 
+@pytest.mark.parametrize("folder", ['dir = "d"\n', ""], ids=["the folder's", "the machine's"])
+def test_a_key_that_cannot_be_used_is_said_and_whom_it_invites_is_not(
+    home: Home, tmp_path: Path, folder: str
+) -> None:
+    machine = Home(tmp_path / "home")
+    machine.create()
+    text = invite(OWNER, INVITED.swarm_id, bytes(32), role=Role.TRAIN, days=1, contacts=()).to_text()
+    (tmp_path / "n.toml").write_text(f'[node]\n{folder}invite = "{text}"\nobserve = true\n')
+    key = (home if folder else machine).key_path
+    key.write_bytes(bytes(32))
+    key.chmod(0o600)
+    said = look(tmp_path / "n.toml")
+    assert errors(said) == {
+        "key": f"{key} is damaged (a secret key is not 32 zeros); restore it from a backup"
+    }
+
+
 def test_an_invitation_that_cannot_be_read_is_said_of_that(home: Home, tmp_path: Path) -> None:
     for wrong, part in (("nowhere", "No such file"), ("gossamer-invitation:AAAA", "damaged")):
         (tmp_path / "n.toml").write_text(f'[node]\ndir = "d"\ninvite = "{wrong}"\nobserve = true\n')
