@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ def test_a_key_that_cannot_be_used(tmp_path: Path, owner: Identity) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"my\.owner is damaged or not an owner's key"):
             owners.read_owner(path)
+
+
+def test_what_is_no_file_is_no_key_whoever_may_read_it(tmp_path: Path) -> None:
+    """A pipe that nobody writes to would be read for ever."""
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "folder").mkdir(0o755)
+    for name in ("pipe", "folder"):
+        with pytest.raises(ConfigError, match=f"{name} is not a file; name an owner's key"):
+            owners.read_owner(tmp_path / name)
 
 
 def test_whose_key_it_is(tmp_path: Path, owner: Identity, manifest: Manifest) -> None:

@@ -141,6 +141,15 @@ def test_late_is_what_came_after_a_later_round_was_merged(chronicle: Chronicle) 
     assert flags(chronicle, 1)[catching_up.author] == 0, "a node that catches up hears everything late"
 
 
+def test_a_round_names_as_many_authors_as_a_swarm_has_and_no_more(
+    chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys cost nothing, and whoever has made thousands could fill the memory of every node."""
+    monkeypatch.setattr(chronicles, "MEMBERS_MAX", 3)
+    heard(chronicle, *(delta(author, 7) for author in range(5)))
+    assert flags(chronicle, 7).keys() == {delta(author, 7).author for author in range(3)}
+
+
 def test_void_and_clipped_deltas_are_marked_and_do_not_count(chronicle: Chronicle) -> None:
     liar, broken, long, good = (
         delta(1, 1, loss=9.0),

@@ -109,6 +109,7 @@ def test_a_variable_that_sets_nothing(home: Home, monkeypatch: pytest.MonkeyPatc
     assert said["environment"] == [
         ("warning", "GOSSAMER_NODE_LISTN sets nothing; did you mean GOSSAMER_NODE_LISTEN?")
     ]
+    assert "bootstrap" not in said, "nothing says that there is to be one"
     assert said["join"][0][0] == "error" and "which swarm?" in said["join"][0][1]
 
 

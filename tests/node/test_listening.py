@@ -51,6 +51,17 @@ async def test_without_ipv6_all_addresses_are_those_of_ipv4(monkeypatch: pytest.
         assert await told("127.0.0.1", server.sockets[0].getsockname()[1]) == "127.0.0.1"
 
 
+@pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
+async def test_so_they_are_where_ipv6_is_switched_off(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
+    monkeypatch.setattr(socket, "create_server", refused)
+    async with asyncio.timeout(5), await listen(Told, "::", 0, 8) as server:
+        assert families_of(server) == {socket.AF_INET}
+
+
 @pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EMFILE])
 async def test_where_there_can_be_no_socket_that_is_said(
     monkeypatch: pytest.MonkeyPatch, number: int

@@ -87,6 +87,17 @@ def test_a_node_that_an_error_left_behind_ends_with_the_next_training_in_its_thr
     assert [peer.ends for peer in fakes.made] == [["abandon"], [], ["finish", "leave"], []]
 
 
+def test_a_callback_is_no_second_node_where_it_goes_on_in_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fakes, model, member = Fakes(monkeypatch), torch.nn.Linear(1, 1), Membership()
+    member._attach(model, [])
+    beside = threading.Thread(target=member._attach, args=(model, []))
+    beside.start()
+    beside.join()
+    assert [peer.ends for peer in fakes.made] == [["abandon"], []]
+
+
 def test_a_node_whose_leaving_was_interrupted_ends_with_the_next_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
