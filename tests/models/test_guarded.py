@@ -60,6 +60,19 @@ def test_batches_that_are_forgotten_to_be_returned() -> None:
         next(Guarded(Forgetful(), Path("x.py")).batches(STREAM))
 
 
+@pytest.mark.parametrize("method", ["data_in_words", "pretrained_files"])
+def test_what_is_only_told_may_hold_a_mistake_too(method: str) -> None:
+    class Mistaken(ByteTextTask):
+        def data_in_words(self) -> str:
+            raise KeyError("shards")
+
+        def pretrained_files(self) -> dict[str, bytes]:
+            raise KeyError("config")
+
+    with pytest.raises(TaskError, match=rf"in {method}: KeyError: '(shards|config)'"):
+        getattr(Guarded(Mistaken(), Path(__file__)), method)()
+
+
 class InWords(ByteTextTask):
     def data_in_words(self) -> str:
         return "shards 1 to 3 of 8"

@@ -399,6 +399,12 @@ async def test_a_connection_is_read_on_only_where_server_and_door_both_want_it()
         assert not line.is_reading()
         gate.resume_reading()
         assert line.is_reading()
+        gate.close_for(0.0)
+        gate.close_for(60.0)  # while it is closed: the first end is none
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not line.is_reading()
+        gate.forget()
         writer.close()
         await writer.wait_closed()
 

@@ -16,6 +16,7 @@ import pytest
 
 from gossamer.node.daemon import Daemon
 from gossamer.node.monitoring.status import describe
+from gossamer.node.network.asking import Asker
 from gossamer.node.network.client import deliver, fetch_status
 from gossamer.node.phi import snapshots
 from gossamer.node.phi.restore import replay
@@ -224,6 +225,11 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
             await deliver(facts["address"], grant(FRIEND, folder.manifest, by=FRIEND), plaintext=True)
         await deliver(facts["address"], later, plaintext=True)
         assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
+        swarm_id = folder.manifest.swarm_id
+        with pytest.raises(NotAnsweredError, match="refuses: .* invited"):
+            await fetch_status(facts["address"], plaintext=True, asker=Asker(OUTCAST, swarm_id))
+        said = await fetch_status(facts["address"], plaintext=True, asker=Asker(FRIEND, swarm_id))
+        assert said["node_id"] == folder.identity.node_id.hex()
         await daemon.admitting.kept_all(5)
     with folder.records() as store:
         assert store.load_credentials() == [later]

@@ -231,6 +231,21 @@ async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPa
         assert blame.call_args.kwargs == {"stalled": True}
 
 
+async def test_a_client_that_goes_away_in_the_handshake_did_nothing_wrong(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a few of them behind one address would have everybody there turned away."""
+    _, listener = ends
+    blame = Mock()
+    monkeypatch.setattr(listener.policing, "blame_address", blame)
+    async with aiohttp.ClientSession() as http:
+        url = f"http{'s' if listener.tls else ''}://{listener.address}{PREFIX}/link"
+        async with http.ws_connect(url, ssl=client_context()) as socket:
+            await socket.receive_bytes()
+        await until(lambda: connections_of(listener) == 0)
+    blame.assert_not_called()
+
+
 async def test_an_idle_connection_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_module, "IDLE_TIMEOUT_S", 0.2)
     listener = End(2)
