@@ -55,6 +55,14 @@ def test_a_folder_without_a_model_must_join(home: Home) -> None:
     assert "join" not in levels(check_folder(home, joins=False)), "it was told of somebody to ask"
 
 
+def test_whom_a_kept_invitation_is_for_is_not_known_where_the_key_is_damaged(home: Home) -> None:
+    own = home.identity().node_id
+    home.keep_invitation(invite(OWNER, INVITED.swarm_id, own, role=Role.TRAIN, days=30, contacts=()))
+    assert levels(check_folder(home, joins=True)).keys() == {"dir", "key", "manifest", "invite"}
+    home.key_path.write_bytes(bytes(32))
+    assert levels(check_folder(home, joins=True)) == {"dir": ["ok"], "key": ["error"], "manifest": ["ok"]}
+
+
 def test_a_running_node_is_seen_by_its_lock(home: Home) -> None:
     assert not home.lock.is_taken()
     with open(home.root / "lock", "w") as lock:

@@ -184,6 +184,15 @@ async def test_small_chunks_that_are_put_are_charged_for(setup: Setup) -> None:
     assert setup.charged == [setup.link.node_id] * 2
 
 
+async def test_nothing_waits_to_serve_a_link_that_has_ended(setup: Setup) -> None:
+    setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    serving = setup.transfers._serving[setup.link.number]
+    await asyncio.sleep(0)
+    setup.transfers.gone(setup.link.number)
+    await asyncio.wait([serving], timeout=5)
+    assert serving.cancelled()
+
+
 async def test_asking_for_too_much_is_declined(setup: Setup) -> None:
     setup.transfers.begin(setup.link)  # type: ignore[arg-type]
     serving = setup.transfers._serving[setup.link.number]
