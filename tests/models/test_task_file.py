@@ -97,12 +97,13 @@ def test_what_no_own_task_is_called(name: str) -> None:
         ("empty.py:Line", "empty.py has no class 'Line', nor any subclass of gossamer.models.task.Task"),
         ("random.py:Line", "random.py has the name of another Python module, 'random': rename the file"),
         ("msgpack.py:Line", "msgpack.py has the name of another Python module"),
+        ("wave.py:Line", "wave.py has the name of another Python module"),  # which nothing has imported yet
     ],
 )
 def test_what_is_no_task(task_folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
     monkeypatch.chdir(task_folder)
     write_task(task_folder)
-    for name in ("empty.py", "two words.py", "random.py", "msgpack.py"):
+    for name in ("empty.py", "two words.py", "random.py", "msgpack.py", "wave.py"):
         (task_folder / name).write_text("")
     (task_folder / "folder.py").mkdir()
     with pytest.raises(TaskError) as caught:

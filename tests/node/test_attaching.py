@@ -35,6 +35,7 @@ from gossamer.node.training.beside import Beside
 from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 from tests.node.full_disk import no_room_in
+from tests.protocol.builders import SMALL
 
 
 def build_model(width: int = 4, seed: int = 0) -> nn.Module:
@@ -441,6 +442,20 @@ def test_a_daemon_that_dies_again_and_again_is_not(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UnreachableError, match="its lines say why"):
         starting._wait_for_daemon(daemon, daemon)
     assert daemon.now <= 2 * starting.CONNECT_TIMEOUT_S
+
+
+def test_a_daemon_that_was_given_up_is_looked_for_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook would do so for as long as it runs, after each attach that failed."""
+
+    def give_up(*_: object) -> None:
+        raise UnreachableError("its lines say why")
+
+    monkeypatch.setattr(starting, "_wait_for_daemon", give_up)
+    with pytest.raises(UnreachableError):
+        starting._connect(str(tmp_path / "socket"), SMALL, Beside())
+    assert "daemon-link" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_daemon_of_another_release_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:

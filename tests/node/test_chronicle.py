@@ -202,6 +202,14 @@ def test_merged_tokens_are_the_sum_of_all_that_is_merged_up_to_a_round(chronicle
     assert chronicle.take_changed() == []
 
 
+def test_merged_tokens_after_a_snapshot_was_adopted_go_on_from_its_own(chronicle: Chronicle) -> None:
+    merged(chronicle, delta(1, 11, tokens=10))
+    chronicle.settle(10, 1000)
+    merged(chronicle, delta(1, 61, tokens=10))
+    chronicle.settle(60, 50_000)
+    assert row(chronicle, 61).merged_tokens == 50_010
+
+
 def test_merged_tokens_are_what_the_records_up_to_a_round_count_for(chronicle: Chronicle) -> None:
     """As a claim for that round would say, whatever somebody states."""
     liar = delta(9, 12, tokens=2**40)
