@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.node.storage.database import Database
 from gossamer.node.storage.original import MARK_NAME
 from gossamer.node.storage.recordstore import RecordStore
 from gossamer.protocol.errors import DiskFullError, StorageError
@@ -38,6 +39,17 @@ def test_closing_waits_for_what_a_thread_still_writes(path: Path, deltas: list[D
     assert not closing.is_alive()
     with pytest.raises(StorageError):
         store.add(deltas, durable=False)
+
+
+def test_of_what_fails_half_way_nothing_stays_and_the_next_change_is_made(path: Path) -> None:
+    database = Database(path)
+    database.create("CREATE TABLE numbers (number INTEGER)")
+    for number, fails in ((1, True), (2, False)):
+        with contextlib.suppress(ZeroDivisionError), database.transaction(durable=False) as db:
+            db.execute("INSERT INTO numbers VALUES (?)", (number,))
+            assert not fails or 1 / 0
+    assert database.execute("SELECT number FROM numbers").fetchall() == [(2,)]
+    database.close()
 
 
 def test_what_was_committed_survives_a_process_that_dies(path: Path, deltas: list[Delta]) -> None:

@@ -87,6 +87,19 @@ def test_a_node_that_an_error_left_behind_ends_with_the_next_training_in_its_thr
     assert [peer.ends for peer in fakes.made] == [["abandon"], [], ["finish", "leave"], []]
 
 
+@pytest.mark.parametrize("why", ["the last round", "asked to"])
+def test_the_trainer_is_to_end_with_its_node(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    fakes, member = Fakes(monkeypatch), Membership()
+    member._attach(torch.nn.Linear(1, 1), [torch.optim.SGD([torch.zeros(1)], lr=1.0)])
+    assert not member._step(2.0)
+    (peer,) = fakes.made
+    if why == "asked to":
+        peer._stop_after = 2
+    else:
+        peer.finished = True
+    assert member._step(2.0)
+
+
 def test_a_callback_is_no_second_node_where_it_goes_on_in_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
