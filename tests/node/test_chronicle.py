@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -200,6 +201,17 @@ def test_merged_tokens_are_the_sum_of_all_that_is_merged_up_to_a_round(chronicle
     chronicle.take_changed()
     chronicle.settle(13, 1035)
     assert chronicle.take_changed() == []
+
+
+def test_the_deltas_of_closed_rounds_are_kept_no_longer(chronicle: Chronicle) -> None:
+    """Or the memory of a node would grow with the swarm's history."""
+    closed = delta(1, 11, tokens=10)
+    before = sys.getrefcount(closed)
+    merged(chronicle, closed)
+    chronicle.settle(10, 1000)
+    merged(chronicle, delta(1, 12, tokens=10))
+    chronicle.settle(11, 1010)
+    assert sys.getrefcount(closed) == before
 
 
 def test_merged_tokens_after_a_snapshot_was_adopted_go_on_from_its_own(chronicle: Chronicle) -> None:

@@ -482,6 +482,11 @@ async def test_without_a_session_there_is_nothing(ends: tuple[End, End]) -> None
     listener.wanted[blob] = 4
     with pytest.raises(RefusedError):
         await put(session, blob, b"data")
+    url = f"http{'s' if listener.tls else ''}://{listener.address}{PREFIX}/chunk/{blob.hex()}"
+    async with aiohttp.ClientSession() as http:
+        for text in ("", "not hex", "ab" * 32):
+            async with http.get(url, headers={SESSION_HEADER: text}, ssl=client_context()) as answer:
+                assert answer.status == 403
     inward.close_soon()
     await until(lambda: listener.gone)
     with pytest.raises(RefusedError):
