@@ -30,7 +30,7 @@ from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, SMALL_CHUNK_BYTES
 from tests.net.stranger import linked as stranger_linked
 from tests.node.trainer_side import until
-from tests.node.wires import End, linked, listening
+from tests.node.wires import End, linked, listening, put
 from tests.protocol.builders import SMALL
 
 
@@ -420,8 +420,9 @@ async def test_control_frames_that_no_node_sends_end_the_link(
         await until(lambda: listener.gone)
 
 
-async def test_chunks_that_are_not_here_are_asked_for_slowly(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["not here", "not asked for"])
+async def test_chunks_that_are_not_here_or_not_asked_for_come_and_go_slowly(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setitem(PER_NODE, Resource.MISSES, Allowance(5.0, 3.0))
     dialler, listener = ends
@@ -435,8 +436,8 @@ async def test_chunks_that_are_not_here_are_asked_for_slowly(
 
     monkeypatch.setattr(door_module.asyncio, "sleep", note)
     for _ in range(6):
-        with pytest.raises(RefusedError, match="does not have chunk"):
-            await get_chunk(out, bytes(32), 1)
+        with pytest.raises(RefusedError):
+            await (get_chunk(out, bytes(32), 1) if what == "not here" else put(out, bytes(32), b"x"))
     assert len([seconds for seconds in slept if 0 < seconds <= 0.2]) >= 1
     assert listener.gone == []
 
