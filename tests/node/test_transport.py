@@ -461,6 +461,15 @@ async def test_who_takes_nothing_of_a_chunk_is_cut_off(
     writer.transport.abort()
 
 
+async def test_whoever_takes_a_chunk_slowly_gets_all_of_it(ends: tuple[End, End]) -> None:
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
+    data = os.urandom(16 * CHUNK_BYTES_MAX)  # more than the system's buffers take
+    blob = listener.hold(data)
+    async with asyncio.timeout(10):
+        assert await get_chunk(out, blob, len(data)) == data
+
+
 async def test_little_of_a_chunk_waits_in_buffers_where_nobody_sees_how_fast_it_goes_out(
     secure: tuple[End, End],
 ) -> None:
