@@ -518,6 +518,28 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
     node.records.close()
 
 
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda archive: archive.seal(8),
+        lambda archive: archive.close(Close(4, ())),
+        lambda archive: archive.snapshot_lost(bytes(32)),
+        lambda archive: archive.chunk_here(),
+    ],
+    ids=["seal", "close", "mend", "go on"],
+)
+async def test_it_rests_until_it_is_told_that_there_is_something_to_do(
+    tmp_path: Path, tell: Callable[[Archive], None]
+) -> None:
+    node = Adopting(tmp_path)
+    await node.begin()
+    resting = asyncio.create_task(node.archive._one_thing())
+    assert not (await asyncio.wait([resting], timeout=0.01))[0]
+    tell(node.archive)
+    await asyncio.wait_for(resting, 5)
+    node.records.close()
+
+
 async def test_of_a_snapshot_that_was_adopted_nothing_stays_once_another_is(tmp_path: Path) -> None:
     node = Adopting(tmp_path)
     await node.begin()

@@ -30,7 +30,7 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.layout import TensorSpec
 from tests.node.trainer_side import NODE_ID, FakeDaemon, daemon_at, link_to, publish, until, values_of
 from tests.protocol import builders
-from tests.protocol.builders import LAYOUT
+from tests.protocol.builders import LAYOUT, SMALL
 
 pytestmark = pytest.mark.usefixtures("reconnects_at_once")
 
@@ -568,6 +568,26 @@ async def test_it_closes_wherever_a_signal_finds_the_loop(
         monkeypatch.setattr(daemon_link, "_leave", interrupted)
         publish(link, 1, b"last")
     assert not link._thread.is_alive()
+
+
+async def test_the_socket_goes_with_its_daemon_which_ends_also_where_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = FakeDaemon(str(tmp_path / "s"), SMALL)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for is_read_only in (False, True):
+        daemon.start()
+        await asyncio.sleep(0)
+        assert (tmp_path / "s").exists()
+        if is_read_only:
+            monkeypatch.setattr(Path, "unlink", refused)
+        serving = daemon._task
+        await daemon.die()
+        assert serving is not None and serving.cancelled()
+        assert (tmp_path / "s").exists() == is_read_only
 
 
 async def test_memory_that_cannot_be_had_for_a_trainer_is_tried_for_again(

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiohttp
 import pytest
@@ -16,6 +17,7 @@ from gossamer.node.storage.home import Home
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.core.replica import Replica
+from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.membership.presence import NodeInfo
 from gossamer.protocol.offence import Offence
 from gossamer.protocol.records import Row
@@ -83,6 +85,19 @@ async def test_who_is_turned_away_is_not_dialled(tmp_path: Path) -> None:
     transport: Any = street
     await Dialler(transport, policing, new_core(Home(tmp_path)), events.append).dial(fx.Dial(HOME, wanted))
     assert street.dialled == [] and events == [ev.DialFailed(HOME)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionRefusedError(), TimeoutError(), aiohttp.ServerDisconnectedError(), RefusedError("no")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_that_no_link_came_up_is_told_whatever_the_reason(tmp_path: Path, error: Exception) -> None:
+    """Or the address would pass for one that is being dialled, for ever."""
+    events: list[ev.Event] = []
+    transport: Any = AsyncMock(dial=AsyncMock(side_effect=error))
+    await Dialler(transport, Policing(), new_core(Home(tmp_path)), events.append).dial(fx.Dial(HOME, None))
+    assert events == [ev.DialFailed(HOME)]
 
 
 @pytest.mark.parametrize("made_up", ["", "host", "host:0", "host:port", "http://host:7700/"])

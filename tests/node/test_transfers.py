@@ -65,6 +65,9 @@ async def test_a_get_ends_with_its_link(setup: Setup, monkeypatch: pytest.Monkey
     await setup.transfers.get(setup.link, effect)  # type: ignore[arg-type]
     assert setup.events == [ev.ChunkFailed(7, bytes(32))], "the link was gone when its turn came"
     setup.transfers.begin(setup.link)  # type: ignore[arg-type]
+    async with asyncio.timeout(5):
+        await setup.transfers.get(setup.link, fx.Get(7, bytes(32), 4, 0.001))  # type: ignore[arg-type]
+    assert setup.events == 2 * [ev.ChunkFailed(7, bytes(32))], "the core waits no longer for it"
     getting = [
         asyncio.create_task(setup.transfers.get(setup.link, effect))  # type: ignore[arg-type]
         for _ in range(3)
