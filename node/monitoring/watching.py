@@ -221,15 +221,20 @@ class Watching:
         return host if host is not None and is_gone(host) else ""
 
     async def _save(self) -> None:
-        """Save what has changed; what cannot be written is tried again with the next."""
+        """Save what has changed; what cannot be written is tried again with the next.
+
+        So is what was about to be written when the node was stopped: its thread may not even have begun.
+        """
         rounds, evaluations = self.chronicle.take_unsaved(), self.evaluations.take_unsaved()
         if not rounds and not evaluations:
             return
         try:
             await asyncio.to_thread(self.store.save, rounds, evaluations)
-        except StorageError as error:
+        except (StorageError, asyncio.CancelledError) as error:
             self.chronicle.not_saved(rounds)
             self.evaluations.not_saved(evaluations)
+            if not isinstance(error, StorageError):
+                raise
             log.debug("%s", error)
 
     async def close(self) -> None:

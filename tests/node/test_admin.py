@@ -234,6 +234,25 @@ async def test_what_could_not_be_written_of_the_past_is_written_later(
         assert saved == [([1], [1])]
 
 
+async def test_what_is_about_to_be_written_of_the_past_when_the_node_stops_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when all threads are busy: what has not begun when it is cancelled never does."""
+    monkeypatch.setattr(watching, "SAVE_TICKS", 10**6)
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await publish(home, link, 1)
+        before = await rounds_of(home, [100])
+        with monkeypatch.context() as busy:
+            busy.setattr(asyncio, "to_thread", lambda *_: asyncio.get_running_loop().create_future())
+            saving = asyncio.create_task(daemon.watching._save())
+            await asyncio.sleep(0)
+        saving.cancel()
+        await asyncio.wait([saving])
+    async with running(home):
+        assert (await get(home, "/api/rounds"))[2] == before
+
+
 async def test_a_file_that_is_lost_is_said_while_the_node_still_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
