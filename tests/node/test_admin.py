@@ -243,9 +243,11 @@ async def test_what_is_about_to_be_written_of_the_past_when_the_node_stops_is_wr
     async with running(home) as daemon, training(home) as link:
         await publish(home, link, 1)
         before = await rounds_of(home, [100])
+        watched, in_thread, never = daemon.watching, asyncio.to_thread, asyncio.Event().wait
+        save = watched.store.save
         with monkeypatch.context() as busy:
-            busy.setattr(asyncio, "to_thread", lambda *_: asyncio.get_running_loop().create_future())
-            saving = asyncio.create_task(daemon.watching._save())
+            busy.setattr(asyncio, "to_thread", lambda do, *a: never() if do == save else in_thread(do, *a))
+            saving = asyncio.create_task(watched._save())
             await asyncio.sleep(0)
         saving.cancel()
         await asyncio.wait([saving])
