@@ -13,6 +13,7 @@ import aiohttp
 import numpy as np
 
 from gossamer.node.daemon import Daemon
+from gossamer.node.dashboard.admin_client import AdminClient
 from gossamer.node.ipc import control
 from gossamer.node.ipc.daemon_link import DaemonLink
 from gossamer.node.options import DaemonOptions
@@ -125,3 +126,14 @@ async def get(home: Home, path: str, **options: Any) -> tuple[int, Any, Any]:
         is_json = response.content_type == "application/json"
         body = await response.json() if is_json else await response.text()
         return response.status, response.headers, body
+
+
+async def events_until(address: str, name: str, condition: Any = lambda data: True) -> list[tuple[str, Any]]:
+    """All events up to the first of a name that fulfils a condition."""
+    seen = []
+    async with asyncio.timeout(10), AdminClient(address) as client:
+        async for event in client.events():
+            seen.append(event)
+            if event[0] == name and condition(event[1]):
+                return seen
+    raise AssertionError("the server ended first")

@@ -1,11 +1,28 @@
-"""`watching`: what a look at a running daemon finds."""
+"""`watching`: what a look at a running daemon finds, and keeps of what happens, as its page tells it."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from gossamer.node.dashboard import bulletin
+from gossamer.node.dashboard.admin_client import AdminClient
+from gossamer.node.monitoring import watching
+from gossamer.node.monitoring.rounds import OWN
+from gossamer.node.storage.home import Home
+from gossamer.protocol.core.merge_schedule import MergeSchedule
+from gossamer.protocol.errors import StorageError
 from gossamer.protocol.membership.roster import Health
-from tests.node.daemons import founded, running
+from tests.node.daemons import events_until, facts, founded, get, joining, publish, report, running, training
+from tests.node.full_disk import FullDisk
+from tests.node.trainer_side import until
 from tests.protocol import builders
 
 
@@ -20,3 +37,300 @@ async def test_a_founder_that_is_alone_knows_whom_it_dials(tmp_path: Path) -> No
         daemon.core.roster.judge(members[0].node_id, Health.DOWN, 1.0)
         daemon.core.roster.judge(members[1].node_id, Health.LEFT, 1.0)
         assert daemon.watching._look(0.0).known == 2, "nobody dials who has left"
+
+
+async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = founded(tmp_path / "a")
+    spaces = {home.root: (10**12, None), home.chunks_path: (3 << 20, None)}
+    monkeypatch.setattr("gossamer.node.monitoring.watching._free_at", spaces.__getitem__)
+    async with running(home, trains=False) as daemon:
+        await until(lambda: daemon.watching.vitals.problem)
+        assert (await get(home, "/healthz"))[::2] == (
+            503,
+            {"healthy": False, "reason": "the disk is full: 3 MiB are free"},
+        )
+        assert "\ngossamer_disk_free_bytes 3.145728e+06\n" in (await get(home, "/metrics"))[2]
+
+
+async def test_what_cannot_be_stored_is_a_problem_though_the_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a quota, a limit on the size of files, or a database that another program holds."""
+    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
+    monkeypatch.setattr("gossamer.node.ipc.publisher.DISK_RETRY_S", 0.05)
+    monkeypatch.setattr("gossamer.node.seldom.CALM_S", 0.5)
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        disk = FullDisk(daemon.chunks, 10**6, monkeypatch, errno.EFBIG)
+        publishing = asyncio.create_task(publish(home, link, 1))
+        await until(lambda: daemon.watching.vitals.problem)
+        status, _, said = await get(home, "/healthz")
+        assert (status, said["healthy"]) == (503, False)
+        assert said["reason"].startswith("cannot store our own delta: File too large; publishing pauses")
+        disk.left = 0
+        await publishing
+        await until(lambda: daemon.watching.vitals.problem is None)
+
+
+def test_a_file_system_without_a_bound_on_files_has_room_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As btrfs: it says that there are 0 in all, and 0 free."""
+    found = SimpleNamespace(f_bavail=10, f_frsize=4096, f_files=0, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: found)
+    assert watching._free_at(tmp_path) == (40_960, None)
+
+
+async def test_what_happened_is_known_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await publish(home, link, 1)
+        link.send(report())
+        await until(lambda: daemon.watching.evaluations.to_json()["losses"], 5)
+        await publish(home, link, 2)
+        before = (await get(home, "/api/rounds"))[2]
+        while before["rounds"][-1][4] is None:
+            await asyncio.sleep(0.05)
+            before = (await get(home, "/api/rounds"))[2]
+    async with running(home):
+        assert (await get(home, "/api/rounds"))[2] == before
+        _, (_, kept) = await events_until(facts(home)["admin"], "evaluations")
+        assert kept["losses"] == [[1, 2.5]], "held-out losses too, for pages that were not open"
+    monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.ENTRIES_MAX", 1)
+    async with running(home) as daemon:
+        assert daemon.watching.chronicle.oldest() == 2
+        _, headers, after = await get(home, "/api/rounds")
+        assert after == before, "from memory and from the disk"
+        assert headers["Content-Encoding"] in ("deflate", "gzip")
+        assert (await get(home, "/api/rounds?to=1"))[2]["rounds"] == before["rounds"][:1]
+        plain = await get(home, "/api/rounds", headers={"Accept-Encoding": "identity"})
+        assert plain[2] == before and "Content-Encoding" not in plain[1]
+
+
+async def test_what_could_not_be_written_of_the_past_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "TICK_S", 0.02)
+    monkeypatch.setattr(watching, "SAVE_TICKS", 10**6)  # the first, and then when the test has it so
+    home = founded(tmp_path / "a")
+
+    def fail(*_: object) -> None:
+        raise StorageError("No space left on device")
+
+    async with running(home) as daemon, training(home) as link:
+        watched = daemon.watching
+        await until(lambda: watched.vitals._lags)
+        save = watched.store.save
+        monkeypatch.setattr(watched.store, "save", fail)
+        await publish(home, link, 1)
+        link.send(report())
+        await until(lambda: watched.evaluations.to_json()["losses"], 5)
+        await watched._save()
+        saved: list[tuple[list[int], list[int]]] = []
+
+        def note(rounds: Any, evaluations: Any) -> None:
+            saved.append(([row.number for row in rounds], list(evaluations)))
+            save(rounds, evaluations)
+
+        monkeypatch.setattr(watched.store, "save", note)
+        await watched._save()
+        assert saved == [([1], [1])]
+
+
+async def test_what_is_about_to_be_written_of_the_past_when_the_node_stops_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when all threads are busy: what has not begun when it is cancelled never does."""
+    monkeypatch.setattr(watching, "SAVE_TICKS", 10**6)
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await publish(home, link, 1)
+        before = await rounds_of(home, [100])
+        watched, in_thread, never = daemon.watching, asyncio.to_thread, asyncio.Event().wait
+        save = watched.store.save
+        with monkeypatch.context() as busy:
+            busy.setattr(asyncio, "to_thread", lambda do, *a: never() if do == save else in_thread(do, *a))
+            saving = asyncio.create_task(watched._save())
+            await asyncio.sleep(0)
+        saving.cancel()
+        await asyncio.wait([saving])
+    async with running(home):
+        assert (await get(home, "/api/rounds"))[2] == before
+
+
+async def test_a_file_that_is_lost_is_said_while_the_node_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "TICK_S", 0.02)
+    monkeypatch.setattr(watching, "DISK_TICKS", 1)
+    home = founded(tmp_path / "a")
+    async with running(home, trains=False) as daemon:
+        home.key_path.unlink()
+        await until(lambda: daemon.watching.vitals.problem)
+        assert f"{home.key_path} no longer exists" in str(daemon.watching.vitals.problem)
+
+
+async def test_one_answer_tells_of_so_many_rounds_and_the_next_of_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From memory and from the disk. 1,000 members' rounds at once would take hundreds of MiB to tell."""
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        for round_ in range(1, 6):
+            await publish(home, link, round_)
+        whole = await rounds_of(home, [100, 200, 300, 400, 500])
+        assert [line[0] for line in whole["rounds"]] == [1, 2, 3, 4, 5]
+        await daemon.watching._save()
+    monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.ENTRIES_MAX", 2)
+    async with running(home) as daemon:
+        assert daemon.watching.chronicle.oldest() == 4
+        for bound, parts in (
+            ("TOLD_ROUNDS_MAX", [[3, 4, 5], [1, 2]]),
+            ("TOLD_ENTRIES_MAX", [[3, 4, 5], [1, 2]]),
+        ):
+            with monkeypatch.context() as bounded:
+                bounded.setattr(bulletin, bound, 3)
+                async with AdminClient(facts(home)["admin"]) as client:
+                    found = [told async for told in client.rounds(0)]
+                    newest = [told async for told in client.rounds(4)]
+            assert [[line[0] for line in told["rounds"]] for told in found] == parts
+            assert [line for told in found[::-1] for line in told["rounds"]] == whole["rounds"]
+            assert [[line[0] for line in told["rounds"]] for told in newest] == [[4, 5]]
+            assert {told["oldest"] for told in found} == {1}
+
+
+async def test_our_delta_is_not_void_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        written = threading.Event()
+        add = daemon.records.add
+        monkeypatch.setattr(daemon.records, "add", lambda *a, **kw: (written.wait(10), add(*a, **kw)))
+        publishing = asyncio.create_task(publish(home, link, 1))
+        await until(lambda: daemon.writer._waiting or not daemon.writer._idle.is_set())
+        daemon.merging.on_judged(1, (), None)  # as when another's delta of the round is merged
+        written.set()
+        await publishing
+        (line,) = (await get(home, "/api/rounds"))[2]["rounds"]
+        assert [entry[5] for entry in line[6]] == [OWN]
+
+
+async def rounds_of(home: Home, tokens: list[int]) -> dict[str, Any]:
+    """What the page is told of rounds, once the swarm's tokens after each are these."""
+    async with asyncio.timeout(10):
+        while True:
+            found: dict[str, Any] = (await get(home, "/api/rounds"))[2]
+            if [line[4] for line in found["rounds"]] == tokens:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await publish(home, link, 1)
+        before = await rounds_of(home, [100])
+        daemon.core.ledger.close(1)
+        await daemon.merging.close_up_to(1, lambda: True)
+        daemon.merging.on_judged(1, (), None)
+        assert (await get(home, "/api/rounds"))[2] == before
+        await publish(home, link, 2)
+        after = await rounds_of(home, [100, 200])
+        assert after["rounds"][0] == before["rounds"][0]
+
+
+async def test_sums_stay_as_they_were_until_all_rounds_are_merged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart the newest round is merged first, and there may be very many."""
+    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
+    home = founded(tmp_path / "a")
+    async with running(home), training(home) as link:
+        for round_ in (1, 2, 3):
+            await publish(home, link, round_)
+        before = await rounds_of(home, [100, 200, 300])
+    due = MergeSchedule.look
+    monkeypatch.setattr(MergeSchedule, "look", lambda self, now: due(self, now)[2:])
+    monkeypatch.setattr(MergeSchedule, "look_whether_ready", lambda self, now: None)
+    async with running(home) as daemon:
+        await until(lambda: daemon.merging.version)
+        looks = len(daemon.watching.vitals._lags)
+        await until(lambda: len(daemon.watching.vitals._lags) > looks + 3)
+        assert (await get(home, "/api/rounds"))[2] == before
+
+
+async def test_a_joiner_is_not_healthy_yet(tmp_path: Path) -> None:
+    home = joining(tmp_path / "b", founded(tmp_path / "a"))
+    async with running(home, join=("127.0.0.1:1",), trains=False):
+        status, _, said = await get(home, "/healthz")
+        assert (status, said) == (503, {"healthy": False, "reason": "joining"})
+
+
+async def test_who_waits_for_its_trainer_is_healthy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It takes seconds to import torch, on a machine up for weeks. One that hangs is told of."""
+    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
+    monkeypatch.setattr("gossamer.node.monitoring.trainerwatch.STANDSTILL_S", 0.4)
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        looks = daemon.watching.vitals._lags
+        await until(lambda: len(looks) == 60)
+        assert (await get(home, "/healthz"))[::2] == (200, {"healthy": True, "reason": "starting"})
+        assert "is it stuck" not in caplog.text
+        async with training(home):
+            await until(lambda: "is it stuck" in caplog.text)
+            assert (await get(home, "/healthz"))[0] == 503
+        await until(lambda: daemon.watching.vitals.problem is None)
+
+
+async def test_who_only_looks_on_has_no_trainer_to_lack(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home, trains=False) as daemon:
+        assert not daemon.watching._look(0.0).lacks_trainer
+    async with running(home) as daemon:
+        assert daemon.watching._look(0.0).lacks_trainer
+
+
+async def test_who_has_the_model_is_not_joining_while_its_trainer_has_not_begun(tmp_path: Path) -> None:
+    """The first evaluation of a large model takes minutes, and so may what a script does after `attach`."""
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await until(lambda: daemon.merging.ready)
+        link.send(report(state="joining"))
+        await until(lambda: daemon.port.report)
+        assert (await get(home, "/healthz"))[::2] == (200, {"healthy": True, "reason": "starting"})
+
+
+async def test_a_trainer_that_has_no_step_to_do_is_not_late_with_it(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon, training(home) as link:
+        await until(lambda: daemon.merging.ready)
+        link.send(report())
+        await until(lambda: daemon.view.state == "training")
+        assert daemon.watching._look(0.0).overdue_s != 0.0
+        link.send(report(state="finished"))
+        await until(lambda: daemon.view.state == "finished")
+        assert daemon.watching._look(0.0).overdue_s == 0.0
+
+
+async def test_a_fault_in_watching_does_not_stop_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.01)
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        monkeypatch.setattr(daemon.watching, "_look", None)
+        monkeypatch.setattr(daemon.watching.chronicle, "heard", None)
+        await until(lambda: "an error while watching" in caplog.text)
+        await until(lambda: daemon.merging.ready)
+        async with training(home) as link:
+            await publish(home, link, 1)
+            await until(lambda: daemon.merging.version)
+        assert (await get(home, "/api/state"))[0] == 200
+    assert caplog.text.count("an error while watching") == 1
