@@ -19,7 +19,7 @@ from benchmarks.rounds import Lie, Scale, Swarm, build
 from gossamer.models.corpus import Corpus
 from gossamer.models.text import ByteTextTask, TextOptions
 from gossamer.protocol.errors import DivergedError
-from gossamer.protocol.merging.conduct import Change, Conduct, RoundFigures, figures
+from gossamer.protocol.merge.contributions import Change, Conduct, RoundFigures, figures
 
 FULL = Scale(workers=8, windows=24, steps=16, context=64, batch_size=4, eval_batches=64)
 QUICK = Scale(workers=4, windows=3, steps=2, context=16, batch_size=2, eval_batches=1)

@@ -9,11 +9,10 @@ import torch
 from benchmarks.goals import Goal
 from benchmarks.measure import best_of, copy_seconds, delta_like
 from benchmarks.tables import Table
-from gossamer.node.training.encoders import SectionWriter, encode_tensor, piece_numel
+from gossamer.node.trainer.encoders import SectionWriter, encode_tensor, piece_numel
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.codecs.base import Codec
-from gossamer.protocol.payloads.chunks import split_payload
-from gossamer.protocol.payloads.packing import pack_chunk, unpack_chunk
+from gossamer.protocol.payloads.chunks import pack_chunk, split_payload, unpack_chunk
 from gossamer.protocol.rules.base import PART
 
 

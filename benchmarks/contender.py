@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gossamer.models.inner_optimizer import InnerOptimizer
+from gossamer.models.muon import InnerOptimizer
 from gossamer.models.registry import build_task
 from gossamer.models.task import DataStream, Task
 from gossamer.node import Peer

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.node.lifeline import Child
-from gossamer.node.network.client import fetch_status
+from gossamer.node.daemon.network.rpc import fetch_status
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
+from gossamer.node.processes import Child
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.layout import TensorSpec
@@ -144,7 +144,9 @@ class Daemons:
             folder=home.root, listen="127.0.0.1:0", join=join, name=home.root.name, admin="off"
         )
         with open(home.root.with_suffix(".log"), "ab") as log:
-            self._children.append(Child("gossamer.node.daemon", [options.to_json()], stderr=log.fileno()))
+            self._children.append(
+                Child("gossamer.node.daemon.daemon", [options.to_json()], stderr=log.fileno())
+            )
         self._homes.append(home)
 
     async def _address(self, home: Home) -> str:

@@ -16,8 +16,8 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.tables import Table
-from gossamer.node.network.client import fetch_status
-from gossamer.node.storage.home import Home, manifest_of
+from gossamer.node.daemon.network.rpc import fetch_status
+from gossamer.node.home import Home, manifest_of
 from gossamer.protocol.limits import CPU_PER_NODE_BURST_S
 from tests.net.processes import SwarmRun
 

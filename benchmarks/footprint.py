@@ -28,14 +28,13 @@ from benchmarks.daemons import new_home
 from benchmarks.goals import amount
 from benchmarks.growth import bends
 from benchmarks.tables import Table
-from gossamer.node.lifeline import Child
-from gossamer.node.network.client import fetch_status
+from gossamer.node.daemon.network.rpc import fetch_status
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.records import GENESIS, RecordStore
+from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.base import GENESIS
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.processes import Child
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.fixedpoint import Ints
@@ -145,7 +144,7 @@ async def _daemon(folder: Path, parameters: int) -> dict[str, Any]:
     home, manifest = await asyncio.to_thread(_prepare, folder, parameters)
     options = DaemonOptions(folder=home.root, listen="127.0.0.1:0", admin="off")
     with open(folder / "log", "wb") as log:
-        child = Child("gossamer.node.daemon", [options.to_json()], stderr=log.fileno())
+        child = Child("gossamer.node.daemon.daemon", [options.to_json()], stderr=log.fileno())
     puppet = Puppet(home.socket_path(), manifest, step_s=POLL_S, seed=1)
     try:
         await _until(home, lambda status: status["version"] > 0)

@@ -18,12 +18,12 @@ from benchmarks.daemons import new_home, swarm_of
 from benchmarks.goals import Goal
 from benchmarks.plots import axes, save
 from benchmarks.tables import Table
-from gossamer.node.ipc.daemon_link import DaemonLink
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
-from gossamer.node.training.outer import OuterLoop
+from gossamer.node.trainer.daemon_link import DaemonLink
+from gossamer.node.trainer.outer import OuterLoop
 from gossamer.protocol.manifest import Manifest
 from tests.net import hosts as namespaces
 from tests.net.hosts import NET, Hosts
@@ -128,7 +128,7 @@ def _start(hosts: Hosts, n: int, home: Home, *, trains: bool) -> None:
         trains=trains,
         admin="off",
     )
-    hosts.start(n, "gossamer.node.daemon", options.to_json(), log=home.root.with_suffix(".log"))
+    hosts.start(n, "gossamer.node.daemon.daemon", options.to_json(), log=home.root.with_suffix(".log"))
 
 
 def _copy(folder: Path, size: int) -> float:

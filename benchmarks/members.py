@@ -16,7 +16,7 @@ import psutil
 from benchmarks import plots
 from benchmarks.growth import bends, in_fresh_process
 from benchmarks.tables import Table
-from gossamer.protocol.core.replica import Replica
+from gossamer.protocol.replica import Replica
 from tests.sim import scenario
 from tests.sim.world import World, no_collections
 

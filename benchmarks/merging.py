@@ -9,10 +9,10 @@ import torch
 from benchmarks.goals import Goal
 from benchmarks.measure import best_of, copy_seconds, delta_like
 from benchmarks.tables import Table
-from gossamer.node.training.encoders import encode_tensor
+from gossamer.node.trainer.encoders import encode_tensor
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.merging.conduct import figures
-from gossamer.protocol.merging.merge import Contribution, RoundMerge, measure
+from gossamer.protocol.merge.contributions import figures
+from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec, plan
 from gossamer.protocol.payloads.payload import Payload
 from gossamer.protocol.rules import RULES

@@ -23,12 +23,12 @@ from benchmarks.growth import bends, in_fresh_process
 from benchmarks.tables import Table
 from gossamer.bootstrap import manifests
 from gossamer.models.task import named_tensors
-from gossamer.node.phi import snapshots
-from gossamer.node.training.outer import OuterLoop
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.trainer.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.merging.merge import Contribution, RoundMerge, measure
+from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import Payload, payload_length
 

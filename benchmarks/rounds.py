@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.defaults import outer_defaults
+from gossamer.bootstrap.manifests import outer_defaults
 from gossamer.models.corpus import Corpus
-from gossamer.models.inner_optimizer import InnerOptimizer
+from gossamer.models.muon import InnerOptimizer
 from gossamer.models.task import DataStream, Task, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions
-from gossamer.node.training.outer import OuterLoop
+from gossamer.node.trainer.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merging.merge import Contribution, RoundMerge, measure
+from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure
 from gossamer.protocol.payloads.payload import Payload, encode_payload, payload_length
 
 

@@ -1,6 +1,6 @@
 """A swarm of real protocol cores in virtual time, on hosts with lines of their own (see `access`).
 
-Every decision is that of `gossamer.protocol.core.replica`, as in the daemon and in tests/sim. All that is not
+Every decision is that of `gossamer.protocol.replica`, as in the daemon and in tests/sim. All that is not
 sent is left out: payloads are sizes without bytes, nothing is merged, and disks take no time.
 """
 
@@ -14,14 +14,14 @@ from benchmarks.access import Flow, Host, Line
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
-from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.membership.presence import NodeInfo
+from gossamer.protocol.membership.member_records import NodeInfo
 from gossamer.protocol.messages import Decline, encode
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.records import NO_RECORD, DeltaBody
+from gossamer.protocol.replica import Replica
 from tests.sim.loop import Loop
 from tests.sim.memo import Encoder
 from tests.sim.trace import Trace

@@ -16,17 +16,15 @@ from statistics import median
 from typing import Any
 
 from benchmarks.tables import Table
-from gossamer.node.network.chunk_requests import get_chunk
-from gossamer.node.network.chunk_routes import ChunkRoutes
-from gossamer.node.network.link import PeerLink
-from gossamer.node.network.policing import Policing
-from gossamer.node.network.questions import Questions
-from gossamer.node.network.tls import Certificate
-from gossamer.node.network.transport import Transport
-from gossamer.node.network.uploads import Uploads
+from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, get_chunk
+from gossamer.node.daemon.network.links import PeerLink
+from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.server import Questions, Transport
+from gossamer.node.daemon.network.tls import Certificate
+from gossamer.node.daemon.network.upload_limits import Uploads
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.payloads.packing import Chunk
+from gossamer.protocol.payloads.chunks import Chunk
 
 SWARM = sha256(b"a swarm for a benchmark").digest()
 HANDSHAKES = 15

@@ -1,30 +1,28 @@
 """Writes manifests: builds a task's model once, and writes down everything that nodes must agree on."""
 
+import difflib
+import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gossamer.bootstrap.defaults import (
-    AMONG_FRIENDS,
-    AMONG_STRANGERS,
-    EVERY_STEPS,
-    FRAGMENTS,
-    RETAIN,
-    outer_defaults,
-)
-from gossamer.bootstrap.manifest_toml import to_toml
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue
+from gossamer.models.task import named_tensors
 from gossamer.models.task_file import kind_of
-from gossamer.node.given import read_manifest
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.placing import put
-from gossamer.node.tilde import expanded
-from gossamer.node.training import genesis
-from gossamer.protocol.errors import ConfigError, StorageError
-from gossamer.protocol.fixedpoint import Ints
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.files import put
+from gossamer.node.inputs import expanded, read_manifest
+from gossamer.node.trainer import genesis
+from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
+from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.limits import TENSORS_MAX
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.layout import TensorSpec, plan
@@ -33,6 +31,303 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gossamer.models.task import Task
+
+
+# --- What new manifests have where nobody says otherwise.
+
+AMONG_FRIENDS = {"weight_cap": 0.0}
+"""For invited members: their machines may differ a thousandfold, and each should count for what it does."""
+
+AMONG_STRANGERS = {"clip": 1.5}
+"""For open swarms: half of a manifest's default. It costs nothing in a calm swarm, and two of eight members
+that send their deltas with the opposite sign no longer stop it (docs/attacks.md)."""
+
+EVERY_STEPS = 30
+"""Default number of inner steps in a window."""
+
+FRAGMENTS = 4
+"""Default number of parts that a model is split into. They take turns, so that no delta moves the whole model
+at once: 1 % less loss for the same bytes (docs/benchmarks/learning.md)."""
+
+RETAIN = 256
+"""Default number of windows whose records are kept; `history.retain` is this times the fragments, in
+rounds."""
+
+
+def outer_defaults(codec: str, *, by_mean: bool = False) -> dict[str, float]:
+    """Outer optimizer settings that suit a codec; docs/benchmarks/learning.md has the evidence.
+
+    Momentum only pays from 4 bits up. topk sends so little of a delta that longer steps make up for it,
+    provided that what was left out is forgotten sooner.
+
+    The mean of deltas that differ is shorter than each of them. `rda` makes up for that; if all tensors are
+    averaged `by_mean`, the steps are longer instead, and then tolerate less momentum.
+    """
+    if codec == "topk":
+        return {"learning_rate": 4.5 if by_mean else 3.0, "momentum": 0.0, "ef_decay": 0.8}
+    if codec == "int2":
+        return {"learning_rate": 1.4 if by_mean else 1.0, "momentum": 0.0, "ef_decay": 0.9}
+    if by_mean:
+        return {"learning_rate": 0.7, "momentum": 0.5, "ef_decay": 1.0}
+    return {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0}
+
+
+# --- A manifest as people read and edit it: TOML, with the meaning of values beside them.
+
+
+def to_toml(manifest: Manifest) -> str:
+    """The file's text; read back, it gives the same manifest."""
+    outer, pace = manifest.outer, manifest.pace
+    option_lines = "\n".join(f"{_key(key)} = {_value(value)}" for key, value in manifest.task.options.items())
+    tensor_lines = "\n".join(
+        f"    [{_value(spec.name)}, {list(spec.shape)}, {_value(spec.averaging)}],"
+        for spec in manifest.layout.tensors
+    )
+    # Only custom tasks have a source.
+    source_line = (
+        f"source = {_value(manifest.task.source)}  # digest of its file\n" if manifest.task.source else ""
+    )
+    owners = ", ".join(_value(owner) for owner in manifest.admission.owners)
+    return f"""\
+# A Gossamer swarm. All its nodes agree on everything here: change any value, and it is another swarm.
+
+[swarm]
+name = {_value(manifest.swarm.name)}
+created = {manifest.swarm.created}  # Unix seconds
+
+[task]
+name = {_value(manifest.task.name)}
+seed = {manifest.task.seed}
+{source_line}
+[task.options]
+{option_lines}
+
+[outer]
+codec = {_value(outer.codec)}  # exact, int8, int4, int2 or topk
+learning_rate = {outer.learning_rate}
+momentum = {outer.momentum}
+ef_decay = {outer.ef_decay}  # how much of what a codec left out is carried into the next delta
+clip = {outer.clip}  # times the median norm per square root of steps; 0 for none
+weight_cap = {outer.weight_cap}  # times the median weight; 0 for none
+staleness_max = {outer.staleness_max}
+
+[pace]
+every_steps = {pace.every_steps}  # inner steps between two deltas of a fragment, or 0 ...
+every_seconds = {pace.every_seconds}  # ... and seconds instead
+min_round_seconds = {pace.min_round_seconds}
+
+[history]  # all in rounds
+seal_after = {manifest.history.seal_after}
+snapshot_every = {manifest.history.snapshot_every}
+retain = {manifest.history.retain}  # how long a partition may last and still heal exactly; 0 keeps all
+
+[admission]
+mode = {_value(manifest.admission.mode)}  # open, or invited: only nodes that an owner invites
+owners = [{owners}]  # public keys that can invite and revoke
+
+[genesis]
+digest = {_value(manifest.genesis.digest)}
+
+[layout]
+fragments = {manifest.layout.fragments}
+tensors = [  # name, shape, averaging rule
+{tensor_lines}
+]
+"""
+
+
+def _value(value: OptionValue) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+    return repr(value)
+
+
+def _key(name: str) -> str:
+    """A TOML key, bare if TOML allows that."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value(name)
+
+
+# --- Existing weights as a swarm's first parameters: a safetensors file, or a folder written by transformers.
+#
+# Nothing is ever unpickled, so ``.bin`` and ``.pt`` files are refused.
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_WRAPPERS = ("module.", "_orig_mod.")
+"""Prefixes that DistributedDataParallel and torch.compile put before every name."""
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Set a model's trainable parameters, float32, to the values that a file or folder holds for their names.
+
+    A tensor that the model ties to others may have any of their names. A file may leave out the name of the
+    module that holds nearly everything, as transformers' base models do. Buffers are ignored: each node has
+    its own.
+
+    Raises:
+        ConfigError: the weights cannot be read, or are not this model's; names the first tensor that differs.
+    """
+    weights = _Weights(path)
+    naming = _naming(_all_names(model), weights.names)
+    aliases = _aliases(model)
+    used: set[str] = set()
+    for name, parameter in named_tensors(model):
+        names = [naming.of(alias) for alias in aliases[parameter]]
+        present = [alias for alias in names if alias in weights.names]
+        if not present:
+            raise ConfigError(_missing(weights, naming.of(name), parameter))
+        values, *others = [_fitting(weights, alias, parameter) for alias in present]
+        if not all(torch.equal(values, other) for other in others):
+            raise ConfigError(
+                f"{path}: {' and '.join(present)} differ, but are one tensor in the model: leave out all but"
+                " the one that counts"
+            )
+        try:
+            to_fixed(values.numpy())
+        except DivergedError as error:
+            raise ConfigError(f"{path}: tensor {present[0]!r}: {error}; scale or freeze it") from None
+        with torch.no_grad():
+            parameter.copy_(values)
+        used.update(present)
+    _check_others(model, weights, naming, weights.names - used)
+
+
+class _Naming(NamedTuple):
+    """How the model's names become the file's."""
+
+    drop: str = ""
+    add: str = ""
+
+    def of(self, name: str) -> str:
+        return self.add + name.removeprefix(self.drop)
+
+
+def _naming(names: Iterable[str], found: frozenset[str]) -> _Naming:
+    """The naming by which the most names are found."""
+    modules = sorted({f"{name.split('.')[0]}." for name in names if "." in name})
+    candidates = [
+        _Naming(),
+        *(_Naming(add=wrapper) for wrapper in _WRAPPERS),
+        *(_Naming(drop=module) for module in modules),
+    ]
+    return max(candidates, key=lambda naming: sum(naming.of(name) in found for name in names))
+
+
+def _all_names(model: nn.Module) -> list[str]:
+    return [name for name, _ in model.named_parameters(remove_duplicate=False)]
+
+
+def _aliases(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """Every name of every parameter."""
+    aliases: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(parameter, []).append(name)
+    return aliases
+
+
+def _fitting(weights: "_Weights", name: str, parameter: nn.Parameter) -> Tensor:
+    """A tensor of the file as float32. Raises ConfigError if it cannot be this parameter's."""
+    values = weights.get(name)
+    if values.dtype not in _FLOATS:
+        raise ConfigError(
+            f"{weights.path}: tensor {name!r} is {_plain(values.dtype)}; weights must be float32, float64,"
+            " bfloat16 or float16 (a quantised model cannot be trained)"
+        )
+    if values.shape != parameter.shape:
+        raise ConfigError(
+            f"{weights.path}: tensor {name!r} has shape {list(values.shape)}, but {list(parameter.shape)} in"
+            " the model"
+        )
+    return values.float()
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _missing(weights: "_Weights", name: str, parameter: nn.Parameter) -> str:
+    nearest = difflib.get_close_matches(name, weights.names, n=1)
+    guess = f"; the most similar name is {nearest[0]!r}" if nearest else ""
+    shape = list(parameter.shape)
+    return f"{weights.path} has no tensor {name!r} of shape {shape}, which the model trains{guess}"
+
+
+def _check_others(model: nn.Module, weights: "_Weights", naming: _Naming, names: Iterable[str]) -> None:
+    """Raise ConfigError for unused tensors in the file that matter: frozen parameters must have the same
+    values in the model, and names that the model does not have are refused. Buffers are ignored."""
+    frozen = {naming.of(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    buffers = {naming.of(name) for name, _ in model.named_buffers()}
+    for name in sorted(names):
+        if name in frozen:
+            if not torch.equal(_fitting(weights, name, frozen[name]), frozen[name].float()):
+                raise ConfigError(
+                    f"{weights.path}: tensor {name!r} is frozen in the model, with different values; a swarm"
+                    " only shares what it trains, so load the rest in build_model"
+                )
+        elif name not in buffers:
+            raise ConfigError(f"{weights.path} has a tensor {name!r}, which the model does not have")
+
+
+class _Weights:
+    """Named tensors of one file, or of several with an index."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the files. Raises ConfigError."""
+        self.path = path
+        self._files: dict[str, Any] = {}
+        try:
+            for file in _files(path):
+                opened: Any = safe_open(file, framework="pt", device="cpu")
+                self._files.update(dict.fromkeys(opened.keys(), opened))
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"cannot read weights from {path}: {error}") from None
+        self.names = frozenset(self._files)
+
+    def get(self, name: str) -> Tensor:
+        """A tensor by name. Raises ConfigError."""
+        try:
+            tensor: Tensor = self._files[name].get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"cannot read tensor {name!r} from {self.path}: {error}") from None
+        return tensor
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The safetensors files that a path stands for. Raises ConfigError or OSError."""
+    if path.is_dir():
+        found = [path / name for name in (SINGLE, INDEX) if (path / name).exists()]
+        if not found:
+            raise ConfigError(f"{path} holds neither {SINGLE} nor {INDEX}; give the file itself with --from")
+        path = found[0]
+    if not path.exists():
+        raise ConfigError(f"--from {path}: no such file or folder")
+    if path.name.endswith(".index.json"):
+        yield from _shards(path)
+    elif path.suffix == ".safetensors":
+        yield path
+    else:
+        raise ConfigError(
+            f"--from {path}: only safetensors files are read, since other formats may run code when they are"
+            " opened; convert the weights with safetensors.torch.save_model"
+        )
+
+
+def _shards(index: Path) -> Iterator[Path]:
+    """The files that an index lists, which lie beside it. Raises ConfigError or OSError."""
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ConfigError(f"{index} is not an index of safetensors files") from None
+    for name in sorted(names, key=str):
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ConfigError(f"{index} names {name!r}, which is not a file beside it")
+        yield index.parent / name
+
 
 CUSTOM = "custom"
 """The task of a swarm that is trained by people's own scripts."""
@@ -89,8 +384,6 @@ def create(
         raise ConfigError(str(error)) from error
     _check_fragments("--fragments", fragments, len(tensors))
     if weights is not None:
-        from gossamer.bootstrap.weights import load_weights
-
         load_weights(model, weights)
     return _describe(
         model,
@@ -188,11 +481,7 @@ def describe(
 def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
     """The tensors that a swarm of this model shares. Raises ConfigError if there are none, or some cannot be
     shared."""
-    from gossamer.node.training.parameters import (  # torch: not for a bootstrap peer
-        check_shareable,
-        parameters_of,
-    )
-    from gossamer.node.training.sharding import is_sharded
+    from gossamer.node.trainer.parameters import check_shareable, is_sharded, parameters_of
 
     tensors = {name: parameter for name, parameter in parameters_of(model).items() if parameter.requires_grad}
     if len(tensors) > TENSORS_MAX:

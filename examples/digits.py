@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gossamer.bootstrap import manifests
 from gossamer.node import Peer
-from gossamer.node.schedules import cosine
+from gossamer.node.trainer.data import cosine
 
 try:
     from sklearn.datasets import load_digits

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from gossamer.bootstrap import manifests
 from gossamer.models.corpus import load_corpus
 from gossamer.node.adapters.lightning import GossamerCallback
-from gossamer.node.schedules import cosine
+from gossamer.node.trainer.data import cosine
 
 CONTEXT = 64
 

@@ -19,7 +19,7 @@ from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM, Trainer, 
 from gossamer.bootstrap import manifests
 from gossamer.models.corpus import load_corpus
 from gossamer.node.adapters.transformers import GossamerCallback
-from gossamer.node.schedules import cosine
+from gossamer.node.trainer.data import cosine
 
 CONTEXT = 64
 

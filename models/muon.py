@@ -15,11 +15,39 @@ steps of the usual length of AdamW's, and for weight decay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# --- A task's inner optimizer, whether one or several, as a training loop uses it.
+
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
+
+class InnerOptimizer:
+    """Steps all of a task's optimizers together, each group at a fraction of its own peak learning rate."""
+
+    def __init__(self, built: Optimizers) -> None:
+        """`built` is what `Task.build_optimizer` returned, at peak learning rates."""
+        self.parts = (built,) if isinstance(built, torch.optim.Optimizer) else tuple(built)
+        self._peaks = [[group["lr"] for group in part.param_groups] for part in self.parts]
+
+    def scale_lr(self, factor: float) -> None:
+        """Set every learning rate to this factor of its peak."""
+        for part, peaks in zip(self.parts, self._peaks, strict=True):
+            for group, peak in zip(part.param_groups, peaks, strict=False):  # groups may be added later
+                group["lr"] = peak * factor
+
+    def step(self) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic that drives singular values towards 1: steep at 0, and not exact at 1."""

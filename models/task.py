@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.models.errors import TaskError
-from gossamer.models.inner_optimizer import Optimizers
+from gossamer.models.muon import Optimizers
 
 Batch = Any
 """One batch of training data; only its own task looks inside."""

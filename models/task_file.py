@@ -108,7 +108,7 @@ def load(file: TaskFile) -> TaskKind:
     Raises:
         TaskError: the file does not run, or its class is not a complete task.
     """
-    from gossamer.models.guarded import Guarded, explained
+    from gossamer.models.checking import Guarded, explained
 
     source = file.source()
     with explained(file.path, "importing it"):

@@ -11,10 +11,13 @@ import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,9 +28,76 @@ from gossamer.models.generate import decode_characters, generate_bytes
 from gossamer.models.gpt import GPT, PRESETS, GPTConfig
 from gossamer.models.llama_format import llama_files
 from gossamer.models.muon import Muon
-from gossamer.models.precision import mixed
 from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
-from gossamer.models.windows import held_out_windows, training_windows
+
+# --- Which windows of a long byte array a node trains on, and which it evaluates on.
+#
+# Training: the array is cut into segments. In every epoch a node goes once through all of them (except a few
+# that do not fill a batch), in its own order, and takes one window at a random offset within each. So nodes
+# spread over the whole text, no region is missed for long, and no coordination is needed. Each epoch has its
+# own generator, so that any batch can be reached directly: a resumed node does not replay what it has seen.
+
+SEGMENT_BYTES = 4096
+
+Window = tuple[Tensor, Tensor]
+"""inputs_BL and targets_BL, int64; the targets are one position ahead."""
+
+
+def training_windows(
+    text: npt.NDArray[np.uint8], *, batch_size: int, context: int, stream: DataStream
+) -> Iterator[Window]:
+    """Yield batches of `batch_size` windows without end; `text` is uint8 with at least `context + 1`
+    bytes."""
+    last = text.size - context - 1
+    # If the text is too short for one segment per row, segments are shorter, windows overlap and, at worst, a
+    # batch has the same window twice.
+    segment = max(1, min(SEGMENT_BYTES, (last + 1) // batch_size))
+    segments = -(-(last + 1) // segment)
+    per_epoch = max(1, segments // batch_size)
+    epoch, begin = divmod(stream.skip_batches, per_epoch)
+    while True:
+        generator = stream.generator(epoch)
+        order = np.resize(generator.permutation(segments), per_epoch * batch_size)
+        starts = np.minimum(order * segment + generator.integers(0, segment, order.size), last)
+        for rows in starts.reshape(per_epoch, batch_size)[begin:]:
+            yield _gather(text, rows, context)
+        epoch, begin = epoch + 1, 0
+
+
+def held_out_windows(
+    text: npt.NDArray[np.uint8], *, batch_size: int, context: int, batches: int
+) -> Iterator[Window]:
+    """Yield at most `batches` batches of windows, evenly spaced over `text`; always the same ones."""
+    last = text.size - context - 1
+    count = min(batches * batch_size, last + 1)
+    starts = np.linspace(0, last, count).astype(np.int64)
+    for begin in range(0, count, batch_size):
+        yield _gather(text, starts[begin : begin + batch_size], context)
+
+
+def _gather(text: npt.NDArray[np.uint8], starts_B: npt.NDArray[np.int64], context: int) -> Window:
+    windows = text[starts_B[:, None] + np.arange(context + 1)].astype(np.int64)
+    return torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())
+
+
+# --- The precision in which the built-in model computes. Its parameters, which nodes share, are always
+# float32.
+
+
+def mixed(device: torch.device) -> AbstractContextManager[object]:
+    """A context for the forward pass: products in bfloat16 where the hardware has it, many times as fast.
+
+    On CPUs, few of which have it, everything stays float32.
+    """
+    return torch.autocast(device.type, torch.bfloat16) if _is_quick(device) else nullcontext()
+
+
+def _is_quick(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):  # the next call asks about the current device
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
 
 OPTIMIZERS = ("muon", "adamw")
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gossamer.node.peer import Peer as Peer
+    from gossamer.node.trainer.peer import Peer as Peer
 
 __all__ = ["Peer"]
 __version__ = "0.2.0.dev0"
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
     if name == "Peer":
         if sys.platform == "win32":
             raise ImportError("Gossamer does not run on Windows: install it inside WSL 2")
-        from gossamer.node.peer import Peer
+        from gossamer.node.trainer.peer import Peer
 
         return Peer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

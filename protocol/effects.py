@@ -7,8 +7,8 @@ effects out in order, and feeds back what happened as events (`events.py`).
 from dataclasses import dataclass
 
 from gossamer.protocol.claims import Claim
+from gossamer.protocol.errors import Offence
 from gossamer.protocol.messages import Message
-from gossamer.protocol.offence import Offence
 from gossamer.protocol.records import Delta
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
 from gossamer.protocol import limits
-from gossamer.protocol.envelope import HEADER_BYTES
 from gossamer.protocol.errors import MalformedError, UnsupportedError
 from gossamer.protocol.identity import NODE_ID_BYTES
 from gossamer.protocol.payloads.chunks import HASH_BYTES
-from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
+from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
+from gossamer.protocol.records import HEADER_BYTES
 from gossamer.protocol.wire import Fields, pack, unpack
 
 _COMPARED_MAX = limits.COMPARED_PARENTS_MAX * FANOUT
@@ -67,7 +67,7 @@ class Records:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class Have:
     """The sender now holds the payloads of these deltas."""
 
     code: ClassVar[int] = 2
@@ -82,7 +82,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Compare:
+class Digest:
     """Digests of ranges of the sender's ledger at one level: answer with what differs, one level down.
 
     `whole` marks the opening of an exchange: these ranges cover all that the sender has. Rounds up to
@@ -112,7 +112,7 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class RecordIds:
     """All record ids that the sender has for some rounds on which the two ledgers differ."""
 
     code: ClassVar[int] = 4
@@ -132,7 +132,7 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GetRecords:
     """Send me these records."""
 
     code: ClassVar[int] = 5
@@ -238,7 +238,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Want:
     """Send me this chunk by PUT: you dialled me, so I may not be able to GET it from you."""
 
     code: ClassVar[int] = 11
@@ -290,7 +290,7 @@ class CharterSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class HaveChunks:
     """The sender now holds these chunks of a delta's payload, numbered from 0."""
 
     code: ClassVar[int] = 14
@@ -313,19 +313,19 @@ _TYPES: dict[int, type[Message]] = {
     kind.code: kind
     for kind in (
         Records,
-        Holding,
-        Compare,
-        Inventory,
-        Request,
+        Have,
+        Digest,
+        RecordIds,
+        GetRecords,
         RosterSummary,
         Ping,
         Ack,
         PingFor,
         Suspect,
-        Ask,
+        Want,
         Decline,
         CharterSummary,
-        Parts,
+        HaveChunks,
     )
 }
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from gossamer.bootstrap import cli
-from gossamer.node.config.command import Command
+from gossamer.bootstrap.cli import main as cli
+from gossamer.bootstrap.cli.config import Command
 
 GOSSAMER: Any = typer.main.get_command(cli.app)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import catalogue
-from gossamer.bootstrap.defaults import outer_defaults
+from gossamer.bootstrap.manifests import outer_defaults
 from gossamer.models.gpt import PRESETS
 from gossamer.models.text import TextOptions
 from gossamer.protocol import limits

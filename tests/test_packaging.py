@@ -245,13 +245,13 @@ def test_the_purity_check_lets_pass(source):
 @pytest.mark.parametrize(
     ("room", "package", "source"),
     [
-        ("protocol", "gossamer.protocol", "import gossamer.node.daemon"),
+        ("protocol", "gossamer.protocol", "import gossamer.node.daemon.daemon"),
         ("protocol", "gossamer.protocol", "from gossamer import node"),
         ("protocol", "gossamer.protocol", "from .. import node"),
         ("protocol", "gossamer.protocol.codecs", "from ...models import gpt"),
         ("models", "gossamer.models", "from gossamer.protocol import layout"),
         ("node", "gossamer.node", "if x:\n    from gossamer.bootstrap import cli"),
-        ("node", "gossamer.node", "import importlib\nimportlib.import_module('gossamer.bootstrap.cli')"),
+        ("node", "gossamer.node", "import importlib\nimportlib.import_module('gossamer.bootstrap.cli.main')"),
         ("bootstrap", "gossamer.bootstrap", "import node"),
     ],
 )
@@ -264,7 +264,7 @@ def test_the_direction_check_sees(room, package, source):
     [
         ("protocol", "gossamer.protocol.codecs", "from .. import limits\nfrom ..wire import pack"),
         ("node", "gossamer.node", "from gossamer.protocol import merge\nfrom gossamer.models import gpt"),
-        ("bootstrap", "gossamer.bootstrap", "import gossamer.node.daemon"),
+        ("bootstrap", "gossamer.bootstrap", "import gossamer.node.daemon.daemon"),
         ("node", "gossamer.node", "from gossamer.node import nodes, models_cache"),
     ],
 )
@@ -315,7 +315,7 @@ def _loaded_by(statement: str, names: tuple[str, ...], cwd: Path) -> list[str]:
 
 def test_the_daemon_does_not_load_torch(tmp_path):
     """It must start in well under a second, and never share a process with the trainer."""
-    assert _loaded_by("import gossamer.node.daemon", ("torch", "transformers"), tmp_path) == []
+    assert _loaded_by("import gossamer.node.daemon.daemon", ("torch", "transformers"), tmp_path) == []
 
 
 def test_protocol_loads_no_event_loop_and_no_torch(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.learning.sweep import Run
 from benchmarks.learning.world import Scale
-from gossamer.bootstrap.defaults import FRAGMENTS, outer_defaults
+from gossamer.bootstrap.manifests import FRAGMENTS, outer_defaults
 
 FULL = Scale(bfloat16=True)
 THIRTIES = replace(FULL, windows=67, steps=30)

@@ -16,15 +16,14 @@ from benchmarks.learning.replica import History, Record, Replica
 from benchmarks.learning.world import Point, Worker, World
 from gossamer.bootstrap import manifests
 from gossamer.models.task import named_tensors
-from gossamer.node.training.outer import OuterLoop
-from gossamer.node.training.standing import WARM_UP_STEPS
+from gossamer.node.trainer.outer import OuterLoop
+from gossamer.node.trainer.peer import WARM_UP_STEPS
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merging.merge import Contribution, measure
+from gossamer.protocol.merge.merge import Contribution, measure
 from gossamer.protocol.pace import Pace, round_clock
-from gossamer.protocol.payloads.chunks import split_payload
-from gossamer.protocol.payloads.packing import pack_chunk
+from gossamer.protocol.payloads.chunks import pack_chunk, split_payload
 from gossamer.protocol.payloads.payload import Payload, payload_length
 
 

@@ -14,9 +14,9 @@ from benchmarks.learning.gossamer import genesis
 from benchmarks.learning.world import Point, World
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.local_swarm import LocalSwarm, SwarmOptions
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.home import Home
 
 
 def train(world: World, **settings: Any) -> Iterator[Point]:

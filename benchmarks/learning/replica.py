@@ -1,4 +1,5 @@
-"""Phi as the fold of the records that a worker knows, as `gossamer.node.phi.merger` does, without disk."""
+"""Phi as the fold of the records that a worker knows, as `gossamer.node.daemon.phi.state` does, without
+disk."""
 
 from collections import OrderedDict
 from typing import NamedTuple
@@ -6,7 +7,7 @@ from typing import NamedTuple
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merging.merge import Contribution, merge_round
+from gossamer.protocol.merge.merge import Contribution, merge_round
 
 Authors = frozenset[int]
 

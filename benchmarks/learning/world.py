@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gossamer.models.corpus import Corpus, load_corpus
-from gossamer.models.inner_optimizer import InnerOptimizer
+from gossamer.models.muon import InnerOptimizer
 from gossamer.models.task import Batch, DataStream, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions
 

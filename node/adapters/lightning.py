@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.node.adapters.membership import Membership
+from gossamer.node.adapters.base import Membership
 from gossamer.protocol.errors import ConfigError
 
 try:

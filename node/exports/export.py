@@ -4,21 +4,182 @@ Works beside a running node, without taking its lock, and without `transformers`
 records write the same bytes.
 """
 
-import os
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from gossamer.models.errors import TaskError
+from gossamer.models.registry import task_names
+from gossamer.node.home import Home
+from gossamer.node.trainer import data as own_task
+from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.fixedpoint import Ints, to_float
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payloads.layout import Layout
+
+if TYPE_CHECKING:
+    from gossamer.models.task import Task
+import os
 
 from gossamer.node import __version__
-from gossamer.node.exports import tensorfile
-from gossamer.node.exports.pretrained import FOREIGN_WEIGHTS, card, files_beside, frozen_names
-from gossamer.node.phi.restore import replay
-from gossamer.node.storage.home import Home, manifest_of
-from gossamer.node.storage.placing import is_mount_point, is_of_mount, placed, written
-from gossamer.protocol.errors import ConfigError, StorageError
-from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.payloads.layout import Layout
+from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.files import is_mount_point, is_of_mount, placed, written
+from gossamer.node.home import manifest_of
+
+# --- Phi as a safetensors file, written tensor by tensor.
+#
+# This does not use the safetensors library, which needs all tensors in memory at once and writes the metadata
+# in a different order each time. Here the same Phi gives the same bytes. The format is the header's length
+# in 8
+# bytes, little endian; the header, JSON padded with spaces; and the tensors' bytes one after another
+# (https://huggingface.co/docs/safetensors).
+
+_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """How each number is stored."""
+
+    code: str
+    """What safetensors calls it."""
+    itemsize: int
+    """Bytes per number."""
+    convert: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
+    """Converts to an array with these bytes, little endian."""
+
+
+def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The upper halves of float32, rounded half to even, as torch does; there are no NaNs in Phi."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
+
+
+DTYPES = {
+    "float32": Dtype("F32", 4, lambda values: values.astype("<f4", copy=False)),
+    "bfloat16": Dtype("BF16", 2, _bfloat16),
+    "float16": Dtype("F16", 2, lambda values: values.astype("<f2")),
+}
+
+
+def write(file: BinaryIO, layout: Layout, phi: Ints, dtype: Dtype, metadata: Mapping[str, str]) -> None:
+    """Write Phi, int32[layout.numel], as tensors of the layout's names and shapes. Raises OSError."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    for spec, span in layout.tensors():
+        header[spec.name] = {
+            "dtype": dtype.code,
+            "shape": spec.shape,
+            "data_offsets": [span.start * dtype.itemsize, span.stop * dtype.itemsize],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    file.write(len(text).to_bytes(8, "little"))
+    file.write(text)
+    for _, span in layout.tensors():
+        file.write(dtype.convert(to_float(phi[span])).data)
+
+
+# --- What a Hugging Face folder holds beside the weights: configuration, tokenizer, model card.
+#
+# A task, built in or from a file, provides these itself. For a model of `transformers`, the script that
+# trains
+# it has left them in `Home.pretrained_path`, as `save_pretrained` writes them.
+
+CONFIG = "config.json"
+FROZEN = "frozen.json"
+"""In `Home.pretrained_path`: a list of the names that the model has beside those that the swarm trains."""
+
+FOREIGN_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".index.json")
+"""How names of weight files end, and the index of several. Our own weights are in one file."""
+
+
+def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]:
+    """All files but the card, by name; `dtype` is that of the weights. Raises ConfigError or StorageError."""
+    if home.pretrained_path.is_dir():
+        local = frozen_names(home)
+        files = _kept_files(home.pretrained_path)
+    elif manifest.task.name in task_names() or home.task() is not None:
+        try:
+            files, local = _of_task(own_task.build(home, manifest), manifest)
+        except TaskError as error:
+            raise ConfigError(str(error)) from None
+    else:
+        raise ConfigError(
+            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, and {home.root} has no"
+            " Hugging Face configuration of its model; export to a .safetensors file"
+        )
+    if local:
+        raise ConfigError(
+            f"the swarm does not hold all of this model: {local[0]!r}, for example, is frozen or a buffer,"
+            " and each node has its own. Export to a .safetensors file, and load it into the model that"
+            " training began with (load_state_dict with strict=False)"
+        )
+    return {**files, CONFIG: _with_dtype(files[CONFIG], dtype)}
+
+
+def _of_task(task: "Task", manifest: Manifest) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """A task's files, and the names that its model has beside Phi. Raises TaskError."""
+    from gossamer.models.task import local_names
+
+    files = task.pretrained_files()
+    if manifest.task.name in task_names():
+        return files, ()  # built-in models have nothing else, and may take long to build
+    shared = {spec.name for spec in manifest.layout.tensors}
+    return files, tuple(local_names(task.build_model(manifest.task.seed), shared))
+
+
+def frozen_names(home: Home) -> tuple[str, ...]:
+    """Names that are not in Phi, as far as a script has noted them. Raises StorageError."""
+    path = home.pretrained_path / FROZEN
+    try:
+        names = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot use {path}: {error}") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise StorageError(f"cannot use {path}: it should be a list of names")
+    return tuple(names)
+
+
+def card(facts: Mapping[str, str]) -> bytes:
+    """The model card, in Markdown, with `facts` as a table."""
+    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
+    text = f"---\nlibrary_name: transformers\n---\n\n# {facts['swarm']}\n\nTrained by a Gossamer swarm.\n\n"
+    return f"{text}| | |\n| --- | --- |\n{rows}".encode()
+
+
+def _kept_files(folder: Path) -> dict[str, bytes]:
+    """The files that a script has left, except weights. Raises StorageError."""
+    try:
+        files = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name != FROZEN and not path.name.endswith(FOREIGN_WEIGHTS)
+        }
+    except OSError as error:
+        raise StorageError(f"cannot read {folder}: {error.strerror}") from None
+    if CONFIG not in files:
+        raise StorageError(f"{folder} has no {CONFIG}; export to a .safetensors file")
+    return files
+
+
+def _with_dtype(config: bytes, dtype: str) -> bytes:
+    """The configuration with another dtype: `transformers` loads weights in the dtype that it states."""
+    try:
+        values: Any = json.loads(config)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise StorageError(f"the model's {CONFIG} is damaged; export to a .safetensors file")
+    values.pop("torch_dtype", None)  # the older name of "dtype"
+    return (json.dumps({**values, "dtype": dtype}, indent=2) + "\n").encode()
+
 
 SUFFIX = ".safetensors"
 WEIGHTS = "model.safetensors"
@@ -69,8 +230,8 @@ def export(
 
     Raises ConfigError or StorageError.
     """
-    if dtype not in tensorfile.DTYPES:
-        raise ConfigError(f"there is no dtype {dtype!r}; choose from {', '.join(tensorfile.DTYPES)}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"there is no dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     manifest = manifest_of(home)  # first, so that a wrong folder is reported before anything else
     files = None if out.suffix == SUFFIX else files_beside(home, manifest, dtype)
     try:
@@ -149,7 +310,7 @@ def _write_weights(path: Path, model: _Model) -> int:
     """One safetensors file; returns its size. Raises OSError."""
     metadata = {"format": "pt", **model.facts}  # `transformers` loads no file without a format
     with written(path) as file:
-        tensorfile.write(file, model.layout, model.phi, tensorfile.DTYPES[model.dtype], metadata)
+        write(file, model.layout, model.phi, DTYPES[model.dtype], metadata)
         return file.tell()
 
 

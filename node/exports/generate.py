@@ -9,10 +9,10 @@ from gossamer.models.errors import TaskError
 from gossamer.models.registry import task_names
 from gossamer.models.task import named_tensors
 from gossamer.models.task_file import is_own_name
-from gossamer.node import own_task
-from gossamer.node.phi.restore import replay
-from gossamer.node.storage.home import Home, manifest_of
-from gossamer.node.training.parameters import check_fits
+from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.home import Home, manifest_of
+from gossamer.node.trainer import data as own_task
+from gossamer.node.trainer.parameters import check_fits
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest

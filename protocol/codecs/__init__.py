@@ -1,7 +1,7 @@
 """Codecs: how a tensor of fixed-point values becomes few bytes, and back.
 
 Nodes must agree on the wire form and its decoding. `encode` is the reference that the trainer's device
-encoders (`gossamer.node.training.encoders`) match bit for bit. A record names its codec, and the merge sees
+encoders (`gossamer.node.trainer.encoders`) match bit for bit. A record names its codec, and the merge sees
 integers only, so one round could mix codecs; but nodes accept only records of the manifest's codec.
 """
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.fetching.flights import Flight, Flights
+from gossamer.protocol.fetching.requests import Flight, Flights
 
 
 class FetchWindow:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Send
+from gossamer.protocol.gossip.announce import Push
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.gossip.push import Push
-from gossamer.protocol.messages import Compare, Inventory, Request
-from gossamer.protocol.ranges import can_be
+from gossamer.protocol.messages import Digest, GetRecords, RecordIds
+from gossamer.protocol.range_digests import can_be
 from gossamer.protocol.sampling import RandomSource, sample
 
 
@@ -30,7 +30,7 @@ class _Exchange:
     """Records that the peer lacked when we last looked for more that it lacks."""
 
 
-def _is_full(inventory: Inventory) -> bool:
+def _is_full(inventory: RecordIds) -> bool:
     """Whether more may differ than one exchange has room for. In each parent range that was compared, at
     least one round differs."""
     counts = [len(ids) for _, ids in inventory.rounds]
@@ -93,9 +93,9 @@ class AntiEntropy:
             exchange.size_before = None
         digests = self._ledger.digests
         above = max(above, self._ledger.floor)
-        return [Send(link, Compare(digests.top, tuple(digests.summary(above)), whole=True, above=above))]
+        return [Send(link, Digest(digests.top, tuple(digests.summary(above)), whole=True, above=above))]
 
-    def compare(self, link: int, message: Compare) -> list[Effect]:
+    def compare(self, link: int, message: Digest) -> list[Effect]:
         """Answer a Compare: descend into the newest ranges that differ, or say that none do."""
         digests = self._ledger.digests
         if not message.ranges:
@@ -120,9 +120,9 @@ class AntiEntropy:
             return [Send(link, self._take_stock(ordered))]
         newest = ordered[-limits.COMPARED_PARENTS_MAX :]
         ranges = [child for index in newest for child in digests.children(message.level, index, above)]
-        return [Send(link, Compare(message.level - 1, tuple(ranges), above=above))]
+        return [Send(link, Digest(message.level - 1, tuple(ranges), above=above))]
 
-    def _take_stock(self, rounds: list[int]) -> Inventory:
+    def _take_stock(self, rounds: list[int]) -> RecordIds:
         """The record ids that we have of the newest of these rounds, as many as can be asked for at once."""
         stock: list[tuple[int, tuple[bytes, ...]]] = []
         count = 0
@@ -132,7 +132,7 @@ class AntiEntropy:
             count += len(ids)
             if count >= limits.IDS_PER_MESSAGE_MAX:
                 break
-        return Inventory(tuple(reversed(stock)))
+        return RecordIds(tuple(reversed(stock)))
 
     def _some(self, ids: list[bytes]) -> tuple[bytes, ...]:
         """All ids of a round or, if they are too many, those of a random stretch."""
@@ -140,7 +140,7 @@ class AntiEntropy:
         start = int(self._rng.random() * (too_many + 1))
         return tuple(ids[start : start + limits.IDS_PER_ROUND_MAX])
 
-    def inventory(self, link: int, message: Inventory) -> list[Effect]:
+    def inventory(self, link: int, message: RecordIds) -> list[Effect]:
         """Send the records of these rounds that the peer lacks, and request those that we lack."""
         theirs = {record_id for _, ids in message.rounds for record_id in ids}
         ours = [i for r, ids in sorted(dict(message.rounds).items()) for i in self._comparable(r, ids)]
@@ -156,7 +156,7 @@ class AntiEntropy:
             exchange.awaited.update(requested)
             if may_lack_more or len(requested) < len(we_lack):
                 exchange.size_before = len(self._ledger)
-            effects.append(Send(link, Request(tuple(requested))))
+            effects.append(Send(link, GetRecords(tuple(requested))))
         elif not exchange.awaited:
             effects += self._look_for_more(link, given) if may_lack_more else self._conclude(link)
         return effects
@@ -207,7 +207,7 @@ class AntiEntropy:
     def _conclude(self, link: int) -> list[Effect]:
         """End an exchange: what differed when it began no longer does, since the peer has what we gave it."""
         self.synced_once = True
-        return [Send(link, Compare(0, ()))]
+        return [Send(link, Digest(0, ()))]
 
     def heard_of(self, link: int, record_id: bytes, now: float) -> list[Effect]:
         """A link's peer speaks of a record that we do not have: its push has not reached us, or not yet.
@@ -220,4 +220,4 @@ class AntiEntropy:
         self._sought[record_id] = now
         if len(self._sought) > limits.IDS_PER_MESSAGE_MAX:
             del self._sought[next(iter(self._sought))]
-        return [Send(link, Request((record_id,)))]
+        return [Send(link, GetRecords((record_id,)))]

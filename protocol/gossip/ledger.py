@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from gossamer.protocol import limits
 from gossamer.protocol.pace import clock_among
-from gossamer.protocol.ranges import EMPTY, RangeDigests
+from gossamer.protocol.range_digests import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
 
 

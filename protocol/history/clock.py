@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.admission.charter import Charter, Role
-from gossamer.protocol.gossip.author import Author
+from gossamer.protocol.access.acl import Charter, Role
+from gossamer.protocol.gossip.announce import Author
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership.activity import Activity
-from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.membership.members import Activity, Roster
 from gossamer.protocol.pace import is_plausible, round_clock
 from gossamer.protocol.unix_time import UnixTime
 

@@ -5,15 +5,22 @@ that a joiner knows by itself is which nodes it was told of: those at its join a
 unless they are alone with what they say. What others say against them is believed only if the user says so.
 """
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
+from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import WITNESSES, Claim, quorum
+from gossamer.protocol.claims import WITNESSES, Claim, closable_round, quorum
 from gossamer.protocol.effects import Effect, Notice, Prefetch
-from gossamer.protocol.history.testimony import Witness
+from gossamer.protocol.fetching.requests import Wants
+from gossamer.protocol.gossip.anti_entropy import AntiEntropy
+from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.history.peer_claims import Witness
 from gossamer.protocol.identity import short
+from gossamer.protocol.manifest import HistorySection
+from gossamer.protocol.membership.links import Links
 
 REMIND_S = 15.0
 PREFETCHES_MAX = 3
@@ -140,3 +147,254 @@ def _who(witnesses: Sequence[Witness], claim: Claim) -> str:
     names = [short(w.node_id) + " (at a join address)" * w.is_named for w in behind[:NAMED_TOLD_MAX]]
     more = f" and {len(behind) - NAMED_TOLD_MAX} more" if len(behind) > NAMED_TOLD_MAX else ""
     return ", ".join(names) + more
+
+
+# --- When a node that has just started knows enough to train.
+
+LOOK_INTERVAL_S = 1.0
+
+
+class CatchUp:
+    """Watches from the first event on how a node learns what the others have."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        links: Links,
+        anti_entropy: AntiEntropy,
+        wants: Wants,
+        *,
+        is_first: bool,
+        signs: bool,
+        clock_is_wrong: Callable[[], bool],
+    ) -> None:
+        """`is_first`: there is nobody to join. `signs`: the node is to train. `clock_is_wrong`: whether most
+        of the others contradict our clock."""
+        self._clock_is_wrong = clock_is_wrong
+        self._ledger = ledger
+        self._links = links
+        self._anti_entropy = anti_entropy
+        self._wants = wants
+        self._is_first = is_first
+        self._signs = signs
+        self._now = 0.0
+        self._began = math.inf
+        self._linked_at = -math.inf
+        """When there was last somebody to learn from."""
+        self._synced_at: float | None = None
+        self._refuses = False
+        """Whether we have refused what others publish, because by our clock it cannot exist yet."""
+        self._lacking = math.inf
+        """The smallest number of chunks so far that were missing of what we wait for."""
+        self._moved_at = math.inf
+        """When that number was reached."""
+        self._minority_since = math.inf
+        """Since when only a minority's payloads have been missing of what we wait for."""
+        self._next_look = -math.inf
+
+    def observe(self, now: float) -> None:
+        """After each event, look whether a peer's ledger has been seen, and how its payloads get on."""
+        self._now = now
+        self._began = min(self._began, now)
+        if self._links:
+            self._linked_at = now
+        if self._synced_at is not None and (not self._lacking or now < self._next_look):
+            return
+        self._next_look = now + LOOK_INTERVAL_S
+        if self._is_misled():
+            self._synced_at, self._refuses = None, True
+            self._lacking = self._moved_at = self._minority_since = math.inf
+        elif self._refuses:  # what was refused is asked for again
+            self._refuses = self._anti_entropy.synced_once = False
+        elif self._synced_at is None:
+            self._synced_at = now if self._anti_entropy.synced_once else None
+        else:
+            self._count_lacking(self._synced_at)
+
+    def _is_misled(self) -> bool:
+        """Whether we refuse what the others publish, and still hope that our clock will be set."""
+        return self._now <= self._began + limits.CLOCK_PATIENCE_S and self._clock_is_wrong()
+
+    def _count_lacking(self, synced_at: float) -> None:
+        lacking = self._wants.chunks_lacking(synced_at)
+        if lacking < self._lacking:
+            self._lacking, self._moved_at = lacking, self._now
+        self._minority_since = (
+            min(self._minority_since, self._now) if self._lacks_few(synced_at) else math.inf
+        )
+
+    def is_done(self, *, has_signed: bool) -> bool:
+        """Whether we may train: there is nobody to learn from, or we have a peer's ledger and its payloads.
+
+        * Payloads of which nothing comes any more are not waited for: the peer that says it holds them may be
+          a liar that withholds its own. Payloads of a minority of the authors are waited for only a while: a
+          liar may hand its own out ever so slowly. Whatever comes after all is merged late. Payloads that are
+          published meanwhile do not count: on a slow line some of them are always under way.
+        * A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with
+          a peer, or has found none for a while: its folder may be an old copy, and no round may be signed
+          twice. For a node whose folder is known to be a copy, or that lost its disk and hears of its own
+          deltas from others, `has_signed` is false: it must learn of all of them first.
+        * A node that signs nothing goes on with what it has once it has had nobody to learn from for a while.
+        * A node whose clock is wrong would refuse what the others publish as too early. It waits until the
+          clock has been set, as happens a moment after a machine without a clock battery starts, but not for
+          ever, since the others may be liars.
+        """
+        return self._has_learned(has_signed) and not self._refuses
+
+    def _has_learned(self, has_signed: bool) -> bool:
+        long_alone = self._now > max(self._began, self._linked_at) + limits.RESUME_PATIENCE_S
+        if not self._links and (self._is_first or (long_alone and not self._signs)):
+            return True
+        if has_signed:
+            return self._synced_at is not None or self._now > self._began + limits.RESUME_PATIENCE_S
+        if self._synced_at is None:
+            return False
+        stalled = self._now > self._moved_at + limits.STALL_PATIENCE_S
+        dribbled = self._now > self._minority_since + limits.MINORITY_PATIENCE_S
+        return stalled or dribbled or not self._wants.lacking(self._synced_at, self._now)
+
+    def _lacks_few(self, by: float) -> bool:
+        """Whether only payloads of at most half of the authors are missing."""
+        deltas = [self._ledger.get(key) for key in self._wants.lacking(by, self._now)]
+        missing = {delta.author for delta in deltas if delta is not None}
+        return None not in deltas and 2 * len(missing) <= len({delta.author for delta in self._ledger})
+
+
+# --- What a node missed while it was away, stopped or asleep: whether the swarm has outlived what it holds.
+#
+# Nobody has the rounds any more that were closed meanwhile. Without them, what came after makes another model
+# than the swarm's, and the nodes that came back together could be most of the swarm. So a node that finds
+# this
+# out starts over from the snapshot of those that went on, or from its own if those are gone.
+
+RETURN_S = 30.0
+"""For this long a node looks whether the swarm has outlived what it holds: from when it has heard of a member
+after its return, or goes on by itself. After a power cut machines may start minutes before their network.
+A node that knows of nobody waits for nobody."""
+
+ROUNDS_UNDER_WAY = 2
+"""A member that is one round behind skips at most the next one; it has published for older rounds."""
+
+
+def known_up_to(sealed: int, rounds: Iterable[int]) -> int:
+    """The newest of `rounds`, those with records, up to which none was missed since the newest `sealed` one.
+
+    Rounds beyond a gap were heard of after a return: a node that stops before it fills the gap keeps it. Nor
+    do the last rounds count, which others may have published for after the node went.
+    """
+    newest = sealed
+    for round_ in sorted(rounds):
+        if round_ > newest + 1 + ROUNDS_UNDER_WAY:
+            break
+        newest = max(newest, round_)
+    return max(sealed, newest - ROUNDS_UNDER_WAY)
+
+
+class Absence:
+    """Our last absence, until we know what we have missed, and that is made good."""
+
+    def __init__(
+        self,
+        section: HistorySection,
+        tells_of: Callable[[int, Collection[bytes]], bool],
+        *,
+        is_first: bool,
+    ) -> None:
+        """`tells_of`, `is_first`: see `Sealing`."""
+        self._section = section
+        self._tells_of = tells_of
+        self._is_first = is_first
+        self.extent = 0
+        """The newest round that we knew of when we went away, moved on past those that we know since."""
+        self._company: frozenset[bytes] | None = None
+        """The members that were there then; None if that is not known."""
+        self.looks_until = 0.0
+        """Until when we look for what we have missed: infinite before that begins, 0 once it is over."""
+        self._outlived_since: float | None = None
+        """Since when the members that we hear say that we were outlived."""
+        self.given_up: Claim | None = None
+        """The newest snapshot that we held, while we start over from the swarm's."""
+        self._ahead_at = 0.0
+        """When, since we gave that up, a member that went on was last there."""
+
+    # -- what happens
+
+    def came_back(self, extent: int, company: frozenset[bytes] | None, has_history: bool) -> None:
+        """We are back, and knew of rounds up to `extent` when we went. `company`: the members there then.
+
+        If we have heard of nobody since our last return, for want of a network, that was no return.
+        """
+        if self.looks_until == inf or self.given_up is not None:
+            return
+        self.extent = extent
+        self._company = company
+        self._outlived_since = None
+        self.looks_until = inf if has_history else 0.0
+
+    def give_up(self, claim: Claim, now: float) -> None:
+        """We start over. `claim`: the newest snapshot that we held."""
+        self.given_up, self._ahead_at = claim, now
+        self.looks_until = 0.0
+
+    def over(self) -> None:
+        """Our history begins at a snapshot that we have adopted."""
+        self.given_up, self.looks_until, self._outlived_since = None, 0.0, None
+
+    # -- what is heard of the others
+
+    @property
+    def may_be_outlived(self) -> bool:
+        """Whether the members that we hear say that the swarm went on without us; not settled yet."""
+        return self._outlived_since is not None
+
+    def is_outlived(self, clock: int, members: Sequence[Witness], now: float) -> bool:
+        """Whether the members that we left have closed rounds, while we were away, that we never heard of."""
+        if now >= self.looks_until:
+            self.looks_until, self._outlived_since = 0.0, None
+            return False
+        if members or self._is_first or clock > self.extent + ROUNDS_UNDER_WAY:
+            self.looks_until = min(self.looks_until, now + RETURN_S)
+        self._extend(members)
+        if not self._is_ahead(clock, members):
+            self._outlived_since = None
+            return False
+        if self._outlived_since is None:
+            self._outlived_since = now
+        return now - self._outlived_since >= limits.ROSTER_PATIENCE_S  # the first to be heard may be a liar
+
+    def who_went_on(self, members: Sequence[Witness]) -> list[Witness]:
+        """The members that claim something newer than all that we knew."""
+        return [member for member in members if self._went_on(member)]
+
+    def are_gone(self, ahead: Sequence[Witness], now: float) -> bool:
+        """Whether no member that went on has been there for long. `ahead`: those that are there now."""
+        if ahead:
+            self._ahead_at = now
+        return now - self._ahead_at > limits.OUTLIVED_PATIENCE_S
+
+    def _went_on(self, member: Witness) -> bool:
+        return bool(member.claims) and member.claims[0].round > self.extent
+
+    def _extend(self, members: Sequence[Witness]) -> None:
+        """Move `extent` on while our ledger tells of further rounds: we take part, or were not gone for long.
+
+        What other members that were away publish now, late, tells nothing of those rounds.
+        """
+        away = {member.node_id for member in members}
+        away.difference_update(member.node_id for member in self.who_went_on(members))
+        while all(self._tells_of(self.extent + 1 + after, away) for after in (0, ROUNDS_UNDER_WAY)):
+            self.extent += 1
+
+    def _is_ahead(self, clock: int, members: Sequence[Witness]) -> bool:
+        """Whether a member that we left went on, to where all that we know of is closed.
+
+        A member that was not there then had been cut off from us, or we from it: then neither history is the
+        one that went on. Who does not train moves no clock. So where all that trained are gone, or come back
+        as we do, the word of those at our join addresses tells how far the swarm went.
+        """
+        ahead = self.who_went_on(members)
+        known = any(self._company is None or member.node_id in self._company for member in ahead)
+        reached = clock
+        if not any(member.round and not self._went_on(member) for member in members):
+            reached = max([clock, *(member.claims[0].round for member in ahead if member.is_named)])
+        return known and closable_round(reached, reached, self._section) > self.extent

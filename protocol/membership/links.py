@@ -20,7 +20,7 @@ from math import inf
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Dial, Effect, Hangup
 from gossamer.protocol.events import LinkUp
-from gossamer.protocol.membership.roster import Health, Member, Roster
+from gossamer.protocol.membership.members import Health, Member, Roster
 from gossamer.protocol.sampling import RandomSource, shuffle
 
 

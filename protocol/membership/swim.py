@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Notice, Send
-from gossamer.protocol.membership.roster import Health, Member, Roster, listed
+from gossamer.protocol.membership.members import Health, Member, Roster, listed
 from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect
 from gossamer.protocol.sampling import RandomSource, sample
 

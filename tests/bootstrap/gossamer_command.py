@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap import cli
+from gossamer.bootstrap.cli import main as cli
 
 
 @dataclass(frozen=True, slots=True)

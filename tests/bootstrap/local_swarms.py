@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.bootstrap.swarm import SwarmOptions
+from gossamer.bootstrap.local_swarm import SwarmOptions
 
 
 class Ended:

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from gossamer.bootstrap.manifests import read
-from gossamer.node.storage import wholefile
-from gossamer.node.storage.home import Home
-from gossamer.node.training import genesis
+from gossamer.node import files as wholefile
+from gossamer.node.home import Home
+from gossamer.node.trainer import genesis
 from gossamer.protocol.errors import DiskFullError, StorageError
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.net.processes import COMMAND, wait_for
@@ -85,7 +85,7 @@ def test_a_bootstrap_peer_that_did_not_get_to_its_model_may_have_another_manifes
         raise problem
 
     assert run("init", "my.toml", "--preset", "tiny").status == 0
-    monkeypatch.setattr("gossamer.bootstrap.first_model.ensure_genesis", ensure_genesis)
+    monkeypatch.setattr("gossamer.bootstrap.genesis.ensure_genesis", ensure_genesis)
     assert run("bootstrap", "my.toml", "--dir", "d").status in (2, 130)
     assert Home(tmp_path / "d").manifest() is None
 
@@ -99,7 +99,7 @@ def test_a_bootstrap_peer_that_finds_the_disk_full_may_be_started_again(
         raise DiskFullError("cannot write d/ledger.sqlite: the disk is full; free some space")
 
     assert run("init", "my.toml", "--preset", "tiny").status == 0
-    monkeypatch.setattr("gossamer.bootstrap.first_model.ensure_genesis", full)
+    monkeypatch.setattr("gossamer.bootstrap.genesis.ensure_genesis", full)
     outcome = run("bootstrap", "my.toml", "--dir", "d")
     assert outcome.status == 1
     assert outcome.err == "gossamer: cannot write d/ledger.sqlite: the disk is full; free some space\n"
@@ -113,7 +113,7 @@ def test_so_may_one_whose_disk_has_no_room_for_a_manifest_or_a_model(
         """What runs in a process of its own, in this one."""
 
         def __init__(self, module: str, args: list[str], *, stdout: int, stderr: int) -> None:
-            assert module == "gossamer.node.training.genesis" and stderr == subprocess.PIPE
+            assert module == "gossamer.node.trainer.genesis" and stderr == subprocess.PIPE
             with monkeypatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
                 patch.setattr("sys.argv", [module, *args])
                 patch.setattr(wholefile, "open_aside", full)
@@ -127,7 +127,7 @@ def test_so_may_one_whose_disk_has_no_room_for_a_manifest_or_a_model(
     if place == "folder":
         monkeypatch.setattr(wholefile, "open_aside", full)
     else:
-        monkeypatch.setattr("gossamer.bootstrap.first_model.Child", Child)
+        monkeypatch.setattr("gossamer.bootstrap.genesis.Child", Child)
     outcome = run("bootstrap", "my.toml", "--dir", "d")
     assert outcome.status == 1
     where = tmp_path / "d" / ("manifest" if place == "folder" else "chunks")
@@ -140,7 +140,7 @@ def test_what_builds_a_model_ends_with_the_command(run: Run, tmp_path: Path) -> 
     command = subprocess.Popen([*COMMAND, "bootstrap", "my.toml", "--dir", "d"], cwd=tmp_path)
     try:
         (child,) = wait_for(psutil.Process(command.pid).children, 60, "what builds the model")
-        wait_for(lambda: "gossamer.node.training.genesis" in child.cmdline(), 10, "its module")
+        wait_for(lambda: "gossamer.node.trainer.genesis" in child.cmdline(), 10, "its module")
     finally:
         command.kill()
         command.wait(10)

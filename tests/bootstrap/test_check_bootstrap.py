@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.owners import invite, kept, new_secret
-from gossamer.node.folders import default_folder, own_id
-from gossamer.node.storage.home import Home
-from gossamer.protocol.admission.charter import Role
-from gossamer.protocol.admission.invitation import Invitation
+from gossamer.bootstrap.invites import invite, kept, new_secret
+from gossamer.node.home import Home, default_folder, own_id
+from gossamer.protocol.access.acl import Invitation, Role
 from tests.node.findings import INVITED, errors, founding, invited_home, look
 from tests.protocol import builders
 from tests.protocol.builders import OWNER

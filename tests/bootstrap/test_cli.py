@@ -13,17 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap.commands import flags
+from gossamer.bootstrap.cli import config_command as config_check
+from gossamer.bootstrap.cli import flags
+from gossamer.bootstrap.cli.values import warning
 from gossamer.bootstrap.manifests import read
-from gossamer.node import __version__
-from gossamer.node.config import config_check
-from gossamer.node.config.findings import warning
+from gossamer.node import __version__, verify
 from gossamer.node.exports import generate
-from gossamer.node.monitoring import verify
-from gossamer.node.monitoring.verify import Verdict
-from gossamer.node.storage.home import Home
-from gossamer.protocol.admission.charter import Role
-from gossamer.protocol.admission.handshake import PROTOCOL_VERSION
+from gossamer.node.home import Home
+from gossamer.node.verify import Verdict
+from gossamer.protocol.access.acl import Role
+from gossamer.protocol.access.handshake import PROTOCOL_VERSION
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.rules import RULES
 from tests.bootstrap.gossamer_command import Run, entries, in_process
@@ -140,7 +139,7 @@ def test_a_bug_of_ours_is_one_line_too(run: Run, monkeypatch: pytest.MonkeyPatch
     def broken(folder: object) -> str:
         raise RuntimeError("no\nidea")
 
-    monkeypatch.setattr("gossamer.node.folders.own_id", broken)
+    monkeypatch.setattr("gossamer.node.home.own_id", broken)
     outcome = run("id")
     assert outcome.status == 1
     assert outcome.err.startswith("gossamer: a bug in gossamer: RuntimeError: no idea (test_cli.py:")
@@ -151,12 +150,12 @@ def test_a_full_disk_under_the_output_is_no_bug(run: Run, monkeypatch: pytest.Mo
     def full(folder: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("gossamer.node.folders.own_id", full)
+    monkeypatch.setattr("gossamer.node.home.own_id", full)
     run("id").assert_user_error("No space left on device")
 
 
 def test_help_and_mistakes_come_without_numpy_and_aiohttp() -> None:
-    code = "import sys, gossamer.bootstrap.cli; print({'numpy', 'aiohttp', 'torch'} & set(sys.modules))"
+    code = "import sys, gossamer.bootstrap.cli.main; print({'numpy', 'aiohttp', 'torch'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
 
 
@@ -190,7 +189,7 @@ def test_ctrl_c_stays_ignored_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "use", ["from gossamer.bootstrap.entry import main; main()", "from gossamer.node import Peer"]
+    "use", ["from gossamer.bootstrap.cli.main import main; main()", "from gossamer.node import Peer"]
 )
 def test_windows_is_told_to_take_wsl(use: str) -> None:
     done = subprocess.run(
@@ -207,7 +206,7 @@ def test_windows_is_told_to_take_wsl(use: str) -> None:
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_a_terminal_without_all_of_unicode_is_enough(encoding: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "gossamer.bootstrap.cli", "init", "--help"],
+        [sys.executable, "-m", "gossamer.bootstrap.cli.main", "init", "--help"],
         env={**os.environ, "PYTHONIOENCODING": encoding},
         capture_output=True,
         timeout=60,
@@ -254,7 +253,7 @@ def test_a_new_node_may_wait_for_the_one_that_it_joins_and_says_so_once(
         if next(pauses, "over") == "over":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("gossamer.node.entering.time.sleep", sleep)
+    monkeypatch.setattr("gossamer.node.join.time.sleep", sleep)
     assert run("node", "--wait", "--join", f"127.0.0.1:{free_port}").status == 130
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         f"no Gossamer node answers at 127.0.0.1:{free_port} (connection refused); is it running?"
@@ -319,7 +318,7 @@ def test_an_answer_of_the_wrong_shape_is_one_line(
     async def fetch_status(*_: object, **__: object) -> dict[str, object]:
         return whole | {"conduct": {"verdict": None}} | part
 
-    monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
+    monkeypatch.setattr("gossamer.node.daemon.network.rpc.fetch_status", fetch_status)
     outcome = run(command, "127.0.0.1:1", "--insecure-plaintext")
     assert "a bug" not in outcome.err and "\x1b" not in outcome.out + outcome.err
     if (command, *part) not in {("status", "conduct"), ("status", "agreement")}:
@@ -340,7 +339,7 @@ def test_an_answer_that_nests_deeper_than_it_can_be_written_is_one_line(
             "members": deep
         }
 
-    monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
+    monkeypatch.setattr("gossamer.node.daemon.network.rpc.fetch_status", fetch_status)
     outcome = run(command, "127.0.0.1:1", "--json", "--insecure-plaintext")
     assert "a bug" not in outcome.err
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import typer
 
-from gossamer.bootstrap import cli
+from gossamer.bootstrap.cli import main as cli
 from gossamer.bootstrap.processes import NodeProcess
-from gossamer.node.config.settings import flag_of, key_of, settable, settings_of, variable_of
-from gossamer.node.folders import nodes_root
+from gossamer.bootstrap.settings import flag_of, key_of, settable, settings_of, variable_of
+from gossamer.node.home import nodes_root
 from gossamer.protocol.errors import ConfigError
 
 GOSSAMER: Any = typer.main.get_command(cli.app)

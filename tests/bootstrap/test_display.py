@@ -1,4 +1,4 @@
-"""`gossamer.bootstrap.display`: it renders whatever a status lacks, and what a node calls itself."""
+"""`gossamer.bootstrap.live_table`: it renders whatever a status lacks, and what a node calls itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from gossamer.bootstrap.chaos import Happening
-from gossamer.bootstrap.display import Display, _events, minutes, show_summary, sparkline
+from gossamer.bootstrap.live_table import Display, _events, minutes, show_summary, sparkline
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary
 from tests.bootstrap.summaries import status as ended

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gossamer.bootstrap.fault_proxy import PIECE_BYTES, PIECES_MAX, FaultProxy, own_loopback
-from gossamer.bootstrap.fault_rules import Bandwidth, Rule
+from gossamer.bootstrap.chaos import PIECE_BYTES, PIECES_MAX, Bandwidth, FaultProxy, Rule, own_loopback
 from gossamer.node.address import parse_address
 from gossamer.protocol.errors import ConfigError
 
@@ -247,6 +246,6 @@ def test_a_system_with_one_loopback_address(monkeypatch: pytest.MonkeyPatch) -> 
         def bind(self, address: object) -> None:
             raise OSError(49, "Can't assign requested address")
 
-    monkeypatch.setattr("gossamer.bootstrap.fault_proxy.socket.socket", Macintosh)
+    monkeypatch.setattr("gossamer.bootstrap.chaos.socket.socket", Macintosh)
     with pytest.raises(ConfigError, match=r"127\.0\.0\.5 is missing.*ifconfig lo0 alias 127\.0\.0\.5"):
         own_loopback(3)

@@ -1,4 +1,4 @@
-"""`gossamer.bootstrap.genesis_file`: first parameters beside the manifest, exact, and checked."""
+"""`gossamer.bootstrap.genesis`: first parameters beside the manifest, exact, and checked."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from gossamer.bootstrap import genesis_file
-from gossamer.bootstrap.first_model import ensure_genesis
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
-from gossamer.node.training import genesis
+from gossamer.bootstrap import genesis as genesis_file
+from gossamer.bootstrap.genesis import ensure_genesis
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.home import Home
+from gossamer.node.trainer import genesis
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.manifest import Manifest, from_values

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import typer
 
-from gossamer.bootstrap import cli
-from gossamer.bootstrap.cli import PANELS
-from gossamer.node.config.command import Command
-from gossamer.node.config.command_help import examples
-from gossamer.node.storage.home import Home
+from gossamer.bootstrap.cli import main as cli
+from gossamer.bootstrap.cli.config import Command, examples
+from gossamer.bootstrap.cli.main import PANELS
+from gossamer.node.home import Home
 from tests.command_lines import GOSSAMER, parse
 
 
@@ -189,7 +188,7 @@ def test_a_broken_node_file_is_no_hindrance(complete: Any, tmp_path: Path) -> No
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 def test_bash_itself(tmp_path: Path) -> None:
     command = tmp_path / "gossamer"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gossamer.bootstrap.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m gossamer.bootstrap.cli.main "$@"\n')
     command.chmod(0o755)
     script = f"""
         eval "$(_GOSSAMER_COMPLETE=source_bash {command})"

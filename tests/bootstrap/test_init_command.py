@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
-from gossamer.bootstrap import genesis_file, manifests
+from gossamer.bootstrap import genesis as genesis_file
+from gossamer.bootstrap import manifests
 from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
 from gossamer.models.task_file import parse_task_file
-from gossamer.node.training import genesis
+from gossamer.node.trainer import genesis
 from gossamer.protocol.errors import StorageError
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.models.own_tasks import write_task

@@ -18,10 +18,10 @@ import pytest
 from rich.console import Console
 
 from gossamer.bootstrap import local_swarm
-from gossamer.bootstrap.display import Display, Output
+from gossamer.bootstrap.live_table import Display, Output
 from gossamer.bootstrap.local_swarm import LocalSwarm
 from gossamer.bootstrap.processes import BYTES, NodeProcess
-from gossamer.node.storage.home import Home
+from gossamer.node.home import Home
 from gossamer.protocol.errors import LocalError
 from tests.bootstrap.local_swarms import Ended, options
 from tests.bootstrap.summaries import status

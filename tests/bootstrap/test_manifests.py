@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.training import genesis
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.trainer import genesis
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints

@@ -10,11 +10,9 @@ import pytest
 
 from gossamer.bootstrap.manifests import read
 from gossamer.node import logs
+from gossamer.node.home import Home, keep_grant
 from gossamer.node.options import DaemonOptions
-from gossamer.node.renewal import keep_grant
-from gossamer.node.storage.home import Home
-from gossamer.protocol.admission.charter import Charter, Revocation, Role
-from gossamer.protocol.admission.invitation import read_invitation
+from gossamer.protocol.access.acl import Charter, Revocation, Role, read_invitation
 from gossamer.protocol.errors import NobodyThereError, NotAnsweredError
 from gossamer.protocol.identity import Identity
 from tests.bootstrap.gossamer_command import Run, entries, in_process
@@ -119,8 +117,8 @@ def told(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         check(address)
         addresses.append(address)
 
-    monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
-    monkeypatch.setattr("gossamer.node.network.client.deliver", deliver)
+    monkeypatch.setattr("gossamer.node.daemon.network.rpc.fetch_status", fetch_status)
+    monkeypatch.setattr("gossamer.node.daemon.network.rpc.deliver", deliver)
     assert run("init", "my.toml", "--invited").status == 0
     return addresses
 
@@ -184,7 +182,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[DaemonOptions]:
         def run(self) -> int:
             return 0
 
-    monkeypatch.setattr("gossamer.node.supervisor.Supervisor", Supervisor)
+    monkeypatch.setattr("gossamer.node.processes.Supervisor", Supervisor)
     return found
 
 
@@ -285,6 +283,6 @@ def _answering(monkeypatch: pytest.MonkeyPatch, status: dict[str, object]) -> li
     async def deliver(address: str, credential: bytes, **_: object) -> None:
         delivered.append((address, credential))
 
-    monkeypatch.setattr("gossamer.node.network.client.fetch_status", fetch_status)
-    monkeypatch.setattr("gossamer.node.network.client.deliver", deliver)
+    monkeypatch.setattr("gossamer.node.daemon.network.rpc.fetch_status", fetch_status)
+    monkeypatch.setattr("gossamer.node.daemon.network.rpc.deliver", deliver)
     return delivered

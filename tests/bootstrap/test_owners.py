@@ -1,4 +1,4 @@
-"""`gossamer.bootstrap.owners`: the key that lets in stays with a person, and is never lost to a mistake."""
+"""`gossamer.bootstrap.invites`: the key that lets in stays with a person, and is never lost to a mistake."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap import owners
-from gossamer.protocol.admission.charter import NEVER, Charter, Revocation, Role
-from gossamer.protocol.admission.invitation import Invitation, read_invitation
+from gossamer.bootstrap import invites as owners
+from gossamer.protocol.access.acl import NEVER, Charter, Invitation, Revocation, Role, read_invitation
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, REASON_BYTES_MAX

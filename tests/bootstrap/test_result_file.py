@@ -1,4 +1,4 @@
-"""`gossamer.bootstrap.result_file`: what is no file is written into or refused, and never replaced."""
+"""`gossamer.bootstrap.summary`: what is no file is written into or refused, and never replaced."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap import swarm
-from gossamer.bootstrap.result_file import ResultFile
-from gossamer.node.storage.placing import put
+from gossamer.bootstrap import local_swarm as swarm
+from gossamer.bootstrap.summary import ResultFile
+from gossamer.node.files import put
 from gossamer.protocol.errors import ConfigError, StorageError
 from tests.bootstrap.local_swarms import options
 from tests.bootstrap.summaries import status, summary

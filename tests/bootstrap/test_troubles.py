@@ -1,4 +1,4 @@
-"""`gossamer.bootstrap.troubles`: each cause is told once, and a trainer that never gets on is noticed."""
+"""`gossamer.bootstrap.processes`: each cause is told once, and a trainer that never gets on is noticed."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap import troubles as troubles_
-from gossamer.bootstrap.troubles import CAUSES_MAX, ENDS_MAX, READ_MAX, Troubles
-from gossamer.node.service import Service
+from gossamer.bootstrap import processes as troubles_
+from gossamer.bootstrap.processes import CAUSES_MAX, ENDS_MAX, READ_MAX, Troubles
+from gossamer.node.processes import Service
 from tests.bootstrap.local_swarms import Ended
 
 BUG = "12:00:01 error   my_task.py:29, in loss: RuntimeError: my bug\n"

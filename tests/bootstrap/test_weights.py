@@ -1,4 +1,4 @@
-"""`gossamer.bootstrap.weights`: existing weights become a swarm's first parameters, or are told why not."""
+"""`gossamer.bootstrap.manifests`: existing weights become a swarm's first parameters, or are told why not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gossamer.bootstrap.weights import INDEX, SINGLE, load_weights
+from gossamer.bootstrap.manifests import INDEX, SINGLE, load_weights
 from gossamer.protocol.errors import ConfigError
 
 

@@ -18,11 +18,11 @@ import torch
 
 from gossamer.bootstrap import manifests
 from gossamer.models import checking
-from gossamer.models.inner_optimizer import InnerOptimizer
+from gossamer.models.muon import InnerOptimizer
 from gossamer.models.task import DataStream
 from gossamer.models.task_file import kind_of
-from gossamer.node.peer import Peer
-from gossamer.node.storage.home import Home
+from gossamer.node.home import Home
+from gossamer.node.trainer.peer import Peer
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "your-model.md"
@@ -159,7 +159,7 @@ def test_every_block_runs(tmp_path: Path) -> None:
         assert (tmp_path / "model.pt").exists()
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
         rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-        head = data + "from gossamer.node.peer import Peer\n"
+        head = data + "from gossamer.node.trainer.peer import Peer\n"
         run(tmp_path, head + ranks, *torchrun, *rendezvous)
         assert_all_gone(tmp_path, 8)
     finally:

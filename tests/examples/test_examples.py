@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage.home import Home, manifest_of
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.daemon.storage.records import RecordStore
+from gossamer.node.home import Home, manifest_of
 from gossamer.protocol.records import Delta
 from tests.net.processes import (
     BootstrapPeer,

@@ -6,19 +6,20 @@ from collections.abc import Iterator
 
 from gossamer.node.address import parse_contact
 from gossamer.protocol import limits
-from gossamer.protocol.admission.ask import ask, check_proof, check_question, prove
-from gossamer.protocol.admission.charter import (
+from gossamer.protocol.access.acl import (
     Charter,
     Grant,
+    Invitation,
     Revocation,
     Role,
     grant_body,
     parse_grant,
+    read_invitation,
     revocation_body,
 )
-from gossamer.protocol.admission.invitation import Invitation, read_invitation
-from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
+from gossamer.protocol.access.rpc_auth import ask, check_proof, check_question, prove
 from gossamer.protocol.errors import ConfigError, RefusedError
+from gossamer.protocol.records import HEADER_BYTES, Kind, seal
 from gossamer.protocol.wire import is_printable
 from tests.fuzz.mutate import mutate_bytes
 from tests.fuzz.target import Target

@@ -12,18 +12,17 @@ import numpy as np
 
 from gossamer.protocol import limits, records
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission.handshake import HELLO_BYTES_MAX, ClientHandshake, ServerHandshake, refusal
+from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, ClientHandshake, ServerHandshake, refusal
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.envelope import HEADER_BYTES, Kind, open_envelope, seal
 from gossamer.protocol.errors import ConfigError, MalformedError, PeerError, SignatureError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.manifest import from_canonical, from_toml
-from gossamer.protocol.merging.merge import RoundMerge
-from gossamer.protocol.payloads.chunks import chunk_sizes, parse_index
+from gossamer.protocol.merge.merge import RoundMerge
+from gossamer.protocol.payloads.chunks import chunk_sizes, pack_chunk, packed_size, parse_index, unpack_chunk
 from gossamer.protocol.payloads.layout import TensorSpec, plan
-from gossamer.protocol.payloads.packing import pack_chunk, packed_size, unpack_chunk
 from gossamer.protocol.payloads.payload import Payload, encode_payload
+from gossamer.protocol.records import HEADER_BYTES, Kind, open_envelope, seal
 from gossamer.protocol.wire import Fields, is_printable, pack, unpack
 from tests.fuzz.forge import blobs_from, conforms, forge
 from tests.fuzz.mutate import mutate_bytes, mutate_packed
@@ -145,8 +144,8 @@ def _message_giants() -> list[bytes]:
     found = [
         msg.Records((record,) * limits.RECORDS_PER_MESSAGE_MAX),
         msg.RosterSummary(tuple((bytes(32), n, n) for n in range(limits.MEMBERS_MAX)), False),
-        msg.Inventory(tuple((n, ids) for n in range(msg._COMPARED_MAX))),
-        msg.Inventory(((1, (bytes(32),) * limits.IDS_PER_ROUND_MAX),)),
+        msg.RecordIds(tuple((n, ids) for n in range(msg._COMPARED_MAX))),
+        msg.RecordIds(((1, (bytes(32),) * limits.IDS_PER_ROUND_MAX),)),
     ]
     return [msg.encode(message) for message in found] + _wide(LISTS)
 

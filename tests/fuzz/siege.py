@@ -21,12 +21,11 @@ from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim, genesis_claim
-from gossamer.protocol.core.replica import Replica
-from gossamer.protocol.envelope import Envelope, Kind, open_envelope, seal
 from gossamer.protocol.errors import PeerError
-from gossamer.protocol.membership.presence import NodeInfo
-from gossamer.protocol.ranges import LEVEL_MAX
-from gossamer.protocol.records import NO_RECORD, DeltaBody, RowBody
+from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.range_digests import LEVEL_MAX
+from gossamer.protocol.records import NO_RECORD, DeltaBody, Envelope, Kind, RowBody, open_envelope, seal
+from gossamer.protocol.replica import Replica
 from gossamer.protocol.wire import is_printable, pack, unpack
 from tests.fuzz.decoders import mutate_record, record_seeds
 from tests.fuzz.forge import blobs_from, forge
@@ -160,7 +159,7 @@ class Siege:
                 case fx.Adopt():
                     self.fetched.append(effect.claim)
                     self.duties.append(ev.Adopted(effect.claim))
-            if isinstance(effect, fx.Send) and isinstance(effect.message, msg.Ask):
+            if isinstance(effect, fx.Send) and isinstance(effect.message, msg.Want):
                 self.wanted.append((effect.link, effect.message.blob))
 
     # -- invariants
@@ -348,9 +347,9 @@ class Siege:
         above = dice.choice((0, 0, *rounds))
         message = dice.choice(
             (
-                msg.Compare(level, ranges, dice.random() < 0.5, above),
-                msg.Inventory(tuple((round_, tuple(some)) for round_ in chosen)),
-                msg.Request(tuple(some)),
+                msg.Digest(level, ranges, dice.random() < 0.5, above),
+                msg.RecordIds(tuple((round_, tuple(some)) for round_ in chosen)),
+                msg.GetRecords(tuple(some)),
             )
         )
         self._say(dice, msg.encode(message))

@@ -25,15 +25,15 @@ import torch
 from torch import nn
 
 from gossamer.node.address import format_address, parse_address
-from gossamer.node.ipc import control
-from gossamer.node.network.client import parse_status
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.base import Base
-from gossamer.node.storage.chunkstore import MissingChunkError
-from gossamer.node.storage.recordstore import RecordStore
-from gossamer.node.training import checkpoint, checkpointreader
-from gossamer.node.training.checkpointwriter import CheckpointWriter
-from gossamer.node.training.outer import OuterLoop
+from gossamer.node.daemon.network.rpc import parse_status
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import MissingChunkError
+from gossamer.node.daemon.storage.records import Base, RecordStore
+from gossamer.node.ipc import messages as control
+from gossamer.node.trainer import checkpoint
+from gossamer.node.trainer import checkpoint as checkpointreader
+from gossamer.node.trainer.checkpoint import CheckpointWriter
+from gossamer.node.trainer.outer import OuterLoop
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import GossamerError, LocalError, StorageError
 from gossamer.protocol.payloads.chunks import chunk_hashes, chunk_sizes

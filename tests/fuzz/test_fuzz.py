@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.core.replica import Replica
-from gossamer.protocol.envelope import Kind
 from gossamer.protocol.messages import _TYPES, decode
+from gossamer.protocol.records import Kind
+from gossamer.protocol.replica import Replica
 from tests.fuzz.decoders import message_seeds, record_seeds
 from tests.fuzz.siege import BOUNDS, TIGHT, Siege, bounds, tables
 from tests.fuzz.strategy import TARGETS, inputs

@@ -14,18 +14,18 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from gossamer.node.ipc import control
-from gossamer.node.phi import snapshots
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.ipc import messages as control
 from gossamer.protocol import limits
+from gossamer.protocol import replica as intake
 from gossamer.protocol.codecs import block
-from gossamer.protocol.core import intake
-from gossamer.protocol.fetching.sources import Sources
+from gossamer.protocol.fetching.piece_picker import Sources
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.presence import Presence
-from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.membership.member_records import Presence
+from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.membership.swim import Swim
-from gossamer.protocol.messages import Inventory
+from gossamer.protocol.messages import RecordIds
 from gossamer.protocol.payloads.chunks import parse_index
 from gossamer.protocol.wire import Fields
 from tests.fuzz.strategy import TARGETS
@@ -58,8 +58,8 @@ def _blob_of_any_length(self: Fields, name: str, value: Any, low: int, high: int
     return value
 
 
-def _large_stock(self: AntiEntropy, rounds: list[int]) -> Inventory:
-    return Inventory(tuple((round_, (bytes(31),)) for round_ in rounds))
+def _large_stock(self: AntiEntropy, rounds: list[int]) -> RecordIds:
+    return RecordIds(tuple((round_, (bytes(31),)) for round_ in rounds))
 
 
 @dataclass(frozen=True)

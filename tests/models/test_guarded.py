@@ -1,4 +1,4 @@
-"""`gossamer.models.guarded`: a mistake in somebody's own task is one line that says where it is."""
+"""`gossamer.models.checking`: a mistake in somebody's own task is one line that says where it is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.models import guarded
+from gossamer.models import checking as guarded
+from gossamer.models.checking import Guarded, explaining
 from gossamer.models.errors import TaskError
-from gossamer.models.guarded import Guarded, explaining
 from gossamer.models.task import DataStream, Task
 from gossamer.models.task_file import kind_of
 from gossamer.models.text import ByteTextTask

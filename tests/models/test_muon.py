@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gossamer.models.inner_optimizer import InnerOptimizer
-from gossamer.models.muon import Muon, orthogonalized
+from gossamer.models.muon import InnerOptimizer, Muon, orthogonalized
 
 SHAPES = ((8, 8), (8, 8), (6, 16), (16, 6), (1, 5))
 

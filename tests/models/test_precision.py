@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.models import precision
-from gossamer.models.precision import mixed
+from gossamer.models import text as precision
 from gossamer.models.task import DataStream
-from gossamer.models.text import ByteTextTask, TextOptions
+from gossamer.models.text import ByteTextTask, TextOptions, mixed
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:1")
 

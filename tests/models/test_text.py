@@ -14,8 +14,7 @@ from gossamer.models.corpus import Corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.generate import decode_characters
 from gossamer.models.gpt import GPT
-from gossamer.models.inner_optimizer import InnerOptimizer
-from gossamer.models.muon import Muon
+from gossamer.models.muon import InnerOptimizer, Muon
 from gossamer.models.task import DataStream, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.models.task import DataStream
-from gossamer.models.windows import SEGMENT_BYTES, Window, held_out_windows, training_windows
+from gossamer.models.text import SEGMENT_BYTES, Window, held_out_windows, training_windows
 
 
 def counting(size: int) -> np.ndarray:

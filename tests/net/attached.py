@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.peer import Peer
-from gossamer.node.training import patience
+from gossamer.node.trainer import ranks as patience
+from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.errors import DivergedError
 
 FEATURES = 12

@@ -17,20 +17,19 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from gossamer.node.network.link import SESSION_HEADER
-from gossamer.node.network.parcel import ENCODING_HEADER
-from gossamer.node.network.tls import client_context, fingerprint_of
-from gossamer.node.network.transport import PREFIX
+from gossamer.node.daemon.network.chunk_transfer import ENCODING_HEADER
+from gossamer.node.daemon.network.links import SESSION_HEADER
+from gossamer.node.daemon.network.server import PREFIX
+from gossamer.node.daemon.network.tls import client_context, fingerprint_of
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission.handshake import HELLO_BYTES_MAX
-from gossamer.protocol.envelope import Kind, open_envelope
+from gossamer.protocol.access.handshake import HELLO_BYTES_MAX
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.payloads.payload import encode_payload
-from gossamer.protocol.records import Delta, parse_delta
+from gossamer.protocol.records import Delta, Kind, open_envelope, parse_delta
 from gossamer.protocol.wire import unpack
 from tests.net.nodes import LocalNode
 from tests.net.stranger import Stranger, linked
@@ -169,7 +168,7 @@ class Member:
         match message:
             case msg.Ping():
                 await peer.socket.send_bytes(msg.encode(msg.Ack(message.number)))
-            case msg.Ask():
+            case msg.Want():
                 self.asked += 1
                 data = self.serve(message.blob)
                 if data is not None and not self.mute:

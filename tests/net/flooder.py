@@ -37,9 +37,9 @@ def costly(known: bytes) -> Iterator[bytes]:
             msg.Ping(1),
             msg.Records(((known, False),) * limits.RECORDS_PER_MESSAGE_MAX),
             msg.RosterSummary(tuple((node_id, 1, 1) for node_id in ids), False),
-            msg.Compare(7, tuple((number, digest) for number, digest in enumerate(ids[:700])), whole=True),
-            msg.Inventory(tuple((number, ids[:64]) for number in range(1, 700))),
-            msg.Request(ids),
+            msg.Digest(7, tuple((number, digest) for number, digest in enumerate(ids[:700])), whole=True),
+            msg.RecordIds(tuple((number, ids[:64]) for number in range(1, 700))),
+            msg.GetRecords(ids),
         )
     )
 

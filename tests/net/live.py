@@ -7,8 +7,8 @@ from typing import Any
 
 import psutil
 
-from gossamer.node.network.client import fetch_status
-from gossamer.node.storage.home import Home, manifest_of
+from gossamer.node.daemon.network.rpc import fetch_status
+from gossamer.node.home import Home, manifest_of
 from gossamer.protocol.manifest import Manifest
 from tests.net.processes import BootstrapPeer, gossamer
 
@@ -32,7 +32,7 @@ class Live:
     def daemon(self) -> psutil.Process:
         """The first node's daemon process."""
         children = psutil.Process(self.first.process.pid).children()
-        return next(child for child in children if "gossamer.node.daemon" in child.cmdline())
+        return next(child for child in children if "gossamer.node.daemon.daemon" in child.cmdline())
 
     async def status(self) -> dict[str, Any]:
         return await fetch_status(self.address)

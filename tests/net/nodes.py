@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 import psutil
 
-from gossamer.bootstrap.fault_proxy import FaultProxy, own_loopback
-from gossamer.bootstrap.owners import invite
+from gossamer.bootstrap.chaos import FaultProxy, own_loopback
+from gossamer.bootstrap.invites import invite
 from gossamer.node.address import parse_address
-from gossamer.node.lifeline import Child
-from gossamer.node.network.askers import asker_of
-from gossamer.node.network.asking import Asker
-from gossamer.node.network.client import fetch_status
+from gossamer.node.daemon.network.rpc import Asker, asker_of, fetch_status
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
-from gossamer.protocol.admission.charter import Role
+from gossamer.node.processes import Child
+from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest, from_values
@@ -70,7 +68,7 @@ class LocalNode:
         self.home.daemon_path.unlink(missing_ok=True)
         with open(self.log_path, "ab") as log:
             arguments = [self.options.to_json()]
-            self.child = Child("gossamer.node.daemon", arguments, stderr=log.fileno())
+            self.child = Child("gossamer.node.daemon.daemon", arguments, stderr=log.fileno())
 
     def train(self, step_s: float) -> Puppet:
         """Give it a puppet."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 
-from gossamer.node.storage.home import Home
+from gossamer.node.home import Home
 
-COMMAND = [sys.executable, "-m", "gossamer.bootstrap.cli"]
+COMMAND = [sys.executable, "-m", "gossamer.bootstrap.cli.main"]
 
 _WORDS = "the quick brown fox jumps over a lazy dog while seven wizards sing of silver threads".split()
 
@@ -126,7 +126,7 @@ class SwarmRun:
 
     def supervisor(self, name: str) -> psutil.Process:
         for process in processes_naming(self.folder / name):
-            if "gossamer.bootstrap.cli" in process.cmdline() and process.pid != self.process.pid:
+            if "gossamer.bootstrap.cli.main" in process.cmdline() and process.pid != self.process.pid:
                 return process
         raise AssertionError(f"{name} has no supervisor")
 

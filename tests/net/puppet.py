@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node.ipc import control
-from gossamer.node.ipc.daemon_link import DaemonLink
+from gossamer.node.ipc import messages as control
+from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 from gossamer.protocol.payloads.payload import encode_payload

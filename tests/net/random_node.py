@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node import Peer
-from gossamer.node.schedules import cosine
+from gossamer.node.trainer.data import cosine
 from gossamer.protocol.errors import DivergedError, LocalError
 
 FEATURES = 6

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from gossamer.bootstrap import manifests
-from gossamer.node.storage.home import Home
+from gossamer.node.home import Home
 from gossamer.protocol.identity import Identity
 from tests.net.attached import build_model
 from tests.net.processes import (
@@ -92,7 +92,7 @@ class Scripts:
         (found,) = [
             process
             for process in processes_naming(self.base / name)
-            if "gossamer.node.daemon" in process.cmdline()
+            if "gossamer.node.daemon.daemon" in process.cmdline()
         ]
         return found
 

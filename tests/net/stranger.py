@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from gossamer.node.network.tls import client_context, fingerprint_of
-from gossamer.node.network.transport import PREFIX
-from gossamer.protocol.admission.handshake import ClientHandshake
+from gossamer.node.daemon.network.server import PREFIX
+from gossamer.node.daemon.network.tls import client_context, fingerprint_of
+from gossamer.protocol.access.handshake import ClientHandshake
 from gossamer.protocol.identity import Identity
 from tests.protocol.builders import turns_nobody_away
 

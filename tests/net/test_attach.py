@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap.owners import invite
-from gossamer.protocol.admission.charter import Role
+from gossamer.bootstrap.invites import invite
+from gossamer.protocol.access.acl import Role
 from gossamer.protocol.identity import Identity
 from tests.net.processes import (
     BootstrapPeer,

@@ -14,11 +14,10 @@ import pytest
 import pytest_asyncio
 
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission.handshake import HELLO_BYTES_MAX, PROTOCOL_VERSION, ClientHandshake
-from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
+from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, PROTOCOL_VERSION, ClientHandshake
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, Identity
 from gossamer.protocol.limits import MESSAGE_BYTES_MAX
-from gossamer.protocol.records import Delta
+from gossamer.protocol.records import HEADER_BYTES, Delta, Kind, seal
 from gossamer.protocol.wire import pack, unpack
 from tests.net.attacker import Member, impostor, knock, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
@@ -273,7 +272,7 @@ async def test_a_chunk_that_is_not_what_its_hash_says_is_not_taken(swarm: LocalN
     nodes = list(swarm.nodes.values())
     async with Member(swarm.manifest) as mallory, Member(swarm.manifest) as friend:
         mallory.serve = lambda blob: os.urandom(len(mallory.chunks.get(blob, b"x" * 1000)))
-        mallory.on_seen = lambda delta, address: [msg.Holding((delta.record_id,))]
+        mallory.on_seen = lambda delta, address: [msg.Have((delta.record_id,))]
         await mallory.link(*everywhere(swarm))
         delta = mallory.delta(nodes[0].status["clock"] + 1)
         await mallory.publish(delta)
@@ -283,6 +282,6 @@ async def test_a_chunk_that_is_not_what_its_hash_says_is_not_taken(swarm: LocalN
         # Its links may have been cut by now, for lies enough. Anybody may bring the true one.
         friend.chunks.update(mallory.chunks)
         await friend.link(*everywhere(swarm))
-        await friend.say(msg.Holding((delta.record_id,)))
+        await friend.say(msg.Have((delta.record_id,)))
         await unharmed(swarm)
         assert 204 in friend.answers and set(friend.answers) <= {204, 409}

@@ -110,7 +110,9 @@ async def test_kills_and_stops_at_random_moments_cost_no_agreement(tmp_path: Pat
 
 async def strike(nodes: list[NodeProcess], draw: random.Random) -> None:
     node = draw.choice(nodes)
-    role = draw.choice(["gossamer.node.daemon", "gossamer.node.trainer", "gossamer.bootstrap.cli"])
+    role = draw.choice(
+        ["gossamer.node.daemon.daemon", "gossamer.node.trainer.trainer", "gossamer.bootstrap.cli.main"]
+    )
     assert node.child is not None
     whole = psutil.Process(node.child.pid)
     found = []

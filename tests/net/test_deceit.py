@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from gossamer.bootstrap.fault_rules import Rule
+from gossamer.bootstrap.chaos import Rule
 from gossamer.node.address import Contact
-from gossamer.node.network.client import fetch_manifest, fetch_status
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.daemon.network.rpc import fetch_manifest, fetch_status
+from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import UnreachableError
@@ -122,7 +122,7 @@ async def test_a_member_that_says_it_holds_everything_and_serves_nothing(tmp_pat
             mallory.mute = True
             mallory.on_seen = lambda delta, address: [
                 msg.Records(((delta.data, True),)),
-                msg.Holding((delta.record_id,)),
+                msg.Have((delta.record_id,)),
             ]
             await mallory.link(*map(where, nodes))
             await mallory.publish(mallory.delta(nodes[0].status["clock"] + 1))
@@ -159,7 +159,7 @@ async def test_a_member_that_dribbles_its_payload_keeps_no_joiner_from_training(
             mallory.serve, mallory.put_after_s = mallory.chunks.get, 5.0
             assert len(delta.body.chunks) * mallory.put_after_s > 150.0
             await mallory.link(where(joiner))
-            await mallory.say(msg.Holding((delta.record_id,)), where(joiner))
+            await mallory.say(msg.Have((delta.record_id,)), where(joiner))
             joiner.train(0.3)
             await swarm.until(lambda: joiner.status["round"] > clock, 90, "the joiner trains")
             assert 5 <= len(mallory.answers) < len(delta.body.chunks)

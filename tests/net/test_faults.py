@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap.fault_rules import Bandwidth, Rule
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.bootstrap.chaos import Bandwidth, Rule
+from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.protocol.limits import SLEEP_MIN_S
 from tests.net.nodes import HEAL_S, LocalNode, LocalNodes, small_manifest
 

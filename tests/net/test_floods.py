@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gossamer.node.network.tls import client_context
-from gossamer.node.network.transport import PREFIX
+from gossamer.node.daemon.network.server import PREFIX
+from gossamer.node.daemon.network.tls import client_context
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.identity import Identity

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap import manifests
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home, manifest_of
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.home import Home, manifest_of
 from tests.net.processes import BootstrapPeer, gossamer
 from tests.node.chunkfiles import file_of
 
@@ -61,7 +61,7 @@ def test_a_damaged_database(home: Home) -> None:
 
 
 def test_the_database_of_another_swarm(home: Home) -> None:
-    from gossamer.node.storage.recordstore import RecordStore
+    from gossamer.node.daemon.storage.records import RecordStore
 
     RecordStore(home.ledger_path, bytes(32)).close()
     status, lines = bootstrap(home)

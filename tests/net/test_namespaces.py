@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
 from gossamer.protocol.manifest import Manifest
 from tests.net.hosts import NET, Hosts, why_not
 from tests.net.nodes import HEAL_S, LocalNodes, small_manifest
@@ -65,7 +65,7 @@ async def test_a_host_whose_cable_is_pulled_trains_on_and_heals(tmp_path: Path) 
                 name=f"host{n}",
                 trains=bool(number),
             )
-            hosts.start(n, "gossamer.node.daemon", options.to_json(), log=tmp_path / f"host{n}.log")
+            hosts.start(n, "gossamer.node.daemon.daemon", options.to_json(), log=tmp_path / f"host{n}.log")
             if number:
                 puppets.append(Puppet(home.socket_path(), manifest, step_s=0.2, seed=n))
                 puppets[-1].start()
@@ -136,7 +136,7 @@ async def test_a_full_disk_pauses_publishing_and_nothing_else(tmp_path: Path) ->
         )
         script = f'mount -t tmpfs -o size=12m none {mount} && cp -a {tmp_path}/seed/. {mount} && exec "$@"'
         log_path = tmp_path / "small.log"
-        daemon = [sys.executable, "-m", "gossamer.node.daemon", options.to_json()]
+        daemon = [sys.executable, "-m", "gossamer.node.daemon.daemon", options.to_json()]
         with open(log_path, "wb") as log:
             process = subprocess.Popen(
                 ["unshare", "-Urm", "sh", "-c", script, "sh", *daemon],

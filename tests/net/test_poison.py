@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.phi.snapshots import digest
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.daemon.phi.snapshots import digest
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.merging.merge import merge_round
+from gossamer.protocol.merge.merge import merge_round
 from gossamer.protocol.records import Delta
 from tests.net.attacker import Member, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest

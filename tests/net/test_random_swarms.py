@@ -33,14 +33,13 @@ import pytest
 import torch
 
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.owners import invite
+from gossamer.bootstrap.invites import invite
 from gossamer.models.task import named_tensors
-from gossamer.node.network.askers import asker_of
-from gossamer.node.network.client import fetch_status
-from gossamer.node.phi.restore import replay
-from gossamer.node.storage.home import Home, manifest_of
-from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.admission.charter import Role
+from gossamer.node.daemon.network.rpc import asker_of, fetch_status
+from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.daemon.storage.records import RecordStore
+from gossamer.node.home import Home, manifest_of
+from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.fixedpoint import to_float
 from gossamer.protocol.identity import Identity

@@ -20,9 +20,9 @@ import pytest
 
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.processes import NodeProcess, stop_all
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.home import Home
 from gossamer.protocol.manifest import Manifest, from_values
 from tests.net.processes import write_text
 

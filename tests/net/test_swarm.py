@@ -40,7 +40,7 @@ def test_three_nodes_train_agree_and_leave_nothing_behind(tmp_path: Path) -> Non
 
 AS_ON_A_GPU = """
 import sys
-if "gossamer.node.trainer" in sys.orig_argv:
+if "gossamer.node.trainer.trainer" in sys.orig_argv:
     from tests.node.gpus import LateRoom, pretend
     pretend(LateRoom)
     print("as on a GPU", file=sys.stderr)

@@ -14,18 +14,16 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from gossamer.bootstrap.owners import invite, revoke
-from gossamer.node.network.asking import fingerprint_at
-from gossamer.node.network.client import deliver
-from gossamer.node.network.link import SESSION_HEADER
-from gossamer.node.network.questions import ASK_HEADER
-from gossamer.node.network.tls import client_context
-from gossamer.node.network.transport import PREFIX
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.bootstrap.invites import invite, revoke
+from gossamer.node.daemon.network.links import SESSION_HEADER
+from gossamer.node.daemon.network.rpc import deliver, fingerprint_at
+from gossamer.node.daemon.network.server import ASK_HEADER, PREFIX
+from gossamer.node.daemon.network.tls import client_context
+from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission.ask import ask
-from gossamer.protocol.admission.charter import Role
-from gossamer.protocol.admission.handshake import HELLO_BYTES_MAX, ClientHandshake
+from gossamer.protocol.access.acl import Role
+from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, ClientHandshake
+from gossamer.protocol.access.rpc_auth import ask
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import NotAnsweredError
 from gossamer.protocol.fixedpoint import ONE
@@ -103,7 +101,7 @@ async def test_a_stranger_hears_why_and_learns_nothing(swarm: LocalNodes) -> Non
     assert len(heard) == 2 and accepted is False
     assert "lets in invited nodes only" in reason and stranger.node_id.hex() in reason
     # What a member would send first, without a hello.
-    heard += await knock(address, lambda *_: msg.encode(msg.Compare(0, (), whole=True)))
+    heard += await knock(address, lambda *_: msg.encode(msg.Digest(0, (), whole=True)))
     heard += await knock(address, lambda *_: msg.encode(msg.RosterSummary((), False)))
     assert sum(map(len, heard)) < BYTES_FOR_A_STRANGER
 

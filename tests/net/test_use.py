@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from gossamer.node.daemon.phi import restore, snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.exports.export import export
-from gossamer.node.phi import restore, snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
+from gossamer.node.home import Home
 from gossamer.protocol.fixedpoint import to_fixed
 from gossamer.protocol.manifest import Manifest
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest

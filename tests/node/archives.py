@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.node.phi import snapshots
-from gossamer.node.phi.archive import Archive
-from gossamer.node.phi.merger import Merger, Prefix
-from gossamer.node.phi.snapshots import SnapshotShelf
-from gossamer.node.storage.base import GENESIS, Base
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.phi.archive import Archive
+from gossamer.node.daemon.phi.snapshots import SnapshotShelf
+from gossamer.node.daemon.phi.state import Merger, Prefix
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.records import GENESIS, Base
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.events import Event
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.payloads.chunks import root_of
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec
 from tests.node.world import OWN

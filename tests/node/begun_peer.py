@@ -13,9 +13,9 @@ from safetensors import safe_open
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.ipc.daemon_link import DaemonLink
-from gossamer.node.peer import Peer
-from gossamer.node.training.outer import Ints
+from gossamer.node.trainer.daemon_link import DaemonLink
+from gossamer.node.trainer.outer import Ints
+from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.layout import TensorSpec
 from tests.node.leading import leading

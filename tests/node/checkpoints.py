@@ -6,9 +6,8 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.training.checkpoint import CHECKSUM, Progress, checksum, checksums_of
-from gossamer.node.training.checkpointwriter import CheckpointWriter
-from gossamer.node.training.outer import OuterLoop
+from gossamer.node.trainer.checkpoint import CHECKSUM, CheckpointWriter, Progress, checksum, checksums_of
+from gossamer.node.trainer.outer import OuterLoop
 from tests.protocol import builders
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.lifeline import stop_signals
+from gossamer.node.processes import stop_signals
 from tests.net.processes import wait_for
 
 FAITHFUL = """

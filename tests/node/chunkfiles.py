@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.daemon.storage.chunks import ChunkStore
 
 
 def file_of(chunks: ChunkStore, blob: bytes) -> Path:

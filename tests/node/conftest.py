@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.node.ipc import daemon_link
-from gossamer.node.training import buckets, staging
-from gossamer.node.training.fragmentstate import FragmentState
+from gossamer.node.trainer import daemon_link
+from gossamer.node.trainer import payload_writer as buckets
+from gossamer.node.trainer import phi_updates as staging
+from gossamer.node.trainer.outer import FragmentState
 from gossamer.protocol.records import Delta
 from tests.node.gpus import Room
 from tests.protocol.builders import identity, random_delta

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from gossamer.node.storage.home import Home
-from gossamer.protocol.core.replica import Replica
-from gossamer.protocol.membership.presence import NodeInfo
+from gossamer.node.home import Home
+from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.replica import Replica
 from tests.protocol import builders
 
 

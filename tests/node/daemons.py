@@ -12,14 +12,14 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from gossamer.node.daemon import Daemon
-from gossamer.node.dashboard.admin_client import AdminClient
-from gossamer.node.ipc import control
-from gossamer.node.ipc.daemon_link import DaemonLink
+from gossamer.node.daemon.daemon import Daemon
+from gossamer.node.daemon.dashboard.client import AdminClient
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.home import Home, manifest_of
+from gossamer.node.ipc import messages as control
 from gossamer.node.options import DaemonOptions
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home, manifest_of
+from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.payloads.payload import encode_payload
 from tests.node.trainer_side import until

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import typer
 
-from gossamer.bootstrap import cli, manifests
-from gossamer.node.config.config_check import check
-from gossamer.node.config.findings import Finding
-from gossamer.node.storage.home import Home
+from gossamer.bootstrap import manifests
+from gossamer.bootstrap.cli import main as cli
+from gossamer.bootstrap.cli.config_command import check
+from gossamer.bootstrap.cli.values import Finding
+from gossamer.node.home import Home
 from tests.protocol import builders
 
 INVITED = builders.manifest(admission=builders.admission())

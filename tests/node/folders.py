@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from gossamer.bootstrap import manifests
-from gossamer.node.phi import snapshots
-from gossamer.node.phi.merger import Merger
-from gossamer.node.phi.restore import replay
-from gossamer.node.storage.base import GENESIS, Base
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
+from gossamer.node.home import Home
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest

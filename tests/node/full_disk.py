@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage import wholefile
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node import files as wholefile
+from gossamer.node.daemon.storage.chunks import ChunkStore
 
 
 def full(*_: object, **__: object) -> None:

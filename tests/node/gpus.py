@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gossamer.node.ipc.daemon_link import Offer
-from gossamer.node.ipc.shared import SharedMemory
-from gossamer.node.training import staging
-from gossamer.node.training.fragmentstate import FragmentState
+from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.trainer import phi_updates as staging
+from gossamer.node.trainer.daemon_link import Offer
+from gossamer.node.trainer.outer import FragmentState
 
 
 class Room:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.ipc.daemon_link import DaemonLink
-from gossamer.node.peer import Peer
-from gossamer.node.training.leader import Leader
-from gossamer.node.training.team import Alone
+from gossamer.node.trainer.daemon_link import DaemonLink
+from gossamer.node.trainer.driver import Leader
+from gossamer.node.trainer.peer import Peer
+from gossamer.node.trainer.ranks import Alone
 from gossamer.protocol.manifest import Manifest
 
 

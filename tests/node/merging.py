@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gossamer.node.ipc import control
-from gossamer.node.phi.merging import Merging
+from gossamer.node.daemon.phi.loop import Merging
+from gossamer.node.ipc import messages as control
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import Delta

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from gossamer.node.dashboard import page
+from gossamer.node.daemon.dashboard import page
 from tests.node.recorded_swarm import Recorded
 
 

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossamer.node.dashboard.bulletin import TOLD_ROUNDS_MAX
+from gossamer.node.daemon.dashboard.sse import TOLD_ROUNDS_MAX
 
 LATE, VOID, CLIPPED, OWN = 1, 2, 4, 8
 ROUND_S = 6.0

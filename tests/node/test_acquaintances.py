@@ -1,4 +1,4 @@
-"""`gossamer.node.network.acquaintances`: whom a node remembers, and in which order."""
+"""`gossamer.node.daemon.network.address_book`: whom a node remembers, and in which order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.address import Contact
-from gossamer.node.network.acquaintances import REMEMBERED_MAX, Acquaintances, whom_to_join
-from gossamer.node.storage.home import Home
+from gossamer.node.daemon.network.address_book import REMEMBERED_MAX, Acquaintances, whom_to_join
+from gossamer.node.home import Home
 from gossamer.protocol import events as ev
-from gossamer.protocol.membership.roster import Health
+from gossamer.protocol.membership.members import Health
 from tests.node.cores import new_core
 from tests.node.trainer_side import until
 from tests.protocol import builders
@@ -67,7 +67,7 @@ def test_all_addresses_of_a_few_members_are_remembered_one_of_each_first(tmp_pat
 async def test_whoever_does_not_live_long_remembers_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossamer.node.network.acquaintances.REMEMBER_FIRST_S", 0.01)
+    monkeypatch.setattr("gossamer.node.daemon.network.address_book.REMEMBER_FIRST_S", 0.01)
     home = Home(tmp_path)
     core = new_core(home)
     written_by: set[int] = set()

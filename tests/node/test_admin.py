@@ -14,14 +14,15 @@ import aiohttp
 import pytest
 
 from gossamer.node.address import parse_address, port_of
-from gossamer.node.daemon import Daemon
-from gossamer.node.dashboard import admin_client, connections
-from gossamer.node.dashboard import feed as feeds
-from gossamer.node.dashboard.admin import TOKEN_VARIABLE, AdminServer
-from gossamer.node.dashboard.admin_client import admin_of, find_admin
-from gossamer.node.monitoring.rounds import OWN
-from gossamer.node.network.client import fetch_status
-from gossamer.node.storage.home import Home
+from gossamer.node.daemon.daemon import Daemon
+from gossamer.node.daemon.dashboard import client as admin_client
+from gossamer.node.daemon.dashboard import server as connections
+from gossamer.node.daemon.dashboard import sse as feeds
+from gossamer.node.daemon.dashboard.client import admin_of, find_admin
+from gossamer.node.daemon.dashboard.server import TOKEN_VARIABLE, AdminServer
+from gossamer.node.daemon.monitoring.round_history import OWN
+from gossamer.node.daemon.network.rpc import fetch_status
+from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from tests.node.daemons import events_until, facts, founded, get, joining, publish, report, running, training
 from tests.node.recorded_swarm import Recorded

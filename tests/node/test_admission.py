@@ -14,20 +14,14 @@ import aiohttp
 import pytest
 
 from gossamer.node.address import Contact, parse_contact
-from gossamer.node.folders import new_home, nodes_root
-from gossamer.node.network.askers import asker_for, asker_of
-from gossamer.node.network.asking import Asker
-from gossamer.node.network.chunk_requests import get_chunk
-from gossamer.node.network.client import deliver, fetch_manifest, fetch_status
-from gossamer.node.network.questions import NONCE_HEADER, PROOF_HEADER
-from gossamer.node.network.tls import Certificate, client_context, cut
-from gossamer.node.network.transport import PREFIX
-from gossamer.node.storage.home import Home
-from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.admission.ask import ask, check_proof
-from gossamer.protocol.admission.charter import parse_grant
-from gossamer.protocol.admission.invitation import Invitation
-from gossamer.protocol.envelope import open_envelope
+from gossamer.node.daemon.network.chunk_transfer import get_chunk
+from gossamer.node.daemon.network.rpc import Asker, asker_for, asker_of, deliver, fetch_manifest, fetch_status
+from gossamer.node.daemon.network.server import NONCE_HEADER, PREFIX, PROOF_HEADER
+from gossamer.node.daemon.network.tls import Certificate, client_context, cut
+from gossamer.node.daemon.storage.records import RecordStore
+from gossamer.node.home import Home, new_home, nodes_root
+from gossamer.protocol.access.acl import Invitation, parse_grant
+from gossamer.protocol.access.rpc_auth import ask, check_proof
 from gossamer.protocol.errors import (
     ConfigError,
     NotAnsweredError,
@@ -37,6 +31,7 @@ from gossamer.protocol.errors import (
     UnreachableError,
 )
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
+from gossamer.protocol.records import open_envelope
 from tests.node.trainer_side import until
 from tests.node.wires import End, linked, listening, put
 from tests.protocol import builders

@@ -17,15 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.node.phi import snapshots
-from gossamer.node.phi.archive import Archive
-from gossamer.node.phi.merger import Merger
-from gossamer.node.phi.merging import Merging
-from gossamer.node.phi.restore import restore_merger
-from gossamer.node.phi.snapshots import SnapshotShelf
-from gossamer.node.storage.base import GENESIS, Base
-from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.phi.archive import Archive
+from gossamer.node.daemon.phi.loop import Merging
+from gossamer.node.daemon.phi.restore import restore_merger
+from gossamer.node.daemon.phi.snapshots import SnapshotShelf
+from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
+from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Close
 from gossamer.protocol.errors import StorageError
@@ -144,7 +143,7 @@ async def test_late_records_that_go_on_coming_do_not_put_the_snapshot_off_for_ev
     due = []
     for tick in range(10):
         at = now + 1.5 * tick
-        monkeypatch.setattr("gossamer.node.phi.archive.time.monotonic", lambda at=at: at)
+        monkeypatch.setattr("gossamer.node.daemon.phi.archive.time.monotonic", lambda at=at: at)
         sealing.archive.note_merged(1)
         due.append(sealing.archive._is_reseal_due(at))
     assert due == [False] * 5 + [True] * 5
@@ -159,7 +158,7 @@ async def test_a_snapshot_that_has_to_wait_for_the_swarm_is_written_once_that_ha
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is to be adopted meanwhile does not wait with it."""
-    monkeypatch.setattr("gossamer.node.phi.archive.RETRY_S", 0.0)
+    monkeypatch.setattr("gossamer.node.daemon.phi.archive.RETRY_S", 0.0)
     sealing = Sealing(world.merger(), world.chunks)
     merge_all(sealing.merger, world.deltas)
     sealing.is_reached = False
@@ -176,7 +175,7 @@ async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
     world: World, monkeypatch: pytest.MonkeyPatch, error: StorageError
 ) -> None:
     """In a swarm that rests there is no next snapshot: the claim to this one would stay wrong for ever."""
-    monkeypatch.setattr("gossamer.node.phi.archive.RETRY_S", 0.0)
+    monkeypatch.setattr("gossamer.node.daemon.phi.archive.RETRY_S", 0.0)
     sealing = Sealing(world.merger(), world.chunks)
     merge_all(sealing.merger, [delta for delta in world.deltas if delta.round > 1])
     await sealing.seal(4)
@@ -254,7 +253,7 @@ async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_ma
 async def test_a_folder_that_is_away_is_said_once_and_in_words(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gossamer.node.phi.archive.RETRY_S", 0.001)
+    monkeypatch.setattr("gossamer.node.daemon.phi.archive.RETRY_S", 0.001)
     sealing = Sealing(world.merger(), world.chunks)
     merge_all(sealing.merger, world.deltas)
     tries: list[bytes] = []
@@ -353,7 +352,7 @@ async def test_what_a_disk_refuses_is_said_with_the_file_and_the_reason(
     async def one_thing() -> None:
         raise errors.pop(0) if errors else asyncio.CancelledError
 
-    monkeypatch.setattr("gossamer.node.phi.archive.RETRY_S", 0.0)
+    monkeypatch.setattr("gossamer.node.daemon.phi.archive.RETRY_S", 0.0)
     monkeypatch.setattr(archive, "_one_thing", one_thing)
     with pytest.raises(asyncio.CancelledError):
         await archive.run()

@@ -1,4 +1,4 @@
-"""`gossamer.node.network.client` and `gossamer.node.monitoring.verify`: asking nodes from outside."""
+"""`gossamer.node.daemon.network.rpc` and `gossamer.node.verify`: asking nodes from outside."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from gossamer.node import verify
 from gossamer.node.address import parse_contact
-from gossamer.node.monitoring import verify
-from gossamer.node.network import asking, client
-from gossamer.node.network.client import fetch_status
-from gossamer.node.network.tls import Certificate
-from gossamer.node.network.transport import PREFIX
+from gossamer.node.daemon.network import rpc as asking
+from gossamer.node.daemon.network import rpc as client
+from gossamer.node.daemon.network.rpc import fetch_status
+from gossamer.node.daemon.network.server import PREFIX
+from gossamer.node.daemon.network.tls import Certificate
 from gossamer.protocol.errors import ConfigError, NobodyThereError, UnreachableError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import Manifest

@@ -25,13 +25,13 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
-from gossamer.node import peer as peer_module
+from gossamer.node.home import FolderLock, Home
 from gossamer.node.options import DaemonOptions
-from gossamer.node.peer import Peer
-from gossamer.node.storage.folderlock import FolderLock
-from gossamer.node.storage.home import Home
-from gossamer.node.training import attaching, starting
-from gossamer.node.training.beside import Beside
+from gossamer.node.trainer import attach as attaching
+from gossamer.node.trainer import attach as starting
+from gossamer.node.trainer import peer as peer_module
+from gossamer.node.trainer.beside import Beside
+from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 from tests.node.full_disk import no_room_in

@@ -1,4 +1,4 @@
-"""`gossamer.node.training.beside`: SIGTERM as an end in good order, taken over where nobody else has."""
+"""`gossamer.node.trainer.beside`: SIGTERM as an end in good order, taken over where nobody else has."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gossamer.node import service as service_module
+from gossamer.node import processes as service_module
 from gossamer.node.options import DaemonOptions
-from gossamer.node.service import Service
-from gossamer.node.training import beside as beside_module
-from gossamer.node.training.beside import TERMINATED, Beside
+from gossamer.node.processes import Service
+from gossamer.node.trainer import beside as beside_module
+from gossamer.node.trainer.beside import TERMINATED, Beside
 from tests.net.processes import wait_for
 
 

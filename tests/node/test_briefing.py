@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from gossamer.node.briefing import Briefing
-from gossamer.node.ipc import control
-from gossamer.protocol.core.replica import BEFORE_ALL_ROUNDS
+from gossamer.node.daemon.daemon import Briefing
+from gossamer.node.ipc import messages as control
+from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
 from tests.protocol.builders import identity
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap.owners import invite
-from gossamer.node.config.check_folder import check_folder
-from gossamer.node.storage.database import PATH_BYTES_MAX, Database
-from gossamer.node.storage.home import Home
-from gossamer.protocol.admission.charter import Role
+from gossamer.bootstrap.cli.config_check import check_folder
+from gossamer.bootstrap.invites import invite
+from gossamer.node.daemon.storage.database import PATH_BYTES_MAX, Database
+from gossamer.node.home import Home
+from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import StorageError
 from tests.node.findings import INVITED, found, invited_home, levels
 from tests.protocol.builders import OWNER

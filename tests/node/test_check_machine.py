@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.config import check_machine
-from gossamer.node.network import listening
+from gossamer.bootstrap.cli import config_check as check_machine
+from gossamer.node.daemon.network import listening
 from tests.node.findings import found, levels
 
 
@@ -59,7 +59,7 @@ def test_a_name_that_leads_to_this_machine_alone_is_said(monkeypatch: pytest.Mon
     def getaddrinfo(host: str, port: object, **_: object) -> list[object]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
 
-    monkeypatch.setattr("gossamer.node.network.listening.socket.getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("gossamer.node.daemon.network.listening.socket.getaddrinfo", getaddrinfo)
     assert listening.names_loopback("my.host")
     address = "192.0.2.7"
     assert not listening.names_loopback("my.host")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gossamer.bootstrap import manifests
-from gossamer.node.config.check_manifest import check_manifest, disk_needed
+from gossamer.bootstrap.cli.config_check import check_manifest, disk_needed
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.payloads.payload import payload_length
 from gossamer.protocol.rules import RULES

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.owners import invite
-from gossamer.node.config import check_node
-from gossamer.node.config.check_swarm import Answers
-from gossamer.node.storage.home import Home
-from gossamer.protocol.admission.charter import Role
+from gossamer.bootstrap.cli import config_check as check_node
+from gossamer.bootstrap.cli.config_check import Answers
+from gossamer.bootstrap.invites import invite
+from gossamer.node.home import Home
+from gossamer.protocol.access.acl import Role
 from tests.node.findings import INVITED, errors, founding, invited_home, look
 from tests.protocol.builders import OWNER
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from gossamer.bootstrap.cli import config_check as check_swarm
+from gossamer.bootstrap.cli.config_check import ask_nodes
 from gossamer.node.address import Contact, parse_contact
-from gossamer.node.config import check_swarm
-from gossamer.node.config.check_swarm import ask_nodes
-from gossamer.node.storage.home import manifest_of
+from gossamer.node.home import manifest_of
 from tests.node.daemons import facts, founded, joining, running
 from tests.node.findings import found, look
 
@@ -40,7 +40,7 @@ async def test_nodes_that_answer(tmp_path: Path) -> None:
 async def test_a_clock_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = founded(tmp_path / "a")
     async with running(home):
-        monkeypatch.setattr("gossamer.node.network.asking.offset_of", lambda date, now: 3600.0)
+        monkeypatch.setattr("gossamer.node.daemon.network.rpc.offset_of", lambda date, now: 3600.0)
         contact = parse_contact(facts(home)["address"])
         answers = await asyncio.to_thread(ask_nodes, [contact], None, plaintext=True, asker=None)
     ((level, text),) = found(answers.findings)["clock"]

@@ -4,9 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gossamer.node.training.checkpoint import Progress
-from gossamer.node.training.checkpointreader import restore
-from gossamer.node.training.checkpointwriter import CheckpointWriter
+from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress, restore
 from tests.node.checkpoints import make, saved_in, trained
 
 pytestmark = pytest.mark.usefixtures("on_each_device")

@@ -8,11 +8,16 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.training import checkpointreader
-from gossamer.node.training.checkpoint import CHECKSUM, Progress, checksum, checksums_of
-from gossamer.node.training.checkpointreader import restore
-from gossamer.node.training.checkpointwriter import CheckpointWriter
-from gossamer.node.training.outer import OuterLoop
+from gossamer.node.trainer import checkpoint as checkpointreader
+from gossamer.node.trainer.checkpoint import (
+    CHECKSUM,
+    CheckpointWriter,
+    Progress,
+    checksum,
+    checksums_of,
+    restore,
+)
+from gossamer.node.trainer.outer import OuterLoop
 from tests.node.checkpoints import make, metadata_of, saved_in, train, trained, without
 from tests.node.optimizers import Around
 from tests.protocol import builders

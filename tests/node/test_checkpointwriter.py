@@ -21,12 +21,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from gossamer.node.storage.wholefile import UNFINISHED_S
-from gossamer.node.training import checkpointcopy, checkpointwriter
-from gossamer.node.training.checkpoint import Progress
-from gossamer.node.training.checkpointcopy import CheckpointCopy
-from gossamer.node.training.checkpointreader import restore
-from gossamer.node.training.checkpointwriter import CheckpointWriter
+from gossamer.node.files import UNFINISHED_S
+from gossamer.node.trainer import checkpoint as checkpointcopy
+from gossamer.node.trainer import checkpoint as checkpointwriter
+from gossamer.node.trainer.checkpoint import CheckpointCopy, CheckpointWriter, Progress, restore
 from tests.node.checkpoints import make, metadata_of, train, trained
 from tests.node.full_disk import full
 from tests.node.optimizers import Sharpness
@@ -393,7 +391,7 @@ def test_a_full_disk_is_a_log_line(tmp_path, monkeypatch, caplog):
     writer = CheckpointWriter(tmp_path / "t")
     for place in ("open_aside", "os.replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"gossamer.node.training.checkpointcopy.{place}", full)
+            patch.setattr(f"gossamer.node.trainer.checkpoint.{place}", full)
             for _ in range(3):
                 writer.save(outer, [optimizer], Progress())
         assert caplog.text.count("No space left on device") == 1, "one is tried every few seconds"
@@ -436,7 +434,7 @@ def test_an_unforeseen_error_in_the_thread_reaches_training_and_holds_nobody_up(
     _, outer, optimizer = trained()
     writer = CheckpointWriter(tmp_path / "t")
     with monkeypatch.context() as patch:
-        patch.setattr("gossamer.node.training.checkpointcopy.open_aside", fails)
+        patch.setattr("gossamer.node.trainer.checkpoint.open_aside", fails)
         writer.begin(outer, [optimizer])
         with pytest.raises(MemoryError):
             writer.advance(Progress(), wait=True)

@@ -11,17 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.ipc.control import Report
-from gossamer.node.monitoring import chronicle as chronicles
-from gossamer.node.monitoring import chroniclestore as stores
-from gossamer.node.monitoring.chronicle import Chronicle
-from gossamer.node.monitoring.chroniclestore import ChronicleStore
-from gossamer.node.monitoring.evaluations import Evaluations
-from gossamer.node.monitoring.rounds import CLIPPED, LATE, OWN, VOID, Entry, Round, as_json
+from gossamer.node.daemon.monitoring import round_history as chronicles
+from gossamer.node.daemon.monitoring import round_history as stores
+from gossamer.node.daemon.monitoring.round_history import (
+    CLIPPED,
+    LATE,
+    OWN,
+    VOID,
+    Chronicle,
+    ChronicleStore,
+    Entry,
+    Evaluations,
+    Round,
+    as_json,
+)
+from gossamer.node.ipc.messages import Report
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.limits import ROUND_MAX
-from gossamer.protocol.merging.conduct import Figures
-from gossamer.protocol.merging.token_count import TokenCount
+from gossamer.protocol.merge.contributions import Figures
+from gossamer.protocol.merge.tokens import TokenCount
 from gossamer.protocol.records import Delta
 from tests.node.daemons import report
 from tests.protocol.builders import LAYOUT, manifest
@@ -501,8 +509,8 @@ def test_held_out_losses_are_kept_once_each_and_over_restarts(tmp_path: Path) ->
 
 
 def test_old_held_out_losses_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.node.monitoring.evaluations.EVALUATIONS_MAX", 2)
-    monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.EVALUATIONS_MAX", 2)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.round_history.EVALUATIONS_MAX", 2)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.round_history.EVALUATIONS_MAX", 2)
     evaluations, store = Evaluations(), ChronicleStore(tmp_path / "c.sqlite")
     for number in range(5):
         evaluations.look(evaluated(number, 1.0))

@@ -1,4 +1,4 @@
-"""`gossamer.node.storage.chunkstore`: what is read is what was hashed, or it is not there."""
+"""`gossamer.node.daemon.storage.chunks`: what is read is what was hashed, or it is not there."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
-from gossamer.protocol.admission.rations import Stock
+from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
+from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.payloads.packing import Chunk, pack_chunk
+from gossamer.protocol.payloads.chunks import Chunk, pack_chunk
 from tests.node.chunkfiles import file_of
 from tests.node.full_disk import full
 from tests.node.synced import Synced
@@ -448,7 +448,7 @@ def test_a_durable_chunk_is_in_a_folder_that_survives_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("gossamer.node.storage.chunkstore.sync_folder", synced.append)
+    monkeypatch.setattr("gossamer.node.daemon.storage.chunks.sync_folder", synced.append)
     root = tmp_path / "chunks"
     store = ChunkStore(root)
     assert synced == [tmp_path]

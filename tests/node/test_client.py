@@ -1,4 +1,4 @@
-"""`gossamer.node.network.client`: what a stranger's node answers is a status, or one clear line."""
+"""`gossamer.node.daemon.network.rpc`: what a stranger's node answers is a status, or one clear line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ import aiohttp
 import pytest
 
 from gossamer.node.address import parse_address, parse_contact
-from gossamer.node.dashboard.admin_client import AdminClient
-from gossamer.node.network import asking
-from gossamer.node.network.asking import _reason, fingerprint_at
-from gossamer.node.network.client import deliver, fetch_manifest, fetch_status, parse_status
-from gossamer.node.network.tls import Certificate
+from gossamer.node.daemon.dashboard.client import AdminClient
+from gossamer.node.daemon.network import rpc as asking
+from gossamer.node.daemon.network.rpc import (
+    _reason,
+    deliver,
+    fetch_manifest,
+    fetch_status,
+    fingerprint_at,
+    parse_status,
+)
+from gossamer.node.daemon.network.tls import Certificate
 from gossamer.protocol.errors import NobodyThereError, UnreachableError
 from tests.node.wires import End, listening
 from tests.protocol.builders import SMALL

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap import cli
-from gossamer.node.storage.home import Home
+from gossamer.bootstrap.cli import main as cli
+from gossamer.node.home import Home
 from tests.node.findings import invited_home, look
 
 
@@ -166,7 +166,7 @@ def test_colours_are_for_those_who_want_them(home: Home, variable: str, text: st
     env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
     with os.fdopen(ours, "rb", buffering=0) as screen:
         subprocess.run(
-            [sys.executable, "-m", "gossamer.bootstrap.cli", "config", "check", str(home.root)],
+            [sys.executable, "-m", "gossamer.bootstrap.cli.main", "config", "check", str(home.root)],
             env={**env, "TERM": "xterm", variable: text},
             stdin=theirs,
             stdout=theirs,

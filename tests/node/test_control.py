@@ -1,4 +1,4 @@
-"""`gossamer.node.ipc.control`: every message survives the wire, and nothing else is taken for one."""
+"""`gossamer.node.ipc.messages`: every message survives the wire, and nothing else is taken for one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.node.ipc import control
+from gossamer.node.ipc import messages as control
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire import pack
 

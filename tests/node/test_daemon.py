@@ -1,4 +1,4 @@
-"""`gossamer.node.daemon`, in this process: what it must know before anyone speaks to it."""
+"""`gossamer.node.daemon.daemon`, in this process: what it must know before anyone speaks to it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gossamer.node import timekeeping
+from gossamer.bootstrap.top import as_told
 from gossamer.node.address import Contact
-from gossamer.node.daemon import Daemon, main
-from gossamer.node.dashboard import admin
-from gossamer.node.dashboard.admin_client import find_admin
-from gossamer.node.dashboard.peers import as_told
-from gossamer.node.ipc import control, daemon_link, publisher
-from gossamer.node.ipc.daemon_link import DaemonLink
-from gossamer.node.monitoring import watching
-from gossamer.node.network import acquaintances, keeping
-from gossamer.node.network.client import deliver, fetch_status
-from gossamer.node.network.link import Traffic
+from gossamer.node.daemon import daemon as timekeeping
+from gossamer.node.daemon import trainer_port as publisher
+from gossamer.node.daemon.daemon import Daemon, main
+from gossamer.node.daemon.dashboard import server as admin
+from gossamer.node.daemon.dashboard.client import find_admin
+from gossamer.node.daemon.monitoring import watching
+from gossamer.node.daemon.network import address_book as acquaintances
+from gossamer.node.daemon.network import chunk_transfer as keeping
+from gossamer.node.daemon.network.links import Traffic
+from gossamer.node.daemon.network.rpc import deliver, fetch_status
+from gossamer.node.daemon.phi.archive import Archive
+from gossamer.node.daemon.storage import records as recordwriter
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.files import UNFINISHED_S
+from gossamer.node.home import Home, manifest_of
+from gossamer.node.ipc import messages as control
 from gossamer.node.options import DaemonOptions
-from gossamer.node.phi.archive import Archive
-from gossamer.node.service import daemon_service
-from gossamer.node.storage import recordwriter
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home, manifest_of
-from gossamer.node.storage.wholefile import UNFINISHED_S
+from gossamer.node.processes import daemon_service
+from gossamer.node.trainer import daemon_link
+from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
@@ -181,7 +184,7 @@ async def test_a_restarted_daemon_never_signs_a_round_again(
             control.Publish(2, 1, 100, 10, 2.0, "int8", len(payload(home))),
             payload(home),
         )
-    from gossamer.node.storage.recordstore import RecordStore
+    from gossamer.node.daemon.storage.records import RecordStore
 
     load = RecordStore.load
 
@@ -209,7 +212,7 @@ async def test_a_full_disk_keeps_no_daemon_from_starting(
         await until(home.read_daemon)
     before = home.read_daemon()
 
-    monkeypatch.setattr("gossamer.node.storage.home.write_atomically", full)
+    monkeypatch.setattr("gossamer.node.home.write_atomically", full)
     async with running(home):
         await until(home.read_daemon)
         assert home.read_daemon() == before, "which is where it listens again, since that port was free"
@@ -305,7 +308,7 @@ async def test_a_clock_that_jumps_is_noticed_while_the_node_runs(
     caplog.set_level("INFO")
     async with running(home) as daemon:
         before = daemon.core._unix_time.offset_s
-        monkeypatch.setattr("gossamer.node.timekeeping.unix_offset_s", lambda: before + 3600.0)
+        monkeypatch.setattr("gossamer.node.daemon.daemon.unix_offset_s", lambda: before + 3600.0)
         await until(lambda: daemon.core._unix_time.offset_s == before + 3600.0)
     assert [r.message for r in caplog.records if "clock" in r.message] == [
         "this machine's clock has moved by 3600 s"
@@ -386,7 +389,7 @@ async def test_a_node_does_not_go_before_somebody_has_its_last_delta(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unless nobody takes it for too long."""
-    monkeypatch.setattr("gossamer.node.daemon.STOP_GRACE_S", 0.2)
+    monkeypatch.setattr("gossamer.node.daemon.daemon.STOP_GRACE_S", 0.2)
     async with running(home) as daemon:
         await until(home.read_daemon)
         address = str(home.read_daemon()["address"])  # type: ignore[index]
@@ -403,7 +406,7 @@ async def test_what_a_trainer_handed_in_is_stored_before_the_node_goes(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.2)
-    monkeypatch.setattr("gossamer.node.daemon.STOP_GRACE_S", 60.0)
+    monkeypatch.setattr("gossamer.node.daemon.daemon.STOP_GRACE_S", 60.0)
     async with running(home) as daemon:
         disk = FullDisk(daemon.chunks, 10**6, monkeypatch)
         async with training(home) as link:
@@ -421,7 +424,7 @@ async def test_what_was_signed_is_written_down_before_the_node_goes(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recordwriter, "RETRY_S", 0.2)
-    monkeypatch.setattr("gossamer.node.daemon.STOP_GRACE_S", 60.0)
+    monkeypatch.setattr("gossamer.node.daemon.daemon.STOP_GRACE_S", 60.0)
     refused: list[object] = []
 
     def full(deltas: object, *, durable: bool) -> None:
@@ -483,7 +486,7 @@ async def test_a_folder_that_became_read_only_is_no_reason_not_to_start_or_to_st
         unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    monkeypatch.setattr("gossamer.protocol.history.absence.RETURN_S", 0.0)
+    monkeypatch.setattr("gossamer.protocol.history.joining.RETURN_S", 0.0)
     async with running(home) as daemon:
         await until(lambda: daemon.merging.ready and Path(home.socket_path()).exists())
         said = "cannot remove chunks that are no longer needed: Read-only file system"
@@ -501,7 +504,7 @@ async def test_chunks_that_an_earlier_run_left_go_once_it_is_known_that_they_are
     async with running(home) as daemon:
         await until(lambda: daemon.merging.ready)
         assert left in daemon.chunks, "it may be of the snapshot from which this node has to begin anew"
-        monkeypatch.setattr("gossamer.protocol.history.absence.RETURN_S", 0.0)
+        monkeypatch.setattr("gossamer.protocol.history.joining.RETURN_S", 0.0)
         await until(lambda: left not in daemon.chunks)
 
 
@@ -552,9 +555,9 @@ async def test_a_daemon_that_lacks_something_is_started_again(
     """Status 2 would end the whole node."""
     monkeypatch.setattr("sys.argv", ["daemon", DaemonOptions(folder=home.root, plaintext=True).to_json()])
     for name in ("logs.configure", "lifeline.reset_signals", "ask_for_open_files"):
-        monkeypatch.setattr(f"gossamer.node.daemon.{name}", lambda **_: None)
+        monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", lambda **_: None)
 
-    monkeypatch.setattr("gossamer.node.daemon.RecordStore", Mock(side_effect=trouble))
+    monkeypatch.setattr("gossamer.node.daemon.daemon.RecordStore", Mock(side_effect=trouble))
     assert main() == 1
 
 
@@ -568,7 +571,7 @@ def test_one_that_can_start_no_thread_says_so_in_one_line(
 
     monkeypatch.setattr("sys.argv", ["daemon", DaemonOptions(folder=home.root, plaintext=True).to_json()])
     for name in ("logs.configure", "lifeline.reset_signals", "lifeline.watch", "ask_for_open_files"):
-        monkeypatch.setattr(f"gossamer.node.daemon.{name}", Mock())
+        monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", Mock())
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         assert main() == 1
@@ -581,8 +584,8 @@ def test_one_that_has_no_memory_left_says_so_in_one_line(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["daemon", DaemonOptions(folder=home.root, plaintext=True).to_json()])
     for name in ("logs.configure", "lifeline.reset_signals", "lifeline.watch", "ask_for_open_files"):
-        monkeypatch.setattr(f"gossamer.node.daemon.{name}", Mock())
-    monkeypatch.setattr("gossamer.node.phi.archive.restore_merger", Mock(side_effect=MemoryError))
+        monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", Mock())
+    monkeypatch.setattr("gossamer.node.daemon.phi.archive.restore_merger", Mock(side_effect=MemoryError))
     assert main() == 1
     (said,) = caplog.records
     assert (said.getMessage(), said.exc_info) == ("not enough memory: free some, or raise the limit", None)
@@ -595,7 +598,7 @@ async def test_nobody_is_asked_for_what_the_disk_would_not_take(
 
     sent: list[bytes] = []
     failed: list[bytes] = []
-    question = msg.Ask(bytes(32))
+    question = msg.Want(bytes(32))
     async with running(home) as daemon:
         await until(lambda: daemon._tasks is not None)
         with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""`gossamer.node.ipc.trainer_port` and `gossamer.node.ipc.daemon_link`, over a real Unix socket.
+"""`gossamer.node.daemon.trainer_port` and `gossamer.node.trainer.daemon_link`, over a real Unix socket.
 
 The daemon may die at any moment; the trainer goes on, and hands a delta over again exactly once.
 """
@@ -23,9 +23,11 @@ import numpy as np
 import psutil
 import pytest
 
-from gossamer.node.ipc import control, daemon_link, trainer_port
-from gossamer.node.ipc.daemon_link import DaemonLink
-from gossamer.node.ipc.shared import SharedMemory
+from gossamer.node.daemon import trainer_port
+from gossamer.node.ipc import messages as control
+from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.trainer import daemon_link
+from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.layout import TensorSpec
 from tests.node.trainer_side import NODE_ID, FakeDaemon, daemon_at, link_to, publish, until, values_of

@@ -1,4 +1,5 @@
-"""`gossamer.node.storage.database`: all or nothing, and its troubles are one line that says what to do."""
+"""`gossamer.node.daemon.storage.database`: all or nothing, and its troubles are one line that says what to
+do."""
 
 from __future__ import annotations
 
@@ -13,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage.database import Database
-from gossamer.node.storage.original import MARK_NAME
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.daemon.storage.database import Database
+from gossamer.node.daemon.storage.records import MARK_NAME, RecordStore
 from gossamer.protocol.errors import DiskFullError, StorageError
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import LAYOUT, SMALL

@@ -1,4 +1,4 @@
-"""`gossamer.node.network.dialling`: who is dialled, and what is said of a dial that came to nothing."""
+"""`gossamer.node.daemon.network.server`: who is dialled, and what is said of a dial that came to nothing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from unittest.mock import AsyncMock
 import aiohttp
 import pytest
 
-from gossamer.node.network.dialling import Dialler
-from gossamer.node.network.policing import Policing
-from gossamer.node.storage.home import Home
+from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.server import Dialler
+from gossamer.node.home import Home
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
-from gossamer.protocol.core.replica import Replica
-from gossamer.protocol.errors import RefusedError
-from gossamer.protocol.membership.presence import NodeInfo
-from gossamer.protocol.offence import Offence
+from gossamer.protocol.errors import Offence, RefusedError
+from gossamer.protocol.membership.member_records import NodeInfo
 from gossamer.protocol.records import Row
+from gossamer.protocol.replica import Replica
 from tests.node.cores import new_core
 from tests.protocol import builders
 

@@ -13,19 +13,19 @@ from unittest.mock import Mock
 import aiohttp
 import pytest
 
-from gossamer.node.network import chunk_routes, uploads
-from gossamer.node.network import door as door_module
-from gossamer.node.network import guest as guest_module
-from gossamer.node.network import link as link_module
-from gossamer.node.network.chunk_requests import get_chunk
-from gossamer.node.network.door import Door
-from gossamer.node.network.guest import Gate, Guest
-from gossamer.node.network.link import SESSION_HEADER
-from gossamer.node.network.policing import Policing
-from gossamer.node.network.tls import client_context
-from gossamer.node.network.transport import PREFIX
+from gossamer.node.daemon.network import chunk_transfer as chunk_routes
+from gossamer.node.daemon.network import connections as door_module
+from gossamer.node.daemon.network import connections as guest_module
+from gossamer.node.daemon.network import links as link_module
+from gossamer.node.daemon.network import upload_limits as uploads
+from gossamer.node.daemon.network.chunk_transfer import get_chunk
+from gossamer.node.daemon.network.connections import Door, Gate, Guest
+from gossamer.node.daemon.network.links import SESSION_HEADER
+from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.server import PREFIX
+from gossamer.node.daemon.network.tls import client_context
 from gossamer.protocol import limits
-from gossamer.protocol.admission.budget import PER_ADDRESS, PER_NODE, Allowance, Resource
+from gossamer.protocol.access.rate_limits import PER_ADDRESS, PER_NODE, Allowance, Resource
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, SMALL_CHUNK_BYTES
 from tests.net.stranger import linked as stranger_linked

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from gossamer.node.training import encoders
-from gossamer.node.training.buckets import Bucket, together
-from gossamer.node.training.encoders import ENCODERS, KERNELS, encode_tensor, piece_numel
-from gossamer.node.training.payloadwriter import PayloadWriter
+from gossamer.node.trainer import encoders
+from gossamer.node.trainer.encoders import ENCODERS, KERNELS, encode_tensor, piece_numel
+from gossamer.node.trainer.payload_writer import Bucket, PayloadWriter, together
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints

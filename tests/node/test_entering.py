@@ -1,4 +1,4 @@
-"""`gossamer.node.entering`: what is given to the wrong folder changes nothing there."""
+"""`gossamer.node.join`: what is given to the wrong folder changes nothing there."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap.owners import invite
-from gossamer.node import entering
-from gossamer.node.entering import enter_invited, enter_swarm
-from gossamer.node.storage.base import GENESIS
-from gossamer.node.storage.home import Home
-from gossamer.node.storage.recordstore import RecordStore
-from gossamer.protocol.admission.charter import Role
+from gossamer.bootstrap.invites import invite
+from gossamer.node import join as entering
+from gossamer.node.daemon.storage.records import GENESIS, RecordStore
+from gossamer.node.home import Home
+from gossamer.node.join import enter_invited, enter_swarm
+from gossamer.protocol.access.acl import Role
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, NobodyThereError
 from gossamer.protocol.manifest import Manifest

@@ -21,14 +21,14 @@ from safetensors.torch import load_file
 
 from gossamer.bootstrap.manifests import create
 from gossamer.node import __version__
-from gossamer.node.exports import tensorfile
+from gossamer.node.daemon.phi import restore, snapshots
+from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.storage.chunks import MissingChunkError
+from gossamer.node.exports import export as tensorfile
 from gossamer.node.exports.export import export
-from gossamer.node.phi import restore, snapshots
-from gossamer.node.phi.merger import Merger
-from gossamer.node.phi.restore import replay
-from gossamer.node.storage.chunkstore import MissingChunkError
-from gossamer.node.storage.home import Home
-from gossamer.node.storage.placing import is_mount_point, is_of_mount
+from gossamer.node.files import is_mount_point, is_of_mount
+from gossamer.node.home import Home
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
@@ -324,7 +324,7 @@ def test_a_failed_swap_puts_the_old_folder_back(
             raise OSError(errno.EIO, "Input/output error")
         do(old, new)
 
-    monkeypatch.setattr("gossamer.node.storage.placing.os.rename", second_fails)
+    monkeypatch.setattr("gossamer.node.files.os.rename", second_fails)
     with pytest.raises(StorageError, match="cannot write .*: Input/output error"):
         export(folder.home, tmp_path / "out", force=True)
     assert next(renames, "all made") == "all made" and files(tmp_path) == before
@@ -347,8 +347,8 @@ def volume(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         return move
 
     for name in ("rename", "replace"):
-        monkeypatch.setattr(f"gossamer.node.storage.placing.os.{name}", unless_mounted(getattr(os, name)))
-    monkeypatch.setattr("gossamer.node.storage.placing.os.path.ismount", lambda path: path == out)
+        monkeypatch.setattr(f"gossamer.node.files.os.{name}", unless_mounted(getattr(os, name)))
+    monkeypatch.setattr("gossamer.node.files.os.path.ismount", lambda path: path == out)
     return out
 
 
@@ -395,7 +395,7 @@ def test_a_mounted_folder_is_as_it_was_after_a_failure(
             raise OSError(errno.EIO, "Input/output error")
         rename(old, new)
 
-    monkeypatch.setattr("gossamer.node.storage.placing.os.rename", one_fails)
+    monkeypatch.setattr("gossamer.node.files.os.rename", one_fails)
     with pytest.raises(StorageError, match="cannot write .*: Input/output error"):
         export(folder.home, volume, dtype="float16", force=True)
     assert count >= failing and files(volume) == before and len(os.listdir(volume)) == len(before)
@@ -403,9 +403,7 @@ def test_a_mounted_folder_is_as_it_was_after_a_failure(
 
 def test_a_mount_of_the_same_file_system_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_mount_point(tmp_path)
-    monkeypatch.setattr(
-        "gossamer.node.storage.placing.disk_partitions", lambda all: [Mock(mountpoint=str(tmp_path))]
-    )
+    monkeypatch.setattr("gossamer.node.files.disk_partitions", lambda all: [Mock(mountpoint=str(tmp_path))])
     assert is_mount_point(tmp_path)
 
 
@@ -414,7 +412,7 @@ def test_a_mounted_file_is_not_written_for_nothing(
 ) -> None:
     out = tmp_path / "out.safetensors"
     out.write_bytes(b"")
-    monkeypatch.setattr("gossamer.node.storage.placing.os.path.ismount", lambda path: path == out)
+    monkeypatch.setattr("gossamer.node.files.os.path.ismount", lambda path: path == out)
     with pytest.raises(ConfigError, match="is a mount point and cannot be replaced; mount the folder"):
         export(folder.home, out, force=True)
 

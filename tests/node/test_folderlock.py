@@ -1,4 +1,4 @@
-"""`gossamer.node.storage.folderlock`: a folder has one daemon."""
+"""`gossamer.node.home`: a folder has one daemon."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage import folderlock
-from gossamer.node.storage.home import Home
+from gossamer.node import home as folderlock
+from gossamer.node.home import Home
 from gossamer.protocol.errors import FolderGoneError, StorageError
 
 

@@ -1,4 +1,4 @@
-"""`gossamer.node.folders`: which node is meant."""
+"""`gossamer.node.home`: which node is meant."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.folders import node_in
-from gossamer.node.storage.home import Home
+from gossamer.node.home import Home, node_in
 from gossamer.protocol.errors import ConfigError
 from tests.protocol import builders
 

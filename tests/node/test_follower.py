@@ -6,9 +6,9 @@ import pytest
 from torch import nn
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.training.beside import Beside
-from gossamer.node.training.follower import Follower
-from gossamer.node.training.team import Alone, Word
+from gossamer.node.trainer.beside import Beside
+from gossamer.node.trainer.follower import Follower
+from gossamer.node.trainer.ranks import Alone, Word
 from gossamer.protocol.errors import ConfigError
 
 

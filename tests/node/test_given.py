@@ -1,4 +1,4 @@
-"""`gossamer.node.given`: invitations and addresses as people give them."""
+"""`gossamer.node.inputs`: invitations and addresses as people give them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.owners import invite
-from gossamer.node.given import checked_advertise, given_invitation, read_manifest
-from gossamer.protocol.admission.charter import Role
+from gossamer.bootstrap.invites import invite
+from gossamer.node.inputs import checked_advertise, given_invitation, read_manifest
+from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from tests.protocol import builders

@@ -17,12 +17,11 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from gossamer.node.peer import Peer
-from gossamer.node.training.arguments import check_arguments
-from gossamer.node.training.beside import Beside
-from gossamer.node.training.rank_role import RankRole
-from gossamer.node.training.steps import mean_loss, token_count
-from gossamer.node.training.team import Alone
+from gossamer.node.trainer.attach import check_arguments
+from gossamer.node.trainer.beside import Beside
+from gossamer.node.trainer.driver import RankRole
+from gossamer.node.trainer.peer import Peer, mean_loss, token_count
+from gossamer.node.trainer.ranks import Alone
 from gossamer.protocol.errors import ConfigError
 
 
@@ -73,7 +72,7 @@ def peer_of(path: Path) -> Peer:
 def children() -> multiprocessing.context.ForkServerContext:
     """Those of one process that has imported torch, which takes seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gossamer.node.peer"])
+    context.set_forkserver_preload(["gossamer.node.trainer.peer"])
     return context
 
 

@@ -1,4 +1,4 @@
-"""`gossamer.node.monitoring.happenings`: who comes, goes and differs, said once and in few lines."""
+"""`gossamer.node.daemon.monitoring.events`: who comes, goes and differs, said once and in few lines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.node.monitoring.happenings import Happenings
+from gossamer.node.daemon.monitoring.events import Happenings
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.membership.roster import Health, Member, Roster
+from gossamer.protocol.membership.members import Health, Member, Roster
 from tests.protocol import builders
 
 

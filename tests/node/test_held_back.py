@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.protocol.core import held_back
+from gossamer.protocol.merge import schedule as held_back
 from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import Delta
 from tests.node.merging import Setup, arrive, delta_of, merging

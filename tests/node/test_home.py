@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap.owners import invite
-from gossamer.node.network.tls import Certificate
-from gossamer.node.storage import wholefile
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
-from gossamer.protocol.admission.charter import Role
-from gossamer.protocol.admission.invitation import Invitation
+from gossamer.bootstrap.invites import invite
+from gossamer.node import files as wholefile
+from gossamer.node.daemon.network.tls import Certificate
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.home import Home
+from gossamer.protocol.access.acl import Invitation, Role
 from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError
 from gossamer.protocol.manifest import Manifest
 from tests.node.full_disk import full
@@ -169,11 +168,11 @@ def test_who_makes_a_key_at_the_same_time_takes_the_first_one(
     random = os.urandom
 
     def overtaken(size: int) -> bytes:  # another process makes the key while this one is about to
-        monkeypatch.setattr("gossamer.node.storage.home.os.urandom", random)
+        monkeypatch.setattr("gossamer.node.home.os.urandom", random)
         names.append(Home(home.root).identity().node_id)
         return random(size)
 
-    monkeypatch.setattr("gossamer.node.storage.home.os.urandom", overtaken)
+    monkeypatch.setattr("gossamer.node.home.os.urandom", overtaken)
     names.append(home.identity().node_id)
     names.append(Home(home.root).identity().node_id)
     assert len(names) == 3 and len(set(names)) == 1

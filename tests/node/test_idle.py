@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.node.training.idle import TURNS, IdleWatch
+from gossamer.node.trainer.watchdogs import TURNS, IdleWatch
 
 FRAGMENTS = 3
 

@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from typing import cast
 
-from gossamer.node.ipc.daemon_link import DaemonLink, Offer
-from gossamer.node.ipc.shared import SharedMemory
-from gossamer.node.training.fragmentstate import FragmentState
-from gossamer.node.training.incoming import Incoming
-from gossamer.node.training.staging import Staging
+from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.trainer.daemon_link import DaemonLink, Offer
+from gossamer.node.trainer.outer import FragmentState
+from gossamer.node.trainer.phi_updates import Incoming, Staging
 
 
 @dataclass

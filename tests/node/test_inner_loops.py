@@ -16,8 +16,8 @@ from torch.optim import LBFGS, SGD, AdamW, Optimizer
 
 from gossamer.bootstrap.manifests import describe
 from gossamer.models.task import named_tensors
-from gossamer.node.training.genesis import parameters
-from gossamer.node.training.outer import OuterLoop
+from gossamer.node.trainer.genesis import parameters
+from gossamer.node.trainer.outer import OuterLoop
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.manifest import Manifest

@@ -8,11 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from gossamer.models.inner_optimizer import InnerOptimizer
-from gossamer.node.training.checkpoint import Progress
-from gossamer.node.training.checkpointreader import restore
-from gossamer.node.training.checkpointwriter import CheckpointWriter
-from gossamer.node.training.innerstate import is_sound, state_keepers
+from gossamer.models.muon import InnerOptimizer
+from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress, is_sound, restore, state_keepers
 from tests.node.checkpoints import make, metadata_of, saved_in, train, trained, without
 from tests.node.optimizers import Around, Sharpness, SharpnessInList, SlowlyAround
 

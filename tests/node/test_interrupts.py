@@ -1,4 +1,4 @@
-"""`gossamer.node.training.interrupts`: signals wait for what is under way."""
+"""`gossamer.node.trainer.watchdogs`: signals wait for what is under way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gossamer.node.training.interrupts import held_back
+from gossamer.node.trainer.watchdogs import held_back
 
 NUMBERS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 

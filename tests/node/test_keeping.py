@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.network import keeping
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.daemon.network import chunk_transfer as keeping
+from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import events as ev
 from gossamer.protocol import messages as msg
 from gossamer.protocol.limits import FETCHES_MAX
@@ -63,7 +63,7 @@ async def test_a_disk_that_takes_nothing_pauses_fetching_and_what_came_is_kept_l
     await setup.get(b"more")
     assert ev.ChunkArrived(sha256(b"more").digest()) in setup.events
     await setup.ask(b"more")
-    assert setup.link.sent == [msg.encode(msg.Ask(sha256(b"more").digest()))]
+    assert setup.link.sent == [msg.encode(msg.Want(sha256(b"more").digest()))]
     trying.cancel()
     await asyncio.wait([trying])
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gossamer.node.monitoring.known_links import known_links
-from gossamer.protocol.membership.roster import Health, Member
+from gossamer.node.daemon.monitoring.status import known_links
+from gossamer.protocol.membership.members import Health, Member
 from gossamer.protocol.records import Row
 from tests.protocol import builders
 

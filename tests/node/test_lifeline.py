@@ -1,4 +1,4 @@
-"""`gossamer.node.lifeline`: children end when asked, and never outlive us."""
+"""`gossamer.node.processes`: children end when asked, and never outlive us."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gossamer.node import lifeline
-from gossamer.node.lifeline import Child
-from gossamer.node.service import Service
+from gossamer.node import processes as lifeline
+from gossamer.node.processes import Child, Service
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 from tests.node.children import FAITHFUL, STUBBORN, scripts_in, wait_up, write
 

@@ -1,4 +1,4 @@
-"""`gossamer.node.network.link`: a bounded queue, and a peer that takes nothing is cut off."""
+"""`gossamer.node.daemon.network.links`: a bounded queue, and a peer that takes nothing is cut off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gossamer.node.network import link as link_module
+from gossamer.node.daemon.network import links as link_module
 from gossamer.protocol.limits import SEND_QUEUE_BYTES_MAX
 from tests.node.trainer_side import until
 from tests.node.wires import End, linked, listening

@@ -1,4 +1,4 @@
-"""`gossamer.node.network.listening`: a port for either kind of address."""
+"""`gossamer.node.daemon.network.listening`: a port for either kind of address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from gossamer.node.network.listening import families_of, is_gone, listen, own_address, why_not
+from gossamer.node.daemon.network.listening import families_of, is_gone, listen, own_address, why_not
 
 
 class Told(asyncio.Protocol):

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gossamer.node.network import local_chunks
-from gossamer.node.phi import snapshots
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.daemon.network import chunk_transfer as local_chunks
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import events as ev
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
-from gossamer.protocol.payloads.packing import Chunk
+from gossamer.protocol.payloads.chunks import Chunk
 from tests.node.chunkfiles import file_of
 from tests.node.trainer_side import until
 from tests.node.transferring import Line, Setup

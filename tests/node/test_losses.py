@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gossamer.node.training.losses import Losses
+from gossamer.node.trainer.outer import Losses
 
 
 @pytest.mark.parametrize("kind", [float, lambda loss: torch.tensor(float(loss))])

@@ -1,4 +1,5 @@
-"""`gossamer.node.phi.merger`: whatever the order in which records come, Phi is the fold over their set."""
+"""`gossamer.node.daemon.phi.state`: whatever the order in which records come, Phi is the fold over their
+set."""
 
 from __future__ import annotations
 
@@ -9,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.ipc.control import LENGTH_BYTES, Clock, decode, encode
-from gossamer.node.phi import payloads, snapshots
-from gossamer.node.phi.merger import Merger
-from gossamer.node.schedules import cosine
-from gossamer.node.storage.base import GENESIS, Base
-from gossamer.node.storage.chunkstore import MissingChunkError
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.phi import state as payloads
+from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.storage.chunks import MissingChunkError
+from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
+from gossamer.node.ipc.messages import LENGTH_BYTES, Clock, decode, encode
+from gossamer.node.trainer.data import cosine
 from gossamer.protocol.claims import Claim, chain, round_digest
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.limits import TOKENS_MAX, TOKENS_TOTAL_MAX
-from gossamer.protocol.merging.token_count import TokenCount
+from gossamer.protocol.merge.tokens import TokenCount
 from gossamer.protocol.records import Delta
 from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, ROUNDS, World, arrive
@@ -214,7 +215,9 @@ def test_who_asks_for_the_chain_has_no_record_looked_at(
     arrive(merger, Ledger(), world.deltas)
     prefixes = [merger.prefix(fragment, 4) for fragment in LAYOUT.fragments]
     asked: list[object] = []
-    monkeypatch.setattr("gossamer.node.phi.merger.round_digest", lambda ids: asked.append(ids) or bytes(32))
+    monkeypatch.setattr(
+        "gossamer.node.daemon.phi.state.round_digest", lambda ids: asked.append(ids) or bytes(32)
+    )
     for upto in (None, *range(10)):
         merger.chain(upto)
     digests = {round_: digest for prefix in prefixes for round_, digest in prefix.digests.items()}

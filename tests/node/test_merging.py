@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.node.ipc import control
-from gossamer.node.phi import merging as merging_module
-from gossamer.node.phi import recent_digest
-from gossamer.node.phi.merger import Merger
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.protocol.core.merge_schedule import MergeSchedule
+from gossamer.node.daemon.phi import loop as merging_module
+from gossamer.node.daemon.phi import state as recent_digest
+from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.ipc import messages as control
 from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.identity import short
-from gossamer.protocol.merging.conduct import ROUNDS_MIN
+from gossamer.protocol.merge.contributions import ROUNDS_MIN
+from gossamer.protocol.merge.schedule import MergeSchedule
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import encode_payload
 from tests.node.chunkfiles import file_of

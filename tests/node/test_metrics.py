@@ -1,4 +1,4 @@
-"""`gossamer.node.dashboard.metrics` as Prometheus reads it, and the dashboard that is made of it."""
+"""`gossamer.node.daemon.dashboard.metrics` as Prometheus reads it, and the dashboard that is made of it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from gossamer.node.dashboard.metrics import STATES
-from gossamer.node.phi.merging import Merging
-from gossamer.node.storage.home import Home
-from gossamer.protocol.membership.roster import Health
+from gossamer.node.daemon.dashboard.metrics import STATES
+from gossamer.node.daemon.phi.loop import Merging
+from gossamer.node.home import Home
+from gossamer.protocol.membership.members import Health
 from tests.node.daemons import founded, get, joining, publish, report, running, training
 from tests.node.trainer_side import until
 

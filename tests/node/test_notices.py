@@ -1,4 +1,4 @@
-"""`gossamer.node.monitoring.notices` and `gossamer.node.monitoring.rates`."""
+"""`gossamer.node.daemon.monitoring.events` and `gossamer.node.daemon.monitoring.status`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.monitoring.notices import NOTICES_MAX, TEXT_MAX, Notices
-from gossamer.node.monitoring.rates import SAMPLES, Rates
-from gossamer.node.network.link import Traffic
+from gossamer.node.daemon.monitoring.events import NOTICES_MAX, TEXT_MAX, Notices
+from gossamer.node.daemon.monitoring.status import SAMPLES, Rates
+from gossamer.node.daemon.network.links import Traffic
 
 log = logging.getLogger("gossamer.some.part")
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gossamer.node.network import open_files
+from gossamer.node.daemon.network import listening as open_files
 
 
 def test_a_daemon_takes_the_open_files_that_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:

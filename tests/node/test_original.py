@@ -1,4 +1,4 @@
-"""`gossamer.node.storage.original`: a copy of a node's records is told from what they were added to."""
+"""`gossamer.node.daemon.storage.records`: a copy of a node's records is told from what they were added to."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage.original import MARK_NAME
-from gossamer.node.storage.recordstore import RecordStore
+from gossamer.node.daemon.storage.records import MARK_NAME, RecordStore
 from gossamer.protocol.errors import DiskFullError, StorageError
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import LAYOUT, SMALL
@@ -146,7 +145,7 @@ def test_a_disk_without_room_for_the_mark_is_full(
     def refuse(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("gossamer.node.storage.original.os.open", refuse)
+    monkeypatch.setattr("gossamer.node.daemon.storage.records.os.open", refuse)
     with pytest.raises(StorageError) as error:
         RecordStore(path, SMALL.swarm_id)
     assert isinstance(error.value, DiskFullError) == (code == errno.ENOSPC)

@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gossamer.models.task import named_tensors
-from gossamer.node.training import buckets, encoders
-from gossamer.node.training.outer import OuterLoop
+from gossamer.node.trainer import encoders
+from gossamer.node.trainer import payload_writer as buckets
+from gossamer.node.trainer.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints, to_fixed, to_float

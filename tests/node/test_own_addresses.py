@@ -1,4 +1,4 @@
-"""`gossamer.node.network.own_addresses`: where a node says that it can be dialled."""
+"""`gossamer.node.daemon.network.address_book`: where a node says that it can be dialled."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from gossamer.node.network.link import PeerLink
-from gossamer.node.network.own_addresses import OwnAddresses
-from gossamer.node.storage.home import Home
+from gossamer.node.daemon.network.address_book import OwnAddresses
+from gossamer.node.daemon.network.links import PeerLink
+from gossamer.node.home import Home
 from tests.node.cores import new_core
 from tests.node.daemons import facts, founded, joining, running
 from tests.node.trainer_side import until
@@ -40,8 +40,8 @@ class Moving:
         self.core = new_core(Home(folder))
         self.own_addresses = OwnAddresses(self.core, lambda effects: None)
         self.goes_out_from = {socket.AF_INET: "192.168.1.5", socket.AF_INET6: "2001:db8::5"}
-        monkeypatch.setattr("gossamer.node.network.own_addresses.is_gone", self.lost.__contains__)
-        monkeypatch.setattr("gossamer.node.network.own_addresses.own_address", self.own_address)
+        monkeypatch.setattr("gossamer.node.daemon.network.address_book.is_gone", self.lost.__contains__)
+        monkeypatch.setattr("gossamer.node.daemon.network.address_book.own_address", self.own_address)
 
     def own_address(self, family: socket.AddressFamily, *, loopback: bool) -> str | None:
         here = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}

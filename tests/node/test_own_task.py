@@ -1,4 +1,4 @@
-"""`gossamer.node.own_task`: code of somebody's own runs on a node only because its owner said so."""
+"""`gossamer.node.trainer.data`: code of somebody's own runs on a node only because its owner said so."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gossamer.bootstrap import manifests
+from gossamer.bootstrap.cli.config_check import check_manifest
 from gossamer.models.errors import TaskError
-from gossamer.node import own_task
-from gossamer.node.config.check_manifest import check_manifest
 from gossamer.node.exports.generate import generate
-from gossamer.node.storage.home import Home, manifest_of
+from gossamer.node.home import Home, manifest_of
+from gossamer.node.trainer import data as own_task
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import from_values
 from tests.models.own_tasks import write_task

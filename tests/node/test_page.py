@@ -10,7 +10,7 @@ from importlib import resources
 
 import pytest_asyncio
 
-from gossamer.node.dashboard import page as node_page
+from gossamer.node.daemon.dashboard import page as node_page
 from tests.node.browser import BROWSER, Page, browser, in_browser
 from tests.node.page_reader import curve_goes_through, edges_of, has_cell, is_inked, quiet, shown, text
 from tests.node.page_server import PageServer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.dashboard import page
+from gossamer.node.daemon.dashboard import page
 
 NODE = shutil.which("node")
 

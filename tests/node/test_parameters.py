@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.training import parameters, sharding
-from gossamer.node.training.parameters import Binding, check_fits, checked_optimizers, parameters_of
+from gossamer.node.trainer import parameters
+from gossamer.node.trainer import parameters as sharding
+from gossamer.node.trainer.parameters import Binding, check_fits, checked_optimizers, parameters_of
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ConfigError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gossamer.node.training.patience import Patience
+from gossamer.node.trainer.ranks import Patience
 from gossamer.protocol.errors import UnreachableError
 from tests.node.gloo import two_ranks
 

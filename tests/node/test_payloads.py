@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.phi import payloads
-from gossamer.node.phi.merger import Merger
-from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.daemon.phi import state as payloads
+from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.protocol import limits
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.merging import merge
+from gossamer.protocol.merge import merge
 from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.payloads.payload import section_starts

@@ -1,4 +1,4 @@
-"""`gossamer.node.peer`: it publishes when the pace says so, applies what comes, and never waits."""
+"""`gossamer.node.trainer.peer`: it publishes when the pace says so, applies what comes, and never waits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.node.ipc import control
-from gossamer.node.training import checkpointwriter, leader
+from gossamer.node.ipc import messages as control
+from gossamer.node.trainer import checkpoint as checkpointwriter
+from gossamer.node.trainer import driver as leader
 from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX

@@ -1,4 +1,5 @@
-"""`gossamer.node.peer`: Ctrl-C, or whatever a signal raises, comes between two states, each of them whole."""
+"""`gossamer.node.trainer.peer`: Ctrl-C, or whatever a signal raises, comes between two states, each of them
+whole."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gossamer.node.peer import Peer
-from gossamer.node.training import outer
+from gossamer.node.trainer import outer
+from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, begun
 from tests.node.trainer_side import until

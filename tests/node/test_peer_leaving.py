@@ -1,4 +1,4 @@
-"""`gossamer.node.peer`: at the end it publishes and saves what is whole, once, whatever ended it."""
+"""`gossamer.node.trainer.peer`: at the end it publishes and saves what is whole, once, whatever ended it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.node import peer as peer_module
-from gossamer.node.ipc import control
-from gossamer.node.training import leader, outer
-from gossamer.node.training.beside import Beside
+from gossamer.node.ipc import messages as control
+from gossamer.node.trainer import driver as leader
+from gossamer.node.trainer import outer
+from gossamer.node.trainer import peer as peer_module
+from gossamer.node.trainer.beside import Beside
 from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, Setup, begun, metadata_of

@@ -1,4 +1,4 @@
-"""`gossamer.node.dashboard.peers`: the table of members."""
+"""`gossamer.bootstrap.top`: the table of members."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gossamer.node.dashboard.peers import GIVE_WAY, as_told, show_peers
-from gossamer.protocol.merging.conduct import Conduct, Figures, RoundFigures
+from gossamer.bootstrap.top import GIVE_WAY, as_told, show_peers
+from gossamer.protocol.merge.contributions import Conduct, Figures, RoundFigures
 
 
 def shown(status: dict[str, Any], width: int = 250) -> str:

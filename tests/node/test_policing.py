@@ -1,4 +1,5 @@
-"""`gossamer.node.network.policing`: who is turned away and for how long, and few log lines about it."""
+"""`gossamer.node.daemon.network.peer_scores`: who is turned away and for how long, and few log lines about
+it."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from hashlib import sha256
 
 import pytest
 
-from gossamer.node.network import policing as conduct_module
-from gossamer.node.network.policing import Policing
+from gossamer.node.daemon.network import peer_scores as conduct_module
+from gossamer.node.daemon.network.peer_scores import Policing
 from gossamer.protocol import limits
+from gossamer.protocol.errors import Offence
 from gossamer.protocol.identity import short
-from gossamer.protocol.offence import Offence
 
 BAD, GOOD = b"\1" * 32, b"\2" * 32
 

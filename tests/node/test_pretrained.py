@@ -10,10 +10,10 @@ import torch
 
 from gossamer.bootstrap import manifests
 from gossamer.models.registry import build_task
+from gossamer.node.daemon.phi.restore import replay
 from gossamer.node.exports.export import export
 from gossamer.node.exports.generate import load_into
-from gossamer.node.phi.restore import replay
-from gossamer.node.training import genesis
+from gossamer.node.trainer import genesis
 from tests.node.folders import Folder, text_model
 
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

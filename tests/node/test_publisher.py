@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.ipc import control, publisher
-from gossamer.node.ipc.publisher import Publisher
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.daemon import trainer_port as publisher
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.trainer_port import Publisher
+from gossamer.node.ipc import messages as control
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN

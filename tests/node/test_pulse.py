@@ -1,8 +1,8 @@
-"""`gossamer.node.ipc.pulse`: by how much a trainer's next step is late."""
+"""`gossamer.node.daemon.trainer_port`: by how much a trainer's next step is late."""
 
 from __future__ import annotations
 
-from gossamer.node.ipc.pulse import STRIDES, Pulse
+from gossamer.node.daemon.trainer_port import STRIDES, Pulse
 
 
 def test_a_step_is_overdue_by_how_long_steps_take() -> None:

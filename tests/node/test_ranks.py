@@ -15,11 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.training import patience, ranks
-from gossamer.node.training.parameters import check_fits, parameters_of
-from gossamer.node.training.ranks import Ranks
-from gossamer.node.training.sharding import reshard
-from gossamer.node.training.team import Word
+from gossamer.node.trainer import ranks
+from gossamer.node.trainer import ranks as patience
+from gossamer.node.trainer.parameters import check_fits, parameters_of, reshard
+from gossamer.node.trainer.ranks import Ranks, Word
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
 from tests.net.processes import wait_for

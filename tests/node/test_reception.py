@@ -8,17 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from gossamer.node.network import reception as reception_module
-from gossamer.node.network.link import PeerLink
-from gossamer.node.network.open_links import OpenLinks
-from gossamer.node.network.policing import Policing
-from gossamer.node.network.reception import Reception
-from gossamer.node.storage import recordwriter
-from gossamer.node.storage.recordwriter import RecordWriter
+from gossamer.node.daemon.network import server as reception_module
+from gossamer.node.daemon.network.links import OpenLinks, PeerLink
+from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.server import Reception
+from gossamer.node.daemon.storage import records as recordwriter
+from gossamer.node.daemon.storage.records import RecordWriter
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
-from gossamer.protocol.envelope import HEADER_BYTES, Kind
 from gossamer.protocol.messages import Message, Ping, Records, decode, encode
+from gossamer.protocol.records import HEADER_BYTES, Kind
 from tests.node.trainer_side import until
 from tests.node.wires import End, linked, listening
 from tests.protocol.builders import unsigned

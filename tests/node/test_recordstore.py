@@ -1,4 +1,4 @@
-"""`gossamer.node.storage.recordstore`: what was committed comes back verified; damage is left out."""
+"""`gossamer.node.daemon.storage.records`: what was committed comes back verified; damage is left out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage.base import GENESIS, Base
-from gossamer.node.storage.recordstore import FORMAT, RecordStore, StoredHistory
+from gossamer.node.daemon.storage.records import FORMAT, GENESIS, Base, RecordStore, StoredHistory
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.records import Delta
+from gossamer.protocol.records import Delta, Kind, seal
 from tests.protocol.builders import LAYOUT, SMALL, identity
 
 

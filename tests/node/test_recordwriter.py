@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from gossamer.node.storage import recordwriter
-from gossamer.node.storage.recordwriter import RecordWriter
+from gossamer.node.daemon.storage import records as recordwriter
+from gossamer.node.daemon.storage.records import RecordWriter
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import unsigned

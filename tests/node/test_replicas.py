@@ -1,8 +1,8 @@
-"""`gossamer.node.monitoring.replicas`: who holds the same model, whoever has sealed what by now."""
+"""`gossamer.node.daemon.monitoring.events`: who holds the same model, whoever has sealed what by now."""
 
 from __future__ import annotations
 
-from gossamer.node.monitoring.replicas import Comparison, Likeness, compare, summary
+from gossamer.node.daemon.monitoring.events import Comparison, Likeness, compare, summary
 from gossamer.protocol.claims import Claim
 
 GENESIS = Claim(0, 0, bytes(32), b"g" * 32)

@@ -1,4 +1,4 @@
-"""`gossamer.node.training.reporting`: what a trainer tells its daemon of itself."""
+"""`gossamer.node.trainer.metrics`: what a trainer tells its daemon of itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gossamer.node.ipc.control import Report
-from gossamer.node.training import reporting
-from gossamer.node.training.checkpoint import Progress
-from gossamer.node.training.reporting import INTERVAL_S, RATE_OVER_S, Reporter
+from gossamer.node.ipc.messages import Report
+from gossamer.node.trainer import metrics as reporting
+from gossamer.node.trainer.checkpoint import Progress
+from gossamer.node.trainer.metrics import INTERVAL_S, RATE_OVER_S, Reporter
 
 
 @dataclass

@@ -11,20 +11,18 @@ import torch
 
 from gossamer.models.registry import build_task
 from gossamer.models.task import named_tensors
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.phi.restore import has_model, replay
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.records import GENESIS, MARK_NAME, RecordStore
 from gossamer.node.exports.generate import generate, load_into
-from gossamer.node.phi import snapshots
-from gossamer.node.phi.restore import has_model, replay
-from gossamer.node.storage.base import GENESIS
-from gossamer.node.storage.chunkstore import ChunkStore
-from gossamer.node.storage.home import Home
-from gossamer.node.storage.original import MARK_NAME
-from gossamer.node.storage.recordstore import RecordStore
-from gossamer.node.training import genesis
+from gossamer.node.home import Home
+from gossamer.node.trainer import genesis
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merging.merge import merge_round
+from gossamer.protocol.merge.merge import merge_round
 from gossamer.protocol.payloads.chunks import split_payload
 from tests.node.folders import Folder, some_deltas, text_model
 from tests.protocol import builders

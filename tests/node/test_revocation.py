@@ -14,24 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.daemon import Daemon
-from gossamer.node.monitoring.status import describe
-from gossamer.node.network.asking import Asker
-from gossamer.node.network.client import deliver, fetch_status
-from gossamer.node.phi import snapshots
-from gossamer.node.phi.restore import replay
-from gossamer.node.renewal import EXPIRES_SOON_S, keep_better, runs_out_soon
-from gossamer.node.storage.home import Home
-from gossamer.node.timekeeping import unix_offset_s
+from gossamer.node.daemon.daemon import Daemon, unix_offset_s
+from gossamer.node.daemon.monitoring.status import describe
+from gossamer.node.daemon.network.rpc import Asker, deliver, fetch_status
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.home import EXPIRES_SOON_S, Home, keep_better, runs_out_soon
 from gossamer.protocol import events as ev
-from gossamer.protocol.admission.charter import NEVER, Role, parse_grant
-from gossamer.protocol.admission.invitation import Invitation
+from gossamer.protocol.access.acl import NEVER, Invitation, Role, parse_grant
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.envelope import open_envelope
 from gossamer.protocol.errors import ConfigError, NotAnsweredError, StorageError, UnreachableError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.records import Delta
+from gossamer.protocol.records import Delta, open_envelope
 from tests.node import folders
 from tests.node.chunkfiles import file_of
 from tests.node.daemons import PHI, SPECS, started
@@ -374,7 +369,7 @@ async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_
         assert renewed in store.load_credentials()
     late = Folder(tmp_path / "late", host.manifest)
     late.home.keep_invitation(invitation(host.manifest, late.identity, expires=1000))
-    monkeypatch.setattr("gossamer.node.network.admitting.RENEWAL_PATIENCE_S", -1.0)
+    monkeypatch.setattr("gossamer.node.daemon.network.access.RENEWAL_PATIENCE_S", -1.0)
     with pytest.raises(ConfigError, match="ran out .* days ago.*--invite INVITATION"):
         async with late.running(join=("127.0.0.1:1",)):
             pass

@@ -1,4 +1,4 @@
-"""`gossamer.node.schedules`: factors by the swarm's tokens."""
+"""`gossamer.node.trainer.data`: factors by the swarm's tokens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.node.schedules import Schedule, constant, cosine, linear
-from gossamer.node.training.standing import Standing
+from gossamer.node.trainer.data import Schedule, constant, cosine, linear
+from gossamer.node.trainer.peer import Standing
 from gossamer.protocol.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from gossamer.node.seldom import CALM_S, REPEAT_S, Seldom, Trouble
+from gossamer.node.logs import CALM_S, REPEAT_S, Seldom, Trouble
 
 
 def test_an_event_is_said_again_only_after_minutes() -> None:

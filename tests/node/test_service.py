@@ -1,4 +1,5 @@
-"""`gossamer.node.service`: a child that ends is started again, unless it is done or has told what to mend."""
+"""`gossamer.node.processes`: a child that ends is started again, unless it is done or has told what to
+mend."""
 
 from __future__ import annotations
 
@@ -7,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node import service as service_module
-from gossamer.node.lifeline import Child
+from gossamer.node import processes as service_module
+from gossamer.node.home import Home
 from gossamer.node.options import DaemonOptions, TrainerOptions
-from gossamer.node.service import Service, daemon_service, trainer_service
-from gossamer.node.storage.home import Home
+from gossamer.node.processes import Child, Service, daemon_service, trainer_service
 from gossamer.protocol.backoff import Backoff
 from tests.net.processes import wait_for
 from tests.node.children import signals_of_its_own

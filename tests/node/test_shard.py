@@ -1,11 +1,11 @@
-"""`gossamer.node.training.shard`: every node draws the data in an order of its own."""
+"""`gossamer.node.trainer.data`: every node draws the data in an order of its own."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from gossamer.node.training.shard import Shard
+from gossamer.node.trainer.data import Shard
 from gossamer.protocol.errors import ConfigError
 
 

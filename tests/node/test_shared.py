@@ -1,4 +1,4 @@
-"""`gossamer.node.ipc.shared`: both sides see the same memory, part by part, and give it back."""
+"""`gossamer.node.ipc.shared_memory`: both sides see the same memory, part by part, and give it back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from gossamer.node.ipc.shared import SharedMemory
+from gossamer.node.ipc.shared_memory import SharedMemory
 from tests.protocol.builders import LAYOUT, SMALL
 
 
@@ -48,7 +48,7 @@ def test_nothing_is_left_open_where_there_is_no_memory(monkeypatch: pytest.Monke
     def refuse(fd: int, size: int) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr("gossamer.node.ipc.shared.mmap.mmap", refuse)
+    monkeypatch.setattr("gossamer.node.ipc.shared_memory.mmap.mmap", refuse)
     gc.collect()
     before = psutil.Process().num_fds()
     with pytest.raises(OSError, match="memory"):

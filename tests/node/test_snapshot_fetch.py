@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gossamer.node.phi import snapshot_fetch, snapshots
-from gossamer.node.phi.snapshot_fetch import SnapshotFetch
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.daemon.phi import archive as snapshot_fetch
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.phi.archive import SnapshotFetch
+from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.events import Event, Need, Unusable

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.ipc import control
-from gossamer.node.ipc.publisher import Publisher
-from gossamer.node.phi import snapshots
-from gossamer.node.phi.snapshots import SnapshotReader, SnapshotShelf, SnapshotWriter
-from gossamer.node.storage.chunkstore import ChunkStore, MissingChunkError
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.phi.snapshots import SnapshotReader, SnapshotShelf, SnapshotWriter
+from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
+from gossamer.node.daemon.trainer_port import Publisher
+from gossamer.node.ipc import messages as control
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Store
 from gossamer.protocol.errors import PayloadError

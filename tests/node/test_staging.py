@@ -17,14 +17,12 @@ from torch import nn
 
 from gossamer.bootstrap.manifests import describe
 from gossamer.models.task import named_tensors
-from gossamer.node.ipc.daemon_link import Offer
-from gossamer.node.ipc.shared import SharedMemory
-from gossamer.node.training import staging
-from gossamer.node.training.checkpoint import Progress
-from gossamer.node.training.checkpointwriter import CheckpointWriter
-from gossamer.node.training.fragmentstate import FragmentState
-from gossamer.node.training.outer import OuterLoop
-from gossamer.node.training.staging import Staging
+from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.trainer import phi_updates as staging
+from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress
+from gossamer.node.trainer.daemon_link import Offer
+from gossamer.node.trainer.outer import FragmentState, OuterLoop
+from gossamer.node.trainer.phi_updates import Staging
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.payload import payload_length

@@ -1,4 +1,5 @@
-"""`gossamer.node.monitoring.status`: docs/status.md has every field that there is, and none that is not."""
+"""`gossamer.node.daemon.monitoring.status`: docs/status.md has every field that there is, and none that is
+not."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.dashboard.admin_state import admin_state
-from gossamer.node.monitoring.status import one_line
+from gossamer.node.daemon.dashboard.sse import admin_state
+from gossamer.node.daemon.monitoring.status import one_line
 from gossamer.protocol import limits
-from gossamer.protocol.membership.roster import Health
+from gossamer.protocol.membership.members import Health
 from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
 from tests.node.trainer_side import until
 from tests.protocol import builders

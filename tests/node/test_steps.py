@@ -1,4 +1,4 @@
-"""`gossamer.node.training.steps`: the numbers that loops count in."""
+"""`gossamer.node.trainer.peer`: the numbers that loops count in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.node.training.steps import mean_loss, token_count
+from gossamer.node.trainer.peer import mean_loss, token_count
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.node.training.stepwatch import StepWatch
+from gossamer.node.trainer.watchdogs import StepWatch
 
 
 class Extended(torch.optim.AdamW):

@@ -1,4 +1,4 @@
-"""`gossamer.node.supervisor`: children are kept running until one tells what to mend, and none is left."""
+"""`gossamer.node.processes`: children are kept running until one tells what to mend, and none is left."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gossamer.node.lifeline import Child
 from gossamer.node.options import DaemonOptions
-from gossamer.node.service import Service
-from gossamer.node.supervisor import Supervisor
+from gossamer.node.processes import Child, Service, Supervisor
 from tests.net.processes import assert_all_gone
 from tests.node.children import FAITHFUL, STUBBORN, scripts_in, signals_of_its_own, wait_up, write
 

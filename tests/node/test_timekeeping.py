@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from gossamer.node import timekeeping
-from gossamer.node.timekeeping import CLOCK_MOVED_S, Timekeeper
+from gossamer.node.daemon import daemon as timekeeping
+from gossamer.node.daemon.daemon import CLOCK_MOVED_S, Timekeeper
 from gossamer.protocol import events as ev
-from gossamer.protocol.core.replica import Replica
+from gossamer.protocol.replica import Replica
 
 
 def test_a_clock_that_moved_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,18 +19,19 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from gossamer.node.dashboard.board import Board
-from gossamer.node.dashboard.figures import averaged, chart, count, duration, size
-from gossamer.node.dashboard.shown import harmless_line
-from gossamer.node.dashboard.top import Top, keys_in, show_top
-from gossamer.node.dashboard.top_view import (
+from gossamer.bootstrap.top import (
     SORTS,
+    Board,
     Choices,
+    Top,
     _agreement_style,
+    keys_in,
     screen,
+    show_top,
     sorted_members,
     window,
 )
+from gossamer.node.formatting import averaged, chart, count, duration, harmless_line, size
 from gossamer.protocol.errors import ConfigError
 from tests.node.daemons import facts, founded, get, publish, running, training
 
@@ -440,7 +441,7 @@ async def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:
         await publish(home, trainer, 1, loss=3.0)
         await publish(home, trainer, 2, loss=2.0)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gossamer.bootstrap.cli", "top", "--dir", str(home.root)),
+            *(sys.executable, "-m", "gossamer.bootstrap.cli.main", "top", "--dir", str(home.root)),
             stdin=side,
             stdout=side,
             stderr=side,

@@ -1,4 +1,4 @@
-"""`gossamer.node.trainer`: what its process goes on with, and how it ends.
+"""`gossamer.node.trainer.trainer`: what its process goes on with, and how it ends.
 
 What it trains is tested with real nodes.
 """
@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from gossamer.models.errors import TaskError
-from gossamer.node import exit_status, trainer
+from gossamer.node import processes as exit_status
 from gossamer.node.options import TrainerOptions
-from gossamer.node.trainer import _Ending, choose_device
-from gossamer.node.training.checkpoint import Progress
+from gossamer.node.trainer import trainer
+from gossamer.node.trainer.checkpoint import Progress
+from gossamer.node.trainer.trainer import _Ending, choose_device
 from gossamer.protocol.errors import ConfigError, DivergedError, UnreachableError
 from tests.node.begun_peer import begun
 from tests.node.daemons import founded

@@ -12,14 +12,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gossamer.node.network import transfers, uplink
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.daemon.network import chunk_transfer as transfers
+from gossamer.node.daemon.network import upload_limits as uplink
+from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import messages as msg
-from gossamer.protocol.errors import PayloadError, RefusedError
+from gossamer.protocol.errors import Offence, PayloadError, RefusedError
 from gossamer.protocol.limits import ASKS_PER_LINK_MAX, SMALL_CHUNK_BYTES, UPLOADS_PER_MEMBER_MAX
-from gossamer.protocol.offence import Offence
 from tests.node.trainer_side import until
 from tests.node.transferring import Line, Setup
 

@@ -1,4 +1,4 @@
-"""`gossamer.node.network.transport`: handshakes over pinned TLS, and chunks for members only."""
+"""`gossamer.node.daemon.network.server`: handshakes over pinned TLS, and chunks for members only."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gossamer.node.network import chunk_routes, uplink
-from gossamer.node.network import transport as transport_module
-from gossamer.node.network.chunk_requests import get_chunk
-from gossamer.node.network.guest import WRITE_BUFFER_BYTES
-from gossamer.node.network.link import SESSION_HEADER, PeerLink
-from gossamer.node.network.parcel import READ_PIECE_BYTES
-from gossamer.node.network.resolver import Resolver
-from gossamer.node.network.tls import Certificate, client_context
-from gossamer.node.network.transport import PREFIX
-from gossamer.protocol.errors import ConfigError, PayloadError, PeerError, RefusedError, SignatureError
+from gossamer.node.daemon.network import chunk_transfer as chunk_routes
+from gossamer.node.daemon.network import server as transport_module
+from gossamer.node.daemon.network import upload_limits as uplink
+from gossamer.node.daemon.network.chunk_transfer import READ_PIECE_BYTES, get_chunk
+from gossamer.node.daemon.network.connections import WRITE_BUFFER_BYTES
+from gossamer.node.daemon.network.links import SESSION_HEADER, PeerLink
+from gossamer.node.daemon.network.listening import Resolver
+from gossamer.node.daemon.network.server import PREFIX
+from gossamer.node.daemon.network.tls import Certificate, client_context
+from gossamer.protocol.errors import (
+    ConfigError,
+    Offence,
+    PayloadError,
+    PeerError,
+    RefusedError,
+    SignatureError,
+)
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.offence import Offence
-from gossamer.protocol.payloads.packing import pack_chunk
+from gossamer.protocol.payloads.chunks import pack_chunk
 from tests.node.trainer_side import until
 from tests.node.wires import End, hung_up, linked, listening, put
 

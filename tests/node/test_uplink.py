@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from gossamer.node.network import uplink as uplink_module
-from gossamer.node.network.link import PeerLink
-from gossamer.node.network.uplink import (
+from gossamer.node.daemon.network import upload_limits as uplink_module
+from gossamer.node.daemon.network.links import PeerLink
+from gossamer.node.daemon.network.upload_limits import (
     BUFFERED_BYTES,
     FLOW_S,
     LARGE_PIECE_BYTES,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.network import uploads
-from gossamer.node.network.uploads import Uploads
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.daemon.network import upload_limits as uploads
+from gossamer.node.daemon.network.upload_limits import Uploads
+from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import limits
 from gossamer.protocol.limits import (
     FETCHES_PER_LINK_MAX,

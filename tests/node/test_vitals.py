@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.monitoring import connectivity, keywatch, trainerwatch, vitals
-from gossamer.node.monitoring.look import Look
-from gossamer.node.monitoring.vitals import DISK_FREE_MIN, FILES_FREE_MIN, STUCK_S, Vitals
-from gossamer.node.network.clocks import judge, offset_of
-from gossamer.node.seldom import REPEAT_S
+from gossamer.node.daemon.monitoring import health as connectivity
+from gossamer.node.daemon.monitoring import health as keywatch
+from gossamer.node.daemon.monitoring import health as trainerwatch
+from gossamer.node.daemon.monitoring import health as vitals
+from gossamer.node.daemon.monitoring.health import DISK_FREE_MIN, FILES_FREE_MIN, STUCK_S, Look, Vitals
+from gossamer.node.daemon.network.clocks import judge, offset_of
+from gossamer.node.logs import REPEAT_S
 
 
 class Shown:

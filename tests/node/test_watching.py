@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.dashboard import bulletin
-from gossamer.node.dashboard.admin_client import AdminClient
-from gossamer.node.monitoring import watching
-from gossamer.node.monitoring.rounds import OWN
-from gossamer.node.storage.home import Home
-from gossamer.protocol.core.merge_schedule import MergeSchedule
+from gossamer.node.daemon.dashboard import sse as bulletin
+from gossamer.node.daemon.dashboard.client import AdminClient
+from gossamer.node.daemon.monitoring import watching
+from gossamer.node.daemon.monitoring.round_history import OWN
+from gossamer.node.home import Home
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.membership.roster import Health
+from gossamer.protocol.membership.members import Health
+from gossamer.protocol.merge.schedule import MergeSchedule
 from tests.node.daemons import events_until, facts, founded, get, joining, publish, report, running, training
 from tests.node.full_disk import FullDisk
 from tests.node.trainer_side import until
@@ -44,7 +44,7 @@ async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
 ) -> None:
     home = founded(tmp_path / "a")
     spaces = {home.root: (10**12, None), home.chunks_path: (3 << 20, None)}
-    monkeypatch.setattr("gossamer.node.monitoring.watching._free_at", spaces.__getitem__)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.watching._free_at", spaces.__getitem__)
     async with running(home, trains=False) as daemon:
         await until(lambda: daemon.watching.vitals.problem)
         assert (await get(home, "/healthz"))[::2] == (
@@ -58,9 +58,9 @@ async def test_what_cannot_be_stored_is_a_problem_though_the_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a quota, a limit on the size of files, or a database that another program holds."""
-    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
-    monkeypatch.setattr("gossamer.node.ipc.publisher.DISK_RETRY_S", 0.05)
-    monkeypatch.setattr("gossamer.node.seldom.CALM_S", 0.5)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.watching.TICK_S", 0.02)
+    monkeypatch.setattr("gossamer.node.daemon.trainer_port.DISK_RETRY_S", 0.05)
+    monkeypatch.setattr("gossamer.node.logs.CALM_S", 0.5)
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
         disk = FullDisk(daemon.chunks, 10**6, monkeypatch, errno.EFBIG)
@@ -100,7 +100,7 @@ async def test_what_happened_is_known_after_a_restart(
         assert (await get(home, "/api/rounds"))[2] == before
         _, (_, kept) = await events_until(facts(home)["admin"], "evaluations")
         assert kept["losses"] == [[1, 2.5]], "held-out losses too, for pages that were not open"
-    monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.ENTRIES_MAX", 1)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.round_history.ENTRIES_MAX", 1)
     async with running(home) as daemon:
         assert daemon.watching.chronicle.oldest() == 2
         _, headers, after = await get(home, "/api/rounds")
@@ -185,7 +185,7 @@ async def test_one_answer_tells_of_so_many_rounds_and_the_next_of_older_ones(
         whole = await rounds_of(home, [100, 200, 300, 400, 500])
         assert [line[0] for line in whole["rounds"]] == [1, 2, 3, 4, 5]
         await daemon.watching._save()
-    monkeypatch.setattr("gossamer.node.monitoring.chroniclestore.ENTRIES_MAX", 2)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.round_history.ENTRIES_MAX", 2)
     async with running(home) as daemon:
         assert daemon.watching.chronicle.oldest() == 4
         for bound, parts in (
@@ -248,7 +248,7 @@ async def test_sums_stay_as_they_were_until_all_rounds_are_merged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart the newest round is merged first, and there may be very many."""
-    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.watching.TICK_S", 0.02)
     home = founded(tmp_path / "a")
     async with running(home), training(home) as link:
         for round_ in (1, 2, 3):
@@ -275,8 +275,8 @@ async def test_who_waits_for_its_trainer_is_healthy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It takes seconds to import torch, on a machine up for weeks. One that hangs is told of."""
-    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.02)
-    monkeypatch.setattr("gossamer.node.monitoring.trainerwatch.STANDSTILL_S", 0.4)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.watching.TICK_S", 0.02)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.health.STANDSTILL_S", 0.4)
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
         looks = daemon.watching.vitals._lags
@@ -322,7 +322,7 @@ async def test_a_trainer_that_has_no_step_to_do_is_not_late_with_it(tmp_path: Pa
 async def test_a_fault_in_watching_does_not_stop_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gossamer.node.monitoring.watching.TICK_S", 0.01)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.watching.TICK_S", 0.01)
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
         monkeypatch.setattr(daemon.watching, "_look", None)

@@ -1,4 +1,4 @@
-"""`gossamer.node.storage.wholefile`: a file appears whole or not at all."""
+"""`gossamer.node.files`: a file appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.storage import wholefile
-from gossamer.node.storage.wholefile import write_atomically
+from gossamer.node import files as wholefile
+from gossamer.node.files import write_atomically
 from gossamer.protocol.errors import DiskFullError
 from tests.node.full_disk import full
 from tests.node.synced import Synced

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from gossamer.node import logs
-from gossamer.node.wording import for_a_script
+from gossamer.node.inputs import for_a_script
 
 
 @pytest.mark.parametrize(

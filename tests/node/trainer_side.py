@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node.ipc import control
-from gossamer.node.ipc.daemon_link import DaemonLink, Offer
-from gossamer.node.ipc.trainer_port import TrainerPort
+from gossamer.node.daemon.trainer_port import TrainerPort
+from gossamer.node.ipc import messages as control
+from gossamer.node.trainer.daemon_link import DaemonLink, Offer
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from tests.protocol.builders import SMALL, identity

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.network import transfers
-from gossamer.node.network.local_chunks import LocalChunks
-from gossamer.node.network.policing import Policing
-from gossamer.node.network.transfers import Transfers
-from gossamer.node.network.uploads import Uploads
-from gossamer.node.phi.snapshots import SnapshotShelf
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.daemon.network import chunk_transfer as transfers
+from gossamer.node.daemon.network.chunk_transfer import LocalChunks, Transfers
+from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.upload_limits import Uploads
+from gossamer.node.daemon.phi.snapshots import SnapshotShelf
+from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import messages as msg
-from gossamer.protocol.offence import Offence
-from gossamer.protocol.payloads.packing import Chunk
+from gossamer.protocol.errors import Offence
+from gossamer.protocol.payloads.chunks import Chunk
 
 
 class FakeLink:
@@ -101,4 +100,4 @@ class Setup:
         await self.transfers.get(self.link, fx.Get(7, blob, len(data), 5.0))  # type: ignore[arg-type]
 
     async def ask(self, data: bytes) -> None:
-        await self.transfers.ask(self.link, msg.Ask(sha256(data).digest()))  # type: ignore[arg-type]
+        await self.transfers.ask(self.link, msg.Want(sha256(data).digest()))  # type: ignore[arg-type]

@@ -10,17 +10,14 @@ from typing import Any
 
 import psutil
 
-from gossamer.node.network.chunk_requests import put_chunk
-from gossamer.node.network.chunk_routes import ChunkRoutes
-from gossamer.node.network.link import PeerLink
-from gossamer.node.network.policing import Policing
-from gossamer.node.network.questions import Questions
-from gossamer.node.network.tls import Certificate
-from gossamer.node.network.transport import Transport
-from gossamer.node.network.uplink import Uplink
-from gossamer.node.network.uploads import Uploads
+from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, put_chunk
+from gossamer.node.daemon.network.links import PeerLink
+from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.server import Questions, Transport
+from gossamer.node.daemon.network.tls import Certificate
+from gossamer.node.daemon.network.upload_limits import Uplink, Uploads
 from gossamer.protocol.errors import RefusedError, SignatureError
-from gossamer.protocol.payloads.packing import Chunk
+from gossamer.protocol.payloads.chunks import Chunk
 from tests.node.trainer_side import until
 from tests.protocol.builders import SMALL, identity
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node.phi.merger import Merger
-from gossamer.node.storage.chunkstore import ChunkStore
+from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.merging.merge import merge_round
+from gossamer.protocol.merge.merge import merge_round
 from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import LAYOUT, SMALL, contribution, identity, random_delta

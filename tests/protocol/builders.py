@@ -12,18 +12,28 @@ from math import sqrt
 import msgpack
 import numpy as np
 
-from gossamer.protocol.admission.charter import NEVER, Role, grant_body, revocation_body
+from gossamer.protocol.access.acl import NEVER, Role, grant_body, revocation_body
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.envelope import Kind, open_envelope, seal
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merging.merge import Contribution, measure
+from gossamer.protocol.merge.merge import Contribution, measure
 from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_bytes
 from gossamer.protocol.payloads.layout import Fragment, Layout, TensorSpec, plan
 from gossamer.protocol.payloads.payload import Payload, encode_payload
-from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody, Row, RowBody, parse_delta, parse_row
+from gossamer.protocol.records import (
+    NO_RECORD,
+    Delta,
+    DeltaBody,
+    Kind,
+    Row,
+    RowBody,
+    open_envelope,
+    parse_delta,
+    parse_row,
+    seal,
+)
 from gossamer.protocol.wire import is_printable
 
 CREATED = 1_700_000_000

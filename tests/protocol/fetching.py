@@ -7,8 +7,8 @@ from hashlib import sha256
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Fetched, Get, Send
-from gossamer.protocol.fetching.fetch import Fetcher
-from gossamer.protocol.messages import Ask
+from gossamer.protocol.fetching.fetcher import Fetcher
+from gossamer.protocol.messages import Want
 
 
 def blob_of(number: int) -> bytes:
@@ -61,7 +61,7 @@ class Net:
                 self.sizes[blob] = effect.size
             else:
                 assert isinstance(effect, Send)
-                assert isinstance(effect.message, Ask)
+                assert isinstance(effect.message, Want)
                 link, blob = effect.link, effect.message.blob
                 assert not self.links[link], "an Ask needs a link that dialled us"
             assert blob not in self.have

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gossamer.protocol.claims import Claim, Claims
-from gossamer.protocol.history.sealing import Sealing
-from gossamer.protocol.history.testimony import Witness
+from gossamer.protocol.history.peer_claims import Witness
+from gossamer.protocol.history.snapshots import Sealing
 from tests.protocol import builders
 
 MANIFEST = builders.manifest(history={"seal_after": 4, "snapshot_every": 8, "retain": 16})

@@ -4,9 +4,9 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Notice
-from gossamer.protocol.history.absence import RETURN_S, known_up_to
-from gossamer.protocol.history.sealing import LOOK_INTERVAL_S
-from gossamer.protocol.history.testimony import Witness
+from gossamer.protocol.history.joining import RETURN_S, known_up_to
+from gossamer.protocol.history.peer_claims import Witness
+from gossamer.protocol.history.snapshots import LOOK_INTERVAL_S
 from tests.protocol.builders import unsigned
 from tests.protocol.histories import MANIFEST, Told, claim, drive, joined, kinds, sealing_of
 from tests.protocol.wiring import World

@@ -1,7 +1,7 @@
 """Who trains: rows that tell of nothing new for long enough tell that nobody does there."""
 
 from gossamer.protocol import limits
-from gossamer.protocol.membership.activity import Activity
+from gossamer.protocol.membership.members import Activity
 
 
 def test_who_does_not_move_any_more_is_idle_in_a_while():

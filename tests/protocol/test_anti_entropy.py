@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.effects import Effect, Send
+from gossamer.protocol.gossip.announce import Push
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.gossip.ledger import Added, Ledger
-from gossamer.protocol.gossip.push import Push
-from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
+from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
 
@@ -43,11 +43,11 @@ class Side:
 
     def receive(self, message: msg.Message, everything: dict[bytes, Delta]) -> list[Effect]:
         match message:
-            case msg.Compare():
+            case msg.Digest():
                 return self.anti_entropy.compare(1, message)
-            case msg.Inventory():
+            case msg.RecordIds():
                 return self.anti_entropy.inventory(1, message)
-            case msg.Request():
+            case msg.GetRecords():
                 return self.push.give(1, message.record_ids)
             case msg.Records():
                 ids = []
@@ -217,18 +217,18 @@ HASH = st.binary(min_size=32, max_size=32)
     st.lists(
         st.one_of(
             st.builds(
-                msg.Compare,
+                msg.Digest,
                 st.integers(0, LEVEL_MAX),
                 st.lists(st.tuples(st.integers(0, limits.ROUND_MAX), HASH), max_size=20).map(tuple),
                 st.booleans(),
             ),
             st.builds(
-                msg.Inventory,
+                msg.RecordIds,
                 st.lists(
                     st.tuples(st.integers(0, 100), st.lists(HASH, max_size=5).map(tuple)), max_size=5
                 ).map(tuple),
             ),
-            st.builds(msg.Request, st.lists(HASH, max_size=5).map(tuple)),
+            st.builds(msg.GetRecords, st.lists(HASH, max_size=5).map(tuple)),
         ),
         max_size=10,
     )
@@ -254,7 +254,7 @@ def test_what_is_asked_of_rounds_that_cannot_be_has_an_answer_that_can_be_read(l
     side = Side((author, 7, 0) for author in range(3))
     for index in (0, 8, limits.ROUND_MAX >> 4 * level, (limits.ROUND_MAX >> 4 * level) + 1, limits.ROUND_MAX):
         if index <= limits.ROUND_MAX:
-            for effect in side.anti_entropy.compare(1, msg.Compare(level, ((index, b"d" * 32),))):
+            for effect in side.anti_entropy.compare(1, msg.Digest(level, ((index, b"d" * 32),))):
                 assert isinstance(effect, Send)
                 assert msg.decode(msg.encode(effect.message)) == effect.message
 
@@ -262,22 +262,22 @@ def test_what_is_asked_of_rounds_that_cannot_be_has_an_answer_that_can_be_read(l
 def test_repeating_a_question_in_one_message_does_not_repeat_the_answer():
     side = Side((author, 7, 0) for author in range(200))
     most = limits.COMPARED_PARENTS_MAX * FANOUT
-    assert _bytes(side.anti_entropy.compare(1, msg.Compare(0, ((7, bytes(32)),) * most))) < 10_000
-    assert _bytes(side.anti_entropy.compare(1, msg.Compare(1, ((0, bytes(32)),) * most))) < 2_000
-    records = side.anti_entropy.inventory(1, msg.Inventory(((7, ()),) * most))
+    assert _bytes(side.anti_entropy.compare(1, msg.Digest(0, ((7, bytes(32)),) * most))) < 10_000
+    assert _bytes(side.anti_entropy.compare(1, msg.Digest(1, ((0, bytes(32)),) * most))) < 2_000
+    records = side.anti_entropy.inventory(1, msg.RecordIds(((7, ()),) * most))
     given = [data for e in records if isinstance(e.message, msg.Records) for data, _ in e.message.entries]
     assert len(given) == len(set(given)) == 200
 
 
 def test_answers_are_bounded_by_name():
     side = Side((author, r, 0) for author in range(50) for r in range(1, 101))
-    everything = msg.Inventory(tuple((r, ()) for r in range(1, 101)))
+    everything = msg.RecordIds(tuple((r, ()) for r in range(1, 101)))
     records = [
         e.message for e in side.anti_entropy.inventory(1, everything) if isinstance(e.message, msg.Records)
     ]
     assert sum(len(m.entries) for m in records) <= limits.IDS_PER_MESSAGE_MAX
     assert all(len(m.entries) <= limits.RECORDS_PER_MESSAGE_MAX for m in records)
-    compare = msg.Compare(0, tuple((r, bytes(32)) for r in range(1, 101)))
+    compare = msg.Digest(0, tuple((r, bytes(32)) for r in range(1, 101)))
     (effect,) = side.anti_entropy.compare(1, compare)
     assert sum(len(ids) for _, ids in effect.message.rounds) <= limits.IDS_PER_MESSAGE_MAX + 50
 
@@ -298,7 +298,7 @@ def test_what_came_from_another_meanwhile_does_not_end_the_first_comparison():
 
 def test_a_crowd_in_one_round_does_not_make_a_message_that_others_refuse():
     side = Side((author, 7, 0) for author in range(limits.IDS_PER_ROUND_MAX + 10))
-    (effect,) = side.anti_entropy.compare(1, msg.Compare(0, ((7, bytes(32)),)))
+    (effect,) = side.anti_entropy.compare(1, msg.Digest(0, ((7, bytes(32)),)))
     assert msg.decode(msg.encode(effect.message)) == effect.message
 
 
@@ -319,7 +319,7 @@ def test_a_crowd_in_one_round_is_made_equal_all_the_same(monkeypatch):
 def test_what_others_speak_of_is_asked_for_once_a_while():
     side = Side([])
     ids = [number.to_bytes(32, "big") for number in range(limits.IDS_PER_MESSAGE_MAX + 1)]
-    assert side.anti_entropy.heard_of(1, ids[0], 0.0) == [Send(1, msg.Request((ids[0],)))]
+    assert side.anti_entropy.heard_of(1, ids[0], 0.0) == [Send(1, msg.GetRecords((ids[0],)))]
     assert side.anti_entropy.heard_of(2, ids[0], 1.0) == []
     assert side.anti_entropy.heard_of(2, ids[0], limits.ANTI_ENTROPY_INTERVAL_S + 1.0)
     for record_id in ids:
@@ -332,8 +332,8 @@ def test_what_was_asked_for_and_got_lost_is_asked_for_again_by_the_next_exchange
     side.anti_entropy.link_up(1)
     lost = builders.unsigned(1, 1).record_id
     for _ in range(2):
-        assert side.anti_entropy.inventory(1, msg.Inventory(((1, (lost,)),))) == [
-            Send(1, msg.Request((lost,)))
+        assert side.anti_entropy.inventory(1, msg.RecordIds(((1, (lost,)),))) == [
+            Send(1, msg.GetRecords((lost,)))
         ]
         side.anti_entropy.open_exchange(1)
 
@@ -344,8 +344,8 @@ def test_awaited_records_are_bounded():
     requested = 0
     for start in range(10):
         ids = tuple(builders.unsigned(1, start * 1000 + n).record_id for n in range(1, 1001))
-        effects = side.anti_entropy.inventory(1, msg.Inventory(((1, ids),)))
-        requested += sum(len(e.message.record_ids) for e in effects if isinstance(e.message, msg.Request))
+        effects = side.anti_entropy.inventory(1, msg.RecordIds(((1, ids),)))
+        requested += sum(len(e.message.record_ids) for e in effects if isinstance(e.message, msg.GetRecords))
     assert requested == limits.IDS_PER_MESSAGE_MAX
 
 
@@ -356,7 +356,7 @@ def test_exchange_every_ten_seconds_or_so():
     side = Side([])
     for link in (1, 2, 3):
         side.anti_entropy.link_up(link)
-    assert side.anti_entropy.compare(1, msg.Compare(0, ())) == []  # there is nothing that we lack
+    assert side.anti_entropy.compare(1, msg.Digest(0, ())) == []  # there is nothing that we lack
     now, opened, links = 0.0, [], set()
     while now < 200.0:
         effects = side.anti_entropy.wake(now)
@@ -377,12 +377,12 @@ def test_an_exchange_is_due_when_a_link_ends():
     side = Side([])
     side.anti_entropy.link_up(1)
     side.anti_entropy.link_up(2)
-    assert side.anti_entropy.compare(1, msg.Compare(0, ())) == []
+    assert side.anti_entropy.compare(1, msg.Digest(0, ())) == []
     assert side.anti_entropy.wake(0.0) and not side.anti_entropy.wake(1.0)
     side.anti_entropy.link_down(1)
     assert side.anti_entropy.wake(1.0) == [], "links that come and go do not add up"
     (effect,) = side.anti_entropy.wake(limits.EXCHANGES_APART_S)
-    assert effect.link == 2 and isinstance(effect.message, msg.Compare)
+    assert effect.link == 2 and isinstance(effect.message, msg.Digest)
     assert not side.anti_entropy.wake(2.0), "once"
 
 
@@ -393,7 +393,7 @@ def test_who_has_just_started_asks_at_each_look_until_it_is_answered():
     looks = [now / 2 for now in range(100)]
     assert [len(side.anti_entropy.wake(now)) for now in looks[:4]] == [1] * 4
     one = builders.unsigned(1, 1)
-    side.anti_entropy.inventory(1, msg.Inventory(((1, (one.record_id,)),)))
+    side.anti_entropy.inventory(1, msg.RecordIds(((1, (one.record_id,)),)))
     assert sum(len(side.anti_entropy.wake(now)) for now in looks[4:20]) <= 1
     side.anti_entropy.received(1, [one.record_id])
     assert side.anti_entropy.synced_once

@@ -7,15 +7,13 @@ import random
 
 import pytest
 
-from gossamer.protocol.admission.charter import Charter
+from gossamer.protocol.access.acl import Charter
 from gossamer.protocol.effects import Notice, Ready, Store
-from gossamer.protocol.fetching.fetch import Fetcher
-from gossamer.protocol.gossip.author import Author
-from gossamer.protocol.gossip.holdings import Holdings
+from gossamer.protocol.fetching.fetcher import Fetcher
+from gossamer.protocol.gossip.announce import Author, Holdings, Offers
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.gossip.offers import Offers
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 from tests.protocol import builders
 

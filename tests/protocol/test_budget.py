@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.admission.budget import PER_ADDRESS, PER_NODE, Allowance, Bucket, Budgets, Resource
+from gossamer.protocol.access.rate_limits import PER_ADDRESS, PER_NODE, Allowance, Bucket, Budgets, Resource
 
 TEN = Allowance(10.0, 100.0)
 

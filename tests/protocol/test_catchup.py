@@ -8,13 +8,13 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.events import LinkUp
-from gossamer.protocol.fetching.fetch import Fetcher
+from gossamer.protocol.fetching.fetcher import Fetcher
+from gossamer.protocol.gossip.announce import Push
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.gossip.push import Push
-from gossamer.protocol.history.catchup import CatchUp
+from gossamer.protocol.history.joining import CatchUp
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.membership.members import Roster
 from tests.protocol import builders
 from tests.protocol.builders import identity
 

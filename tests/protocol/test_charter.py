@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.admission import charter as charter_module
-from gossamer.protocol.admission.charter import NEVER, Charter, Grant, Revocation, Role
-from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
+from gossamer.protocol.access import acl as charter_module
+from gossamer.protocol.access.acl import NEVER, Charter, Grant, Revocation, Role
 from gossamer.protocol.errors import NoRoomError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import Identity, short
+from gossamer.protocol.records import HEADER_BYTES, Kind, seal
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.builders import OWNER, grant, identity, revocation

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.admission.charter import Role
+from gossamer.protocol.access.acl import Role
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership.activity import Activity
+from gossamer.protocol.membership.members import Activity
 from gossamer.protocol.unix_time import UnixTime
 from tests.protocol import builders
 

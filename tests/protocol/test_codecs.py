@@ -14,7 +14,7 @@ from gossamer.protocol.codecs.base import GRAIN
 from gossamer.protocol.codecs.topk import LARGE, NEGATIVE, NOTHING, RUN
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
-from gossamer.protocol.payloads.packing import pack_chunk
+from gossamer.protocol.payloads.chunks import pack_chunk
 from tests.protocol import builders
 
 NAMES = sorted(CODECS)

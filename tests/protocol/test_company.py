@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.history.company import STAYED_S, Company
-from gossamer.protocol.membership.roster import Health, Roster
+from gossamer.protocol.history.peer_claims import STAYED_S, Company
+from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.records import Row
 from tests.protocol import builders
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.merging.conduct import (
+from gossamer.protocol.merge.contributions import (
     CLIPPED_MIN,
     ROUNDS_KEPT,
     ROUNDS_MIN,
@@ -20,7 +20,7 @@ from gossamer.protocol.merging.conduct import (
     agreement,
     figures,
 )
-from gossamer.protocol.merging.merge import SAMPLE_MAX, Contribution, RoundMerge, measure
+from gossamer.protocol.merge.merge import SAMPLE_MAX, Contribution, RoundMerge, measure
 from gossamer.protocol.payloads.payload import Payload, encode_payload
 from tests.protocol import builders
 

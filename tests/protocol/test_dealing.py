@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Send
-from gossamer.protocol.gossip.dealing import Dealing
-from gossamer.protocol.messages import Holding, Parts, Records
+from gossamer.protocol.gossip.announce import Dealing
+from gossamer.protocol.messages import Have, HaveChunks, Records
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
 
@@ -31,7 +31,7 @@ def _dealt(chunks: int = 8) -> tuple[Dealing, Delta, list[Effect]]:
 def test_every_chunk_is_dealt_once_and_everybody_has_the_record():
     _, delta, effects = _dealt()
     assert _sent(effects, Records) == dict.fromkeys(LINKS, Records(((delta.data, False),)))
-    hands = [message.places for message in _sent(effects, Parts).values()]
+    hands = [message.places for message in _sent(effects, HaveChunks).values()]
     assert sorted(place for hand in hands for place in hand) == list(range(8))
     assert sorted(map(len, hands)) == [2, 3, 3]
 
@@ -41,17 +41,17 @@ def test_all_is_offered_once_all_was_heard_of():
     assert dealing.heard_parts(delta.record_id, range(7), 11.0) == []
     assert dealing.heard_parts(b"another".ljust(32), range(8), 11.0) == []
     assert dealing.deadline() == 11.0 + limits.DEAL_PATIENCE_S
-    assert set(_sent(dealing.heard_parts(delta.record_id, (7,), 11.5), Holding)) == LINKS
+    assert set(_sent(dealing.heard_parts(delta.record_id, (7,), 11.5), Have)) == LINKS
     assert dealing.deadline() == float("inf")
 
 
 def test_all_is_offered_when_it_gets_nowhere_or_a_neighbour_goes():
     dealing, delta, _ = _dealt()
     assert dealing.wake(dealing.deadline() - 0.01) == []
-    offers = _sent(dealing.wake(dealing.deadline()), Holding)
-    assert offers == dict.fromkeys(LINKS, Holding((delta.record_id,)))
+    offers = _sent(dealing.wake(dealing.deadline()), Have)
+    assert offers == dict.fromkeys(LINKS, Have((delta.record_id,)))
     dealing, _, _ = _dealt()
-    assert set(_sent(dealing.link_down(2), Holding)) == LINKS - {2}
+    assert set(_sent(dealing.link_down(2), Have)) == LINKS - {2}
     assert dealing.link_down(3) == []
 
 
@@ -66,7 +66,7 @@ def test_old_news_and_no_news_win_no_time():
 
 def test_who_holds_it_all_is_not_told():
     dealing, delta, _ = _dealt()
-    assert set(_sent(dealing.heard(delta.record_id, 1), Holding)) == LINKS - {1}
+    assert set(_sent(dealing.heard(delta.record_id, 1), Have)) == LINKS - {1}
     assert dealing.heard(delta.record_id, 2) == []
 
 
@@ -76,14 +76,14 @@ def test_who_took_nothing_is_dealt_nothing_until_it_holds_something():
     for link in (1, 2):
         dealing.heard(delta.record_id, link)
     effects = dealing.deal(_delta(8), LINKS, 20.0)
-    assert set(_sent(effects, Records)) == LINKS and set(_sent(effects, Parts)) == {1, 2}
-    assert set(_sent(dealing.wake(dealing.deadline()), Holding)) == LINKS, "it may still take all"
+    assert set(_sent(effects, Records)) == LINKS and set(_sent(effects, HaveChunks)) == {1, 2}
+    assert set(_sent(dealing.wake(dealing.deadline()), Have)) == LINKS, "it may still take all"
     dealing.heard(delta.record_id, 3)
     (pushed,) = set(_sent(dealing.deal(_delta(8), LINKS, 30.0), Records).values())
     assert pushed.entries[0][1], "with one taker there is nothing to deal"
     for link in LINKS:
         dealing.heard(delta.record_id, link)
-    assert set(_sent(dealing.deal(_delta(8), LINKS, 40.0), Parts)) == LINKS
+    assert set(_sent(dealing.deal(_delta(8), LINKS, 40.0), HaveChunks)) == LINKS
 
 
 def test_a_link_that_is_new_is_dealt_its_share():
@@ -92,7 +92,7 @@ def test_a_link_that_is_new_is_dealt_its_share():
     dealing.link_down(1)
     assert dealing.deal(_delta(8), LINKS, 20.0), "silent but for one"
     dealing.link_down(2)
-    assert set(_sent(dealing.deal(_delta(8), LINKS, 30.0), Parts)) == {1, 2}
+    assert set(_sent(dealing.deal(_delta(8), LINKS, 30.0), HaveChunks)) == {1, 2}
 
 
 def test_what_cannot_be_dealt_is_pushed_whole():

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.envelope import DOMAIN, HEADER_BYTES, Kind, open_envelope, seal
 from gossamer.protocol.errors import MalformedError, PeerError, SignatureError
 from gossamer.protocol.limits import RECORD_BYTES_MAX
+from gossamer.protocol.records import DOMAIN, HEADER_BYTES, Kind, open_envelope, seal
 from tests.protocol import builders
 
 SWARM = bytes(range(32))

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gossamer.protocol.errors import DivergedError
-from gossamer.protocol.fixedpoint import (
-    ONE,
-    VALUE_LIMIT,
-    is_healthy,
-    sum_of_squares,
-    to_fixed,
-    to_float,
-)
+from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, is_healthy, sum_of_squares, to_fixed, to_float
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 EXTREMES = (-(2**31), 2**31 - 1, -(2**31) + 1, -1, 0, 1, 0xFFFF, -0xFFFF, 0x8000, -0x10000, 2**16)

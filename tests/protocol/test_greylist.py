@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.admission.greylist import Greylist
-from gossamer.protocol.errors import ImplausibleError, MalformedError, SignatureError, UnsupportedError
-from gossamer.protocol.offence import Offence, offence_in_record
+from gossamer.protocol.access.peer_scores import Greylist
+from gossamer.protocol.errors import (
+    ImplausibleError,
+    MalformedError,
+    Offence,
+    SignatureError,
+    UnsupportedError,
+    offence_in_record,
+)
 
 PEER = bytes(32)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.admission.handshake import (
+from gossamer.protocol.access.handshake import (
     HELLO_BYTES_MAX,
     PROTOCOL_VERSION,
     ClientHandshake,

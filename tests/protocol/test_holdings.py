@@ -8,12 +8,11 @@ from typing import Any, cast
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Get, Notice, Ready, Send
-from gossamer.protocol.fetching.fetch import Fetcher
-from gossamer.protocol.gossip.holdings import Holdings
+from gossamer.protocol.fetching.fetcher import Fetcher
+from gossamer.protocol.gossip.announce import Holdings, Offers
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.gossip.offers import Offers
-from gossamer.protocol.membership.roster import Roster
-from gossamer.protocol.messages import Holding, Parts
+from gossamer.protocol.membership.members import Roster
+from gossamer.protocol.messages import Have, HaveChunks
 from tests.protocol import builders
 from tests.protocol.cost import calls
 
@@ -40,7 +39,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_told_of_in_both_places() -> No
     assert fetcher.plan(0.0) == [Get(1, zeros, limits.PAYLOAD_CHUNK_BYTES_MIN, 24.0)]
     holdings.arrived(zeros, 1.0)
     (told,) = [cast(Send, effect) for effect in offers.wake(offers.deadline())]
-    assert told == Send(2, Parts(delta.record_id, (0, 1)))
+    assert told == Send(2, HaveChunks(delta.record_id, (0, 1)))
 
 
 def test_who_claims_parts_that_there_are_not_is_not_heard() -> None:
@@ -122,7 +121,7 @@ class Bench:
             self.have.add(blob)
             self.holdings.arrived(blob, now)
         told = [cast(Send, effect) for effect in self.offers.wake(now + limits.OFFER_DELAY_S)]
-        assert all(effect.message == Holding((self.delta.record_id,)) for effect in told)
+        assert all(effect.message == Have((self.delta.record_id,)) for effect in told)
         return [effect.link for effect in told]
 
 
@@ -165,7 +164,7 @@ def test_who_lacks_a_payload_is_told_which_chunks_of_it_are_here_already() -> No
     holdings.arrived(chunks[1], 1.0)
     offers.wake(offers.deadline())
     holdings.lacks(delta.record_id, 2, 5.0)
-    assert offers.wake(offers.deadline()) == [Send(2, Parts(delta.record_id, (1,)))]
+    assert offers.wake(offers.deadline()) == [Send(2, HaveChunks(delta.record_id, (1,)))]
 
 
 def test_what_is_of_a_history_that_is_given_up_is_not_looked_for_any_more() -> None:
@@ -196,7 +195,7 @@ def test_a_chunk_of_thousands_of_payloads_is_offered_as_part_of_a_few() -> None:
     holdings.arrived(bytes(32), 200.0)
     told = [cast(Send, effect).message for effect in offers.wake(offers.deadline())]
     oldest = [delta.record_id for delta in deltas[: limits.PAYLOADS_PER_CHUNK_MAX]]
-    assert {cast(Parts, message).record_id for message in told} == set(oldest)
+    assert {cast(HaveChunks, message).record_id for message in told} == set(oldest)
     assert len(told) == 2 * len(oldest)
     done = [effect.delta for effect in holdings.arrived(b"\1" * 32, 201.0) if isinstance(effect, Ready)]
     assert len(done) == len(deltas)

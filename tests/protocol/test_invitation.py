@@ -8,11 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.admission.charter import Role, parse_grant
-from gossamer.protocol.admission.invitation import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
-from gossamer.protocol.envelope import open_envelope
+from gossamer.protocol.access.acl import (
+    INVITATION_BYTES_MAX,
+    PREFIX,
+    Invitation,
+    Role,
+    parse_grant,
+    read_invitation,
+)
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX
+from gossamer.protocol.records import open_envelope
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.builders import grant, identity, revocation

@@ -8,7 +8,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Notice, Prefetch
 from gossamer.protocol.history.joining import REMIND_S, Joining, believable
-from gossamer.protocol.history.testimony import Witness
+from gossamer.protocol.history.peer_claims import Witness
 
 
 def claim(round_: int, mark: int = 1) -> Claim:

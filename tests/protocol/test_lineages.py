@@ -6,8 +6,8 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Notice, Seal
-from gossamer.protocol.history.lineages import DIFFERENCE_KEPT_S, SILENCE_S
-from gossamer.protocol.history.testimony import Witness
+from gossamer.protocol.history.forks import DIFFERENCE_KEPT_S, SILENCE_S
+from gossamer.protocol.history.peer_claims import Witness
 from tests.protocol.histories import Told, claim, drive, joined, kinds, sealing_of
 
 

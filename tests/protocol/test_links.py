@@ -14,7 +14,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Dial, Hangup
 from gossamer.protocol.events import Leave, LinkUp
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.roster import Health, Roster
+from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.records import Row
 from tests.protocol import builders
 from tests.protocol.wiring import World

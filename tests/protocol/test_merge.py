@@ -21,13 +21,7 @@ from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.manifest import Outer
-from gossamer.protocol.merging.merge import (
-    Contribution,
-    RoundMerge,
-    measure,
-    merge_round,
-    weight_of,
-)
+from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure, merge_round, weight_of
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec, plan
 from gossamer.protocol.payloads.payload import Payload, encode_payload
 from gossamer.protocol.records import Delta

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gossamer.protocol.core.held_back import HELD_BACK_MIN_S, HeldBack
-from gossamer.protocol.core.merge_schedule import MergeSchedule
 from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.merge.schedule import HELD_BACK_MIN_S, HeldBack, MergeSchedule
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import unsigned
 

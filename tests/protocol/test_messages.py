@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.envelope import HEADER_BYTES
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ranges import FANOUT, LEVEL_MAX
+from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
+from gossamer.protocol.records import HEADER_BYTES
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 
@@ -22,15 +22,15 @@ ENVELOPE = st.binary(min_size=HEADER_BYTES, max_size=300)
 
 MESSAGES = {
     "Records": st.builds(msg.Records, st.lists(st.tuples(ENVELOPE, st.booleans()), max_size=4).map(tuple)),
-    "Holding": st.builds(msg.Holding, HASHES),
+    "Holding": st.builds(msg.Have, HASHES),
     "Compare": st.builds(
-        msg.Compare,
+        msg.Digest,
         st.integers(0, LEVEL_MAX),
         st.lists(st.tuples(ROUND, HASH), max_size=5).map(tuple),
         st.booleans(),
     ),
-    "Inventory": st.builds(msg.Inventory, st.lists(st.tuples(ROUND, HASHES), max_size=4).map(tuple)),
-    "Request": st.builds(msg.Request, HASHES),
+    "Inventory": st.builds(msg.RecordIds, st.lists(st.tuples(ROUND, HASHES), max_size=4).map(tuple)),
+    "Request": st.builds(msg.GetRecords, HASHES),
     "RosterSummary": st.builds(
         msg.RosterSummary, st.lists(st.tuples(HASH, NUMBER, NUMBER), max_size=5).map(tuple), st.booleans()
     ),
@@ -38,11 +38,11 @@ MESSAGES = {
     "Ack": st.builds(msg.Ack, NUMBER),
     "PingFor": st.builds(msg.PingFor, NUMBER, HASH),
     "Suspect": st.builds(msg.Suspect, HASH, NUMBER, NUMBER),
-    "Ask": st.builds(msg.Ask, HASH),
+    "Ask": st.builds(msg.Want, HASH),
     "Decline": st.builds(msg.Decline, HASH),
     "CharterSummary": st.builds(msg.CharterSummary, HASH, HASHES, st.booleans()),
     "Parts": st.builds(
-        msg.Parts, HASH, st.lists(st.integers(0, limits.PAYLOAD_CHUNKS_MAX - 1), max_size=9).map(tuple)
+        msg.HaveChunks, HASH, st.lists(st.integers(0, limits.PAYLOAD_CHUNKS_MAX - 1), max_size=9).map(tuple)
     ),
 }
 ANY = st.one_of(*MESSAGES.values())
@@ -142,15 +142,15 @@ def test_what_is_out_of_bounds(fields):
 NUMBERS = (2**53, 2**53)
 LARGEST = [
     msg.Records(((b"\xff" * limits.RECORD_BYTES_MAX, True),) * limits.RECORDS_PER_MESSAGE_MAX),
-    msg.Holding((b"\xff" * 32,) * limits.IDS_PER_MESSAGE_MAX),
-    msg.Compare(
+    msg.Have((b"\xff" * 32,) * limits.IDS_PER_MESSAGE_MAX),
+    msg.Digest(
         LEVEL_MAX, ((limits.ROUND_MAX, b"\xff" * 32),) * (limits.COMPARED_PARENTS_MAX * FANOUT), whole=True
     ),
-    msg.Request((b"\xff" * 32,) * limits.IDS_PER_MESSAGE_MAX),
-    msg.Parts(b"\xff" * 32, (limits.PAYLOAD_CHUNKS_MAX - 1,) * limits.PAYLOAD_CHUNKS_MAX),
+    msg.GetRecords((b"\xff" * 32,) * limits.IDS_PER_MESSAGE_MAX),
+    msg.HaveChunks(b"\xff" * 32, (limits.PAYLOAD_CHUNKS_MAX - 1,) * limits.PAYLOAD_CHUNKS_MAX),
     msg.RosterSummary(((b"\xff" * 32, *NUMBERS),) * limits.MEMBERS_MAX, answer=True),
     # What anti-entropy puts into an Inventory at most: it stops at the round that fills it.
-    msg.Inventory(
+    msg.RecordIds(
         (
             *((limits.ROUND_MAX, ()) for _ in range(limits.COMPARED_PARENTS_MAX * FANOUT - 2)),
             (limits.ROUND_MAX, (b"\xff" * 32,) * (limits.IDS_PER_MESSAGE_MAX - 1)),

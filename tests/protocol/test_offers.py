@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Send
-from gossamer.protocol.gossip.offers import Offers
-from gossamer.protocol.messages import Holding, Parts
+from gossamer.protocol.gossip.announce import Offers
+from gossamer.protocol.messages import Have, HaveChunks
 
 A, B = b"a" * 32, b"b" * 32
 
@@ -14,7 +14,7 @@ def _told(effects: list[Effect]) -> dict[int, tuple[bytes, ...]]:
     told: dict[int, tuple[bytes, ...]] = {}
     for effect in effects:
         assert isinstance(effect, Send)
-        assert isinstance(effect.message, Holding)
+        assert isinstance(effect.message, Have)
         assert effect.link not in told, "one message a link"
         told[effect.link] = effect.message.record_ids
     return told
@@ -74,9 +74,9 @@ def test_parts_are_offered_sooner_and_not_to_those_who_have_them():
     parts = {
         effect.link: effect.message
         for effect in offers.wake(limits.PART_DELAY_S)
-        if isinstance(effect.message, Parts)
+        if isinstance(effect.message, HaveChunks)
     }
-    assert parts == {2: Parts(A, (4,)), 3: Parts(A, (4, 0))}
+    assert parts == {2: HaveChunks(A, (4,)), 3: HaveChunks(A, (4, 0))}
     assert offers.wake(1.0) == []
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.payloads.packing import WORTH_IT, pack_chunk, packed_size, unpack_chunk
+from gossamer.protocol.payloads.chunks import WORTH_IT, pack_chunk, packed_size, unpack_chunk
 
 
 @given(piece=st.binary(max_size=200), times=st.integers(1, 300))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
-from gossamer.protocol.merging.merge import measure
+from gossamer.protocol.merge.merge import measure
 from gossamer.protocol.payloads.payload import Payload, encode_payload, payload_length
 from tests.protocol import builders
 

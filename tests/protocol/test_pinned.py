@@ -10,18 +10,15 @@ from __future__ import annotations
 from hashlib import sha256
 
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission.ask import ask, prove
-from gossamer.protocol.admission.charter import Role, grant_body, parse_grant, revocation_body
-from gossamer.protocol.admission.handshake import ClientHandshake, ServerHandshake
-from gossamer.protocol.admission.invitation import Invitation
+from gossamer.protocol.access.acl import Invitation, Role, grant_body, parse_grant, revocation_body
+from gossamer.protocol.access.handshake import ClientHandshake, ServerHandshake
+from gossamer.protocol.access.rpc_auth import ask, prove
 from gossamer.protocol.claims import Claim, chain, round_digest
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.envelope import Kind, seal
-from gossamer.protocol.payloads.chunks import chunk_sizes, payload_chunk_bytes, root_of
+from gossamer.protocol.payloads.chunks import chunk_sizes, payload_chunk_bytes, root_of, unpack_chunk
 from gossamer.protocol.payloads.layout import plan
-from gossamer.protocol.payloads.packing import unpack_chunk
 from gossamer.protocol.payloads.payload import payload_length
-from gossamer.protocol.records import DeltaBody, RowBody
+from gossamer.protocol.records import DeltaBody, Kind, RowBody, seal
 from tests.protocol import builders
 
 ALICE, BOB = builders.identity(1), builders.identity(2)
@@ -31,19 +28,19 @@ ENVELOPE = bytes(range(128))
 
 MESSAGES = (
     msg.Records(((ENVELOPE, True), (ENVELOPE, False))),
-    msg.Holding((A, B)),
-    msg.Compare(1, ((16, A), (32, B)), True, 7),
-    msg.Inventory(((5, (A,)), (6, (A, B)))),
-    msg.Request((A, B)),
+    msg.Have((A, B)),
+    msg.Digest(1, ((16, A), (32, B)), True, 7),
+    msg.RecordIds(((5, (A,)), (6, (A, B)))),
+    msg.GetRecords((A, B)),
     msg.RosterSummary(((A, 3, 4), (B, 5, 6)), True),
     msg.Ping(300),
     msg.Ack(70_000),
     msg.PingFor(8, A),
     msg.Suspect(A, 9, 10),
-    msg.Ask(A),
+    msg.Want(A),
     msg.Decline(B),
     msg.CharterSummary(A, (A, B), True),
-    msg.Parts(A, (0, 3, 64)),
+    msg.HaveChunks(A, (0, 3, 64)),
 )
 
 

@@ -13,8 +13,8 @@ from gossamer.protocol.claims import Claim, Claims
 from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.events import LinkUp, Progress
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.presence import NodeInfo, Presence
-from gossamer.protocol.membership.roster import Health, Roster
+from gossamer.protocol.membership.member_records import NodeInfo, Presence
+from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.messages import Records, RosterSummary, Suspect
 from gossamer.protocol.records import Row
 from tests.protocol import builders

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.protocol import limits
-from gossamer.protocol.fetching.promptness import Promptness
+from gossamer.protocol.fetching.piece_picker import Promptness
 from tests.protocol.fetching import Net, blob_of, key_of
 
 

@@ -7,8 +7,8 @@ import random
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.effects import Send
+from gossamer.protocol.gossip.announce import Push
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.gossip.push import Push
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
 

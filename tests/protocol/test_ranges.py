@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol import ranges
+from gossamer.protocol import range_digests as ranges
 from gossamer.protocol.limits import ROUND_MAX
-from gossamer.protocol.ranges import EMPTY, FANOUT, LEVEL_MAX, RangeDigests
+from gossamer.protocol.range_digests import EMPTY, FANOUT, LEVEL_MAX, RangeDigests
 
 ROUNDS = st.one_of(st.integers(0, 40), st.integers(0, 5000), st.integers(0, ROUND_MAX))
 CONTENT = st.dictionaries(ROUNDS, st.integers(0, 3), max_size=15)

@@ -1,7 +1,7 @@
 """Rations: honest members never meet theirs, and who downloads all day does."""
 
 from gossamer.protocol import limits
-from gossamer.protocol.admission.rations import Rations, Stock
+from gossamer.protocol.access.rate_limits import Rations, Stock
 from gossamer.protocol.limits import RATION_BYTES_MIN, RATION_COPIES, RATION_PERIOD_S
 
 MIB = 1 << 20

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.envelope import Kind, seal
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.payloads.chunks import chunk_sizes
 from gossamer.protocol.payloads.layout import TensorSpec, plan
 from gossamer.protocol.payloads.payload import payload_length
-from gossamer.protocol.records import NO_RECORD, DeltaBody, RowBody, parse_delta, parse_row
+from gossamer.protocol.records import NO_RECORD, DeltaBody, Kind, RowBody, parse_delta, parse_row, seal
 from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders
 from tests.protocol.cost import calls

@@ -21,10 +21,10 @@ from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.membership.presence import NodeInfo
+from gossamer.protocol.membership.member_records import NodeInfo
 from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.replica import Replica
 from tests.protocol import builders
 from tests.protocol.cores import BRISK, STORM, check, one_that_went_on, publish_effects, swarm
 from tests.protocol.wiring import Node, Weather, World

@@ -13,12 +13,11 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission.charter import Role
-from gossamer.protocol.envelope import Kind, seal
-from gossamer.protocol.errors import PeerError, SignatureError
+from gossamer.protocol.access.acl import Role
+from gossamer.protocol.errors import Offence, PeerError, SignatureError
 from gossamer.protocol.events import LinkUp
 from gossamer.protocol.identity import short
-from gossamer.protocol.offence import Offence
+from gossamer.protocol.records import Kind, seal
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.builders import OWNER, grant, identity, revocation

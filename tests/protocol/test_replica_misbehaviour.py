@@ -13,9 +13,9 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.envelope import Kind, seal
+from gossamer.protocol.errors import Offence
 from gossamer.protocol.identity import short
-from gossamer.protocol.offence import Offence
+from gossamer.protocol.records import Kind, seal
 from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
@@ -204,7 +204,7 @@ def test_a_clock_is_followed_forward_and_set_back_makes_nothing_impossible(seed)
 def test_asking_for_a_chunk_on_the_wrong_side_of_a_link(seed):
     world = swarm(seed, 2)
     server, client = world.nodes[0], world.nodes[1]
-    ask = msg.encode(msg.Ask(bytes(32)))
+    ask = msg.encode(msg.Want(bytes(32)))
     (link,) = server.links
     assert [type(e) for e in world.inject(server, link, ask)] == [fx.Blame]
     (link,) = client.links
@@ -262,12 +262,12 @@ def test_a_peer_that_says_anything_cannot_break_a_core(seed):
     for _ in range(30):
         message = dice.choice(
             [
-                msg.Holding(some(5)),
-                msg.Compare(
+                msg.Have(some(5)),
+                msg.Digest(
                     dice.randrange(8), tuple((dice.randrange(2**31), h) for h in some(9)), dice.random() < 0.5
                 ),
-                msg.Inventory(tuple((dice.randrange(9), some(5)) for _ in range(5))),
-                msg.Request(some(9)),
+                msg.RecordIds(tuple((dice.randrange(9), some(5)) for _ in range(5))),
+                msg.GetRecords(some(9)),
                 msg.RosterSummary(
                     tuple((h, dice.randrange(9), dice.randrange(9)) for h in some(9)), dice.random() < 0.5
                 ),
@@ -275,7 +275,7 @@ def test_a_peer_that_says_anything_cannot_break_a_core(seed):
                 msg.Ack(dice.randrange(100)),
                 msg.PingFor(dice.randrange(100), dice.choice(hashes)),
                 msg.Suspect(dice.choice(hashes), dice.randrange(9), dice.randrange(2**53)),
-                msg.Ask(dice.choice(hashes)),
+                msg.Want(dice.choice(hashes)),
                 msg.Decline(dice.choice(hashes)),
             ]
         )

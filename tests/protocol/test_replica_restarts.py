@@ -308,7 +308,7 @@ def _insist(world: World, liar: Node, record_id: bytes, seconds: float) -> None:
     for _ in range(int(seconds)):
         world.run(1.0)
         for link in list(liar.links):
-            world._send(liar, link, msg.encode(msg.Holding((record_id,))))
+            world._send(liar, link, msg.encode(msg.Have((record_id,))))
     world.run(0.1)
 
 

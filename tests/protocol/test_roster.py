@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.membership.roster import Health, Roster
+from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.records import Row
 from tests.protocol import builders
 

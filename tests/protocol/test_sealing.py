@@ -6,8 +6,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.claims import genesis_claim
 from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
 from gossamer.protocol.history.joining import PREFETCHES_MAX
-from gossamer.protocol.history.sealing import CLAIMED_MAX, GONE_AFTER_S, LOOK_INTERVAL_S
-from gossamer.protocol.history.testimony import Witness
+from gossamer.protocol.history.peer_claims import Witness
+from gossamer.protocol.history.snapshots import CLAIMED_MAX, GONE_AFTER_S, LOOK_INTERVAL_S
 from tests.protocol.histories import MANIFEST, Told, claim, drive, joined, kinds, sealing_of
 
 

@@ -12,7 +12,7 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Notice, Send
 from gossamer.protocol.events import Leave
-from gossamer.protocol.membership.roster import Health, Roster
+from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect, encode
 from tests.protocol import builders

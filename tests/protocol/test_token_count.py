@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.node.storage.base import GENESIS, Base, Rounds
+from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
 from gossamer.protocol.limits import TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merging.token_count import TokenCount
+from gossamer.protocol.merge.tokens import TokenCount
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import manifest
 from tests.protocol.builders import unsigned as delta

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.admission.charter import NEVER, Charter
-from gossamer.protocol.admission.vetting import STRANGER_INTERVAL_S, Vetting
+from gossamer.protocol.access.acl import NEVER, STRANGER_INTERVAL_S, Charter, Vetting
 from gossamer.protocol.effects import Hangup, Send
 from gossamer.protocol.events import LinkUp
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.unix_time import UnixTime
 from tests.protocol import builders
 from tests.protocol.builders import grant, identity, revocation

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.fetching.flights import Flight, Flights
+from gossamer.protocol.fetching.requests import Flight, Flights
 from gossamer.protocol.fetching.window import FetchWindow
 from tests.protocol.fetching import Net, blob_of, key_of
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 from gossamer.protocol.claims import Claim, genesis_claim
 from gossamer.protocol.gossip.ledger import Ledger
-from gossamer.protocol.history.testimony import Witness
-from gossamer.protocol.history.witnesses import Witnesses
-from gossamer.protocol.membership.roster import Roster
+from gossamer.protocol.history.forks import Witnesses
+from gossamer.protocol.history.peer_claims import Witness
+from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.records import Row
 from tests.protocol import builders
 

@@ -21,16 +21,16 @@ import numpy as np
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import messages as msg
-from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership.presence import NodeInfo
-from gossamer.protocol.membership.roster import Health
+from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.membership.members import Health
 from gossamer.protocol.pace import Pace
 from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import Delta
+from gossamer.protocol.replica import Replica
 from tests.protocol import builders
 
 UNIX_OFFSET_S = builders.CREATED + 3600.0

@@ -1,9 +1,10 @@
-"""What a node remembers of whom it met, over its restarts, as `gossamer.node.network.acquaintances` does."""
+"""What a node remembers of whom it met, over its restarts, as `gossamer.node.daemon.network.address_book`
+does."""
 
 import random
 from typing import TYPE_CHECKING
 
-from gossamer.node.network.acquaintances import REMEMBER_FIRST_S, REMEMBER_INTERVAL_S, REMEMBERED_MAX
+from gossamer.node.daemon.network.address_book import REMEMBER_FIRST_S, REMEMBER_INTERVAL_S, REMEMBERED_MAX
 
 if TYPE_CHECKING:
     from tests.sim.node import Node

@@ -3,7 +3,7 @@
 ``Phi += Merge(old set) - Merge(new set)`` whenever a round's set changes, as the daemon does it. At the end
 the simulator compares this with ``Phi_0 - sum of Merge(round)``, computed from scratch. Closed rounds become
 part of a base, as in the daemon; their records are kept for the checkers. Written from
-`gossamer.protocol.merging.merge` alone, so that it is a second opinion on the daemon's merger.
+`gossamer.protocol.merge.merge` alone, so that it is a second opinion on the daemon's merger.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ from gossamer.protocol.claims import chain, round_digest
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merging import merge
-from gossamer.protocol.merging.token_count import TokenCount
+from gossamer.protocol.merge import merge
+from gossamer.protocol.merge.tokens import TokenCount
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import Payload
 from gossamer.protocol.records import Delta

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.limits import CLAIMS_MAX, FETCH_OVERDUE_S, FETCH_PATIENCE_S
-from gossamer.protocol.membership.presence import Presence
+from gossamer.protocol.membership.member_records import Presence
 from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
+from gossamer.protocol.replica import Replica
 from tests.sim.exchange import LateAnswerError
 from tests.sim.liar import Liar
 from tests.sim.network import End

@@ -15,13 +15,12 @@ from dataclasses import replace
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.core.replica import Replica
-from gossamer.protocol.envelope import HEADER_BYTES, Kind, seal
 from gossamer.protocol.limits import ROUND_MAX, TOKENS_MAX
-from gossamer.protocol.membership.presence import Presence
+from gossamer.protocol.membership.member_records import Presence
 from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_sizes, root_of
 from gossamer.protocol.payloads.payload import payload_length
-from gossamer.protocol.records import Delta, DeltaBody, parse_delta
+from gossamer.protocol.records import HEADER_BYTES, Delta, DeltaBody, Kind, parse_delta, seal
+from gossamer.protocol.replica import Replica
 from tests.sim.exchange import NoAnswerError
 from tests.sim.node import Node
 from tests.sim.trainer import Window
@@ -174,7 +173,7 @@ class Liar:
         if node.stage.loop.now > self._quiet_after:
             return
         for link in list(node.links):
-            self._send(link, msg.encode(msg.Holding((record_id,))))
+            self._send(link, msg.encode(msg.Have((record_id,))))
         node.stage.loop.after(1.0 + self._rng.random(), self._insist, record_id)
 
     def _withhold_a_part(self) -> None:
@@ -223,7 +222,7 @@ class Liar:
         if node.stage.loop.now < until:
             ids = tuple(delta.record_id for delta in node.core.ledger)[-30:]
             for link in list(node.links) if ids else ():
-                self._send(link, msg.encode(msg.Holding(ids)))
+                self._send(link, msg.encode(msg.Have(ids)))
             node.stage.loop.after(0.2 + 0.2 * self._rng.random(), self._claim_all, until)
 
     def _list_others_chunks(self) -> None:
@@ -295,14 +294,14 @@ class Liar:
     def _claim_to_hold(self) -> None:
         """Claim to hold payloads that we may not have, one of a record that does not exist."""
         ids = [delta.record_id for delta in self._node.core.ledger][-3:]
-        self._to_some(msg.Holding((*ids, self._rng.randbytes(32))))
+        self._to_some(msg.Have((*ids, self._rng.randbytes(32))))
 
     def _claim_parts(self) -> None:
         """Claim chunks that we may not have, of payloads old, new and made up, some at impossible places."""
         ids = [delta.record_id for delta in self._node.core.ledger][-6:]
         for record_id in (*ids, self._rng.randbytes(32)):
             places = {self._rng.randrange(16) for _ in range(self._rng.randrange(8))}
-            self._to_some(msg.Parts(record_id, tuple(sorted(places))))
+            self._to_some(msg.HaveChunks(record_id, tuple(sorted(places))))
 
     def _claim_another_past(self) -> None:
         """Claim a snapshot with far more tokens than the swarm's, and newer ones too."""

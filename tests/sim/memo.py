@@ -15,17 +15,16 @@ from types import ModuleType
 from typing import Any
 
 from gossamer.protocol import messages
-from gossamer.protocol.core import intake
-from gossamer.protocol.envelope import Envelope, Kind
+from gossamer.protocol import replica as intake
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.gossip import author
+from gossamer.protocol.gossip import announce as author
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership import presence
-from gossamer.protocol.merging.merge import Contribution
+from gossamer.protocol.membership import member_records as presence
+from gossamer.protocol.merge.merge import Contribution
 from gossamer.protocol.payloads.layout import Fragment
-from gossamer.protocol.records import Delta
+from gossamer.protocol.records import Delta, Envelope, Kind
 from tests.protocol import builders
 from tests.sim import fold
 from tests.sim.trace import Trace

@@ -14,24 +14,28 @@ from math import inf
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import envelope
-from gossamer.protocol.admission import charter
+from gossamer.protocol import records as envelope
+from gossamer.protocol import replica
+from gossamer.protocol.access import acl as charter
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.core import replica
 from gossamer.protocol.effects import Effect, Send, Store
 from gossamer.protocol.events import Event, Publish
-from gossamer.protocol.fetching import flights
-from gossamer.protocol.fetching.fetch import Fetcher
-from gossamer.protocol.fetching.wants import Wants
-from gossamer.protocol.gossip import anti_entropy, author, ledger
-from gossamer.protocol.gossip.dealing import Dealing
-from gossamer.protocol.gossip.offers import Offers
-from gossamer.protocol.history import absence, clock, lineages, sealing
+from gossamer.protocol.fetching import requests as flights
+from gossamer.protocol.fetching.fetcher import Fetcher
+from gossamer.protocol.fetching.requests import Wants
+from gossamer.protocol.gossip import announce as author
+from gossamer.protocol.gossip import anti_entropy, ledger
+from gossamer.protocol.gossip.announce import Dealing, Offers
+from gossamer.protocol.history import clock
+from gossamer.protocol.history import forks as lineages
+from gossamer.protocol.history import joining as absence
+from gossamer.protocol.history import snapshots as sealing
 from gossamer.protocol.manifest import HistorySection
-from gossamer.protocol.membership import links, presence, swim
-from gossamer.protocol.membership.roster import Health
-from gossamer.protocol.merging import merge
-from gossamer.protocol.messages import Parts
+from gossamer.protocol.membership import links, swim
+from gossamer.protocol.membership import member_records as presence
+from gossamer.protocol.membership.members import Health
+from gossamer.protocol.merge import merge
+from gossamer.protocol.messages import HaveChunks
 from gossamer.protocol.records import Delta
 
 Patch = tuple[type | ModuleType, str, Any]
@@ -244,9 +248,9 @@ def _deal_half() -> list[Patch]:
 
 
 def _halved(effect: Effect) -> Effect:
-    if isinstance(effect, Send) and isinstance(effect.message, Parts):
+    if isinstance(effect, Send) and isinstance(effect.message, HaveChunks):
         even = tuple(place for place in effect.message.places if place % 2 == 0)
-        return Send(effect.link, Parts(effect.message.record_id, even))
+        return Send(effect.link, HaveChunks(effect.message.record_id, even))
     return effect
 
 

@@ -10,13 +10,13 @@ from math import inf
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
-from gossamer.protocol.core.merge_schedule import MergeSchedule
-from gossamer.protocol.core.replica import Replica
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
-from gossamer.protocol.membership.presence import NodeInfo
+from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.merge.schedule import MergeSchedule
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes, split_payload
 from gossamer.protocol.records import Delta, DeltaBody
+from gossamer.protocol.replica import Replica
 from tests.sim.acquaintances import Acquaintances
 from tests.sim.archive import Archive
 from tests.sim.disk import DamagedChunkError, Disk

@@ -7,7 +7,7 @@ from os import cpu_count
 
 import pytest
 
-from gossamer.protocol.core import replica
+from gossamer.protocol import replica
 from tests.sim.mutants import MUTANTS, Mutant
 from tests.sim.scenario import choose
 from tests.sim.world import simulate

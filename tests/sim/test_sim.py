@@ -401,7 +401,7 @@ def test_a_liar_that_hands_nothing_out_keeps_nobody_in_a_history_of_its_own(
 
     def insist() -> None:
         for end in list(world.nodes[5].links.values()):
-            end.send(msg.encode(msg.Holding(tuple(delta.record_id for delta in withheld.values()))))
+            end.send(msg.encode(msg.Have(tuple(delta.record_id for delta in withheld.values()))))
         world.loop.after(0.3, insist)
 
     world.loop.at(20.0, sign)

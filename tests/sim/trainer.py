@@ -1,6 +1,7 @@
 """A stand-in trainer: inner steps at its own speed, small real payloads, the real pace.
 
-It behaves like `gossamer.node.peer` with its daemon link: it begins once its daemon has caught up, goes on
+It behaves like `gossamer.node.trainer.peer` with its daemon link: it begins once its daemon has caught up,
+goes on
 alone while the daemon is away, and hands a delta in again if the daemon died before acknowledging it. Its
 deltas depend on the Phi that it has seen, so a replica that has gone astray strays further.
 """

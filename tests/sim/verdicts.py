@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import FETCH_PATIENCE_S, LINEAGE_PATIENCE_S, ROUND_MAX, STALL_PATIENCE_S
-from gossamer.protocol.membership.roster import Health
+from gossamer.protocol.membership.members import Health
 from gossamer.protocol.pace import round_clock
 from gossamer.protocol.records import Delta
 from tests.sim.fold import Rounds, from_scratch

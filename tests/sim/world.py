@@ -8,7 +8,7 @@ from math import inf
 
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
-from gossamer.protocol.admission.charter import Role
+from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity
 from tests.protocol.builders import grant, revocation

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gossamer.node.peer import Peer
-from gossamer.node.schedules import Schedule
+from gossamer.node.trainer.data import Schedule
+from gossamer.node.trainer.peer import Peer
 
 
 class FakePeer:

@@ -1,4 +1,4 @@
-"""`gossamer.node.adapters.counting`: what counts as a token, and sums over micro-batches."""
+"""`gossamer.node.adapters.base`: what counts as a token, and sums over micro-batches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.node.adapters.counting import StepCount, tokens_in
-from gossamer.node.adapters.membership import Membership
+from gossamer.node.adapters.base import Membership, StepCount, tokens_in
 from tests.node.adapters.fake_peer import FakePeer, Fakes
 
 IDS = torch.arange(12).view(3, 4)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.node.schedules import linear
+from gossamer.node.trainer.data import linear
 from gossamer.protocol.errors import ConfigError
 from tests.node.adapters.fake_peer import Fakes
 

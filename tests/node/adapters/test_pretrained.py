@@ -1,4 +1,4 @@
-"""`gossamer.node.adapters.pretrained`: whole files or none, and never a reason not to train."""
+"""`gossamer.node.adapters.transformers`: whole files or none, and never a reason not to train."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from gossamer.node.adapters.pretrained import keep_pretrained
-from gossamer.node.exports.pretrained import frozen_names
-from gossamer.node.storage.home import Home
+from gossamer.node.adapters.transformers import keep_pretrained
+from gossamer.node.exports.export import frozen_names
+from gossamer.node.home import Home
 
 
 class Part:

@@ -24,9 +24,9 @@ from torch import nn
 from torch.optim import AdamW
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.peer import Peer
-from gossamer.node.schedules import constant, linear
-from gossamer.node.training.genesis import parameters
+from gossamer.node.trainer.data import constant, linear
+from gossamer.node.trainer.genesis import parameters
+from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.errors import ConfigError
 from tests.node.adapters.fake_peer import Fakes
 from tests.node.leading import leading

@@ -1,0 +1,162 @@
+"""`gossamer init`: a new swarm's manifest."""
+
+import shlex
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.bootstrap.cli import values as option_values
+from gossamer.bootstrap.cli.flags import (
+    Averaging,
+    Codec,
+    EverySeconds,
+    Preset,
+    Seed,
+    TaskName,
+    TaskSettings,
+    given,
+)
+from gossamer.protocol.errors import ConfigError
+
+
+def init(
+    path: Annotated[Path, typer.Argument(metavar="MANIFEST", help="File to write, for example my.toml.")],
+    name: Annotated[str, typer.Option(help="Name of the swarm.")] = "",
+    task: TaskName = "text",
+    option: TaskSettings = None,
+    preset: Preset = None,
+    codec: Codec = "int4",
+    every_steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="Inner steps per window, that is, between two deltas of a fragment. Default: 30.",
+        ),
+    ] = None,
+    every_seconds: EverySeconds = 0.0,
+    averaging: Averaging = None,
+    fragments: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=256, help="Number of parts the model is split into; they take turns. Default: 4."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    horizon_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="For the task text: tokens over which the learning rate falls to a tenth; 0 keeps it"
+            " constant.",
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="Start from existing weights: a safetensors file, or a folder written by transformers.",
+        ),
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Files or folders to test a task of your own on.", callback=option_values.existing_path()
+        ),
+    ] = None,
+    trial: Annotated[
+        bool, typer.Option("--trial/--no-trial", help="Test a task of your own for one step.")
+    ] = True,
+    invited: Annotated[
+        bool, typer.Option("--invited", help="Let in only nodes that an owner has invited.")
+    ] = False,
+    owner_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--owner-key",
+            help="An existing owner's key, to own this swarm too. Default: a new one with --invited, else"
+            " none.",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace existing files, but never an owner's key.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # `main` looks for it
+) -> None:
+    """Write a new swarm's manifest: what its nodes agree on.
+
+    It builds the model once and prints the swarm's id, which is a hash of everything in the file. So edit the
+    file before the swarm begins, and never afterwards. With --invited it also creates an owner's key beside
+    the manifest: keep it to yourself.
+
+        gossamer init my.toml
+        gossamer init my.toml --preset small --codec topk --fragments 8
+        gossamer init my.toml --every-seconds 60 --invited
+        gossamer init my.toml --task my_task.py:MyTask --option width=64
+        gossamer init my.toml --from model.safetensors
+
+    With --from, or a task of your own, it also writes the initial parameters beside the manifest, for the
+    bootstrap peer.
+
+    Then check the manifest with gossamer config check, and run gossamer bootstrap with it.
+    """
+    from gossamer.bootstrap import genesis as genesis_file
+    from gossamer.bootstrap import invites as owners
+    from gossamer.bootstrap import manifests
+    from gossamer.protocol.identity import Identity
+
+    if not path.name or path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file, for example {path / 'my.toml'}")
+    if path.suffix == owners.SUFFIX:
+        raise ConfigError(f"{path}: *{owners.SUFFIX} are owners' keys; give the manifest another name")
+    first = genesis_file.beside(path)
+
+    def check_free() -> None:
+        for file in (path, first):
+            if file.exists() and not force:
+                raise ConfigError(f"{file} already exists; choose another name or replace it with --force")
+
+    check_free()
+    owner = owners.read_owner(owner_key) if owner_key is not None else None
+    new_key, secret = path.with_suffix(owners.SUFFIX), b""
+    if invited and owner is None:
+        owners.check_free(new_key)
+        secret = owners.new_secret()
+        owner = Identity.from_seed(secret)
+    manifest, phi = manifests.create(
+        name=name or path.stem,
+        task=task,
+        options=given(option, preset=preset, horizon_tokens=horizon_tokens),
+        settings=option or (),
+        weights=weights,
+        data=data or (),
+        trial=trial,
+        codec=codec,
+        every_steps=every_steps,
+        every_seconds=every_seconds,
+        fragments=fragments,
+        seed=seed,
+        averaging=averaging,
+        owners=(owner.public_key.hex(),) if owner else (),
+        invited=invited,
+    )
+    check_free()  # again: another init may have run while the model was built
+    has_first = weights is not None or bool(manifest.task.source)
+    with (
+        genesis_file.writing(manifest, phi, first) if has_first else nullcontext(),
+        owners.kept(new_key, secret) if secret else nullcontext(),
+    ):
+        manifests.write(manifest, path, replace=True)  # if there is one, --force is given
+    typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
+    if has_first:
+        typer.echo(f"wrote {first}: the initial parameters, which gossamer bootstrap reads from there")
+    else:
+        first.unlink(missing_ok=True)  # that of the replaced manifest
+    if secret:
+        typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up together with {path}")
+    if owner is not None:
+        typer.echo(f"the owner's public key, as listed in admission.owners:  {owner.public_key.hex()}")
+    typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {shlex.quote(str(path))}")

@@ -1,0 +1,149 @@
+"""`gossamer status`, `peers`, `top` and `verify`: looking at running nodes."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.bootstrap.cli import values as option_values
+from gossamer.bootstrap.cli.flags import Address, Member, Plaintext
+from gossamer.node.formatting import WRONG_SHAPE, harmless_line
+from gossamer.protocol.errors import ConfigError, UnreachableError
+
+
+def status(
+    address: Address,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole status as JSON.")] = False,
+    folder: Member = None,
+    plaintext: Plaintext = False,
+) -> None:
+    """Show a running node's status.
+
+    That is its state, its round, and how it sees the other members. Any running node can be asked; nodes of
+    an invited swarm answer members only.
+
+        gossamer status 192.168.1.5:7700
+        gossamer status 192.168.1.5:7700 --json
+    """
+    from gossamer.node.daemon.monitoring.status import one_line
+    from gossamer.node.daemon.network.rpc import asker_for, fetch_status
+
+    asker = asker_for(folder, address)
+    found = asyncio.run(fetch_status(address, digest=as_json, plaintext=plaintext, asker=asker))
+    try:
+        if as_json:
+            typer.echo(json.dumps(found, indent=2))
+            return
+        lines = [
+            f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records",
+            one_line(found),
+            *(
+                f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"
+                for member in found["members"]
+            ),
+        ]
+    except WRONG_SHAPE:
+        raise UnreachableError(f"{address} sent a status that cannot be read") from None
+    typer.echo("\n".join(map(harmless_line, lines)))
+
+
+def peers(
+    address: Address,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+    folder: Member = None,
+    plaintext: Plaintext = False,
+) -> None:
+    """List the members: their health, and how good their deltas are.
+
+    A member whose deltas are usually bad gets a verdict.
+
+        gossamer peers 192.168.1.5:7700
+        gossamer peers 192.168.1.5:7700 --json
+    """
+    from gossamer.node.daemon.network.rpc import asker_for, fetch_status
+
+    asker = asker_for(folder, address)
+    found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
+    if not {"agreement", "conduct", "members"} <= found.keys():
+        raise UnreachableError(f"{address} does not report what it has seen of its members")
+    from rich.console import Console
+
+    from gossamer.bootstrap.top import as_told, show_peers
+
+    try:
+        if as_json:
+            typer.echo(json.dumps(as_told(found), indent=2))
+        else:
+            show_peers(found, Console())
+    except WRONG_SHAPE:
+        raise UnreachableError(f"{address} does not report what it has seen of its members") from None
+
+
+def top(
+    address: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ADDRESS",
+            help="A node's admin address, HOST:PORT, as shown in its log.",
+            autocompletion=option_values.admin_addresses,
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            help="A node's folder. Default: the only node on this machine, or the only one that trains.",
+            autocompletion=option_values.node_folders,
+        ),
+    ] = None,
+) -> None:
+    """Watch a node and its swarm live in the terminal.
+
+    Keys: q quit, s sort, jk select, p pause, ? help. A browser shows more: open the admin address, by
+    default http://127.0.0.1:7780/. For a node on another machine, forward its port with ssh.
+
+        gossamer top
+        gossamer top --dir ~/.gossamer/0f2aa9b7d875
+        gossamer top 127.0.0.1:7781
+    """
+    from gossamer.bootstrap.top import show_top
+    from gossamer.node.daemon.dashboard.client import find_admin
+
+    find_admin(address, folder)  # report a mistake before the screen is taken over
+    show_top(lambda: find_admin(address, folder))
+
+
+def verify(
+    addresses: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ADDRESS...", help="Two or more running nodes: HOST:PORT.", **option_values.contacts()
+        ),
+    ],
+    wait: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds to wait for them to hold the same records.")
+    ] = 30,
+    folder: Member = None,
+    plaintext: Plaintext = False,
+) -> None:
+    """Check that nodes hold the same model, bit for bit.
+
+    The exit status is 0 only if they do. It waits until they hold the same records, since only then must
+    their models match.
+
+        gossamer verify 192.168.1.5:7700 192.168.1.6:7701
+    """
+    from gossamer.node.daemon.network.rpc import asker_for
+    from gossamer.node.verify import verify as verify_replicas
+
+    if len(addresses) < 2:
+        raise ConfigError("give two or more addresses: a single replica always agrees with itself")
+    asker = next((found for address in addresses if (found := asker_for(folder, address))), None)
+    verdict = asyncio.run(verify_replicas(tuple(addresses), wait_s=wait, plaintext=plaintext, asker=asker))
+    for address, answer in verdict.answers.items():
+        records, model = answer.get("merged_digest", "-")[:16], answer.get("phi_digest", "-")[:16]
+        typer.echo(harmless_line(f"{address}  records {records}  model {model}"))
+    typer.echo(harmless_line(verdict.explain()))
+    raise typer.Exit(0 if verdict.agreed else 1)

@@ -1,1 +1,0 @@
-"""What `gossamer` does for a swarm: one function a command."""

@@ -1,5 +1,0 @@
-"""The `gossamer` commands about nodes, one function each.
-
-They import what they need when they run, so that help and mistakes in flags take no longer than Python
-itself.
-"""

@@ -1,0 +1,1 @@
+"""The asyncio process of a node: links, records, Phi. It never imports torch."""

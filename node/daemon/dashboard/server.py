@@ -1,0 +1,347 @@
+"""The admin server: this machine's view of a node, over HTTP on a separate address.
+
+========================== ==============================================================================
+``GET /``                  the page
+``GET /api/state``         what `admin_state` says, JSON
+``GET /api/rounds``        what happened round by round, ``?from=`` one ``&to=`` another, JSON; only the
+                           newest of them, as many as one answer holds
+``GET /api/events``        server-sent events: state, rounds, notice
+``GET /status``            what ``/gossamer/1/status`` says, JSON, with the same query
+``GET /healthz``           200 if the node is healthy, else 503, with the reason as JSON
+``GET /metrics``           for Prometheus
+========================== ==============================================================================
+
+It only shows, and changes nothing. It listens on loopback, and elsewhere only with a token. Where there is a
+token, every request must give it. Pages of other origins get nothing: no CORS header is ever sent, and a name
+that leads here by DNS rebinding is refused by its Host header (with the token, any name will do).
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_address
+from gossamer.node.daemon.dashboard.metrics import registry_of
+from gossamer.node.daemon.dashboard.page import document, policy
+from gossamer.node.daemon.dashboard.sse import Bulletin, to_json
+from gossamer.node.daemon.monitoring.status import NodeView, status_of
+from gossamer.node.daemon.monitoring.watching import Watching
+from gossamer.node.daemon.network.listening import http_log, listen, why_not
+from gossamer.node.formatting import harmless_line
+from gossamer.node.options import ADMIN_OFF
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.limits import ROUND_MAX
+
+# --- The admin server's connections: how many there may be, and which of them give way to new ones.
+
+CONNECTIONS_MAX = 64
+"""Each connection takes a file descriptor, and the node needs some for itself."""
+
+
+class Connections:
+    """What is known of one server's connections."""
+
+    def __init__(self) -> None:
+        self._admitted: set[asyncio.Protocol] = set()
+        self._answered: set[asyncio.Protocol] = set()
+
+    @contextmanager
+    def answering(self, request: web.Request) -> Iterator[None]:
+        """Inside, a request that was let in is being answered."""
+        self._admitted.add(request.protocol)
+        self._answered.add(request.protocol)
+        try:
+            yield
+        finally:
+            self._answered.discard(request.protocol)
+
+    def make_room(self, server: web.Server) -> None:
+        """Close connections that are too many beside a new one, at once, whatever is still to be sent there.
+
+        Those on which no request was let in go first, then idle ones, then those being answered; the oldest
+        of each kind first. So a connection that is refused or silent takes no place from those that are
+        served.
+        """
+        self._admitted.intersection_update(server.connections)
+        ranked = sorted(server.connections, key=lambda old: (old in self._admitted) + (old in self._answered))
+        for old in ranked[: 1 - CONNECTIONS_MAX]:
+            if old.transport is not None:
+                old.transport.abort()
+
+
+BACKLOG = 8
+"""How many connections are accepted at once, before their number is checked."""
+
+PORT_FIRST, PORTS = 7780, 64
+"""Where a node looks for a free port by default; after these, the system chooses one."""
+
+TOKEN_VARIABLE = "GOSSAMER_ADMIN_TOKEN"
+TOKEN_MIN = 16
+COOKIE = "gossamer-admin"
+
+POLICY = "default-src 'none'; frame-ancestors 'none'"
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Headers that keep a browser from doing harm with an answer."""
+
+COMPRESSED_INLINE_MAX = 1 << 16
+"""Larger answers are compressed in a thread, so that the event loop goes on; in bytes."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+log = logging.getLogger("gossamer.admin")
+
+
+def token_here() -> str:
+    """The admin token in the environment, or empty. It is stripped: one from a file may end in a newline."""
+    return os.environ.get(TOKEN_VARIABLE, "").strip()
+
+
+def check_token(option: str, host: str, token: str) -> None:
+    """Raise ConfigError for a token that is too short, or missing although other machines can ask."""
+    if token and len(token) < TOKEN_MIN:
+        raise ConfigError(f"{TOKEN_VARIABLE} is too short: use {TOKEN_MIN} characters or more")
+    if not is_loopback(host) and not token:
+        raise ConfigError(
+            f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
+            f" {TOKEN_MIN} characters or more, which every viewer must give, or use 127.0.0.1"
+        )
+
+
+class AdminServer:
+    """Serves one daemon's pages."""
+
+    def __init__(
+        self, view: NodeView, watching: Watching, bulletin: Bulletin, option: str, token: str = ""
+    ) -> None:
+        """`option` as in `DaemonOptions.admin`. Raises ConfigError for an address that may not be used."""
+        self._view = view
+        self._watching = watching
+        self._bulletin = bulletin
+        self._token = token
+        self._is_off = option == ADMIN_OFF
+        self._address = parse_address(option, port_min=0) if option and not self._is_off else None
+        self._host = self._address[0] if self._address else "127.0.0.1"
+        self._registry = registry_of(view, watching)
+        self._page, self._page_policy = document(), policy()
+        self._connections = Connections()
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        check_token(option, self._host, token)
+
+    async def start(self, last: int = 0) -> str | None:
+        """Listen and return the address, None if switched off. Raises ConfigError if it cannot listen.
+
+        The port used `last` is preferred, so that open pages find us again.
+        """
+        if self._is_off:
+            return None
+        app = web.Application(client_max_size=1024, middlewares=[self._guard])
+        for path, handler in (
+            ("/", self._serve_page),
+            ("/api/state", self._serve_state),
+            ("/api/rounds", self._serve_rounds),
+            ("/api/events", self._serve_events),
+            ("/status", self._serve_status),
+            ("/healthz", self._serve_health),
+            ("/metrics", self._serve_metrics),
+        ):
+            app.router.add_get(path, handler, allow_head=path != "/api/events")  # its answer has no end
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            shutdown_timeout=1.0,
+            keepalive_timeout=30.0,
+            tcp_keepalive=False,  # as the transport has it
+            logger=http_log,
+        )
+        await self._runner.setup()
+        port = await self._listen(self._runner, last)
+        address = format_address(self._host, port)
+        log.info("watch this node at http://%s/", address)
+        return address
+
+    async def _listen(self, runner: web.AppRunner, last: int) -> int:
+        ports: Iterable[int] = (*((last,) if last else ()), *range(PORT_FIRST, PORT_FIRST + PORTS), 0)
+        if self._address is not None:
+            ports = (self._address[1],)
+        problem: OSError | None = None
+        for port in ports:
+            try:
+                self._server = await listen(lambda: self._protocol(runner), self._host, port, BACKLOG)
+            except OSError as error:
+                problem = error
+                continue
+            return int(self._server.sockets[0].getsockname()[1])
+        await runner.cleanup()
+        assert problem is not None
+        where = format_address(self._host, self._address[1] if self._address else 0)
+        raise ConfigError(
+            f"cannot listen on {where}: {why_not(problem)}; choose another --admin, or --admin off"
+        )
+
+    def _protocol(self, runner: web.AppRunner) -> asyncio.Protocol:
+        """A protocol of the HTTP server, for a new connection."""
+        assert runner.server is not None
+        self._connections.make_room(runner.server)
+        return runner.server()
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # -- who may ask
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse requests that may not ask, and close their connections; put `HEADERS` on every answer."""
+        try:
+            self._check(request)
+        except web.HTTPException as refusal:
+            refusal.headers.update(HEADERS)
+            refusal.force_close()
+            raise
+        try:
+            with self._connections.answering(request):
+                response = await handler(request)
+        except web.HTTPException as refusal:
+            refusal.headers.update(HEADERS)
+            raise
+        if not response.prepared:
+            response.headers.update({**HEADERS, **response.headers})
+            self._remember_token(request, response)
+        return response
+
+    def _check(self, request: web.Request) -> None:
+        """Raise unless the request may ask."""
+        is_known = self._gives_token(request)
+        if not is_known:
+            self._check_host(request)
+        self._check_origin(request)
+        if self._token and not is_known:
+            raise web.HTTPUnauthorized(
+                text="give the token: ?token=..., or Authorization: Bearer ...",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _check_host(self, request: web.Request) -> None:
+        """Raise unless the client means to talk to this machine, or to the address that we were given."""
+        host = _host_of(request.headers.get("Host", ""))
+        is_bound = host == self._host.lower() or (self._host in WILDCARDS and _is_ip(host))
+        if not is_bound and not is_loopback(host):
+            where = harmless_line(host) or "nameless host"  # it may hold bytes that are no UTF-8
+            raise web.HTTPMisdirectedRequest(text=f"there is no {where} here")
+
+    def _check_origin(self, request: web.Request) -> None:
+        """Raise if another site's page asks: it could read nothing, but would take a listener's place."""
+        origin = request.headers.get("Origin")
+        is_foreign = origin is not None and origin.partition("://")[2] != request.headers.get("Host")
+        site = request.headers.get("Sec-Fetch-Site", "none")
+        if request.path != "/" and (is_foreign or site not in ("none", "same-origin")):
+            raise web.HTTPForbidden(text="requests from other sites are refused")
+
+    def _gives_token(self, request: web.Request) -> bool:
+        """Whether there is a token and the request gives it: as bearer, in the query, or by a cookie of
+        ours."""
+        if not self._token:
+            return False
+        scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+        given = (
+            bearer.strip() if scheme.lower() == "bearer" else "",
+            request.query.get("token", ""),
+            request.query.get("token", "").replace(" ", "+"),  # a "+" that was typed arrives as a space
+            request.cookies.get(self._cookie, ""),
+        )
+        return any(hmac.compare_digest(_bytes(text), _bytes(self._token)) for text in given)
+
+    @property
+    def _cookie(self) -> str:
+        """The cookie's name, different for each node: cookies ignore ports, and a machine may run several."""
+        return f"{COOKIE}-{self._view.node_id[:4].hex()}"
+
+    def _remember_token(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Set a cookie, so that a page opened with ?token= can load what it needs."""
+        if self._token and request.query.get("token"):
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
+
+    # -- what is answered
+
+    async def _serve_page(self, request: web.Request) -> web.Response:
+        headers = {"Content-Security-Policy": self._page_policy}
+        return web.Response(text=self._page, content_type="text/html", headers=headers)
+
+    async def _serve_state(self, request: web.Request) -> web.Response:
+        return _json(self._bulletin.state())
+
+    async def _serve_rounds(self, request: web.Request) -> web.Response:
+        first, last = _round_in(request, "from", 0), _round_in(request, "to", ROUND_MAX)
+        response = _json(await self._bulletin.rounds(first, last))
+        response.enable_compression()  # 0.05 s for a full answer, in a thread
+        return response
+
+    async def _serve_events(self, request: web.Request) -> web.StreamResponse:
+        return await self._bulletin.feed.serve(request, self._bulletin.opening(), HEADERS)
+
+    async def _serve_status(self, request: web.Request) -> web.Response:
+        return web.json_response(await status_of(self._view, request.query))
+
+    async def _serve_health(self, request: web.Request) -> web.Response:
+        healthy, reason = self._watching.health()
+        return _json(to_json({"healthy": healthy, "reason": reason}), status=200 if healthy else 503)
+
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
+        try:
+            encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        except (TypeError, ValueError):  # it fails on malformed versions
+            encode, content_type = choose_encoder("")
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+
+def _round_in(request: web.Request, name: str, default: int) -> int:
+    """A round given in the query."""
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        raise web.HTTPBadRequest(text=f"{name} must be the number of a round")
+    return int(text)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _json(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(
+        body=body, status=status, content_type="application/json", zlib_executor_size=COMPRESSED_INLINE_MAX
+    )
+
+
+def _host_of(header: str) -> str:
+    """The host in a Host header, without port and brackets."""
+    host = header.rsplit(":", 1)[0] if re.search(r":[0-9]*$", header) and not header.endswith("]") else header
+    return host.strip("[]").rstrip(".").lower()
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

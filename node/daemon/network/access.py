@@ -1,0 +1,171 @@
+"""Which nodes are let in: the transport asks, the core decides, and what owners have signed is kept on disk.
+
+Also whether we are: a node that was never invited, or whose invitation was revoked, does not go on.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gossamer.node.daemon.storage.records import RecordStore
+from gossamer.node.home import Home, keep_grant
+from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
+from gossamer.protocol.access.acl import Role, parse_grant
+from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
+from gossamer.protocol.records import open_envelope
+from gossamer.protocol.replica import Replica
+
+RENEWAL_PATIENCE_S = 30.0
+"""Enough for several dials to each address that we know, and to be told."""
+
+RENEWAL_POLL_S = 0.2
+
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+log = logging.getLogger("gossamer.node")
+
+
+class Admitting:
+    """The transport's `Admission`."""
+
+    def __init__(
+        self,
+        core: Replica,
+        home: Home,
+        records: RecordStore,
+        dispatch: Callable[[ev.Event], object],
+        spawn: Spawn,
+        stopping: asyncio.Event,
+    ) -> None:
+        """Once `stopping` is set, nothing more is delivered: tasks that write to disk end or have ended."""
+        self._stopping = stopping
+        self._core = core
+        self._home = home
+        self._records = records
+        self._dispatch = dispatch
+        self._spawn = spawn
+        self._expelled: str | None = None
+        self._keeping: set[asyncio.Task[None]] = set()
+        self._own_kept = b""
+        self._own_role: Role | None = None
+        self._keeping_own = asyncio.Lock()
+
+    # -- others
+
+    @property
+    def answers_anyone(self) -> bool:
+        return self._core.charter.is_open
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def own_credential(self) -> bytes:
+        return self._core.vetting.credential_of(self._core.identity.node_id, time.monotonic())
+
+    def vet(self, node_id: bytes, credential: bytes) -> None:
+        self._core.vetting.vet(node_id, credential, time.monotonic())
+
+    def vet_question(self, node_id: bytes, credential: bytes) -> None:
+        self._core.vetting.vet_question(node_id, credential, time.monotonic())
+
+    def deliver(self, credential: bytes) -> None:
+        self._core.charter.check_of_use(credential)
+        self._dispatch(ev.Deliver(credential))
+
+    # -- what owners have signed
+
+    def keep(self, effect: fx.StoreCredential) -> None:
+        """Write a grant or revocation to disk, in a task of its own."""
+        task = self._spawn(self._write(effect))
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    async def kept_all(self, timeout_s: float) -> None:
+        """Wait until everything is on disk, but no longer than `timeout_s`."""
+        if self._keeping:
+            await asyncio.wait(self._keeping, timeout=timeout_s)
+
+    async def _write(self, effect: fx.StoreCredential) -> None:
+        try:
+            await asyncio.to_thread(self._records.add_credential, effect.record_id, effect.data)
+        except StorageError as error:  # others hold it, and send it again when we link to them
+            log.error("%s", error)
+        await self.keep_own()
+
+    async def keep_own(self) -> None:
+        """Keep this node's grant, which owners may have renewed, where its next start looks for it."""
+        async with self._keeping_own:
+            data = self.own_credential()
+            if self.answers_anyone or data in (b"", self._own_kept):
+                return
+            swarm_id = self._core.swarm_id
+            grant = parse_grant(open_envelope(data, swarm_id))
+            if self._own_role is Role.OBSERVE and grant.role is Role.TRAIN:
+                log.info("this node is now invited to train: it will train after its next start")
+            self._own_role = grant.role
+            try:
+                await asyncio.to_thread(keep_grant, self._home, swarm_id, grant)
+            except LocalError as error:
+                log.warning("%s: the next start of this node may use an older invitation", error)
+            else:
+                self._own_kept = data
+
+    # -- ourselves
+
+    def check_own(self) -> None:
+        """Check that others would let us in: if not, it is better said once, and now. Raises ConfigError.
+
+        If our invitation has expired but there are nodes to ask, we go on: an owner may have renewed it
+        there.
+        """
+        own = self._core.identity.node_id
+        refusal = self._refusal_of_us()
+        if refusal is not None:
+            if not self._core.info.bootstrap or self._core.charter.role_of(own) is None:
+                raise self._turned_out(refusal)
+            log.warning("%s. Asking the nodes we know whether it was renewed", refusal)
+        if self._core.info.trains and self._core.charter.role_of(own) is not Role.TRAIN:
+            raise ConfigError(
+                "this node was invited to observe, not to train; start it with gossamer node --observe"
+            )
+
+    async def renewed(self) -> None:
+        """Wait until our invitation is valid; usually it is at once. Raises ConfigError if none comes.
+
+        A node that holds a newer one lets us in by it, and passes it on to us.
+        """
+        until = time.monotonic() + RENEWAL_PATIENCE_S
+        while (refusal := self._refusal_of_us()) is not None:
+            if time.monotonic() > until:
+                raise self._turned_out(refusal)
+            await asyncio.sleep(RENEWAL_POLL_S)
+
+    def _refusal_of_us(self) -> PeerError | None:
+        """The error by which a member with our charter would refuse us; None if it would let us in."""
+        try:
+            self.vet(self._core.identity.node_id, b"")
+        except PeerError as error:
+            return error
+        return None
+
+    def _turned_out(self, refusal: PeerError) -> ConfigError:
+        revoked = self._core.charter.revocation_of(self._core.identity.node_id) is not None
+        return ConfigError(str(refusal) if revoked else f"{refusal}; start it with --invite INVITATION")
+
+    @property
+    def is_expelled(self) -> bool:
+        return self._expelled is not None
+
+    def expelled(self, reason: str) -> None:
+        """An owner has revoked us. The reason is the owner's, and may be empty."""
+        self._expelled = reason
+
+    def check_expelled(self) -> None:
+        """Raises ConfigError if an owner has revoked us."""
+        if self._expelled is not None:
+            because = f": {self._expelled}" if self._expelled else ""
+            raise ConfigError(f"an owner of this swarm has revoked this node{because}")

@@ -1,0 +1,183 @@
+"""Where others can dial this node, as its owner has said or as its links show."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from socket import AddressFamily
+
+from gossamer.node.address import Contact, format_address, is_loopback, is_of_one_interface, parse_contact
+from gossamer.node.daemon.network.links import PeerLink
+from gossamer.node.daemon.network.listening import family_of, is_gone, own_address
+from gossamer.node.home import Home
+from gossamer.node.logs import Seldom
+from gossamer.protocol.effects import Effect
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.replica import Replica
+
+# --- Finding others again: remembers, from one run to the next, where the members are that a node has met.
+
+REMEMBER_FIRST_S = 1.0
+REMEMBER_INTERVAL_S = 30.0
+REMEMBERED_MAX = 32
+
+log = logging.getLogger("gossamer.node")
+
+
+def whom_to_join(told: tuple[str, ...], home: Home) -> tuple[Contact, ...]:
+    """The contacts that we were told to join, and those known from earlier runs: bootstrap peers may be gone.
+
+    Raises ConfigError if a contact that we were told cannot be one.
+    """
+    contacts = {contact.address: contact for contact in map(parse_contact, told)}
+    for known in home.read_peers() if home.ledger_path.exists() else ():
+        with suppress(ConfigError):  # written by another version, perhaps
+            contact = parse_contact(known)
+            contacts.setdefault(contact.address, contact)
+    return tuple(contacts.values())
+
+
+class Acquaintances:
+    """Writes down where members are."""
+
+    def __init__(self, home: Home, core: Replica) -> None:
+        self._home = home
+        self._core = core
+        self._seldom = Seldom()
+
+    def remember(self) -> None:
+        """Write down where members are, and their ids: the anchors, the others that are alive, then those
+        gone.
+
+        Members that are gone are kept because it may be our own network that is gone: we look for them the
+        next time. First one address of each member, then more while there is room, in random order: otherwise
+        a few members that one liar made up, with many addresses each, could be all that we know.
+        """
+        self._write(self._contacts())
+
+    def _contacts(self) -> list[str]:
+        # We chose the anchors long ago, so nobody can have planted them since.
+        found = dict.fromkeys((*self._core.links.anchors(), *self._others()))
+        return [str(Contact(address, node_id)) for address, node_id in found][:REMEMBERED_MAX]
+
+    def _write(self, contacts: list[str]) -> None:
+        try:
+            if contacts:
+                self._home.write_peers(contacts)
+        except OSError as error:
+            if self._seldom.is_due(error.errno, time.monotonic()):
+                log.warning("cannot save our peers' addresses: %s", error.strerror)
+
+    def _others(self) -> list[tuple[str, bytes]]:
+        roster = self._core.roster
+        firsts: list[tuple[str, bytes]] = []
+        more: list[tuple[str, bytes]] = []
+        for members in (roster.live(), roster.doubted()):
+            for member in random.sample(members, len(members)):
+                addresses = member.row.body.addresses
+                contacts = [
+                    (address, member.row.node_id) for address in random.sample(addresses, len(addresses))
+                ]
+                firsts += contacts[:1]
+                more += contacts[1:]
+        return firsts + more
+
+    async def run(self) -> None:
+        """Remember members soon, since this run may be short, and then more and more rarely, until cancelled.
+
+        The file is written in a thread, so that a disk that hangs holds nothing up.
+        """
+        interval = REMEMBER_FIRST_S
+        while True:
+            await asyncio.sleep(interval)
+            await asyncio.to_thread(self._write, self._contacts())
+            interval = min(2 * interval, REMEMBER_INTERVAL_S)
+
+
+Hosts = dict[AddressFamily, str]
+"""One host for each kind of address, IPv4 and IPv6."""
+
+
+class OwnAddresses:
+    """Works out where others can dial us, and has the core tell them."""
+
+    def __init__(self, core: Replica, carry_out: Callable[[Iterable[Effect]], None]) -> None:
+        self._core = core
+        self._carry_out = carry_out
+        self._port = 0
+        self._learns = False
+        """Whether our links show where others can dial us, since nobody has told us."""
+        self._families: frozenset[AddressFamily] = frozenset()
+        """The kinds of address that we listen on."""
+        self._hosts: Hosts = {}
+        """The hosts that our links have shown, one of each kind."""
+        self._was_warned = False
+
+    def listening(self, port: int, advertised: tuple[str, ...], families: frozenset[AddressFamily]) -> None:
+        """We listen on `port` of these `families`. Others can dial the `advertised` addresses, if any."""
+        self._port = port
+        self._families = families
+        self._learns = not advertised
+        self._carry_out(self._core.announce(advertised))
+
+    def learn(self, link: PeerLink) -> None:
+        """Learn our address from a link, unless we were told which to advertise.
+
+        An address that only this machine can reach gives way to a better one. So does one that this machine
+        no longer has: a laptop moves from one network to the next, and routers hand out new addresses.
+        """
+        name = link.socket_name()
+        if name is None or not self._learns:
+            return
+        shown = self._dialable(name[0])
+        if not shown and not self._hosts:
+            self._warn(name[0])
+        public = {family: host for family, host in self._hosts.items() if not is_loopback(host)}
+        lost = {family: host for family, host in public.items() if is_gone(host)}
+        kept = {family: host for family, host in public.items() if family not in lost}
+        better = self._better(lost, shown)
+        if not better and not (lost and kept):  # the last address is told until there is another
+            return
+        if lost:
+            now = f"at {' and '.join(better.values())} now, and " if better else ""
+            log.info("this machine is %sno longer at %s", now, " and ".join(lost.values()))
+        self._hosts = kept | better
+        addresses = tuple(format_address(host, self._port) for host in self._hosts.values())
+        self._carry_out(self._core.announce(addresses))
+
+    def _better(self, lost: Hosts, shown: list[str]) -> Hosts:
+        """Replacements for addresses that are lost, and better addresses that a link has shown."""
+        instead = {family: self._instead_of(host) for family, host in lost.items()}
+        found = {family: host for family, host in instead.items() if host is not None}
+        return found | {family_of(host): host for host in shown if self._is_better(host)}
+
+    def _warn(self, host: str) -> None:
+        if not self._was_warned:
+            self._was_warned = True
+            log.warning(
+                "other nodes are not told where to dial this one: they cannot dial %s, our end of its first"
+                " link; %sset --advertise HOST:PORT",
+                host,
+                "listen on [::]:PORT, or " if len(self._families) == 1 else "",
+            )
+
+    def _dialable(self, host: str) -> list[str]:
+        """Our end of a link, if others can dial it; else our own addresses of the kinds that we listen on."""
+        if family_of(host) in self._families and not is_of_one_interface(host):
+            return [host]
+        found = (own_address(family, loopback=is_loopback(host)) for family in sorted(self._families))
+        return [own for own in found if own is not None and not is_of_one_interface(own)]
+
+    @staticmethod
+    def _instead_of(lost: str) -> str | None:
+        """An address of the kind of one that this machine has lost, where others may dial us; else None."""
+        own = own_address(family_of(lost), loopback=False)
+        return None if own is None or own == lost or is_of_one_interface(own) else own
+
+    def _is_better(self, host: str) -> bool:
+        if is_loopback(host):
+            return not self._hosts
+        known = self._hosts.get(family_of(host))
+        return known is None or is_loopback(known) or is_gone(known)

@@ -1,0 +1,366 @@
+"""One request to a running node, from outside any link: pinned to the node, and signed by who asks."""
+
+import asyncio
+import json
+import os
+import re
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from aiohappyeyeballs import start_connection
+
+from gossamer.node.address import Contact, check_is_swarm, parse_address, parse_contact
+from gossamer.node.daemon.network.clocks import offset_of
+from gossamer.node.daemon.network.listening import Resolver
+from gossamer.node.daemon.network.server import ASK_HEADER, NONCE_HEADER, PREFIX, PROOF_HEADER
+from gossamer.node.daemon.network.tls import client_context, fingerprint_of, hang_up
+from gossamer.node.home import Home, nodes_root
+from gossamer.protocol.access.handshake import NONCE_BYTES
+from gossamer.protocol.access.rpc_auth import ask, check_proof
+from gossamer.protocol.errors import (
+    ConfigError,
+    LocalError,
+    MalformedError,
+    NobodyThereError,
+    NotAnsweredError,
+    PeerError,
+    StorageError,
+    UnreachableError,
+    UnsupportedError,
+)
+from gossamer.protocol.identity import Identity, short
+from gossamer.protocol.limits import MANIFEST_BYTES_MAX, STRANGER_TIMEOUT_S, TEXT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from gossamer.protocol.manifest import Manifest
+
+ASK_TIMEOUT_S = 10.0
+"""For an answer to begin and, unless it may be long, to be complete."""
+
+NEXT_ADDRESS_S = 0.25
+"""The next of a name's addresses is tried too when one has not answered for this long (RFC 8305)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Whose key signs our questions: a member's or an owner's."""
+
+    identity: Identity
+    swarm_id: bytes
+    credential: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a node has answered."""
+
+    body: bytes
+    clock_offset_s: float | None
+    """How many seconds the node's clock is ahead of ours, if it tells."""
+
+
+async def request(
+    contact: Contact,
+    path: str,
+    bytes_max: int,
+    *,
+    plaintext: bool,
+    asker: Asker | None = None,
+    put: bytes | None = None,
+    body_s: float = 0.0,
+) -> Answer:
+    """Make one request. Its answer may take another `body_s` once it has begun.
+
+    The request is pinned to the contact's node id if that is known, and signed if there is an `asker`.
+    """
+    address = contact.address
+    scheme = "http" if plaintext else "https"
+    try:
+        async with asyncio.timeout(ASK_TIMEOUT_S) as limit, _session() as session:
+            is_bound = not plaintext and (asker is not None or contact.node_id is not None)
+            binding = await fingerprint_at(address) if is_bound else b""
+            nonce = os.urandom(NONCE_BYTES)
+            headers = {NONCE_HEADER: nonce.hex()}
+            if asker is not None:
+                where = f"{PREFIX}/{path}"
+                signed = ask(asker.identity, asker.swarm_id, binding, time.time(), where, asker.credential)
+                headers[ASK_HEADER] = signed.hex()
+            async with session.request(
+                "GET" if put is None else "PUT",
+                f"{scheme}://{address}{PREFIX}/{path}",
+                data=put,
+                headers=headers,
+                ssl=aiohttp.Fingerprint(binding) if binding else not plaintext and client_context(),
+                allow_redirects=False,
+            ) as response:
+                _check_is_no_page(address, response)
+                _check_who_answers(contact, response.headers.get(PROOF_HEADER, ""), binding, nonce)
+                await _check_status(address, response)
+                if body_s:
+                    limit.reschedule(asyncio.get_running_loop().time() + body_s)
+                offset_s = offset_of(response.headers.get("Date"), time.time())
+                body = await _read(response, bytes_max + 1)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        speaks = isinstance(error, ssl.SSLError | aiohttp.ClientResponseError)
+        kind = UnreachableError if speaks else NobodyThereError
+        why = _reason(error, plaintext)
+        raise kind(f"no Gossamer node answers at {address} ({why}); is it running?") from None
+    if len(body) > bytes_max:
+        raise UnreachableError(f"{address} sent more than a node would")
+    return Answer(body, offset_s)
+
+
+@asynccontextmanager
+async def _session() -> AsyncIterator[aiohttp.ClientSession]:
+    session = aiohttp.ClientSession(
+        auto_decompress=False,
+        connector=aiohttp.TCPConnector(resolver=Resolver()),
+        cookie_jar=aiohttp.DummyCookieJar(),  # others warn of each cookie that they cannot read
+    )
+    try:
+        yield session
+    finally:
+        await hang_up(session)
+
+
+async def fingerprint_at(address: str) -> bytes:
+    """SHA-256 of the certificate shown at an address. Raises OSError."""
+    host, port = parse_address(address)
+    addresses = [
+        (found["family"], socket.SOCK_STREAM, found["proto"], "", (found["host"], found["port"]))
+        for found in await Resolver().resolve(host, port, socket.AF_UNSPEC)
+    ]
+    connection = await start_connection(addresses, happy_eyeballs_delay=NEXT_ADDRESS_S)
+    _, writer = await asyncio.open_connection(sock=connection, ssl=client_context(), server_hostname="")
+    try:
+        return fingerprint_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+    finally:
+        writer.transport.abort()
+
+
+def _check_is_no_page(address: str, response: aiohttp.ClientResponse) -> None:
+    """Raise UnreachableError for answers that no node sends, but a network's sign-in page or a proxy does."""
+    sends_on = 300 <= response.status < 400 or response.status == 511
+    if sends_on or response.content_type == "text/html":
+        raise UnreachableError(
+            f"{address} is not a Gossamer node (HTTP status {response.status}): a web page answers. Does this"
+            " network want you to sign in first, or is a proxy in the way?"
+        )
+
+
+def _check_who_answers(contact: Contact, proof: str, binding: bytes, nonce: bytes) -> None:
+    """Raise UnreachableError if the node that answers is not the one that the contact names."""
+    if contact.node_id is None:
+        return
+    try:
+        answers = check_proof(bytes.fromhex(proof), binding, nonce)
+    except (PeerError, ValueError):
+        raise UnreachableError(f"{contact.address} does not prove which node it is") from None
+    if answers != contact.node_id:
+        raise UnreachableError(
+            f"{contact.address} is node {short(answers)}, not {short(contact.node_id)} as you were told"
+        )
+
+
+async def _check_status(address: str, response: aiohttp.ClientResponse) -> None:
+    if response.status in (200, 204):
+        return
+    said = (await _read(response, TEXT_BYTES_MAX)).decode("utf-8", "replace")
+    if response.status in (400, 403) and said.isprintable():
+        raise NotAnsweredError(f"{address} refuses: {said}")
+    if response.status == 503 and said.isprintable():
+        raise UnreachableError(f"{address} cannot answer: {said}")
+    raise UnreachableError(f"{address} is not a Gossamer node (HTTP status {response.status})")
+
+
+async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    body = b""
+    while len(body) < bytes_max and (more := await response.content.read(bytes_max - len(body))):
+        body += more
+    return body
+
+
+def _reason(error: Exception, plaintext: bool) -> str:
+    if isinstance(error, ssl.SSLError):
+        return (
+            "the server there does not speak TLS: is this the address of a node, and not of its admin page"
+            " or this network's sign-in page?"
+        )
+    if plaintext and isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the connection was closed: the node may speak TLS (leave out --insecure-plaintext)"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "the server there does not speak HTTP"
+    if isinstance(error, OSError) and error.errno:
+        known = os.strerror(error.errno) if error.errno > 0 else error.strerror  # negative: name not found
+        return str(known).lower()
+    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ServerDisconnectedError | ConnectionError):
+        return "the connection was closed"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if type(error) is OSError:  # such an error lists the outcome for each of a name's addresses
+        return "none of its addresses can be reached"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# --- Whose key to ask questions with: an invited swarm answers only its members and owners.
+
+
+def asker_of(home: Home) -> Asker:
+    """Ask as the node in a folder. Raises ConfigError or StorageError."""
+    manifest = home.manifest()
+    try:
+        invitation = home.invitation()
+    except StorageError:
+        if manifest is None:
+            raise
+        invitation = None  # usually members have seen it
+    if manifest is None and invitation is None:
+        raise ConfigError(f"there is no node in {home.root}; name a node's folder with --dir")
+    swarm_id = manifest.swarm_id if manifest else invitation.swarm_id if invitation else b""
+    return Asker(home.identity(), swarm_id, invitation.grant.data if invitation else b"")
+
+
+def asker_for(folder: Path | None, address: str) -> Asker | None:
+    """Ask as the node in `folder`, or as the node of this machine that runs at `address`, or as nobody.
+
+    Raises ConfigError or StorageError.
+    """
+    if folder is not None:
+        return asker_of(Home(folder))
+    asked = _host_and_port(address)
+    try:
+        nodes = nodes_root()
+    except ConfigError:
+        return None  # without a home folder there are no nodes in it
+    for found in nodes.glob("*/daemon.json"):
+        home = Home(found.parent)
+        if not home.lock.is_taken():
+            continue  # it ran there once, and another node may run there now
+        try:
+            if _host_and_port(str((home.read_daemon() or {}).get("address"))) == asked:
+                return asker_of(home)
+        except LocalError:
+            continue  # not ours to read, or not a node's
+    return None
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    """Host and port, the same for every spelling of an address. Raises ConfigError."""
+    host, port = parse_address(parse_contact(text).address)
+    return "127.0.0.1" if host.lower() == "localhost" else host.lower(), port
+
+
+# --- Asking a running node for its manifest and its status, and handing it credentials.
+
+_HASHES = frozenset({"swarm_id", "node_id", "ledger_digest", "merged_digest", "phi_digest"})
+_HASH = re.compile("[0-9A-Za-z]*")
+"""Form of the ids and digests in a status: nothing that a terminal would interpret."""
+
+STATUS_BYTES_MAX = 16 * 1024 * 1024
+
+
+def fetch_manifest(
+    contacts: tuple[Contact, ...], swarm_id: str | None, *, plaintext: bool, asker: Asker | None = None
+) -> "Manifest":
+    """Get the manifest from the first contact that answers, of the swarm `swarm_id` if one is given.
+
+    Raises ConfigError or UnreachableError; NobodyThereError only if waiting may help with every contact.
+    """
+    from gossamer.protocol.manifest import from_canonical  # imports NumPy, which other questions do without
+
+    problems: list[LocalError] = []
+    for contact in contacts:
+        try:
+            answer = asyncio.run(
+                request(
+                    contact,
+                    "manifest",
+                    MANIFEST_BYTES_MAX,
+                    plaintext=plaintext,
+                    asker=asker,
+                    body_s=STRANGER_TIMEOUT_S,
+                )
+            )
+            manifest = from_canonical(answer.body)
+        except UnreachableError as error:
+            problems.append(error)
+            continue
+        except UnsupportedError as error:
+            raise ConfigError(
+                f"{contact.address} sent a manifest that this release cannot use ({error}): run the release"
+                " that it runs"
+            ) from None
+        except MalformedError as error:
+            raise ConfigError(f"{contact.address} sent a manifest that cannot be used: {error}") from None
+        try:
+            check_is_swarm(manifest.swarm_id, swarm_id, f"{contact.address} belongs to")
+        except ConfigError as error:
+            problems.append(error)
+            continue
+        return manifest
+    raise next((problem for problem in problems if not isinstance(problem, NobodyThereError)), problems[0])
+
+
+async def fetch_status(
+    address: str,
+    *,
+    digest: bool = False,
+    up_to: int | None = None,
+    plaintext: bool = False,
+    asker: Asker | None = None,
+) -> dict[str, Any]:
+    """Ask a node for its status, optionally with digests of all that is merged, and of that up to a round.
+
+    Raises UnreachableError or ConfigError.
+    """
+    query = (["digest=1"] if digest else []) + ([f"up_to={up_to}"] if up_to is not None else [])
+    path = "status" + ("?" + "&".join(query) if query else "")
+    contact = parse_contact(address)
+    answer = await request(contact, path, STATUS_BYTES_MAX, plaintext=plaintext, asker=asker)
+    return parse_status(address, answer.body)
+
+
+async def probe_status(
+    contact: Contact, *, plaintext: bool = False, asker: Asker | None = None
+) -> tuple[dict[str, Any], float | None]:
+    """A node's status, and how many seconds its clock is ahead of ours, if it tells.
+
+    Raises UnreachableError or ConfigError.
+    """
+    answer = await request(contact, "status", STATUS_BYTES_MAX, plaintext=plaintext, asker=asker)
+    return parse_status(contact.address, answer.body), answer.clock_offset_s
+
+
+async def deliver(address: str, credential: bytes, *, plaintext: bool = False) -> None:
+    """Hand a grant or a revocation to a node. Raises UnreachableError or ConfigError."""
+    await request(parse_contact(address), "credential", 0, plaintext=plaintext, put=credential)
+
+
+def parse_status(address: str, body: bytes) -> dict[str, Any]:
+    """Read a status answer. Raises UnreachableError."""
+    try:
+        status = json.loads(body, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError):
+        status = None
+    if not isinstance(status, dict) or not {"swarm_id", "node_id"} <= status.keys():
+        raise UnreachableError(f"{address} sent a status that cannot be read")
+    for name in sorted(_HASHES & status.keys()):
+        if not isinstance(status[name], str) or not _HASH.fullmatch(status[name]):
+            raise UnreachableError(f"{address} sent a status that cannot be read: its {name} is not a hash")
+    return status
+
+
+def _finite(text: str) -> float:
+    """Parse a number of JSON, which allows only finite ones. Raises ValueError."""
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(text)
+    return value

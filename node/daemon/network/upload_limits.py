@@ -1,0 +1,287 @@
+"""Whose turn it is to be sent a chunk: few at a time on a slow line, many side by side on a fast one.
+
+If too many bodies share our line, all of them come too late, and the parts that have come are thrown away. So
+only as many bodies are sent at a time as the line has lately carried at SHARE_BYTES_PER_S each. Only what the
+takers read shows how fast the line is. So a taker that reads next to nothing holds no place, and takers known
+to be slow compete for places only with each other. On a slow line that is all of them.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from weakref import WeakKeyDictionary
+
+from gossamer.node.daemon.network.links import PeerLink
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.protocol.access.rate_limits import Rations
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.limits import TURN_PATIENCE_S, UPLOAD_SLOT_S, UPLOADS_MAX, UPLOADS_PER_MEMBER_MAX
+
+SHARE_BYTES_PER_S = 32 * 1024
+"""The least that a body should get of the line: a MiB in 32 s. Its taker waits 48 s for that, but buffers
+make a line seem faster than it is. If this were more, many takers with slow lines of their own would be
+mistaken for one slow line of ours."""
+
+PLACES_MIN = 2
+"""With two, the line is not idle between two chunks, nor while a taker pauses."""
+
+PACE_AT_FIRST = 128 * 1024
+"""Bytes per second that the line is assumed to carry until it has shown more: 1 Mbit/s."""
+
+FAST_BYTES_PER_S = 256 * 1024
+"""2 Mbit/s: a line that has carried more is fast, and so is a taker that read its last chunks faster."""
+
+PACE_HALF_LIFE_S = 120.0
+"""Half-life of the best rate that the line has carried, while it carries anything: lines change."""
+
+FLOW_S = 8.0
+"""The line's rate is averaged over this time."""
+
+PIECE_BYTES = 32 * 1024
+STALL_S = 4.0
+"""Bodies are sent in pieces. A peer that reads less than one piece in this time holds no place: that is half
+the rate of the slowest holder worth waiting for (FETCH_TIMEOUT_S), since two share a line."""
+
+LARGE_PIECE_BYTES = 256 * 1024
+"""Size of the pieces on a fast line, for takers that are not known to be slow: small ones cost CPU time."""
+
+BUFFERED_BYTES = 256 * 1024
+"""Up to this many bytes may merely fill a link's buffers. Only more shows how fast line and peer are."""
+
+LOOK_S = 0.5
+"""How often the waiter that is next looks whether a body has stalled."""
+
+
+class BusyError(GossamerError):
+    """The line has been full for as long as a peer may wait."""
+
+
+class _Taker:
+    """How fast a link's peer reads what it is sent."""
+
+    def __init__(self) -> None:
+        self.is_slow = False
+        """Whether the peer is known to read slowly."""
+        self.free_at = -math.inf
+        """When the last body to it ended."""
+        self._filled = 0
+        """Bytes that have filled its connections' buffers since these were empty: BUFFERED_BYTES at most."""
+        self._size = 0.0
+        self._seconds = 0.0
+        """Bytes and seconds of its bodies, the latest weighing most."""
+
+    def begins(self, now: float) -> None:
+        """A body to the peer begins: by now its buffers may be empty."""
+        if now - self.free_at > FLOW_S:
+            self._filled = 0
+
+    def past_buffers(self, size: int) -> int:
+        """How many of `size` bytes that went out cannot merely have filled buffers."""
+        filling = min(size, BUFFERED_BYTES - self._filled)
+        self._filled += filling
+        return size - filling
+
+    def ends(self, size: int, seconds: float, now: float) -> None:
+        """A body has ended after `size` bytes. Several small bodies tell as much as one large one."""
+        self.free_at = now
+        self._size += size
+        self._seconds += seconds
+        if self._size > BUFFERED_BYTES:
+            self.is_slow = self._size < FAST_BYTES_PER_S * self._seconds
+            self._size /= 2
+            self._seconds /= 2
+
+
+class Turn:
+    """One body that may be sent now. Its owner must call `end`."""
+
+    def __init__(self, uplink: "Uplink", link: PeerLink, taker: _Taker) -> None:
+        self._uplink = uplink
+        self._link = link
+        self.taker = taker
+        self.began = self._since = uplink.clock()
+        taker.begins(self.began)
+        self.size = 0
+        """Bytes of it that have gone out."""
+        self._is_over = False
+
+    def pieces(self, data: bytes) -> Iterator[memoryview]:
+        """The body in the pieces to send: each piece has gone out when the next one is asked for.
+
+        The body may have to be sent again from its beginning, if a connection turns out to be closed.
+        """
+        rest = memoryview(data)
+        while rest:
+            is_fast = self._uplink.is_fast and not self.taker.is_slow
+            size = LARGE_PIECE_BYTES if is_fast else PIECE_BYTES
+            piece, rest = rest[:size], rest[size:]
+            yield piece
+            self.sent(len(piece))
+
+    def sent(self, size: int) -> None:
+        """One more piece of the body has gone out."""
+        self._uplink.carried(self.taker.past_buffers(size))
+        self.size += size
+        self._since = self._uplink.clock()
+
+    def is_stalled(self) -> bool:
+        return self._uplink.clock() - self._since > STALL_S
+
+    def all_sent(self) -> None:
+        """Only the answer is missing. On a slow line the turn of a large body goes on until the answer comes,
+        since the line is busy with our buffers. Small bodies follow each other without waiting for
+        answers."""
+        if self.size <= PIECE_BYTES or self._uplink.is_fast:
+            self.end()
+
+    def end(self) -> None:
+        """The chunk has been sent, or never will be. May be called more than once."""
+        if not self._is_over:
+            self._is_over = True
+            self._uplink.left(self)
+            self._link.serving.release()
+
+
+class Uplink:
+    """Our outgoing line, shared by all chunks that are sent."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._takers: WeakKeyDictionary[PeerLink, _Taker] = WeakKeyDictionary()
+        self._crossing: set[Turn] = set()
+        self._next = {is_slow: asyncio.Lock() for is_slow in (False, True)}
+        """Two queues for a place, one for slow takers and one for the others. The waiter that is next holds
+        the lock; the others of its kind wait for the lock, in order."""
+        self._changed = asyncio.Event()
+        self._flow = 0.0
+        """Bytes per second, averaged over FLOW_S."""
+        self._pace = float(PACE_AT_FIRST)
+        """The best `_flow` lately."""
+        self._at = clock()
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the line has lately carried so much that it would be idle while an answer is on its way."""
+        self._age()
+        return self._pace > FAST_BYTES_PER_S
+
+    @property
+    def places(self) -> int:
+        """How many bodies may be sent at a time."""
+        self._age()
+        return max(PLACES_MIN, int(self._pace / SHARE_BYTES_PER_S))
+
+    async def turn(self, link: PeerLink) -> Turn:
+        """Wait until a body may go to a link's peer: when there is room, after those before it on the link.
+
+        Raises BusyError if there is no room for TURN_PATIENCE_S, not counting the time for the bodies before
+        it on the link: other holders may have what the peer asks for.
+        """
+        asked_at = self.clock()
+        await link.serving.acquire()
+        try:
+            taker = self._takers.setdefault(link, _Taker())
+            since = max(asked_at, taker.free_at)
+            await self._place(taker, since + TURN_PATIENCE_S - self.clock())
+        except TimeoutError:
+            link.serving.release()
+            raise BusyError("busy") from None
+        except BaseException:
+            link.serving.release()
+            raise
+        turn = Turn(self, link, taker)
+        self._crossing.add(turn)
+        return turn
+
+    async def _place(self, taker: _Taker, patience: float) -> None:
+        """Wait for room. Raises TimeoutError."""
+        async with asyncio.timeout(patience), self._next[taker.is_slow]:
+            while not self._has_room_for(taker):
+                await self._change()
+
+    def _has_room_for(self, taker: _Taker) -> bool:
+        rivals = [turn for turn in self._crossing if taker.is_slow or not turn.taker.is_slow]
+        return sum(not turn.is_stalled() for turn in rivals) < self.places
+
+    async def _change(self) -> None:
+        """Wait until a body has left the line, or may have stalled."""
+        self._changed.clear()
+        timer = asyncio.get_running_loop().call_later(LOOK_S, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
+
+    # -- what turns tell
+
+    def carried(self, size: int) -> None:
+        self._age()
+        self._flow += size / FLOW_S
+        if self._flow > self._pace:
+            self._pace = self._flow
+            self._changed.set()
+
+    def left(self, turn: Turn) -> None:
+        self._age()
+        self._crossing.discard(turn)
+        now = self.clock()
+        turn.taker.ends(turn.size, now - turn.began, now)
+        self._changed.set()
+
+    def _age(self) -> None:
+        """Let the averages age. The pace ages only while something is sent: an idle line tells nothing."""
+        now = self.clock()
+        self._flow *= math.exp((self._at - now) / FLOW_S)
+        if self._crossing:
+            self._pace *= 0.5 ** ((now - self._at) / PACE_HALF_LIFE_S)
+        self._at = now
+
+
+# --- How many chunks we send at a time, over all links, and how many each member gets.
+#
+# A peer that asks while we are busy is declined at once and turns to another holder: otherwise everybody
+# would
+# wait at the nodes with many links, while the same chunks were available nearby. A peer that has used up its
+# ration is declined too.
+
+
+class Uploads:
+    """Chunks that we have begun to send, or promised to."""
+
+    def __init__(self, chunks: ChunkStore | None = None) -> None:
+        """Members' rations are measured against `chunks`; without `chunks` there are no rations."""
+        self.uplink = Uplink()
+        """The line that all uploads share."""
+        self._chunks = chunks
+        self._rations = Rations()
+        self._numbers = count()
+        self._begun: dict[int, tuple[float, bytes]] = {}
+        """For the uploads that count, oldest first: when each began, and for which node id."""
+
+    def begin(self, node_id: bytes, blob: bytes) -> int | None:
+        """Begin an upload if there is room and the member's ration allows it. Returns its number, or None.
+
+        An upload that takes long no longer counts, and no member gets all the room: so no peer can block us.
+        """
+        now = time.monotonic()
+        while self._begun:
+            oldest, (begun, _) = next(iter(self._begun.items()))
+            if begun >= now - UPLOAD_SLOT_S:
+                break
+            del self._begun[oldest]
+        theirs = sum(of_one == node_id for _, of_one in self._begun.values())
+        if len(self._begun) >= UPLOADS_MAX or theirs >= UPLOADS_PER_MEMBER_MAX:
+            return None
+        if self._chunks is not None and not self._rations.take(
+            node_id, self._chunks.length(blob), self._chunks.stock, now
+        ):
+            return None
+        number = next(self._numbers)
+        self._begun[number] = now, node_id
+        return number
+
+    def end(self, number: int) -> None:
+        """A chunk has been sent, or never will be."""
+        self._begun.pop(number, None)

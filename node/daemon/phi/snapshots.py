@@ -1,0 +1,296 @@
+"""Snapshots on disk: Phi as chunks and an index, named by its root. The first snapshot is the genesis, Phi_0.
+
+The bytes are int32, little endian, fragment after fragment: the same file on every node that merged the same
+records, so that a joiner can take chunks from all of them at once.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+
+import numpy as np
+
+from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
+from gossamer.protocol.payloads.chunks import chunk_hashes, chunk_sizes, parse_index, root_of, split
+from gossamer.protocol.records import Delta
+
+KEPT = 2
+"""Snapshots that are always kept: the newest, and the one that others may still be at."""
+
+LEASE_S = 60.0
+"""An older snapshot is kept for this long after a chunk of it was asked for, up to CLAIMS_MAX in all."""
+
+
+log = logging.getLogger("gossamer.archive")
+
+
+def _bytes_of(phi: Ints) -> memoryview:
+    if sys.byteorder != "little":
+        phi = phi.astype("<i4")
+    return memoryview(phi.data).cast("B")
+
+
+def digest(phi: Ints) -> bytes:
+    """The root of these values. It is also a replica's digest, and the digest in a manifest's genesis."""
+    return root_of(chunk_hashes(_bytes_of(phi)))
+
+
+def store(phi: Ints, chunks: ChunkStore) -> bytes:
+    """Store Phi, int32[numel], durably as chunks and an index; returns its root. Raises OSError."""
+    writer = SnapshotWriter(chunks)
+    writer.add(phi)
+    return writer.finish()
+
+
+class SnapshotWriter:
+    """Stores a snapshot that comes piece by piece; less than a chunk of it waits in memory."""
+
+    def __init__(self, chunks: ChunkStore) -> None:
+        self._chunks = chunks
+        self._hashes: list[bytes] = []
+        self._fresh: list[bytes] = []
+        """Chunks that were not here before."""
+        self._rest = b""
+
+    def add(self, values: Ints) -> None:
+        """Take the next values of Phi, any number of them. Raises OSError."""
+        view = _bytes_of(values)
+        if self._rest:
+            head = min(len(view), CHUNK_BYTES_MAX - len(self._rest))
+            self._rest += view[:head]
+            view = view[head:]
+            if len(self._rest) < CHUNK_BYTES_MAX:
+                return
+            self._put(self._rest)
+        whole = len(view) - len(view) % CHUNK_BYTES_MAX
+        for piece in split(view[:whole]):
+            self._put(piece)
+        self._rest = bytes(view[whole:])
+
+    def finish(self) -> bytes:
+        """Store the rest and the index; returns the snapshot's root. Raises OSError."""
+        if self._rest:
+            self._put(self._rest)
+        root = root_of(self._hashes)
+        self._put_new(root, b"".join(self._hashes))
+        return root
+
+    def give_up(self) -> None:
+        """Remove what has been written: a disk that is too full for a snapshot needs the space.
+
+        Raises OSError.
+        """
+        for blob in self._fresh:
+            self._chunks.drop(blob)
+
+    def _put(self, piece: bytes | memoryview) -> None:
+        blob = sha256(piece).digest()
+        self._hashes.append(blob)
+        self._put_new(blob, piece)
+
+    def _put_new(self, blob: bytes, data: bytes | memoryview) -> None:
+        if blob not in self._chunks:
+            self._chunks.put(blob, data, durable=True)
+            self._fresh.append(blob)
+
+
+def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
+    """The chunks that are missing of a snapshot of `total` bytes, as (hash, size): only the index if that is
+    missing, otherwise what it lists.
+
+    Raises MissingChunkError (fetch again) or PayloadError (an impossible index).
+    """
+    if root not in chunks:
+        return ((root, 32 * len(chunk_sizes(total))),)
+    return tuple((blob, size) for blob, size in _listed(root, total, chunks) if blob not in chunks)
+
+
+def _listed(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
+    """The chunks that the index of a snapshot of `total` bytes lists, as (hash, size).
+
+    Raises MissingChunkError or PayloadError.
+    """
+    listed = tuple(zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True))
+    sizes = dict(listed)
+    if any(sizes[blob] != size for blob, size in listed):  # no such chunk can exist, so it would never come
+        raise PayloadError("a snapshot's index lists one chunk with two sizes")
+    return listed
+
+
+def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
+    """Read a snapshot of `total` bytes chunk by chunk, checking each.
+
+    Raises MissingChunkError or PayloadError.
+    """
+    for blob, size in _listed(root, total, chunks):
+        yield _piece(blob, size, chunks)
+
+
+def _piece(blob: bytes, size: int, chunks: ChunkStore) -> bytes:
+    data = chunks.get(blob)
+    if len(data) != size:  # it was here before, as part of something else
+        raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
+    return data
+
+
+def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
+    """Read a snapshot: int32[numel]. Raises MissingChunkError or PayloadError."""
+    phi = np.empty(numel, dtype="<i4")
+    view = memoryview(phi.data).cast("B")
+    start = 0
+    for piece in pieces(root, 4 * numel, chunks):
+        view[start : start + len(piece)] = piece
+        start += len(piece)
+    return phi.astype(np.int32, copy=False)
+
+
+class SnapshotReader:
+    """Reads a snapshot while its chunks come, so that little is left to read when the last one is here."""
+
+    def __init__(self, root: bytes, total: int, chunks: ChunkStore) -> None:
+        """Reads the snapshot of `total` bytes with this root."""
+        self.root = root
+        self._total = total
+        self._chunks = chunks
+        self._phi = np.empty(total // 4, dtype="<i4")
+        self._unread: dict[int, tuple[bytes, int]] | None = None
+        """Hash and size of the chunks still to read, by place; None before the index is here."""
+
+    @property
+    def phi(self) -> Ints:
+        """All values, int32; complete once all chunks are read."""
+        return self._phi.astype(np.int32, copy=False)
+
+    def read_on(self) -> bool:
+        """Read what has come since the last call; returns whether all of it is read now.
+
+        Raises MissingChunkError or PayloadError.
+        """
+        if self._unread is None:
+            if self.root not in self._chunks:
+                return False
+            self._unread = dict(enumerate(_listed(self.root, self._total, self._chunks)))
+        view = memoryview(self._phi.data).cast("B")
+        for place, (blob, size) in list(self._unread.items()):
+            if blob in self._chunks:
+                start = place * CHUNK_BYTES_MAX
+                view[start : start + size] = _piece(blob, size, self._chunks)
+                del self._unread[place]
+        return not self._unread
+
+
+class SnapshotShelf:
+    """Which snapshots are kept, newest first, and when each was last asked for."""
+
+    def __init__(self, chunks: ChunkStore, total_bytes: int) -> None:
+        self._chunks = chunks
+        self._total = total_bytes
+        self.claims: tuple[Claim, ...] = ()
+        self._used: dict[bytes, float] = {}
+        self._owner: dict[bytes, bytes] = {}
+
+    def _blobs(self, root: bytes) -> tuple[bytes, ...]:
+        """The chunks of a snapshot, as far as they are known: its index, then those it lists. Raises
+        StorageError."""
+        if root not in self._chunks:
+            return (root,)
+        index = self._chunks.get(root)
+        try:
+            return (root, *parse_index(index, self._total))
+        except PayloadError:  # a liar's index
+            return (root,)
+
+    def _learn_owners(self) -> None:
+        self._owner = {
+            blob: claim.root for claim in reversed(self.claims) for blob in self._blobs(claim.root)
+        }
+
+    def blobs(self) -> set[bytes]:
+        """All chunks that the kept snapshots consist of."""
+        return set(self._owner)
+
+    def claim_with(self, blob: bytes) -> Claim | None:
+        """The newest kept snapshot that a chunk belongs to; None if it belongs to none."""
+        root = self._owner.get(blob)
+        return next((claim for claim in self.claims if claim.root == root), None)
+
+    def touch(self, blob: bytes) -> None:
+        """Note that a chunk was asked for, so its snapshot is in use."""
+        root = self._owner.get(blob)
+        if root is not None:
+            self._used[root] = time.monotonic()
+
+    def kept_beside(self, claim: Claim) -> tuple[Claim, ...]:
+        """Which snapshots are kept beside a new one.
+
+        Once this is recorded durably, put the new one in front of them, and then call `drop_others`.
+        """
+        # A late record has superseded one of the same round: nobody should start from it any more.
+        older = [known for known in self.claims if known.round < claim.round]
+        now = time.monotonic()
+        kept = [
+            known
+            for place, known in enumerate(older)
+            if place < KEPT - 1 or now - self._used.get(known.root, -LEASE_S) < LEASE_S
+        ][: CLAIMS_MAX - 1]
+        self._used = {known.root: self._used[known.root] for known in kept if known.root in self._used}
+        return tuple(kept)
+
+    def restore(self, claims: Iterable[Claim]) -> None:
+        """Take over the snapshots that an earlier run kept, except those that are no longer whole."""
+        self.claims = tuple(filter(self._is_whole, claims))
+        self._learn_owners()
+
+    def _is_whole(self, claim: Claim) -> bool:
+        """Whether all chunks of a snapshot are here, as far as can be seen without reading them."""
+        try:
+            lacking = missing(claim.root, self._total, self._chunks)
+        except (MissingChunkError, PayloadError):
+            lacking = ((claim.root, 0),)
+        if lacking:
+            log.warning("the snapshot of round %d was damaged on disk: discarding it", claim.round)
+        return not lacking
+
+    def give_up(self, claim: Claim) -> None:
+        """Stop keeping a snapshot. Call `drop_others` afterwards."""
+        self.claims = tuple(known for known in self.claims if known != claim)
+
+    def replace(self, claim: Claim) -> None:
+        """Start over with one snapshot."""
+        self.claims = (claim,)
+
+    def drop_others(
+        self,
+        open_records: Iterable[Delta],
+        given_up: Iterable[bytes] = (),
+        sought: Iterable[bytes] = (),
+        leftovers: Iterable[bytes] = (),
+    ) -> None:
+        """Remove the chunks of snapshots that are no longer kept, see `drop_unneeded`.
+
+        Also removes `leftovers`, and what has come of the snapshots with the roots `given_up`, except chunks
+        of those in `sought`. Raises OSError or StorageError.
+        """
+        others = self.blobs().union(leftovers, *map(self._blobs, given_up))
+        others.difference_update(*map(self._blobs, sought))
+        self._learn_owners()
+        self.drop_unneeded(others, open_records)
+
+    def drop_unneeded(self, blobs: set[bytes], open_records: Iterable[Delta]) -> None:
+        """Remove chunks, except those that a kept snapshot or the payload of an open record also needs.
+
+        Chunks are known by their content, so anybody may publish one that is part of something else; so may
+        we, at this moment.
+        """
+        unneeded = blobs - self._owner.keys()
+        for delta in open_records:  # one by one, since all their chunks together would be millions
+            unneeded.difference_update(delta.body.chunks)
+            self._chunks.release(delta.body.chunks)
+        for blob in unneeded:
+            self._chunks.drop_unreserved(blob)

@@ -1,0 +1,466 @@
+"""Phi, kept equal to the fold of the ledger.
+
+``Phi(S) = Phi_0 - sum over rounds of Merge(round)``. When a round's set grows or a record of it becomes
+void, ``Phi += Merge(old set) - Merge(new set)``, computed from the stored payloads. Sums wrap, so the order
+in which rounds are caught up does not matter. Blocking: runs in worker threads.
+"""
+
+import asyncio
+import time
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate
+
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.records import GENESIS, Base, Digests, Rounds
+from gossamer.protocol.claims import chain, round_digest, total
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.errors import PayloadError, StorageError
+from gossamer.protocol.fixedpoint import Ints, is_healthy
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.merge.contributions import RoundFigures, figures
+from gossamer.protocol.merge.merge import Contribution, RoundMerge, Sample, measure
+from gossamer.protocol.merge.tokens import TokenCount, UsualRates, of_ordinary_tokens
+from gossamer.protocol.payloads.chunks import payload_chunk_bytes
+from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads.payload import Payload, Section, section_of, section_starts
+from gossamer.protocol.records import Delta
+
+# --- Deltas' payloads as merges want them: measured once, then read tensor by tensor.
+#
+# A round has as many payloads as the swarm has members. As many of them as the limits allow are in memory
+# while
+# it is merged. The others stay on disk, and are read one tensor at a time.
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""Size of the payloads kept in memory from one merge to the next."""
+
+MERGED_BYTES_PER_VALUE = 4
+"""Size of the payloads in memory while a fragment is merged: as much as its Phi takes. If some were on disk,
+the merge would need a copy of its Phi (see `Merger`), so keeping fewer in memory would save nothing."""
+
+SAMPLES_KEPT = 256
+"""Samples kept, those of the deltas read last, at most 256 KiB each: enough for a round with that many
+members. A delta whose sample is gone, such as one of an old round that is merged again, is not compared with
+others."""
+
+MEASURED_KEPT = 4096
+"""Deltas whose norms are kept, 8 bytes per tensor. Others are measured again if their round is merged again:
+with 256 members, the 1,040 rounds that are not closed have 266,000 deltas."""
+
+
+class Payloads:
+    """Reads the payloads of deltas that are here. It blocks, and serves one merge at a time."""
+
+    def __init__(self, manifest: Manifest, chunks: ChunkStore) -> None:
+        self._fragments = len(manifest.plan().fragments)
+        self._chunks = chunks
+        self._norms: OrderedDict[bytes, array[float] | None] = OrderedDict()
+        """The norm of each tensor of every payload that was decoded once; None for an undecodable payload."""
+        self._samples: OrderedDict[bytes, Sample] = OrderedDict()
+        self._in_memory: OrderedDict[bytes, Payload] = OrderedDict()
+        self._bytes = 0
+        """Size of these payloads. A small model has so many that adding it up would take longer than to
+        merge."""
+        self._wanted: set[bytes] = set()
+        """Deltas being worked on whose payloads are to be in memory."""
+
+    @contextmanager
+    def room_for(self, deltas: Collection[Delta], fragment: Fragment) -> Iterator[None]:
+        """While these deltas are worked on, keep as many of their payloads in memory as the limits allow."""
+        room = max(KEPT_BYTES, MERGED_BYTES_PER_VALUE * fragment.numel)
+        for delta in deltas:
+            if delta.body.payload_bytes <= room:
+                room -= delta.body.payload_bytes
+                self._wanted.add(delta.record_id)
+        self._trim(room)
+        try:
+            yield
+        finally:
+            self._wanted.clear()
+            self._trim(KEPT_BYTES)
+
+    def are_in_memory(self, deltas: Collection[Delta]) -> bool:
+        """Whether all of these deltas, whose contributions were asked for, can be merged without reading
+        files."""
+        return all(delta.record_id in self._in_memory or self._is_void(delta) for delta in deltas)
+
+    def undecodable(self, deltas: Iterable[Delta]) -> list[bytes]:
+        """Authors of the deltas whose payloads do not decode."""
+        return [delta.author for delta in deltas if self._is_void(delta)]
+
+    def contribution(self, delta: Delta, fragment: Fragment) -> Contribution | None:
+        """A record as Merge sees it. None if its payload does not decode: it then weighs nothing on any node.
+
+        Raises MissingChunkError, as does reading one of its tensors that is not in memory.
+        """
+        norms = self._measure(delta, fragment)
+        if norms is None:
+            return None
+        payload = self._in_memory.get(delta.record_id)
+        return Contribution(
+            author=delta.author,
+            tokens=delta.body.tokens,
+            steps=delta.body.steps,
+            staleness=delta.staleness(self._fragments),
+            norms=norms,
+            tensor=(payload or _Stored(self._chunks, delta, fragment)).section,
+            sample=self._samples.get(delta.record_id),
+        )
+
+    def forget(self, delta: Delta) -> None:
+        """A delta's round is closed: its payload will not be asked for again."""
+        self._norms.pop(delta.record_id, None)
+        self._samples.pop(delta.record_id, None)
+        self._let_go(delta.record_id)
+
+    def _measure(self, delta: Delta, fragment: Fragment) -> "array[float] | None":
+        """A payload's norms. It is read if they are not known yet, or if it is to be in memory."""
+        record_id = delta.record_id
+        is_lacking = record_id in self._wanted and record_id not in self._in_memory
+        if record_id not in self._norms or (is_lacking and not self._is_void(delta)):
+            self._read(delta, fragment)
+        self._norms.move_to_end(record_id)
+        return self._norms[record_id]
+
+    def _is_void(self, delta: Delta) -> bool:
+        return self._norms.get(delta.record_id, ()) is None
+
+    def _read(self, delta: Delta, fragment: Fragment) -> None:
+        """Read a whole payload. Raises MissingChunkError."""
+        data = self._chunks.join(delta.body.chunks)
+        try:
+            payload = Payload(delta.body.codec, fragment, data)
+            if delta.record_id not in self._norms:
+                self._note(delta, payload)
+            if delta.record_id in self._wanted:
+                self._let_go(delta.record_id)
+                self._in_memory[delta.record_id] = payload
+                self._bytes += payload.size
+        except PayloadError:
+            self._norms[delta.record_id] = None
+        while len(self._norms) > MEASURED_KEPT:
+            self._norms.popitem(last=False)
+
+    def _note(self, delta: Delta, payload: Payload) -> None:
+        """Decode a payload for the first time. Raises PayloadError."""
+        norms, sample = measure(payload)
+        self._norms[delta.record_id] = array("d", norms)
+        self._samples[delta.record_id] = sample
+        while len(self._samples) > SAMPLES_KEPT:
+            self._samples.popitem(last=False)
+
+    def _trim(self, room: int) -> None:
+        """Keep only the latest of the payloads that are not wanted now: those that fit into `room` bytes."""
+        wanted = (self._in_memory[record_id] for record_id in self._wanted if record_id in self._in_memory)
+        taken = self._bytes - sum(payload.size for payload in wanted)
+        oldest: list[bytes] = []
+        for record_id, payload in self._in_memory.items():
+            if taken <= room:
+                break
+            if record_id not in self._wanted:
+                oldest.append(record_id)
+                taken -= payload.size
+        for record_id in oldest:
+            self._let_go(record_id)
+
+    def _let_go(self, record_id: bytes) -> None:
+        """Drop a payload from memory."""
+        if (payload := self._in_memory.pop(record_id, None)) is not None:
+            self._bytes -= payload.size
+
+
+class _Stored:
+    """A payload on disk. The chunk read last is kept, since the next tensor usually begins in it."""
+
+    def __init__(self, chunks: ChunkStore, delta: Delta, fragment: Fragment) -> None:
+        self._chunks = chunks
+        self._delta = delta
+        self._fragment = fragment
+        self._starts = section_starts(CODECS[delta.body.codec], fragment)
+        self._chunk_bytes = payload_chunk_bytes(delta.body.payload_bytes)
+        self._last: tuple[int, bytes] | None = None
+
+    def section(self, index: int) -> Section:
+        """One tensor's bytes, read and checked. Raises MissingChunkError."""
+        start, stop = self._starts[index], self._starts[index + 1]
+        data = bytearray()
+        for place in range(start // self._chunk_bytes, -(-stop // self._chunk_bytes)):
+            first = place * self._chunk_bytes
+            data += memoryview(self._chunk(place))[max(0, start - first) : stop - first]
+        return section_of(self._delta.body.codec, self._fragment.slots[index], memoryview(data))
+
+    def _chunk(self, place: int) -> bytes:
+        last = self._last
+        if last is None or last[0] != place:
+            self._last = last = (place, self._chunks.get(self._delta.body.chunks[place]))
+        return last[1]
+
+
+# --- The digest of what is merged, kept for a while, so that it may be asked for often at little cost.
+
+REST = 9
+"""A digest is kept for this many times as long as it took to compute: so merging, which waits meanwhile,
+waits for a tenth of the time at most."""
+
+
+class RecentDigest:
+    """Remembers a digest for a while."""
+
+    def __init__(self, find: Callable[[], Awaitable[tuple[bytes, bytes] | None]]) -> None:
+        """`find` computes the digests of the records merged and of Phi; None before genesis is here."""
+        self._find = find
+        self._finding = asyncio.Lock()
+        self._found: tuple[bytes, bytes] | None = None
+        self._due = 0.0
+
+    async def get(self) -> tuple[bytes, bytes] | None:
+        """The digests as they are, or were a moment ago."""
+        async with self._finding:
+            if time.monotonic() >= self._due:
+                begun = time.monotonic()
+                self._found = await self._find()
+                now = time.monotonic()
+                self._due = now + REST * (now - begun)
+            return self._found
+
+
+@dataclass(frozen=True, slots=True)
+class MergedState:
+    """How far a fragment has been merged, for display and for the trainer."""
+
+    version: int
+    merged_round: int
+    """Highest round merged into the fragment; its first base if there is none."""
+    own_round: int
+    """Highest round merged into the fragment that holds a delta of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """One fragment as of some round."""
+
+    phi: Ints
+    """int32[fragment.numel], a copy."""
+    rounds: Rounds
+    """The records merged into it above the base."""
+    digests: Digests
+    """Digests of the records merged, by those rounds."""
+
+
+class Merger:
+    """Phi of every fragment, and which records are in it."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        phi: Ints,
+        chunks: ChunkStore,
+        own_id: bytes,
+        *,
+        base: Base | None = None,
+        merged: Rounds | None = None,
+    ) -> None:
+        """`phi`, int32[layout.numel], is taken over; it holds the records of `base` and `merged`."""
+        self._manifest = manifest
+        self._layout = manifest.plan()
+        self.phi = phi
+        self._own_id = own_id
+        self._merged = dict(merged or {})
+        self._digests = {round_: _digest_of(deltas) for round_, deltas in self._merged.items()}
+        """Digest of each round merged: computing all of them again takes time for every record."""
+        self._chains: tuple[list[int], list[bytes]] | None = None
+        """The rounds merged, ascending, and the chains up to the base and each round; None if outdated."""
+        self.base = base or GENESIS
+        self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
+        self._payloads = Payloads(manifest, chunks)
+        self._phi_digest: tuple[int, bytes] | None = None
+        self._usual = UsualRates(own_id)
+        self.version = 0
+        self.diverged = frozenset(f.index for f in self._layout.fragments if not is_healthy(self.view(f)))
+        """Fragments in which a magnitude has reached 64. They are merged like others: they may be sound again
+        once some of their deltas are void. A new set each time, since it is read while rounds are merged."""
+        self._count = TokenCount(manifest, (delta for deltas in self._merged.values() for delta in deltas))
+        """Counts the tokens of the deltas merged above the base."""
+        self.tokens = total((self.base.tokens, self._count.total))
+        """The tokens that all deltas merged count for, as claims state them; see `Base.tokens`. They are read
+        while rounds are merged and closed."""
+        self.figures: RoundFigures | None = None
+        """What the latest call of `merge` found in the round's deltas; None if it left none merged."""
+
+    def view(self, fragment: Fragment) -> Ints:
+        """Phi of one fragment: int32[fragment.numel], not a copy."""
+        return self.phi[fragment.offset : fragment.offset + fragment.numel]
+
+    def merge(self, round_: int, new: tuple[Delta, ...]) -> MergedState:
+        """Make `new`, all valid records of a round that are held here, the set that is merged of it.
+
+        Raises MissingChunkError if a payload on disk is damaged, or StorageError if one cannot be read just
+        now; nothing has changed then.
+        """
+        fragment = self._layout.of_round(round_)
+        old = self._merged.get(round_, ())
+        self.figures = None
+        if new != old and round_ > self.base.round:
+            found = self._exchange(fragment, self.view(fragment), old, new)
+            self._note(round_, old, new)
+            self._usual.note(round_, fragment, found)
+            if new:
+                merge = RoundMerge(found, fragment, self._manifest.outer)
+                self.figures = figures(merge, void=self._payloads.undecodable(new))
+            self._note_health(fragment)
+        return self.state(fragment)
+
+    def are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
+        """Whether each of these deltas is far longer than was usual in the last rounds of its fragment, or
+        states far more tokens than others' deltas do.
+
+        Raises MissingChunkError.
+        """
+        ordinary = deltas
+        if self._manifest.outer.weight_cap:
+            ordinary = of_ordinary_tokens(deltas, self._count)
+        if not ordinary:
+            return bool(deltas)
+        fragment = self._layout.of_round(round_)
+        if not self._usual.are_known(fragment):
+            return False
+        with self._payloads.room_for(ordinary, fragment):
+            found = self._contributions(fragment, ordinary)
+        if not found:
+            return len(ordinary) < len(deltas)
+        return self._usual.are_all_exceeded(fragment, found)
+
+    def state(self, fragment: Fragment) -> MergedState:
+        """How far a fragment has been merged."""
+        return MergedState(self.version, *self._reach[fragment.index])
+
+    @property
+    def newest_round(self) -> int:
+        """The highest round that is merged into any fragment."""
+        return max(merged for merged, _ in self._reach.values())
+
+    def digest(self) -> bytes:
+        """The replica's digest: the root of Phi's snapshot bytes."""
+        if self._phi_digest is None or self._phi_digest[0] != self.version:
+            self._phi_digest = (self.version, snapshots.digest(self.phi))
+        return self._phi_digest[1]
+
+    def prefix(self, fragment: Fragment, upto: int) -> Prefix:
+        """A fragment with all rounds above `upto` taken back. Raises MissingChunkError.
+
+        Fragments share no rounds. So the prefixes of all fragments, each made at its own time, together are
+        Phi of exactly the records that they list, whatever was merged into other fragments meanwhile.
+        """
+        phi = self.view(fragment).copy()
+        count = len(self._layout.fragments)
+        rounds = {r: deltas for r, deltas in self._merged.items() if r % count == fragment.index}
+        for round_ in sorted(r for r in rounds if r > upto):
+            self._exchange(fragment, phi, rounds.pop(round_), ())
+        return Prefix(phi, rounds, {round_: self._digests[round_] for round_ in rounds})
+
+    def chain(self, upto: int | None = None) -> bytes:
+        """Digest of all records merged up to a round, or in all rounds: equal digests promise equal Phi."""
+        if self._chains is None:
+            rounds = sorted(self._digests)
+            chains = accumulate(
+                rounds, lambda before, r: chain(before, r, self._digests[r]), initial=self.base.chain
+            )
+            self._chains = rounds, list(chains)
+        rounds, found = self._chains
+        return found[-1 if upto is None else bisect_right(rounds, upto)]
+
+    def merged_ids(self) -> list[bytes]:
+        """Record ids of everything merged above the base."""
+        return [delta.record_id for deltas in self._merged.values() for delta in deltas]
+
+    def close_up_to(self, floor: int) -> None:
+        """Make everything up to round `floor` part of the base: it cannot change any more.
+
+        A base that lies higher stays: it was adopted after this was decided.
+        """
+        if floor < self.base.round:
+            return
+        closed = {r: self._merged[r] for r in self._merged if r <= floor}
+        self.base = Base(floor, self.chain(floor), self.base.tokens_with(closed, self._manifest))
+        self._count.change((delta for deltas in closed.values() for delta in deltas), ())
+        self._chains = None
+        for round_, deltas in closed.items():
+            del self._merged[round_], self._digests[round_]
+            for delta in deltas:
+                self._payloads.forget(delta)
+
+    def _note(self, round_: int, old: tuple[Delta, ...], new: tuple[Delta, ...]) -> None:
+        self._count.change(old, new)
+        self.tokens = total((self.base.tokens, self._count.total))
+        self._chains = None
+        if new:
+            self._merged[round_], self._digests[round_] = new, _digest_of(new)
+        else:
+            self._merged.pop(round_, None)
+            self._digests.pop(round_, None)
+        index = round_ % len(self._layout.fragments)
+        if len(new) > len(old):
+            merged, own = self._reach[index]
+            is_own = any(delta.author == self._own_id for delta in new)
+            self._reach[index] = max(merged, round_), max(own, round_) if is_own else own
+        else:
+            self._reach[index] = self._reach_of(index)
+        self.version += 1
+
+    def _note_health(self, fragment: Fragment) -> None:
+        this = {fragment.index}
+        self.diverged = self.diverged - this if is_healthy(self.view(fragment)) else self.diverged | this
+
+    def _reach_of(self, index: int) -> tuple[int, int]:
+        """The highest round merged into a fragment, and the highest with a delta of ours.
+
+        The base counts as both: no delta of ours below it is still to come.
+        """
+        count = len(self._layout.fragments)
+        floor = self.base.round - (self.base.round - index) % count
+        rounds = [round_ for round_ in self._merged if round_ % count == index]
+        own = [r for r in rounds if any(delta.author == self._own_id for delta in self._merged[r])]
+        return max(rounds, default=floor), max(own, default=max(0, floor))
+
+    def _exchange(
+        self, fragment: Fragment, phi: Ints, old: tuple[Delta, ...], new: tuple[Delta, ...]
+    ) -> list[Contribution]:
+        """``phi += Merge(old) - Merge(new)``; returns the contributions merged of `new`.
+
+        To take `old` back, it is merged again: remembering the result would cost as much memory as Phi, and
+        `old` is mostly our own delta alone.
+
+        Raises MissingChunkError or StorageError, and then nothing has changed: payloads read on the way may
+        turn out damaged when some tensors are done already, so these are put back.
+        """
+        with self._payloads.room_for((*new, *old), fragment):
+            taken, given = self._contributions(fragment, old), self._contributions(fragment, new)
+            undo = None if self._payloads.are_in_memory((*new, *old)) else phi.copy()
+            before = RoundMerge(taken, fragment, self._manifest.outer)
+            after = RoundMerge(given, fragment, self._manifest.outer)
+            try:
+                for index, slot in enumerate(fragment.slots):
+                    tensor = phi[slot.span]
+                    before.subtract(index, tensor, back=True)
+                    after.subtract(index, tensor)
+            except StorageError:
+                assert undo is not None, "nothing was read on the way"
+                phi[:] = undo
+                raise
+        return given
+
+    def _contributions(self, fragment: Fragment, deltas: tuple[Delta, ...]) -> list[Contribution]:
+        """The deltas of a round whose payloads decode. Raises MissingChunkError."""
+        read = (self._payloads.contribution(delta, fragment) for delta in deltas)
+        return [contribution for contribution in read if contribution is not None]
+
+
+def _digest_of(deltas: tuple[Delta, ...]) -> bytes:
+    """A round's digest."""
+    return round_digest(delta.record_id for delta in deltas)

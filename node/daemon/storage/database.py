@@ -1,0 +1,165 @@
+"""A SQLite file in WAL mode, whose errors say what to do about them.
+
+Blocking, and used from several threads: changes wait for each other.
+"""
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gossamer.node.files import FULL, cannot_write, disk_full, misplaced
+from gossamer.protocol.errors import StorageError
+
+BESIDE_BYTES = 32 * 1024
+"""Size of the write-ahead log's index, the file beside the database that SQLite maps."""
+
+PATH_BYTES_MAX = 504
+"""SQLite as commonly built does not open a file with a longer path."""
+
+_TROUBLES = (sqlite3.Error, UnicodeDecodeError)
+"""A UnicodeDecodeError comes when an error message quotes the content of a damaged file."""
+
+_OUT_OF_REACH = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
+_HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+class Database:
+    """One open database file. Every method raises StorageError, except where it states sqlite3.Error."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        """Open or create the file; `read_only` leaves it as it is. Raises StorageError."""
+        self._path = path
+        self._lock = threading.Lock()
+        with self.explained():
+            self._connection = sqlite3.connect(
+                f"{path.absolute().as_uri()}?{_mode(path, read_only)}",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+                timeout=10,
+            )
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn errors of SQLite and the file system inside the block into StorageError."""
+        try:
+            yield
+        except _TROUBLES as error:
+            raise self._explained(error) from None
+        except OSError as error:
+            beside = Path(error.filename or self._path)
+            otherwise = misplaced(beside) or f"cannot use the database {self._path}: {error.strerror}"
+            raise cannot_write(self._path, error, otherwise) from None
+
+    @contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """All or nothing. With `durable`, the changes survive a power cut once done. Raises StorageError."""
+        with self._lock, self.explained():
+            self.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            self.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self.execute("COMMIT")
+            except BaseException:
+                self._roll_back()  # unless a full disk has done so already
+                raise
+
+    @contextmanager
+    def one_state(self) -> Iterator[None]:
+        """All reads inside the block see one state, whatever other processes commit. Raises StorageError."""
+        with self.explained():
+            self.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._roll_back()  # nothing was written: this only ends the read transaction
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self.execute("ROLLBACK")
+
+    def execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        """Run one statement. Raises sqlite3.Error: see `explained`."""
+        return self._connection.execute(statement, values)
+
+    def create(self, schema: str) -> None:
+        """Create the tables of a schema. Raises sqlite3.Error: see `explained`."""
+        self.execute("PRAGMA journal_mode=WAL")
+        self._connection.executescript(schema)
+
+    def has(self, table: str) -> bool:
+        """Whether a table exists. Raises sqlite3.Error: see `explained`."""
+        query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+        return self.execute(query, (table,)).fetchone() is not None
+
+    def close(self) -> None:
+        """Close the file, folding the write-ahead log into it.
+
+        Waits for a thread that still writes: SQLite would go on with a connection that is gone.
+        """
+        with self._lock:
+            self._connection.close()
+
+    def _explained(self, error: Exception) -> StorageError:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are details
+        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._lacks_room()):
+            return disk_full(self._path)
+        if code in (*_OUT_OF_REACH, sqlite3.SQLITE_IOERR) and (instead := misplaced(self._path)):
+            return StorageError(instead)
+        if code in _OUT_OF_REACH:
+            return StorageError(
+                f"cannot use the database {self._path} ({error}): this user must be able to write to it and"
+                f" to its folder, and its path must not be longer than {PATH_BYTES_MAX} bytes"
+            )
+        if code in _HELD:
+            return StorageError(
+                f"another program holds the database {self._path}: nothing is stored or published until it"
+                " releases it"
+            )
+        if code == sqlite3.SQLITE_IOERR:
+            return StorageError(
+                f"cannot use the database {self._path} ({error}): check its disk, which failed"
+            )
+        return self.damaged(str(error))
+
+    def _lacks_room(self) -> bool:
+        """Whether there is no room for the file that SQLite maps beside a database: it looks like a failed
+        disk.
+
+        Or none for this user, who may have a quota: the disk does not show that, and SQLite does not tell.
+        """
+        folder = self._path.parent
+        with suppress(OSError):
+            if shutil.disk_usage(folder).free < BESIDE_BYTES:
+                return True
+        try:
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(bytes(BESIDE_BYTES))
+        except OSError as error:
+            return error.errno in FULL
+        return False
+
+    def damaged(self, problem: str) -> StorageError:
+        """The error to raise for a file that holds something that was never written."""
+        what = problem if problem.isprintable() else ascii(problem)  # SQLite quotes what it found on disk
+        return StorageError(
+            f"cannot use the database {self._path} ({what});"
+            " if it is damaged, remove it: what others hold is fetched again"
+        )
+
+
+def _mode(path: Path, read_only: bool) -> str:
+    """How to open a database, in the parameters of SQLite's URIs.
+
+    Even to read a database, SQLite writes files beside it, unless told that the database is immutable. It is
+    if its folder is read-only, like a backup's, and there is no write-ahead log: its content would be missed.
+    """
+    if not read_only:
+        return "mode=rwc"
+    is_fixed = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+    return "mode=ro&immutable=1" if is_fixed else "mode=ro"

@@ -1,0 +1,395 @@
+"""The daemon's side of the connection to its trainer.
+
+There is one trainer at a time. A new one replaces the old, which is told to stop. Fragments of Phi are
+offered through shared memory as they change; a fragment is not offered again until the trainer has taken it.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.files import cannot_write, writable_once
+from gossamer.node.ipc import messages as control
+from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.logs import Seldom, Trouble
+from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payloads.chunks import split_payload
+from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.records import NO_RECORD, DeltaBody
+
+# --- Whether a trainer still does steps: the time since its last one, against what its steps usually take.
+
+STRIDES = 3
+"""How many strides a step may take: steps differ, and one after which a loop evaluates may take long."""
+
+HALF_LIFE_S = 3600.0
+"""How long the longest stride is remembered: a trainer that has evaluated will do so again."""
+
+
+class Pulse:
+    """The pulse of one trainer. Times are seconds of the local monotonic clock.
+
+    A stride is the time between two reports with different numbers of steps. It may cover several steps.
+    """
+
+    def __init__(self) -> None:
+        self._steps: int | None = None
+        self._stepped_at: float | None = None
+        """When the trainer last did a step, or came; None before any has come."""
+        self._last_s = 0.0
+        self._longest_s = 0.0
+        """Lengths of its last stride, and of its longest one, which fades."""
+
+    def begin(self, now: float) -> None:
+        """A trainer has come, and has not reported any steps yet."""
+        self._steps, self._stepped_at = None, now
+        self._last_s = self._longest_s = 0.0
+
+    def note(self, steps: int, now: float) -> None:
+        """The trainer reports that it has done `steps` steps so far."""
+        if steps == self._steps:
+            return
+        if self._steps is not None and self._stepped_at is not None:
+            self._last_s = now - self._stepped_at
+            faded = self._longest_s * 0.5 ** (self._last_s / HALF_LIFE_S)
+            self._longest_s = max(self._last_s, faded)
+        self._steps, self._stepped_at = steps, now
+
+    @property
+    def usual_s(self) -> float:
+        """The time within which the trainer does another step, unless it evaluates."""
+        return STRIDES * self._last_s
+
+    def overdue_s(self, now: float) -> float:
+        """How much later its next step is than any lately; negative while it is not late."""
+        return 0.0 if self._stepped_at is None else now - self._stepped_at - STRIDES * self._longest_s
+
+
+# --- Our own deltas, from a payload in shared memory to a signed record on disk: write before you speak.
+
+DISK_RETRY_S = 5.0
+
+log = logging.getLogger("gossamer.publisher")
+
+
+class Publisher:
+    """Takes our trainers' deltas, one after another, even if the trainer has died meanwhile.
+
+    A delta is acknowledged once its record is durable, or once it is clear that there will be no record.
+    """
+
+    def __init__(
+        self,
+        chunks: ChunkStore,
+        dispatch: Callable[[ev.Event], list[fx.Effect]],
+        tell: Callable[[control.ControlMessage], None],
+    ) -> None:
+        """`tell` sends to the trainer, if there is one."""
+        self._chunks = chunks
+        self._dispatch = dispatch
+        self._tell = tell
+        self._waiting: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
+        self.trouble = Trouble(log, "our own deltas can be stored again")
+        self.handed_in = 0
+        """The last round for which we were handed a delta: none is wanted for this or an earlier round."""
+        self.acknowledged = 0
+        """The last round whose delta needs nothing more from a trainer."""
+
+    def hand_in(self, message: control.Publish, payload: memoryview) -> None:
+        """Have a delta stored and signed; `payload` is released then.
+
+        A trainer waits until its last delta is acknowledged. So a second delta comes while one waits here
+        only if another trainer comes while nothing can be stored. Only the newest delta is then kept.
+        """
+        if self._waiting.full():
+            lost, _ = self._waiting.get_nowait()
+            self._waiting.task_done()
+            log.warning(
+                "the delta of round %d is lost: another trainer's arrived before it could be stored",
+                lost.round,
+            )
+        self._waiting.put_nowait((message, payload))
+        self.handed_in = message.round
+
+    async def run(self) -> None:
+        """Store the deltas handed in, until cancelled. A full disk delays this, and nothing else."""
+        while True:
+            message, payload = await self._waiting.get()
+            await self._publish(message, payload)
+            self._waiting.task_done()
+
+    async def drained(self) -> None:
+        """Wait until all deltas handed in are signed."""
+        await self._waiting.join()
+
+    def acknowledge(self, round_: int) -> None:
+        """The deltas for this round and earlier ones need nothing more from a trainer."""
+        self.acknowledged = max(self.acknowledged, round_)
+        self._tell(control.Published(round_))
+
+    async def _publish(self, message: control.Publish, payload: memoryview) -> None:
+        """Store a payload, then have the core sign for it."""
+        reserved: set[bytes] = set()
+        body = DeltaBody(
+            round=message.round,
+            base=message.base,
+            tokens=message.tokens,
+            steps=message.steps,
+            loss=message.loss,
+            codec=message.codec,
+            payload_bytes=len(payload),
+            chunks=await self._stored(payload, reserved),
+            previous=NO_RECORD,
+        )
+        payload.release()
+        effects = self._dispatch(ev.Publish(body))
+        if not any(isinstance(effect, fx.Store) for effect in effects):
+            self._chunks.release(reserved)
+            self.acknowledge(message.round)
+
+    async def _stored(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
+        """Put the payload's chunks as soon as the disk lets us; returns their hashes."""
+        while True:
+            try:
+                hashes = await asyncio.to_thread(self._store, payload, reserved)
+            except OSError as error:
+                self._dispatch(ev.Paused())
+                until = writable_once(error)
+                self.trouble.met(
+                    f"cannot store our own delta: {error.strerror}; publishing pauses until {until}"
+                )
+                await asyncio.sleep(DISK_RETRY_S)
+            else:
+                self.trouble.not_met()
+                return hashes
+
+    def _store(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
+        """Put the payload's chunks; those that no earlier delta has reserved are added to `reserved`."""
+        hashes = []
+        for view in split_payload(payload):
+            piece = bytes(view)
+            blob = sha256(piece).digest()
+            # The same chunk in a delta whose round has closed may be about to be dropped.
+            if self._chunks.reserve(blob):
+                reserved.add(blob)
+            self._chunks.put(blob, piece, durable=True)
+            hashes.append(blob)
+        return tuple(hashes)
+
+
+BUFFER_BYTES_MAX = 1 << 20
+BACKLOG_BYTES_MAX = 1 << 17
+"""Bytes that may wait for a trainer that does not read. asyncio copies all that waits at every write."""
+AT_ONCE_NUMEL_MAX = 1 << 20
+"""Phi of larger fragments is copied in a thread."""
+ACCEPT_RETRY_S = 1.0
+WELCOME_S = 30.0
+SILENT_S = 30.0
+"""A trainer reports twice a second. After this long without a report, plus what some of its steps take, its
+speed counts as 0: it hangs, or evaluates."""
+
+log_trainer_port = logging.getLogger("gossamer.trainer")
+
+
+class Attendant(Protocol):
+    """Answers the trainer."""
+
+    def welcome(self) -> control.Welcome:
+        """A trainer has come: the first message to it."""
+        ...
+
+    def publish(self, message: control.Publish, payload: memoryview) -> None:
+        """The trainer hands in a delta. Nobody changes `payload` before the delta is acknowledged."""
+        ...
+
+    def trainer_changed(self) -> None:
+        """The trainer reported, took a fragment, came or went."""
+        ...
+
+
+class TrainerPort:
+    """Accepts the trainer, and keeps what was last said on either side."""
+
+    def __init__(self, path: str, manifest: Manifest) -> None:
+        self._path = Path(path)
+        self._manifest = manifest
+        self._trouble = Trouble(log_trainer_port, "trainers can be understood again")
+        self._refusals = Seldom()
+        self._shared: SharedMemory | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._taken: set[int] = set()
+        self.attachments = 0
+        """Number of trainers that have come so far: tells a new one from the one before."""
+        self.report: control.Report | None = None
+        """The last report of a trainer; once that trainer is gone or silent, with a speed of 0."""
+        self.pulse = Pulse()
+        """The pulse of the trainer that is attached."""
+        self.done = asyncio.Event()
+        """Set while no trainer is attached."""
+        self.done.set()
+
+    @property
+    def attached(self) -> bool:
+        return self._writer is not None
+
+    def is_free(self, fragment: int) -> bool:
+        """Whether the trainer has taken what it was last offered of this fragment."""
+        return fragment not in self._taken
+
+    async def serve(self, attendant: Attendant) -> None:
+        """Accept trainers until cancelled. Raises StorageError if no socket can be made."""
+        listener = self._listen()
+        try:
+            loop = asyncio.get_running_loop()
+            async with asyncio.TaskGroup() as tasks:
+                attending: asyncio.Task[None] | None = None
+                while True:
+                    try:
+                        connection, _ = await loop.sock_accept(listener)
+                    except OSError as error:  # too many files are open just now
+                        self._could_not_attach(error)
+                        await asyncio.sleep(ACCEPT_RETRY_S)
+                        continue
+                    if attending is not None and not attending.done():
+                        self.send(control.Stop())
+                        attending.cancel()
+                        await asyncio.wait([attending])
+                    attending = tasks.create_task(self._attend(connection, attendant))
+        finally:
+            listener.close()
+            with suppress(OSError):  # the folder may have become read-only
+                self._path.unlink()
+
+    def _listen(self) -> socket.socket:
+        listener = None
+        try:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with suppress(FileNotFoundError):
+                self._path.unlink()
+            listener.bind(str(self._path))
+            os.chmod(self._path, 0o600)
+            listener.listen(1)
+            listener.setblocking(False)
+        except OSError as error:
+            if listener:
+                listener.close()
+            raise cannot_write(
+                self._path, error, f"cannot listen on {self._path}: {error.strerror or error}"
+            ) from None
+        return listener
+
+    async def _attend(self, connection: socket.socket, attendant: Attendant) -> None:
+        """Serve one trainer until it goes."""
+        try:
+            self._shared = SharedMemory.create(self._manifest)
+        except OSError as error:  # too many files are open, or there is no memory, just now
+            self._could_not_attach(error)
+            connection.close()
+            await asyncio.sleep(ACCEPT_RETRY_S)
+            return
+        try:
+            welcome = control.encode(attendant.welcome())
+            socket.send_fds(connection, [welcome[: control.LENGTH_BYTES]], [self._shared.fd])
+            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=BUFFER_BYTES_MAX)
+        except BaseException as error:
+            connection.close()
+            self._shared.close()
+            if not isinstance(error, OSError):  # another trainer has come already
+                raise
+            self._could_not_attach(error)
+            return
+        try:
+            writer.write(welcome[control.LENGTH_BYTES :])
+            async with asyncio.timeout(WELCOME_S):
+                await writer.drain()
+            self._writer = writer
+            self.attachments += 1
+            self._taken.clear()
+            self.done.clear()
+            self.pulse.begin(time.monotonic())
+            attendant.trainer_changed()
+            while True:
+                length = control.frame_length(await self._prefix(reader, attendant))
+                self._handle(control.decode(await reader.readexactly(length)), attendant)
+        except MalformedError as error:
+            self._trouble.met(f"cannot understand a trainer that runs another release of Gossamer ({error})")
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # it is gone or reads nothing, or the system has no memory for what it is sent
+        finally:
+            self._writer = None
+            self.done.set()
+            writer.close()
+            self._shared.close()
+            self._comes_to_rest(attendant)
+
+    def _could_not_attach(self, error: OSError) -> None:
+        """Log that a trainer could not attach, but seldom: a waiting trainer tries again every moment."""
+        problem = error.strerror or str(error)
+        if self._refusals.is_due(problem, time.monotonic()):
+            log_trainer_port.warning("a trainer could not attach: %s", problem)
+
+    async def _prefix(self, reader: asyncio.StreamReader, attendant: Attendant) -> bytes:
+        """The length prefix of the trainer's next message. Raises IncompleteReadError once it is gone."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENT_S + self.pulse.usual_s):
+                    return await reader.readexactly(control.LENGTH_BYTES)
+            self._comes_to_rest(attendant)
+
+    def _comes_to_rest(self, attendant: Attendant) -> None:
+        if self.report is not None:
+            self.report = replace(self.report, tokens_per_s=0.0)
+        attendant.trainer_changed()
+
+    def _handle(self, message: control.ControlMessage, attendant: Attendant) -> None:
+        assert self._shared is not None
+        match message:
+            case control.Publish():
+                attendant.publish(message, self._shared.payload[: message.payload_bytes])
+            case control.Took():
+                self._taken.discard(message.fragment)
+                attendant.trainer_changed()
+            case control.Report():
+                self.report = message
+                if message.state != control.JOINING:
+                    self.pulse.note(message.inner_steps, time.monotonic())
+                attendant.trainer_changed()
+            case _:
+                raise MalformedError("a message that only a daemon sends")
+
+    def send(self, message: control.ControlMessage) -> None:
+        """Send to the trainer, if there is one. A trainer that reads nothing is cut off."""
+        writer = self._writer
+        if writer is None:
+            return
+        writer.write(control.encode(message))
+        if writer.transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
+            writer.transport.abort()
+
+    async def offer(self, fragment: Fragment, phi: Ints, told: control.Phi) -> None:
+        """Offer a fragment of Phi, and then send `told` about it, if there is a trainer and it has taken the
+        last offer of that fragment."""
+        shared = self._shared
+        if not self.attached or shared is None or fragment.index in self._taken:
+            return
+        self._taken.add(fragment.index)
+        area = shared.phi(fragment)
+        if fragment.numel > AT_ONCE_NUMEL_MAX:
+            await asyncio.to_thread(area.__setitem__, slice(None), phi)
+        else:
+            area[:] = phi
+        if shared is self._shared:
+            self.send(told)

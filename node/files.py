@@ -1,0 +1,316 @@
+"""Atomic files, whole or not there: written aside, synced if they must last, then renamed."""
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from psutil import disk_partitions
+
+from gossamer.protocol.errors import DiskFullError, StorageError
+
+log = logging.getLogger("gossamer.node")
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors that mean that there is no room left on a disk, or for this user."""
+
+UNFINISHED_S = 60.0
+"""A file that is still aside after this long was left by a crash."""
+
+_ASIDE = re.compile(r"\.(.+)-[a-z0-9_]{8}")
+"""The names that `open_aside` gives to files; tempfile chooses the last eight characters."""
+
+
+def cannot_write(path: Path, error: OSError, otherwise: str = "") -> StorageError:
+    """The error to raise if a file or folder could not be made: DiskFullError if there is no room, else a
+    StorageError that says `otherwise`."""
+    if error.errno in FULL:
+        return disk_full(path)
+    return StorageError(otherwise or f"cannot write {path}: {error.strerror}")
+
+
+def leads_nowhere(path: Path) -> str | None:
+    """The message for a link whose target is not there; None for anything else."""
+    if os.path.islink(path) and not os.path.exists(path):
+        return f"{path} is a link to {os.readlink(path)}, and nothing is there: is its disk mounted?"
+    return None
+
+
+def misplaced(path: Path) -> str | None:
+    """The message if a folder, or a link that leads nowhere, is in a file's place; else None."""
+    if os.path.isdir(path):  # false, unlike `Path.is_dir`, if even that cannot be found out
+        return f"{path} is a folder, where a file should be: move it away, or restore the file"
+    return leads_nowhere(path)
+
+
+def writable_once(error: OSError) -> str:
+    """The condition under which writing can succeed again after this error, to tell a person who waits."""
+    if error.errno in FULL:
+        return "there is space"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "fewer files are open"
+    return "the folder can be written to"
+
+
+def disk_full(path: Path) -> DiskFullError:
+    """The error to raise if there is no room for a file or folder."""
+    return DiskFullError(f"cannot write {path}: the disk is full; free some space")
+
+
+class SameFolder:
+    """Which folder a path leads to. Another one may come in its place, as below a disk that is unmounted, or
+    where a link is changed. It may be another node's: nothing is to be written there."""
+
+    def __init__(self, folder: Path) -> None:
+        """Remember the folder. Raises OSError."""
+        self._folder = folder
+        self._found = folder.stat()
+
+    def check(self) -> None:
+        """Raise OSError if the folder is gone, or another is there now."""
+        if not os.path.samestat(self._found, self._folder.stat()):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
+
+
+def open_aside(path: Path) -> tuple[int, str]:
+    """Make a file of mode 0600 beside `path`, to be renamed to it. Returns descriptor and name.
+
+    Raises OSError.
+    """
+    return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+
+
+def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write a file of mode 0600 so that it is there whole or not at all. Raises OSError."""
+    fd, aside = open_aside(path)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+        if durable:
+            sync_folder(path.parent)
+    except BaseException:
+        with suppress(FileNotFoundError):  # renamed, and then not synced
+            os.unlink(aside)
+        raise
+
+
+def keep(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Write a file unless it has that content, so a full disk need not matter. Raises StorageError."""
+    with suppress(OSError):  # one that cannot be read can be replaced
+        if path.is_file() and path.read_bytes() == data:
+            return
+    try:
+        write_atomically(path, data, durable=durable)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def write_first(path: Path, data: bytes) -> None:
+    """Write a file for good, unless there is one by now. Of several that are written, the first stays.
+
+    Raises OSError.
+    """
+    claim = path.with_name(f".{path.name}.lock")  # not a hard link, which some file systems do not have
+    fd = os.open(claim, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if not os.path.lexists(path):
+            write_atomically(path, data, durable=True)
+        claim.unlink(missing_ok=True)  # a process that still waits for it will see the file
+    finally:
+        os.close(fd)
+
+
+def remove_unfinished(files: Iterable[Path], is_ours: Callable[[str], object]) -> None:
+    """Remove files and folders that a crash left aside unfinished, if their names are ours.
+
+    No others are removed: a folder may hold its user's own files, such as ``.pre-commit-config.yaml``.
+    """
+    for file in files:
+        aside = _ASIDE.fullmatch(file.name)
+        if aside is None or not is_ours(aside[1]):
+            continue
+        with suppress(OSError):  # another process may be tidying up too
+            if time.time() - file.stat().st_mtime > UNFINISHED_S:
+                remove = shutil.rmtree if file.is_dir() else os.unlink
+                remove(file)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was renamed or made in a folder survive a power cut, if its file system can do that.
+
+    Raises OSError.
+    """
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+        log.debug("cannot sync %s: %s", folder, error.strerror)
+    finally:
+        os.close(fd)
+
+
+# --- Files and folders for other programs, which appear whole or not at all.
+#
+# Unlike the files that a node keeps for itself (`wholefile.write_atomically`), these have the permissions
+# that
+# the user's umask gives, and may be too large to be held in memory.
+
+LOST_AND_FOUND = "lost+found"
+"""In the root of every ext4 file system, and not a user's."""
+
+
+@contextmanager
+def placed(path: Path) -> Iterator[Path]:
+    """A place beside `path` for a file or a folder, which replaces what is at `path` when the block ends.
+
+    If the block fails, or a signal ends this process in it, what is at `path` stays as it was, and nothing is
+    left beside it. A folder that is a mount point stays: the place is then inside it, and its files are
+    replaced one by one. Raises OSError.
+    """
+    path = _end_of_links(path)
+    mounted = path.is_dir() and is_mount_point(path)
+    aside = _beside(path / path.name if mounted else path)
+    with _ended_by_no_signal():
+        try:
+            yield aside
+            if mounted:
+                _refill(path, aside)
+            elif path.is_dir() and any(path.iterdir()):
+                _swap(aside, path)
+            else:
+                os.replace(aside, path)
+        except BaseException:
+            _remove(aside)
+            raise
+
+
+@contextmanager
+def _ended_by_no_signal() -> Iterator[None]:
+    """A signal that would end this process at once, such as that of a terminal that closes, raises SystemExit
+    inside the block, and ends the process after it."""
+    ended_by: list[int] = []
+
+    def leave(number: int, _: object) -> NoReturn:
+        ended_by.append(number)
+        raise SystemExit(128 + number)
+
+    in_main = threading.current_thread() is threading.main_thread()  # no other may handle signals
+    numbers = [
+        n for n in (signal.SIGTERM, signal.SIGHUP) if in_main and signal.getsignal(n) is signal.SIG_DFL
+    ]
+    for number in numbers:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+        for by in ended_by:
+            signal.raise_signal(by)
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file, replacing one that is there. Raises OSError."""
+    path = _end_of_links(path)
+    aside = _beside(path)
+    try:
+        with written(aside) as file:
+            file.write(data)
+        os.replace(aside, path)
+    except BaseException:
+        _remove(aside)
+        raise
+
+
+@contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """A new file to write to, synced to disk when the block ends. Raises OSError."""
+    with open(path, "xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _end_of_links(path: Path) -> Path:
+    """The path that `path` leads to, so that no link is replaced. Raises OSError if that is a device, a pipe
+    or a socket."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file", str(path))
+    return Path(os.path.realpath(path))
+
+
+def _swap(aside: Path, path: Path) -> None:
+    """Put a folder in the place of another, which no single rename can do."""
+    old = _beside(path)
+    os.rename(path, old)
+    try:
+        os.rename(aside, path)
+    except BaseException:
+        os.rename(old, path)
+        raise
+    shutil.rmtree(old)
+
+
+def is_mount_point(path: Path) -> bool:
+    """Whether an absolute path is a mount point, such as a container's volume, which cannot be replaced.
+
+    `os.path.ismount` does not see a mount of the same file system.
+    """
+    return os.path.ismount(path) or str(path) in {part.mountpoint for part in disk_partitions(all=True)}
+
+
+def is_of_mount(folder: Path, name: str) -> bool:
+    """Whether `name` in a mount point is its file system's, or was left by a process that was killed."""
+    is_left = re.fullmatch(rf"\.{re.escape(folder.name)}-[0-9a-f]{{8}}", name)
+    return (name == LOST_AND_FOUND or is_left is not None) and is_mount_point(folder)
+
+
+def _refill(folder: Path, aside: Path) -> None:
+    """Replace everything else in `folder` by what is in `aside`, a folder in it."""
+    old = _beside(aside)
+    there = [path for path in folder.iterdir() if path != aside and path.name != LOST_AND_FOUND]
+    old.mkdir()
+    moves = [(path, old / path.name) for path in there]
+    moves += [(path, folder / path.name) for path in aside.iterdir()]
+    done = 0
+    try:
+        for source, target in moves:
+            os.rename(source, target)
+            done += 1
+    except BaseException:
+        for source, target in reversed(moves[:done]):
+            os.rename(target, source)
+        old.rmdir()
+        raise
+    aside.rmdir()
+    shutil.rmtree(old)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}-{secrets.token_hex(4)}")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

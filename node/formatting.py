@@ -1,0 +1,80 @@
+"""Numbers as a terminal shows them: short, or as bars."""
+
+
+# --- Makes text from a model or from another node safe to show on a terminal.
+
+WRONG_SHAPE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""Errors from reading other nodes' JSON, or writing it again, if it is not what it should be."""
+
+UNBOUNDED = 10_000
+"""Width of output that is not a terminal: lines are not wrapped, for programs that search them."""
+
+
+def harmless(text: str) -> str:
+    """A text without control sequences for a terminal; line breaks and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def harmless_line(text: str) -> str:
+    """As `harmless`, but also without line breaks and tabs."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def averaged(values: list[float], columns: int) -> list[float]:
+    """The values or, if they are more than the columns, as many means of neighbours as there are columns."""
+    step = max(1.0, len(values) / columns)
+    bins = [values[int(i * step) : max(int(i * step) + 1, int((i + 1) * step))] for i in range(columns)]
+    return [sum(part) / len(part) for part in bins if part]
+
+
+def chart(values: list[float], rows: int) -> list[str]:
+    """Values as bars, one per column, over `rows` lines: the least is an eighth of a line, the greatest
+    full."""
+    low, high = min(values), max(values)
+    levels = rows * (len(BLOCKS) - 1)
+    heights = [
+        1 + round((value - low) / (high - low) * (levels - 1)) if high > low else levels // 2
+        for value in values
+    ]
+    steps = len(BLOCKS) - 1
+    return [
+        "".join(BLOCKS[max(0, min(steps, height - steps * row))] for height in heights)
+        for row in reversed(range(rows))
+    ]
+
+
+def count(number: float) -> str:
+    """ "950", "12.3k", "4.56M"."""
+    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g}{unit}" if number < 999.5 * scale else f"{number / scale:.0f}{unit}"
+    return f"{number:.0f}"
+
+
+def size(number: float) -> str:
+    """Bytes: "950 B", "12.3 kB"."""
+    text = count(number)
+    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
+
+
+def duration(seconds: float) -> str:
+    """ "12s", "5m", "3h20m", "4d2h"."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days}d{hours % 24}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02d}m"
+    return f"{minutes}m" if minutes else f"{seconds:.0f}s"
+
+
+def plural(number: int, one: str) -> str:
+    """ "1 node", "3 nodes"."""
+    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+
+
+def three_decimals(value: float | None) -> str:
+    """ "2.718", or "-" for what is not known."""
+    return f"{value:.3f}" if value is not None else "-"

@@ -1,0 +1,562 @@
+"""`Peer.attach`: a script becomes a node. With several ranks, the first starts the node and tells the
+others.
+"""
+
+import logging
+import multiprocessing
+import os
+import secrets
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import Protocol, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.models.task import named_tensors
+from gossamer.node import logs
+from gossamer.node.address import (
+    check_is_swarm,
+    check_node_name,
+    check_plaintext,
+    check_swarm_id,
+    parse_address,
+)
+from gossamer.node.daemon.phi.restore import has_model
+from gossamer.node.home import Home, manifest_of, new_home
+from gossamer.node.inputs import (
+    checked_advertise,
+    checked_join,
+    checked_trust,
+    expanded,
+    for_a_script,
+    given_invitation,
+    read_manifest,
+)
+from gossamer.node.join import enter_invited, enter_swarm
+from gossamer.node.options import DaemonOptions
+from gossamer.node.trainer import genesis
+from gossamer.node.trainer.beside import Beside
+from gossamer.node.trainer.daemon_link import CONNECT_TIMEOUT_S, OUTDATED, DaemonLink
+from gossamer.node.trainer.driver import Leader, RankRole
+from gossamer.node.trainer.follower import Follower
+from gossamer.node.trainer.parameters import check_fits, checked_optimizers, parameters_of, reshard
+from gossamer.node.trainer.ranks import Team, team_of
+from gossamer.protocol.access.acl import Invitation
+from gossamer.protocol.errors import ConfigError, LocalError, StorageError, UnreachableError
+from gossamer.protocol.manifest import Manifest, from_canonical
+
+# --- Starts a script's node: enters its folder, founds the swarm if the node is the first, starts the daemon.
+#
+# The folder is entered in the same way as by `gossamer node`.
+
+FREE_TIMEOUT_S = 8.0
+"""How long to wait for the daemon of a script that has just been killed to end."""
+
+POLL_S = 0.1
+TELL_AFTER_S = 15.0
+"""When to log for the first time what is waited for. Each next time comes after twice as long."""
+
+log = logging.getLogger("gossamer.peer")
+
+
+class AttachOptions(TypedDict, total=False):
+    """The keyword arguments of `Peer.attach`, which documents them and fills in the defaults."""
+
+    manifest: Manifest | str | os.PathLike[str] | None
+    join: Collection[str]
+    invite: str | None
+    folder: str | os.PathLike[str] | None
+    name: str
+    listen: str
+    advertise: Sequence[str]
+    swarm_id: str | None
+    trust: Collection[str]
+    stop_round: int
+    plaintext: bool
+    debug: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StartedNode:
+    """A node whose daemon listens."""
+
+    home: Home
+    manifest: Manifest
+    joins: tuple[str, ...]
+    advertised: tuple[str, ...]
+    beside: Beside
+    link: DaemonLink
+
+    @property
+    def contact(self) -> str:
+        """Where others join it: the first address that they are told, or else the one on this machine."""
+        here = (self.home.read_daemon() or {}).get("address", "")
+        address = self.advertised[0] if self.advertised else here
+        return f"gossamer://{self.link.node_id.hex()}@{address}"
+
+    def close(self) -> None:
+        """Disconnect from the daemon, and stop it."""
+        try:
+            self.link.close()
+        finally:
+            self.beside.stop()
+
+
+def started(
+    tensors: Mapping[str, Tensor],
+    in_full: Callable[[Manifest], Mapping[str, Tensor]],
+    options: AttachOptions,
+) -> StartedNode:
+    """Start the node of a script that trains these parameters. Raises LocalError.
+
+    `in_full` takes the swarm's manifest, and returns the parameters whole, gathered from all ranks.
+    """
+    trusted = checked_trust(options["trust"])
+    advertised = checked_advertise(options["advertise"])
+    home, joins = _entered(options)
+    manifest = manifest_of(home)
+    check_fits(tensors, manifest)
+    _wait_until_free(home)
+    _found_if_first(home, manifest, joins, in_full(manifest))
+    # Each attach has its own socket, so that two scripts started at once cannot meet each other's daemon.
+    socket = home.socket_path(secrets.token_hex(4))
+    beside = Beside(
+        DaemonOptions(
+            folder=home.root,
+            listen=options["listen"],
+            advertise=advertised,
+            join=joins,
+            trust=trusted,
+            name=options["name"],
+            plaintext=options["plaintext"],
+            socket=socket,
+            debug=options["debug"],
+            log_level=logs.level_of(logging.getLogger("gossamer")),
+        )
+    )
+    try:
+        beside.start()
+        return StartedNode(home, manifest, joins, advertised, beside, _connect(socket, manifest, beside))
+    except BaseException as error:
+        beside.stop()
+        if isinstance(error, ConfigError) and not home.lock.is_free():  # another node took it meanwhile
+            raise _in_use(home) from None
+        raise
+
+
+def _entered(options: AttachOptions) -> tuple[Home, tuple[str, ...]]:
+    """The node's folder, with its manifest in it, and whom it joins. Raises LocalError."""
+    invitation = given_invitation(options["invite"])
+    joins = checked_join(options["join"] or (invitation.contacts if invitation else ()))
+    entered: Future[Home] = Future()
+
+    def enter() -> None:
+        try:
+            entered.set_result(_enter(joins, invitation, options))
+        except BaseException as error:
+            entered.set_exception(error)
+
+    # In its own thread, since a notebook's thread already runs an event loop. Ctrl-C does not wait for it.
+    threading.Thread(target=enter, name="entering", daemon=True).start()
+    return entered.result(), joins
+
+
+def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: AttachOptions) -> Home:
+    manifest, swarm_id, plaintext = options["manifest"], options["swarm_id"], options["plaintext"]
+    folder = expanded(Path(options["folder"])) if options["folder"] is not None else None
+    given = manifest
+    if not (given is None or isinstance(given, Manifest)):
+        given = read_manifest(expanded(Path(given)))
+    if given is not None:
+        check_is_swarm(given.swarm_id, swarm_id, "the manifest describes")
+    if invitation is not None:
+        return enter_invited(invitation, joins, folder, plaintext, given, swarm_id)
+    if given is not None:
+        home = new_home(folder, given.swarm_id)
+        home.adopt(given)
+        return home
+    if joins or folder is not None:
+        return enter_swarm(joins, folder.absolute() if folder else None, swarm_id, plaintext, _tell)
+    raise ConfigError("which swarm? Give Peer.attach a manifest, a node's folder, or join=[ADDRESS]")
+
+
+def _tell(text: str) -> None:
+    log.info("%s", text)
+
+
+def _wait_until_free(home: Home) -> None:
+    """Wait for the daemon of a script that has just ended. Raises StorageError if it keeps running."""
+    deadline = time.monotonic() + FREE_TIMEOUT_S
+    while not home.lock.is_free():
+        if time.monotonic() > deadline:
+            raise _in_use(home)
+        time.sleep(POLL_S)
+
+
+def _in_use(home: Home) -> StorageError:
+    return StorageError(
+        f"another node is running in {home.root}: stop it (leave() it, if it is this script's own), or give"
+        " another folder="
+    )
+
+
+def _found_if_first(
+    home: Home, manifest: Manifest, joins: tuple[str, ...], tensors: Mapping[str, Tensor]
+) -> None:
+    """Take the model as Phi_0 if there is nobody to join and was no earlier run.
+
+    Raises ConfigError or StorageError.
+    """
+    if joins or home.read_peers() or has_model(home, manifest):
+        return
+    genesis.found(manifest, genesis.image(tensors, manifest.plan()), home)
+    log.info("founding swarm %s (%s)", manifest.swarm.name, manifest.swarm_id.hex()[:12])
+
+
+def _connect(socket: str, manifest: Manifest, beside: Beside) -> DaemonLink:
+    """Wait until the daemon listens. Raises ConfigError if it gives up, or UnreachableError."""
+    link = DaemonLink(socket, manifest)
+    try:
+        _wait_for_daemon(link, beside)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _wait_for_daemon(link: DaemonLink, beside: Beside) -> None:
+    """Wait without a limit while the daemon reads the node's model back. Once a daemon has died, it and its
+    successors get `CONNECT_TIMEOUT_S`."""
+    begun = lived = time.monotonic()
+    tell_after = TELL_AFTER_S
+    while not link.wait_connected(POLL_S):
+        if beside.must_stop:
+            raise beside.ending()
+        if link.is_outdated:
+            raise ConfigError(f"{OUTDATED}: start this script again")
+        now = time.monotonic()
+        if not beside.has_died:
+            lived = now
+        if now - lived > CONNECT_TIMEOUT_S:
+            raise UnreachableError("the node's daemon keeps ending before it listens: its lines say why")
+        if now - begun > tell_after:
+            log.info(
+                "waiting for the node's daemon, which reads its model back (%.0f s; at its socket: %s)",
+                now - begun,
+                link.problem,
+            )
+            tell_after *= 2
+
+
+# --- Checks the arguments of `Peer.attach` before they are used.
+
+
+def check_arguments(options: AttachOptions) -> None:
+    """Raise ConfigError for arguments that are wrong in any swarm."""
+    if fault := next(_faults_of_kind(options), None):
+        raise ConfigError(fault)
+    host, _ = parse_address(options["listen"], port_min=0)
+    if options["plaintext"]:
+        check_plaintext(host)
+    checked_advertise(options["advertise"])
+    check_node_name(options["name"])
+    if options["folder"] is not None and not os.fspath(options["folder"]):
+        raise ConfigError("folder is empty: name the node's folder, or give None for the default")
+    if options["swarm_id"] is not None:
+        check_swarm_id(options["swarm_id"])
+    stop_round = options["stop_round"]
+    if not isinstance(stop_round, Integral) or stop_round < 0:  # NumPy's, too
+        raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
+
+
+def _faults_of_kind(options: AttachOptions) -> Iterator[str]:
+    """Messages about arguments of a wrong type, since scripts are seldom type-checked."""
+    lists: dict[str, object] = {name: options[name] for name in ("join", "advertise", "trust")}
+    for argument, given in lists.items():
+        if isinstance(given, str):
+            yield f"{argument} is a list: {argument}=[{given!r}]"
+        elif not (given is None or _is_list_of_texts(given)):
+            yield f"{argument} is {given!r:.60}: give a list of texts"
+    texts: dict[str, object] = {name: options[name] for name in ("listen", "name", "swarm_id", "invite")}
+    for argument, given in texts.items():
+        if not (isinstance(given, str) or (given is None and argument in ("swarm_id", "invite"))):
+            yield f"{argument} is {given!r:.60}: give a text"
+    flags: dict[str, object] = {name: options[name] for name in ("plaintext", "debug")}
+    for argument, given in flags.items():
+        if not isinstance(given, bool):  # "no" would be true
+            yield f"{argument} is {given!r:.60}: give True or False"
+    folder, manifest = options["folder"], options["manifest"]
+    if not (folder is None or _is_path(folder)):
+        yield f"folder is {folder!r:.60}: give a path"
+    if not (manifest is None or isinstance(manifest, Manifest) or _is_files_path(manifest)):
+        yield f"manifest is {manifest!r:.60}: give a TOML file's path, or a Manifest"
+
+
+def _is_list_of_texts(given: object) -> bool:
+    return isinstance(given, Collection) and all(isinstance(text, str) for text in given)
+
+
+def _is_path(given: object) -> bool:
+    if not isinstance(given, str | os.PathLike):
+        return False
+    path = os.fspath(given)
+    return isinstance(path, str) and "\0" not in path
+
+
+def _is_files_path(given: object) -> bool:
+    """Whether this is a path, and neither empty, as from an unset variable, nor the TOML itself."""
+    return bool(given) and _is_path(given) and "\n" not in str(given)
+
+
+ATTACHING_TELL_AFTER_S = 3.0
+TELL_EVERY_S = 30.0
+
+_imported_in = os.getpid()
+
+
+class Attached(Protocol):
+    """What this module needs of a peer."""
+
+    model: nn.Module
+
+    @property
+    def has_left(self) -> bool: ...
+
+    @property
+    def is_here(self) -> bool: ...
+
+
+_attached: "weakref.WeakSet[Attached]" = weakref.WeakSet()
+"""The peers of this process that have the swarm's model."""
+
+
+def claim(peer: Attached) -> None:
+    """Keep others from attaching this peer's model until it has left."""
+    _attached.add(peer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a script has become. Only the first rank has `folder` and `contact`."""
+
+    role: RankRole
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    folder: Path | None = None
+    contact: str = ""
+    tell_waiting: Callable[[], None] = lambda: None
+    """To be called while the swarm's model is not here: tells the person why, now and then."""
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    **options: Unpack[AttachOptions],
+) -> Place:
+    """Do what `Peer.attach` says, except waiting for the model. Raises the same errors."""
+    _show_log()
+    if torch.is_inference_mode_enabled():
+        raise ConfigError("attach outside torch.inference_mode(): tensors made in it cannot be trained")
+    _check_not_imported_by_a_worker()
+    _check_knows_python()
+    _do_without_threads_that_a_fork_lost()
+    if isinstance(model, nn.Module):  # else `parameters_of` says what it is
+        reshard(model)
+    tensors = parameters_of(model)
+    optimizers = checked_optimizers(optimizer, tensors)
+    _check_not_attached(tensors)
+    _warn_of_memory_of_several_processes(tensors)
+    check_arguments(options)
+    stop_round = int(options["stop_round"])
+    team = team_of(tensors, model)
+    try:
+        if team.rank > 0:
+            return Place(role=_follower(model, tensors, team, stop_round), optimizers=optimizers)
+        node = None
+        try:
+            node = started(tensors, lambda manifest: _bound(team, manifest), options)
+            _say(team, node.link.node_id)
+            return _leader(model, optimizers, node, team, stop_round)
+        except BaseException as error:  # such as no memory for the outer loop, or Ctrl-C
+            if node is None:
+                _say_failed(team, error)
+            else:
+                node.close()
+            raise
+    except BaseException:
+        team.close()
+        raise
+
+
+def _check_not_imported_by_a_worker() -> None:
+    """Raise ConfigError in a spawned worker that is importing its parent's script.
+
+    Python runs the script there to define its functions, and would only object once the script in turn starts
+    workers.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "this is a worker (of a DataLoader, say) that imports its parent's script, and would be another"
+            ' node: put what only the script itself should do under if __name__ == "__main__":'
+        )
+
+
+def _check_knows_python() -> None:
+    """Raise ConfigError if Python does not know its own path, with which the daemon is started."""
+    if not sys.executable:
+        raise ConfigError(
+            "sys.executable is empty, as in some programs that embed Python: set it to the path of the"
+            " Python that is to run this node's daemon"
+        )
+
+
+def _do_without_threads_that_a_fork_lost() -> None:
+    """Torch's threads in the parent do not exist in a forked process, where torch would wait for them."""
+    if os.getpid() != _imported_in and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)  # as a DataLoader's workers do
+        log.warning(
+            "this process was forked without torch's threads: it runs on one thread. For more, start"
+            " it with multiprocessing's method 'spawn'"
+        )
+
+
+def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if a peer has this model already: each would take the other's work for its own."""
+    own = set(map(_place, tensors.values()))
+    for peer in _attached:
+        if peer.has_left or own.isdisjoint(_place(p) for _, p in named_tensors(peer.model)):
+            continue
+        raise ConfigError(
+            "this model is attached already: leave() that peer first, or attach another model (not one that"
+            " shares its memory, as after load_state_dict(assign=True))"
+            if peer.is_here
+            else "this model is attached in the process that this one was forked from: attach another, or a"
+            " copy of it (copy.deepcopy), with an optimizer of its own"
+        )
+
+
+def _place(tensor: Tensor) -> tuple[object, int]:
+    """Where a parameter lies: two parameter objects may share the place. If it has no address, its
+    identity."""
+    if type(tensor) is not nn.Parameter or tensor.layout is not torch.strided or not tensor.data_ptr():
+        return None, id(tensor)
+    return tensor.device, tensor.data_ptr()
+
+
+def _warn_of_memory_of_several_processes(tensors: Mapping[str, Tensor]) -> None:
+    """A model passed to `torch.multiprocessing.spawn` has the same parameters in all of its processes."""
+    if multiprocessing.parent_process() is None:
+        return
+    plain = (p for p in tensors.values() if type(p) is nn.Parameter)  # others may not have any memory
+    if any(p.requires_grad and p.is_cpu and p.is_shared() for p in plain):
+        log.warning(
+            "the model's parameters lie in memory shared between processes, as multiprocessing passes"
+            " tensors: if another process also trains or attaches them, each takes the other's work for its"
+            " own."
+            " Make the model in each process, or attach a copy (copy.deepcopy) with an optimizer of its own"
+        )
+
+
+def _leader(
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    node: StartedNode,
+    team: Team,
+    stop_round: int,
+) -> Place:
+    leader = Leader(
+        model,
+        optimizers,
+        node.manifest,
+        node.link,
+        team,
+        checkpoint=node.home.checkpoint_path,
+        stop_round=stop_round,
+        beside=node.beside,
+    )
+    return Place(
+        role=leader,
+        optimizers=optimizers,
+        folder=node.home.root,
+        contact=node.contact,
+        tell_waiting=_Waiting(node.link, node.joins, is_alone=not node.home.read_peers()),
+    )
+
+
+def _follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Team, stop_round: int) -> Follower:
+    """Take part in what the first rank does. Raises ConfigError if it failed."""
+    manifest = from_canonical(_heard(team))
+    check_fits(tensors, manifest)
+    team.bind(manifest.plan())
+    node_id = _heard(team)
+    beside = Beside()
+    beside.start()
+    return Follower(model, manifest, team, node_id=node_id, stop_round=stop_round, beside=beside)
+
+
+def _bound(team: Team, manifest: Manifest) -> Mapping[str, Tensor]:
+    """The parameters in full. The other ranks hear the manifest first, and then take part in gathering."""
+    _say(team, manifest.canonical())
+    return team.bind(manifest.plan())
+
+
+def _say(team: Team, data: bytes) -> None:
+    """Tell the other ranks, which wait in `_heard`."""
+    team.share(b"=" + data)
+
+
+def _say_failed(team: Team, error: BaseException) -> None:
+    said = str(error) if isinstance(error, LocalError) else f"the first rank failed: {error!r}"
+    team.share(b"!" + said.encode())
+
+
+def _heard(team: Team) -> bytes:
+    """What the first rank says. Raises ConfigError if it failed."""
+    said = team.share(b"")
+    if said[:1] == b"!":
+        raise ConfigError(said[1:].decode())
+    return said[1:]
+
+
+class _Waiting:
+    """Tells the person what is being waited for."""
+
+    def __init__(self, link: DaemonLink, joins: tuple[str, ...], *, is_alone: bool) -> None:
+        """`is_alone`: no member has been met. If there is none to join either, the model is in the folder."""
+        self._link = link
+        self._joins = joins
+        self._is_alone = is_alone
+        self._tell_at = time.monotonic() + ATTACHING_TELL_AFTER_S
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._tell_at:
+            return
+        self._tell_at = time.monotonic() + TELL_EVERY_S
+        if self._link.links:
+            log.info(
+                "waiting for the swarm's model: linked to %d nodes, fetching what they have", self._link.links
+            )
+        elif self._is_alone and not self._joins:
+            log.info("waiting for the node's daemon, which reads the model from the folder")
+        else:
+            whom = ", ".join(self._joins) or "members met before"
+            log.info("waiting for the swarm's model: no link yet to %s", whom)
+
+
+def _show_log() -> None:
+    """Show our log on standard error, unless the script has set up logging itself, or does so later."""
+    ours = logging.getLogger("gossamer")
+    if logging.getLogger().handlers or ours.handlers:
+        return
+    handler = logs.handler(wording=for_a_script)
+    handler.addFilter(lambda _: not logging.getLogger().handlers and ours.handlers == [handler])
+    ours.addHandler(handler)
+    if ours.level == logging.NOTSET:
+        ours.setLevel(logging.INFO)

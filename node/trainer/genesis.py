@@ -1,0 +1,133 @@
+"""Phi_0: the first parameters, rebuilt from the manifest's seed or read from the chunk store.
+
+Run as a module, it rebuilds them in its own process, so that a daemon never imports torch::
+
+    python -m gossamer.node.trainer.genesis FOLDER
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gossamer.node import processes as exit_status
+from gossamer.node import processes as lifeline
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
+from gossamer.node.files import cannot_write
+from gossamer.node.home import Home
+from gossamer.protocol.errors import ConfigError, DiskFullError, DivergedError, LocalError
+from gossamer.protocol.fixedpoint import Ints, to_fixed
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payloads.layout import Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+
+def parameters(model: "nn.Module", layout: Layout) -> Ints:
+    """The model's trainable parameters as Phi: int32[layout.numel] in snapshot order.
+
+    Raises KeyError for a tensor that the model lacks, or ConfigError.
+    """
+    from gossamer.models.task import named_tensors
+
+    return image(dict(named_tensors(model)), layout)
+
+
+def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
+    """Named tensors as Phi. Raises KeyError for one that is missing, ConfigError for one out of range."""
+    phi = np.empty(layout.numel, dtype=np.int32)
+    for fragment in layout.fragments:
+        for slot in fragment.slots:
+            start = fragment.offset + slot.offset
+            values = tensors[slot.spec.name].detach().float().cpu().numpy()
+            try:
+                phi[start : start + slot.numel] = to_fixed(values).reshape(-1)
+            except DivergedError as error:
+                raise ConfigError(f"tensor {slot.spec.name!r}: {error}; scale or freeze it") from None
+    return phi
+
+
+def found(manifest: Manifest, phi: Ints, home: Home) -> None:
+    """Store `phi` as the swarm's first parameters.
+
+    Raises ConfigError if they are not the manifest's, or StorageError.
+    """
+    digest = snapshots.digest(phi)
+    if digest != manifest.genesis.root:
+        raise ConfigError(
+            f"to found swarm {manifest.swarm.name!r} the model must hold its initial parameters: all names"
+            f" and shapes fit, but the values have digest {digest.hex()[:12]}, and the manifest says"
+            f" {manifest.genesis.digest[:12]}. Build the model as when the manifest was written (the same"
+            " seed, weights, dtype and torch), write the manifest again, or join a running node"
+        )
+    store(phi, ChunkStore(home.chunks_path), home.chunks_path)
+
+
+def store(phi: Ints, chunks: ChunkStore, path: Path) -> None:
+    """Store Phi_0 in the chunk store, whose folder is `path`. Raises StorageError."""
+    try:
+        snapshots.store(phi, chunks)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
+    """Whether all of Phi_0 is in the chunk store and undamaged; damaged chunks are removed."""
+    try:
+        for _ in snapshots.pieces(manifest.genesis.root, manifest.plan().snapshot_bytes, chunks):
+            pass
+    except MissingChunkError:
+        return False
+    return True
+
+
+def rebuilt(manifest: Manifest) -> Ints:
+    """Phi_0 from the seed, by building the task's model, which imports torch: int32[numel].
+
+    Raises ConfigError if its digest is not the manifest's.
+    """
+    from gossamer.models.errors import TaskError
+    from gossamer.models.registry import build_task
+    from gossamer.models.task import named_tensors
+    from gossamer.node.trainer.parameters import check_fits
+
+    try:
+        model = build_task(manifest.task.name, manifest.task.options, ()).build_model(manifest.task.seed)
+        check_fits(dict(named_tensors(model)), manifest)
+    except (TaskError, ConfigError) as error:
+        raise ConfigError(f"the manifest's task does not fit its layout: {error}") from None
+    phi = parameters(model, manifest.plan())
+    if snapshots.digest(phi) != manifest.genesis.root:
+        raise ConfigError(
+            "this machine's torch makes different initial parameters than the manifest states. If its seed,"
+            " fragments or task were edited, write it again with gossamer init; if it was written with"
+            " --from, put the .genesis.safetensors that came with it beside it; otherwise join a node that"
+            " has them (--join), or write it again with this version"
+        )
+    return phi
+
+
+def main() -> int:
+    lifeline.watch(lambda: os._exit(1))
+    home = Home(Path(sys.argv[1]))
+    try:
+        manifest = home.manifest()
+        if manifest is None:
+            raise ConfigError(f"no manifest in {home.root}")
+        chunks = ChunkStore(home.chunks_path)
+        if not is_stored(manifest, chunks):
+            store(rebuilt(manifest), chunks, home.chunks_path)
+    except LocalError as error:
+        print(f"gossamer: {error}", file=sys.stderr)
+        return exit_status.DISK_FULL if isinstance(error, DiskFullError) else exit_status.USER_ERROR
+    return exit_status.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,295 @@
+"""The built-in trainer: runs a task's inner loop as one peer of the swarm.
+
+The supervisor starts it beside its daemon as ``python -m gossamer.node.trainer.trainer``. A user's own
+script with a
+`Peer` takes the same place.
+
+A mistake in a task that shows before the first step is for a person to fix: the exit status is 2, and the
+node stops. An error that comes later may pass (a file out of reach, another process that took the memory),
+and so may what keeps a daemon from answering: the exit status is 1, and the trainer is started again, with
+pauses, for as long as it takes, while the daemon goes on. The same holds for training that diverges after it
+went well (a batch whose loss is not a number, an overflow), whether in this process or in an earlier one
+whose inner state this one took up. The next process begins with the swarm's model, a fresh inner optimizer
+and the data that comes after.
+"""
+
+import atexit
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from gossamer.models.checking import explaining
+from gossamer.models.errors import TaskError
+from gossamer.models.muon import InnerOptimizer
+from gossamer.models.task import DataStream, Task
+from gossamer.node import logs
+from gossamer.node import processes as exit_status
+from gossamer.node import processes as lifeline
+from gossamer.node.home import Home
+from gossamer.node.options import TrainerOptions
+from gossamer.node.trainer import data as own_task
+from gossamer.node.trainer.metrics import Reporter
+from gossamer.node.trainer.peer import Peer
+from gossamer.protocol.errors import ConfigError, DivergedError, FolderGoneError, LocalError, UnreachableError
+from gossamer.protocol.manifest import Manifest
+
+LEAVE_S = 2.0
+STAY_POLL_S = 0.05
+END_S = 10.0
+"""How long a task's leftovers, such as a thread of its own, may keep the process alive after its end."""
+
+log = logging.getLogger("gossamer.trainer")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; `auto` is CUDA if available, else the CPU. Raises ConfigError."""
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.zeros(1, device=device).cpu()  # fails on "meta"
+    except (RuntimeError, AssertionError, ImportError) as error:  # ImportError: a backend's own package
+        reason = str(error).splitlines()[0].split(". ")[0]  # torch goes on to list all devices it knows
+        raise ConfigError(f"device {name!r} cannot be used: {reason}") from None
+    return device
+
+
+class Trainer:
+    """Task, model and optimizer of one node, and its peer."""
+
+    def __init__(self, options: TrainerOptions, manifest: Manifest) -> None:
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        self._options = options
+        self._manifest = manifest
+        self._device = choose_device(options.device)
+        self._task: Task = own_task.build(
+            Home(options.folder), manifest, tuple(Path(path) for path in options.data)
+        )
+        self._model: nn.Module = self._task.build_model(manifest.task.seed).to(self._device)
+        self._optimizer = InnerOptimizer(self._task.build_optimizer(self._model))
+        self.peer = Peer.connect(
+            self._model, self._optimizer.parts, options.folder, manifest, stop_round=options.stop_round
+        )
+        self._reporter = Reporter(str(self._device))
+        self._state = "joining"
+        self._val_loss: float | None = None
+        self._val_loss_start: float | None = None
+        self._evaluated_version = -1
+        self._evaluated_round = 0
+        self._could_be_shown = True
+        self.stepped = False
+        """Whether this process has done an inner step, so that the task works in principle."""
+        self._published = False
+        self._asked_to_stop = False  # not an Event: the signal may interrupt code that holds its lock
+
+    @property
+    def _must_stop(self) -> bool:
+        return self._asked_to_stop or self.peer.should_stop
+
+    @property
+    def went_well(self) -> bool:
+        """Whether training went well for a while: this process has published, or it resumed the inner state
+        of an earlier one, which may then be to blame."""
+        return self._published or self.peer.resumed
+
+    def stop(self) -> None:
+        """Ask the loop to end after the current step."""
+        self._asked_to_stop = True
+
+    def run(self) -> None:
+        """Train until the last round or until asked to stop. Raises DivergedError or TaskError."""
+        stream = DataStream(seed=self._manifest.task.seed, node_id=self.peer.node_id)
+        next(self._task.batches(stream))  # mistakes in the data come to light before anyone waits
+        self._tell_data()
+        if not self.peer.begin(on_wait=self._report):
+            return
+        if self.peer.progress.steps:
+            afresh = "" if self.peer.resumed else ", with a fresh inner optimizer"
+            log.info("resumed after %d inner steps%s", self.peer.progress.steps, afresh)
+        steps = self.peer.progress.steps
+        # A task that uses torch's own generator draws other numbers on each node and after each restart.
+        torch.manual_seed(stream.derived_seed(f"torch after {steps} steps"))
+        batches = self._task.batches(replace(stream, skip_batches=steps))
+        if self.peer.clock == 0 and self._options.evaluate_every:
+            self._val_loss_start = self._evaluate()
+        self._state = "training"
+        while not self._must_stop and not self.peer.finished:
+            self._inner_step(next(batches))
+            self._report()
+        if self.peer.finished:
+            self._stay()
+        self._state = "leaving"
+        self.peer.flush(LEAVE_S)
+
+    def _tell_data(self) -> None:
+        """Log what this node trains on, with a warning if that differs from the last run's data: a start
+        takes no --data from the folder."""
+        sources = self._options.data
+        before = Home(self._options.folder).keep_data(sources)
+        log.info("training on %s", self._task.data_in_words())
+        if before is not None and before != sources:
+            then, now = (", ".join(names) or "the task's own data" for names in (before, sources))
+            log.warning(
+                "this node's last run trained on %s, and this one trains on %s: give --data as before if"
+                " that was not intended",
+                then,
+                now,
+            )
+
+    def give_up_window(self) -> None:
+        """Go back to the swarm's model. Save how far this process got with its data for the next one, but no
+        inner state, with which the next might diverge at once."""
+        self.peer.drop_progress()
+        self.peer.flush(LEAVE_S)
+        self.peer.close()
+
+    def _inner_step(self, batch: object) -> None:
+        self._optimizer.scale_lr(self.peer.lr_scale(self._task.lr_scale))
+        loss = self._task.loss(self._model, batch)
+        with explaining(self._task, "in the backward pass"):
+            loss.backward()
+        with explaining(self._task, "in the optimizer's step"):
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        tokens = self._task.tokens(batch)
+        self.stepped = True
+        before = self.peer.round
+        published = self.peer.step(tokens, loss)
+        self._published = self._published or published is not None
+        every = self._options.evaluate_every
+        if published is not None and every and published // every > before // every:  # rounds may be skipped
+            if not self.peer.finished:
+                self._evaluate()
+
+    def _evaluate(self) -> float | None:
+        """Measure the held-out loss for displays; None if it is not finite, and so cannot be shown."""
+        measured = float(self._task.evaluate(self._model))
+        self._evaluated_version, self._evaluated_round = self.peer.version, self.peer.round
+        is_number = isfinite(measured)
+        if self._could_be_shown and not is_number:
+            log.warning("the held-out loss is %s, so none is shown: has training diverged?", measured)
+        self._could_be_shown = is_number
+        self._val_loss = measured if is_number else None
+        return self._val_loss
+
+    def _stay(self) -> None:
+        """After the last round: follow Phi until told to stop, and evaluate it once it rests after a
+        change."""
+        self._state = "finished"
+        self.peer.drop_progress()
+        stale = True
+        while not self._must_stop:
+            if self.peer.settle():
+                stale = True
+            elif stale:
+                self._evaluate()
+                stale = False
+            self._report()
+            time.sleep(STAY_POLL_S)
+
+    def _report(self) -> None:
+        self._reporter.report(
+            self.peer,
+            self._state,
+            val_loss=self._val_loss,
+            val_loss_start=self._val_loss_start,
+            evaluated_version=self._evaluated_version,
+            evaluated_round=self._evaluated_round,
+        )
+
+
+class _Ending:
+    """Ends the process from a signal or a cut lifeline, whether its loop has begun or not."""
+
+    def __init__(self) -> None:
+        self.trainer: Trainer | None = None
+        self._pid = os.getpid()
+
+    def terminate(self, number: int = signal.SIGTERM, _: object = None) -> None:
+        """A signal to stop: after the current step, or at once if the loop has not begun."""
+        if os.getpid() != self._pid:  # a process that the task has forked: it has no loop to stop
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        if self.trainer is None:
+            os._exit(0)
+        self.trainer.stop()
+
+    def node_is_gone(self) -> None:
+        """The supervisor is gone: stop, by force if a step takes too long."""
+        self.terminate()
+        time.sleep(LEAVE_S)
+        os._exit(1)
+
+
+def main() -> int:
+    """Run a trainer from its one JSON argument; returns its exit status."""
+    atexit.register(gc.freeze)  # with torch loaded, the last garbage collection takes up to a second
+    options = TrainerOptions.from_json(sys.argv[1])
+    logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
+    ending = _Ending()
+    for number in lifeline.stop_signals():
+        signal.signal(number, ending.terminate)
+    lifeline.reset_signals()
+    lifeline.watch(ending.node_is_gone)
+    try:
+        trainer = ending.trainer = Trainer(options, Home(options.folder).own_manifest())
+        trainer.run()
+        trainer.peer.close()
+    except DivergedError as error:
+        assert ending.trainer is not None, "it trained"
+        return _diverged(error, ending.trainer, options)
+    except Exception as error:
+        if ending.trainer is not None:
+            ending.trainer.peer.abandon()  # the next process resumes from what is whole here
+        if not isinstance(error, LocalError | TaskError):
+            raise
+        log.error("%s", error, exc_info=error if options.debug else None)
+        has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
+        return exit_status.FAILED if _may_pass(error, has_worked) else exit_status.USER_ERROR
+    if trainer.peer.is_outdated:
+        return exit_status.FAILED  # the next process is of the daemon's release
+    return exit_status.DONE
+
+
+def _diverged(error: DivergedError, trainer: Trainer, options: TrainerOptions) -> int:
+    """Log the error and give up the window; returns the exit status: whether another process may do
+    better."""
+    went_well = trainer.went_well
+    if went_well:
+        on = "Going back to the swarm's model and on with the next data"
+        log.warning("%s if it happens again. %s", error, on)
+    else:
+        log.error("%s", error, exc_info=error if options.debug else None)
+    with suppress(LocalError):  # the next process will meet the same error and log it
+        trainer.give_up_window()
+    return exit_status.FAILED if went_well else exit_status.USER_ERROR
+
+
+def _may_pass(error: Exception, has_worked: bool) -> bool:
+    """Whether another process may get further; a task's error may pass if the task `has_worked` before."""
+    if isinstance(error, TaskError):
+        return has_worked
+    return isinstance(error, UnreachableError | FolderGoneError)
+
+
+def _run() -> NoReturn:
+    status = exit_status.FAILED
+    try:
+        status = main()
+    finally:
+        lifeline.end_within(END_S, status)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    _run()

@@ -1,0 +1,479 @@
+"""Which nodes are let in: grants and revocations, signed by a swarm's owners.
+
+A *grant* gives a node id a role until it expires. A *revocation* excludes a node id for good, and voids the
+deltas that it signed for rounds later than the one named. Both are records and are gossiped like any other.
+The `Charter` is the set of them. It is a semilattice, so nodes that have heard the same records, in whatever
+order, decide alike.
+
+Two questions are kept apart, since replicas must stay bit-identical. Whether a *record counts* depends on
+the charter alone, never on a clock. Whether a *node may speak to us* depends on the time too: a node whose
+grant has expired is turned away, but its deltas still count.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError, NoRoomError, PeerError, RefusedError, SignatureError
+from gossamer.protocol.identity import NODE_ID_BYTES, PUBLIC_KEY_BYTES, node_id_of, short
+from gossamer.protocol.records import Envelope, Kind, open_envelope
+from gossamer.protocol.unix_time import moment, span
+from gossamer.protocol.wire import Fields, pack, unpack
+
+if TYPE_CHECKING:
+    from gossamer.protocol.manifest import AdmissionSection
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+
+from gossamer.protocol.effects import Effect, Hangup, Send
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, CREDENTIAL_BYTES_MAX
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.messages import CharterSummary, Records
+from gossamer.protocol.records import HEADER_BYTES
+from gossamer.protocol.sampling import RandomSource, sample
+from gossamer.protocol.unix_time import UnixTime
+
+NEVER = 0
+"""The value of `Grant.expires` that means no end."""
+
+
+class Role(IntEnum):
+    """What a member may do. Each role includes the ones before it."""
+
+    OBSERVE = 1
+    """Hold a full replica and serve it: bootstrap peers, mirrors, readers."""
+    TRAIN = 2
+    """Publish deltas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """An owner's word that a node may take part. Times are Unix seconds."""
+
+    record_id: bytes
+    node_id: bytes
+    role: Role
+    expires: int
+    data: bytes
+    """The envelope's exact bytes."""
+
+    def is_current(self, unix_s: float) -> bool:
+        return self.expires == NEVER or unix_s < self.expires
+
+    @property
+    def rights(self) -> tuple[Role, float]:
+        """The role, and until when in Unix seconds. A node shows the grant with the greatest rights."""
+        return self.role, _end(self)
+
+    def outlasts(self, other: "Grant") -> bool:
+        """Whether `other` adds nothing to this grant. Of equal ones the one with the smaller id stays."""
+        mine, theirs = (_end(self), self.role), (_end(other), other.role)
+        if mine == theirs:
+            return self.record_id <= other.record_id
+        return mine[0] >= theirs[0] and mine[1] >= theirs[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revocation:
+    """An owner's word that a node is out: its deltas after round `last_round` are void."""
+
+    record_id: bytes
+    node_id: bytes
+    last_round: int
+    reason: str
+    data: bytes
+
+
+def _end(grant: Grant) -> float:
+    return float("inf") if grant.expires == NEVER else grant.expires
+
+
+def grant_body(node_id: bytes, role: Role, issued: int, expires: int) -> bytes:
+    """The body of a grant; `issued` makes two grants of the same content different records."""
+    return pack([node_id, int(role), issued, expires])
+
+
+def revocation_body(node_id: bytes, last_round: int, issued: int, reason: str) -> bytes:
+    """The body of a revocation."""
+    return pack([node_id, last_round, issued, reason])
+
+
+def parse_grant(envelope: Envelope) -> Grant:
+    """Check a grant's body. Raises MalformedError."""
+    fields = Fields(unpack(envelope.body, limits.CREDENTIAL_BYTES_MAX), "grant")
+    node_id = fields.blob("node_id", NODE_ID_BYTES)
+    role = Role(fields.integer("role", Role.OBSERVE, Role.TRAIN))
+    fields.integer("issued", 0, limits.UNIX_S_MAX)
+    expires = fields.integer("expires", 0, limits.UNIX_S_MAX)
+    fields.end()
+    return Grant(
+        record_id=envelope.record_id, node_id=node_id, role=role, expires=expires, data=envelope.data
+    )
+
+
+def parse_revocation(envelope: Envelope) -> Revocation:
+    """Check a revocation's body. Raises MalformedError."""
+    fields = Fields(unpack(envelope.body, limits.CREDENTIAL_BYTES_MAX), "revocation")
+    node_id = fields.blob("node_id", NODE_ID_BYTES)
+    last_round = fields.integer("last_round", 0, limits.ROUND_MAX)
+    fields.integer("issued", 0, limits.UNIX_S_MAX)
+    reason = fields.text("reason", limits.REASON_BYTES_MAX)
+    fields.end()
+    return Revocation(
+        record_id=envelope.record_id,
+        node_id=node_id,
+        last_round=last_round,
+        reason=reason,
+        data=envelope.data,
+    )
+
+
+class Charter:
+    """The grants and revocations in force, and what follows from them."""
+
+    def __init__(self, section: "AdmissionSection", swarm_id: bytes) -> None:
+        self._invited = section.mode == "invited"
+        self._role_of_all = None if self._invited else Role.TRAIN
+        """The role that every node has in an open swarm; None if members must be invited."""
+        self._swarm_id = swarm_id
+        self._owners = frozenset(node_id_of(bytes.fromhex(key)) for key in section.owners)
+        self._grants: dict[bytes, tuple[Grant, ...]] = {}
+        self._revocations: dict[bytes, Revocation] = {}
+        self._datas: set[bytes] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every node that is not revoked may train."""
+        return not self._invited
+
+    @property
+    def has_owners(self) -> bool:
+        """Whether anybody can grant or revoke. Without owners the charter stays empty for good."""
+        return bool(self._owners)
+
+    def is_owner(self, node_id: bytes) -> bool:
+        """Whether a node id is that of an owner's key. Owners may ask questions, but that does not make them
+        members."""
+        return node_id in self._owners
+
+    # -- the set
+
+    def learn(self, data: bytes) -> Grant | Revocation | None:
+        """Unite one record with the set; returns the record if that changed anything.
+
+        Raises MalformedError, SignatureError or NoRoomError.
+        """
+        if data in self._datas:
+            return None
+        record = self._open(data)
+        return self._add_grant(record) if isinstance(record, Grant) else self._add_revocation(record)
+
+    def _open(self, data: bytes) -> Grant | Revocation:
+        """Check one record. That the key is an owner's is checked before the signature, so that strangers
+        cannot make us verify any signatures."""
+        if len(data) > limits.CREDENTIAL_BYTES_MAX:
+            raise MalformedError(f"a credential of {len(data)} bytes")
+        if node_id_of(data[1 : 1 + PUBLIC_KEY_BYTES]) not in self._owners:
+            raise SignatureError("a grant or revocation by somebody who is not an owner of this swarm")
+        envelope = open_envelope(data, self._swarm_id)
+        match envelope.kind:
+            case Kind.GRANT:
+                return parse_grant(envelope)
+            case Kind.REVOCATION:
+                return parse_revocation(envelope)
+            case _:
+                raise MalformedError("neither a grant nor a revocation")
+
+    def _add_grant(self, grant: Grant) -> Grant | None:
+        """Keep the grants of a node that no other one outlasts: at most one for each role."""
+        held = self._grants.get(grant.node_id, ())
+        if any(other.outlasts(grant) for other in held):
+            return None
+        self._check_room(grant.node_id)
+        kept = [other for other in held if not grant.outlasts(other)]
+        self._grants[grant.node_id] = tuple(sorted((*kept, grant), key=lambda g: g.record_id))
+        self._datas.difference_update(other.data for other in held)
+        self._datas.update(other.data for other in self._grants[grant.node_id])
+        return grant
+
+    def _add_revocation(self, revocation: Revocation) -> Revocation | None:
+        """Of several revocations of one node id, keep the one that voids most."""
+        held = self._revocations.get(revocation.node_id)
+        if held is not None:
+            if (held.last_round, held.record_id) <= (revocation.last_round, revocation.record_id):
+                return None
+            self._datas.discard(held.data)
+        self._check_room(revocation.node_id)
+        self._revocations[revocation.node_id] = revocation
+        self._datas.add(revocation.data)
+        return revocation
+
+    def _check_room(self, node_id: bytes) -> None:
+        if not self._has_room(node_id):
+            raise NoRoomError("grants and revocations for more nodes than a swarm may have")
+
+    def _has_room(self, node_id: bytes) -> bool:
+        if node_id in self._grants or node_id in self._revocations:
+            return True  # as nearly always: links are vetted again and again
+        return len(self._grants.keys() | self._revocations.keys()) < limits.CHARTER_NODES_MAX
+
+    def records(self) -> Iterable[Grant | Revocation]:
+        """All grants and revocations in force, in no particular order."""
+        for grants in self._grants.values():
+            yield from grants
+        yield from self._revocations.values()
+
+    def ids(self) -> tuple[bytes, ...]:
+        """Record ids in order."""
+        return tuple(sorted(record.record_id for record in self.records()))
+
+    @property
+    def digest(self) -> bytes:
+        """Hash of the set: equal digests mean equal sets."""
+        return sha256(b"".join(self.ids())).digest()
+
+    # -- what follows
+
+    def _role_ever(self, node_id: bytes) -> Role | None:
+        if not self._invited:
+            return Role.TRAIN
+        return max((grant.role for grant in self._grants.get(node_id, ())), default=None)
+
+    def role_of(self, node_id: bytes) -> Role | None:
+        """The highest role ever granted, expired or not; None for a stranger or a revoked node."""
+        if node_id in self._revocations:
+            return None
+        return self._role_of_all or self._role_ever(node_id)
+
+    def counts(self, author: bytes, round_: int) -> bool:
+        """Whether a delta of this author and round belongs to S. Depends on the charter alone."""
+        revocation = self._revocations.get(author)
+        in_time = revocation is None or round_ <= revocation.last_round
+        return in_time and self._role_ever(author) is Role.TRAIN
+
+    def revocation_of(self, node_id: bytes) -> Revocation | None:
+        return self._revocations.get(node_id)
+
+    def credential_of(self, node_id: bytes, unix_s: float) -> bytes:
+        """The envelope of a node's highest current grant, shown to be let in; empty if it has none."""
+        current = [grant for grant in self._grants.get(node_id, ()) if grant.is_current(unix_s)]
+        return max(current, key=lambda grant: grant.rights).data if current else b""
+
+    def invited_until(self, node_id: bytes) -> int | None:
+        """Unix time at which a node's last grant ends or ended; None for no end, no grant, or no need."""
+        if self.is_open:
+            return None
+        ends = [grant.expires for grant in self._grants.get(node_id, ())]
+        return None if not ends or NEVER in ends else max(ends)
+
+    def vet(self, node_id: bytes, unix_s: float, credential: bytes = b"") -> None:
+        """Check that a node that shows this credential (a grant's envelope, or nothing) may speak to us now.
+
+        The credential is judged, but not added to the set. It is worth nothing if the set has no room for it:
+        what its node published would count nowhere. Raises RefusedError with what the operator of that node
+        should know.
+        """
+        self._check_not_revoked(node_id)
+        if self.is_open:
+            return
+        grants = [*self._grants.get(node_id, ()), *self._shown(node_id, credential)]
+        if not grants:
+            raise RefusedError(
+                "this swarm lets in invited nodes only; send an owner this node id for gossamer invite: "
+                + node_id.hex()
+            )
+        if not any(grant.is_current(unix_s) for grant in grants):
+            end = max(grant.expires for grant in grants)
+            raise RefusedError(
+                f"the invitation of node {short(node_id)} ran out {span(unix_s - end)} ago; ask an owner for"
+                f" a new one (it was valid until {moment(end)}: if that is in the future, set the clock that"
+                " is wrong)"
+            )
+        if not self._has_room(node_id):
+            raise RefusedError(
+                f"owners have invited or revoked {limits.CHARTER_NODES_MAX} nodes, which is the limit: there"
+                f" is no room for node {short(node_id)}. Start with the key of one that was invited"
+            )
+
+    def check_of_use(self, data: bytes) -> None:
+        """Refuse a grant that an owner hands over for a node that was revoked: no grant undoes a revocation.
+
+        From members the set still takes such a grant, since the order in which they hear of the two must not
+        matter. Raises RefusedError, MalformedError or SignatureError.
+        """
+        record = self._open(data)
+        if isinstance(record, Grant):
+            self._check_not_revoked(record.node_id)
+
+    def _check_not_revoked(self, node_id: bytes) -> None:
+        revocation = self._revocations.get(node_id)
+        if revocation is not None:
+            because = f": {revocation.reason}" if revocation.reason else ""
+            raise RefusedError(f"node {short(node_id)} was revoked by an owner of this swarm{because}")
+
+    def _shown(self, node_id: bytes, credential: bytes) -> list[Grant]:
+        if not credential or credential in self._datas:
+            return []
+        try:
+            record = self._open(credential)
+        except PeerError as error:
+            raise RefusedError(f"the invitation of node {short(node_id)} is not valid: {error}") from None
+        return [record] if isinstance(record, Grant) and record.node_id == node_id else []
+
+
+# --- The invitation that an owner hands to a new member: one line of text with everything needed to join.
+#
+# It is ``gossamer-invitation:`` and base64url of msgpack ``[swarm id, grant's envelope, contacts]``, where
+# contacts are members' addresses as `--join` takes them. It is no secret: only the node that it names can use
+# it.
+
+PREFIX = "gossamer-invitation:"
+INVITATION_BYTES_MAX = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """A grant, the swarm that it is for, and addresses of members of that swarm."""
+
+    swarm_id: bytes
+    grant: Grant
+    contacts: tuple[str, ...]
+
+    def to_text(self) -> str:
+        packed = pack([self.swarm_id, self.grant.data, self.contacts])
+        return PREFIX + urlsafe_b64encode(packed).decode()
+
+
+def read_invitation(text: str) -> Invitation:
+    """Inverse of `Invitation.to_text`. Raises ConfigError.
+
+    The grant's signature is checked here. Whether its signer is an owner can be told only from the manifest.
+    """
+    words = "".join(text.replace(">", " ").split())  # mail programs break long lines and mark quotes
+    if not words.startswith(PREFIX) or len(words) > INVITATION_BYTES_MAX:
+        raise ConfigError(f"that is not an invitation; one begins with {PREFIX}")
+    try:
+        fields = Fields(unpack(urlsafe_b64decode(words.removeprefix(PREFIX)), INVITATION_BYTES_MAX), "it")
+        swarm_id = fields.blob("swarm_id", 32)
+        envelope = open_envelope(fields.blob("grant", HEADER_BYTES, CREDENTIAL_BYTES_MAX), swarm_id)
+        contacts = fields.texts("contacts", ADDRESSES_PER_PEER_MAX)
+        fields.end()
+        if envelope.kind is not Kind.GRANT:
+            raise ConfigError("that invitation grants nothing")
+        return Invitation(swarm_id, parse_grant(envelope), contacts)
+    except (PeerError, binascii.Error, ValueError) as error:
+        raise ConfigError(f"that invitation is damaged ({error}); was all of it copied?") from None
+
+
+# --- Keeps strangers out, and the charter the same on all nodes.
+#
+# A new grant or revocation goes to *all* links at once, not to a few: so a peer hears of a member, on the
+# same
+# link, before it hears of that member's records. Comparing digests brings what is lost on the way: when a
+# link
+# comes up, and every 5 to 10 s with one random link. Links of members whose grant has expired are cut.
+
+STRANGER_INTERVAL_S = 1.0
+"""A link that brings records of unknown authors is asked for its charter no more often than this."""
+
+
+class Vetting:
+    """Asks the charter which nodes may speak. Exchanges it over the links, unless the swarm has no owners."""
+
+    def __init__(self, charter: Charter, links: Links, rng: RandomSource, unix_time: UnixTime) -> None:
+        self._charter = charter
+        self._links = links
+        self._rng = rng
+        self._unix_time = unix_time
+        self._next_exchange = 0.0
+        self._next_look = 0.0
+        self._strangers: dict[int, float] = {}
+        """Links that brought records of unknown authors, and when their charters were last asked for."""
+
+    # -- who is let in
+
+    def vet(self, node_id: bytes, credential: bytes, now: float) -> None:
+        """Check that a node that shows this credential may speak to us now. Raises RefusedError."""
+        self._charter.vet(node_id, self._unix_time.at(now), credential)
+
+    def vet_question(self, node_id: bytes, credential: bytes, now: float) -> None:
+        """Check that a node may ask how we are doing: members and owners may. Raises RefusedError."""
+        if not self._charter.is_owner(node_id):
+            self.vet(node_id, credential, now)
+
+    def credential_of(self, node_id: bytes, now: float) -> bytes:
+        """The credential that a node shows to be let in, as far as we know; empty if none is needed."""
+        return self._charter.credential_of(node_id, self._unix_time.at(now))
+
+    # -- the charter over the links
+
+    def link_up(self, link: int) -> list[Effect]:
+        return self._summary(link) if self._charter.has_owners else []
+
+    def link_down(self, link: int) -> None:
+        self._strangers.pop(link, None)
+
+    def wake(self, now: float) -> list[Effect]:
+        """Compare charters with one random link, and cut links of members whose grant has expired."""
+        result: list[Effect] = []
+        if not self._charter.has_owners:
+            return result
+        if now >= self._next_exchange:
+            self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.5 + 0.5 * self._rng.random())
+            for number in sample(self._links.numbers, 1, self._rng):
+                result += self._summary(number)
+        if now >= self._next_look:
+            self._next_look = now + limits.EXPIRY_CHECK_INTERVAL_S
+            result += self._cut_expired(now)
+        return result
+
+    def spread(self, record: Grant | Revocation, source: int | None) -> list[Effect]:
+        """Tell every link of a record that is new to us."""
+        message = Records(((record.data, False),))
+        return [Send(link.number, message) for link in self._links.all() if link.number != source]
+
+    def stranger(self, link: int, now: float) -> list[Effect]:
+        """A link brought a record of a node that is not let in: either we or the peer have not heard of some
+        grant or revocation."""
+        if now < self._strangers.get(link, float("-inf")) + STRANGER_INTERVAL_S:
+            return []
+        self._strangers[link] = now
+        return self._summary(link)
+
+    def met_strangers(self) -> list[int]:
+        """Links whose records were passed over for lack of a grant since the last call."""
+        links, self._strangers = list(self._strangers), {}
+        return links
+
+    def exchange(self, link: int, message: CharterSummary) -> list[Effect]:
+        """Send the records that the peer's charter lacks, and let the peer do the same."""
+        if message.digest == self._charter.digest:
+            return []
+        if not message.record_ids and not message.answer:
+            return self._listing(link, answer=False)
+        theirs = set(message.record_ids)
+        lacking = [record for record in self._charter.records() if record.record_id not in theirs]
+        entries = [(record.data, False) for record in sorted(lacking, key=lambda record: record.record_id)]
+        result: list[Effect] = [Send(link, records) for records in Records.batches(entries)]
+        if not message.answer and not theirs <= set(self._charter.ids()):
+            result += self._listing(link, answer=True)
+        return result
+
+    def _summary(self, link: int) -> list[Effect]:
+        return [Send(link, CharterSummary(self._charter.digest))]
+
+    def _listing(self, link: int, *, answer: bool) -> list[Effect]:
+        return [Send(link, CharterSummary(self._charter.digest, self._charter.ids(), answer))]
+
+    def _cut_expired(self, now: float) -> list[Effect]:
+        result: list[Effect] = []
+        for link in self._links.all():
+            try:
+                self.vet(link.node_id, b"", now)
+            except RefusedError as error:
+                result.append(Hangup(link.number, str(error)))
+        return result

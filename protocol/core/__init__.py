@@ -1,1 +1,0 @@
-"""One node: all state machines behind one door, and what needs several of them."""

@@ -1,0 +1,328 @@
+"""Our own row, and the exchange of everybody's rows.
+
+Our row is signed again every few seconds. New rows, ours and others', are gathered for a moment and sent to a
+few links in turn, whose peers do the same. No peer is sent a row that it is known to have. Urgent rows (a
+member leaves, or was suspected and lives) are relayed at once. Anti-entropy brings what all this loses: now
+and then we tell a link which rows we have and how new they are, and each side sends what the other lacks.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from gossamer.protocol import limits
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.effects import Effect, Send
+from gossamer.protocol.errors import ConfigError, MalformedError
+from gossamer.protocol.events import Progress
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.members import Health, Member, Roster
+from gossamer.protocol.messages import Records, RosterSummary, Suspect
+from gossamer.protocol.records import Kind, Row, RowBody, parse_row, seal
+from gossamer.protocol.sampling import RandomSource, sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """What a node says of itself, and what it was told at its start."""
+
+    name: str
+    trains: bool
+    incarnation: int
+    bootstrap: tuple[str, ...] = ()
+    pins: Mapping[str, bytes] = field(default_factory=dict)
+    """The node id that must answer at a bootstrap address, for addresses where it is known."""
+    remembered: frozenset[str] = frozenset()
+    """Bootstrap addresses that we were not given at this start: members met in earlier runs."""
+    trusted: frozenset[bytes] = frozenset()
+    """Node ids whose claimed snapshot is enough to start from, if the user has named any."""
+    fingerprint: bytes = b""
+    """SHA-256 of our TLS certificate, empty without TLS."""
+    version: str = ""
+
+
+@dataclass(slots=True)
+class _News:
+    """A row to be told, and the links that need not hear it from us."""
+
+    entry: tuple[bytes, bool]
+    known_to: set[int] = field(default_factory=set)
+    tellings: int = limits.ROW_REPEATS
+
+
+def _within(value: float, bound: float) -> float:
+    """Clamp a number to what others accept: a diverged loss shows as the bound."""
+    return max(-bound, min(bound, value)) if math.isfinite(value) else bound
+
+
+def _is_worth_telling(member: Member, *, is_known: bool) -> bool:
+    """Whether to send a member's row to a peer; `is_known` if that peer has an older row of the member.
+
+    To a peer that knows the member, the row of a missing member would pass for a sign of life. Any other peer
+    may need the row, since the member may be in the other half of a partition. Only nodes that have known the
+    member themselves send it: otherwise nodes about to forget it would pass it on to newcomers for ever.
+    """
+    if is_known:
+        return not member.is_missing
+    return not (member.health is Health.LEFT or (member.is_missing and member.is_hearsay))
+
+
+class Presence:
+    """Makes us known to others. `standing` returns our last round and the snapshots that we claim."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        swarm_id: bytes,
+        info: NodeInfo,
+        roster: Roster,
+        links: Links,
+        rng: RandomSource,
+        standing: Callable[[], tuple[int, tuple[Claim, ...]]],
+    ) -> None:
+        self._identity = identity
+        self._swarm_id = swarm_id
+        self._info = info
+        self._roster = roster
+        self._links = links
+        self._rng = rng
+        self._standing = standing
+        self._addresses: tuple[str, ...] = ()
+        self._progress = Progress(0, 0, 0.0, 0.0, "")
+        self._incarnation = info.incarnation
+        self._heartbeat = 0
+        self.outdone = 0
+        """How often we received a row of our own that is newer than any that this run has signed."""
+        self._leaving = False
+        self._has_changed = False
+        self._is_doubtful = True
+        """Whether our row says something new that others might refuse, so that it must be checked."""
+        self._news: dict[bytes, _News] = {}
+        self._told: list[int] = []
+        """Our links, in the order of their turns."""
+        self._rosters: Counter[int] = Counter()
+        """Number of roster summaries received on each link since we last sent one unasked."""
+        self._next_heartbeat = 0.0
+        self._next_rows = 0.0
+        self._next_refutation = 0.0
+        self._next_roster = 0.0
+        self.row, self.data = self._sign()
+
+    # -- what changes
+
+    def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
+        """Tell where we can be dialled."""
+        self._addresses = addresses
+        self._is_doubtful = True
+        return self.beat()
+
+    def progress(self, progress: Progress) -> None:
+        """Take over what our trainer reports; the next heartbeat tells it."""
+        self._progress = replace(
+            progress,
+            tokens_per_s=_within(progress.tokens_per_s, limits.TOKENS_PER_S_MAX),
+            loss=_within(progress.loss, limits.LOSS_MAX),
+        )
+        self._is_doubtful = True
+
+    def leave(self) -> list[Effect]:
+        """Tell all linked peers that we leave: otherwise all they see is a dead link."""
+        self._leaving = True
+        self._renew()
+        return [Send(link.number, Records(((self.data, False),))) for link in self._links.all()]
+
+    def changed(self) -> None:
+        """Something in our row is worth telling soon, though not at once."""
+        self._has_changed = True
+
+    def beat(self) -> list[Effect]:
+        """Sign a newer row of ourselves and push it at once."""
+        self._renew()
+        self.forget(self._identity.node_id)
+        return self._push(self.data, set())
+
+    # -- time
+
+    def deadline(self) -> float:
+        return self._next_rows
+
+    def wake(self, now: float) -> list[Effect]:
+        """Send rows, our own heartbeat among them, and compare rosters with a random link, each when due."""
+        if now < self._next_rows:
+            return []
+        self._next_rows = now + limits.ROWS_INTERVAL_S
+        soon = now + limits.ROWS_INTERVAL_S / 2
+        if self._has_changed or soon > self._next_heartbeat:
+            self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
+            self._renew()
+            self._news[self._identity.node_id] = _News((self.data, False))
+        result = self._tell()
+        if soon > self._next_roster:
+            self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
+            self._rosters.clear()
+            some = sample(self._links.numbers, 1, self._rng)
+            result += [Send(number, self.summary(answer=False)) for number in some]
+        return result
+
+    # -- messages
+
+    def received(self, row: Row, link: int, now: float) -> list[Effect]:
+        """Take in a row, and have it relayed if it is news."""
+        if row.node_id == self._identity.node_id:
+            self._outdo(row)
+            return []
+        known = self._roster.get(row.node_id)
+        was_missing = known is not None and known.is_missing
+        had_left = known is not None and known.health is Health.LEFT
+        if not self._roster.update(row, now):
+            return []
+        news = self._news[row.node_id] = _News((row.data, False), {link})
+        comes_or_goes = had_left or row.body.leaving
+        is_urgent = was_missing or (comes_or_goes and self._roster.may_come_or_go(row.node_id, now))
+        return self._push(row.data, news.known_to) if is_urgent else []
+
+    def is_known(self, row: bytes, link: int) -> bool:
+        """Whether we have this row already, byte for byte. If so, it need not be sent to that link."""
+        node_id = self._roster.whose(row)
+        if node_id is None:
+            return row == self.data
+        if node_id in self._news:
+            self._news[node_id].known_to.add(link)
+        return True
+
+    def forget(self, node_id: bytes) -> None:
+        """Stop telling others of a node that is no longer a member."""
+        self._news.pop(node_id, None)
+
+    def refute(self, link: int, message: Suspect, now: float) -> list[Effect]:
+        """A peer suspects us: answer with a newer row than the one it has seen. We may have one already.
+
+        A peer that claims to have seen a row that we never signed lies, and so may one that suspects us all
+        the time: neither makes us sign a new row.
+        """
+        is_newest = (message.incarnation, message.heartbeat) == self.row.age
+        if not is_newest or now < self._next_refutation:
+            return [Send(link, Records(((self.data, False),)))]
+        self._next_refutation = now + limits.ROWS_INTERVAL_S
+        return self.beat()
+
+    def summary(self, *, answer: bool) -> RosterSummary:
+        """Which rows we have, our own among them, and how new they are."""
+        ages = [(m.row.node_id, *m.row.body.age) for m in self._roster.members()]
+        own = (self._identity.node_id, *self.row.age)
+        return RosterSummary((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
+
+    def exchange(self, link: int, message: RosterSummary) -> list[Effect]:
+        """Send rows that the peer lacks or has older, with our suspicions of them, and let it do the same.
+
+        A peer that asks again and again is not answered for a while: a few bytes would draw megabytes.
+        """
+        self._rosters[link] += 1
+        if self._rosters[link] > limits.ROSTERS_PER_LINK_MAX:
+            return []
+        theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.rows}
+        told = [
+            member
+            for member in self._roster.members()
+            if theirs.get(member.row.node_id, (-1, -1)) < member.row.body.age
+            and _is_worth_telling(member, is_known=member.row.node_id in theirs)
+        ]
+        rows = [(member.row.data, False) for member in told]
+        if theirs.get(self._identity.node_id, (-1, -1)) < self.row.age:
+            rows.append((self.data, False))
+        result: list[Effect] = [Send(link, records) for records in Records.batches(rows)]
+        missing = [member.row for member in told if member.is_missing]
+        result += [Send(link, Suspect(row.node_id, *row.body.age)) for row in missing]
+        if not message.answer:
+            result.append(Send(link, self.summary(answer=True)))
+        return result
+
+    def all_rows(self, link: int) -> list[Effect]:
+        """Send a link the rows of all members that are alive, and our own."""
+        known = [m.row.data for m in self._roster.members() if m.health is Health.ALIVE]
+        rows = [(row, False) for row in (self.data, *known)]
+        return [Send(link, records) for records in Records.batches(rows)]
+
+    # -- inside
+
+    def _tell(self) -> list[Effect]:
+        """Send the links whose turn it is rows that are news to them, but none of members missing by now."""
+        for member in self._roster.doubted():
+            if member.is_missing:
+                self.forget(member.row.node_id)
+        if not self._news:
+            return []
+        result: list[Effect] = []
+        links = self._take_turns()
+        for link in links:
+            rows = [news.entry for news in self._news.values() if link not in news.known_to]
+            result += [Send(link, records) for records in Records.batches(rows)]
+        for node_id, news in list(self._news.items()):
+            news.known_to.update(links)
+            news.tellings -= 1
+            if not news.tellings:
+                del self._news[node_id]
+        return result
+
+    def _take_turns(self) -> list[int]:
+        """The links whose turn it is, new ones first. Every link has its turn, so none is silent for long."""
+        numbers, told = self._links.numbers, set(self._told)
+        count = max(limits.ROW_FANOUT, -(-len(numbers) // limits.ROWS_TURN_INTERVALS))
+        untold = [link for link in numbers if link not in told]
+        order = untold + [link for link in self._told if link in numbers]
+        self._told = order[count:] + order[:count]
+        return order[:count]
+
+    def _push(self, row: bytes, known_to: set[int]) -> list[Effect]:
+        """Send a row at once to a few links that do not know it, and add them to `known_to`."""
+        others = self._links.numbers - known_to
+        targets = sample(others, limits.PUSH_FANOUT, self._rng)
+        known_to.update(targets)
+        return [Send(link, Records(((row, False),))) for link in targets]
+
+    def _outdo(self, row: Row) -> None:
+        """If a row from an earlier run of ours is newer, as after a clock was set back, go beyond it.
+
+        The next heartbeat tells the others. If we told them at once, a copy of our folder that runs elsewhere
+        would answer at once, and the two of us would flood the swarm.
+        """
+        if row.body.age > self.row.age and row.body.incarnation >= self._incarnation:
+            self._incarnation = row.body.incarnation + 1
+            self.outdone += 1
+
+    def _renew(self) -> None:
+        self._has_changed = False
+        self._heartbeat += 1
+        self.row, self.data = self._sign()
+
+    def _sign(self) -> tuple[RowBody, bytes]:
+        own_last, claims = self._standing()
+        dialled = [link.node_id[: limits.LINK_PREFIX_BYTES] for link in self._links.outbound()]
+        body = RowBody(
+            incarnation=self._incarnation,
+            heartbeat=self._heartbeat,
+            leaving=self._leaving,
+            trains=self._info.trains,
+            addresses=self._addresses,
+            fingerprint=self._info.fingerprint,
+            name=self._info.name,
+            device=self._progress.device,
+            version=self._info.version,
+            round=own_last,
+            inner_steps=self._progress.inner_steps,
+            tokens=self._progress.tokens,
+            tokens_per_s=self._progress.tokens_per_s,
+            loss=self._progress.loss,
+            claims=tuple(dict.fromkeys(claims))[: limits.CLAIMS_MAX],
+            dialled=tuple(dialled[: limits.LINKS_TOLD_MAX]),
+        )
+        try:
+            envelope = seal(self._identity, Kind.ROW, self._swarm_id, body.pack())
+            if self._is_doubtful:
+                parse_row(envelope)
+                self._is_doubtful = False
+        except (MalformedError, UnicodeEncodeError) as error:  # the latter of a name in no encoding
+            raise ConfigError(f"this node cannot present itself to others: {error}") from None
+        return body, envelope.data

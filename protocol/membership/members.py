@@ -1,0 +1,269 @@
+"""The roster: every member's newest row, and what we believe of its health.
+
+Only its author writes a row, and the newest (incarnation, heartbeat) wins, so the roster is a set that gossip
+can unite like the ledger. Health is each node's own judgement (see `swim`).
+"""
+
+import math
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+
+from gossamer.protocol import limits
+from gossamer.protocol.identity import short
+from gossamer.protocol.records import Row
+
+# --- Whether a node trains, as far as its rows tell.
+#
+# A live node need not be training: its script may evaluate, have finished or hang, or its machine may sleep.
+# Rows state inner steps and rounds. A node counts as idle once they have not changed for three times as long
+# as
+# the change before took.
+
+
+@dataclass(slots=True)
+class Activity:
+    """How far a node is, and when it last moved; times are the local clock's, seconds."""
+
+    moved: float
+    """When it last moved; at first, when it was first heard of."""
+    at: tuple[int, int] = (0, 0)
+    """Its inner steps, and its round."""
+    stride_s: float = 0.0
+    """How long the last move took; 0 before the first."""
+    patience_s: float = limits.IDLE_MIN_S
+    """How long the next move may take before the node seems idle."""
+
+    def note(self, inner_steps: int, round_: int, now: float, *, was_away: bool = False) -> None:
+        """Take in how far the node says it is. If it `was_away` (not heard of), the stride is unknown."""
+        if (inner_steps, round_) != self.at:
+            self.at = inner_steps, round_
+            if not was_away and self.moved > -inf:
+                self.stride_s = min(now - self.moved, limits.STRIDE_MAX_S)
+                self.patience_s = max(limits.IDLE_MIN_S, limits.IDLE_STRIDES * self.stride_s)
+            self.moved = now
+
+    def forget(self) -> None:
+        """Disregard what the node did before: it is idle until it moves again."""
+        self.moved = -inf
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the node has moved since it was first heard of."""
+        return self.stride_s > 0.0
+
+    def is_idle(self, now: float) -> bool:
+        """Whether the node seems not to train."""
+        return now - self.moved > self.patience_s
+
+
+NAMES_MAX = 6
+"""The most names in one message."""
+
+
+class Health(StrEnum):
+    """What we believe of a member."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DOWN = "down"
+    LEFT = "left"
+
+
+_EVERY = frozenset(Health)
+_LIVE = frozenset({Health.ALIVE, Health.SUSPECT})
+_DOUBTED = _EVERY - {Health.ALIVE}
+_MISSING = frozenset({Health.SUSPECT, Health.DOWN})
+
+
+@dataclass(slots=True)
+class Member:
+    """A row and our judgement of it; times are the local clock's, seconds."""
+
+    row: Row
+    health: Health
+    since: float
+    """When its health last changed."""
+    heard: float
+    """When there was last a sign of life: a newer row, or an answer on a link."""
+    answered: float = -math.inf
+    """When it last spoke on a link to us. A row may have been on its way for seconds; this has not."""
+    told_at: float = -math.inf
+    """When its newest row came."""
+    came_or_went: float = -math.inf
+    """When its leaving or its return was last relayed at once."""
+    activity: Activity = field(default_factory=lambda: Activity(-math.inf))
+    downs: int = 0
+    """How often it was found to be down. A count, since it may be back before anybody looks."""
+    is_hearsay: bool = True
+    """Whether all we know of it is one row that somebody told us: it may have been gone by then."""
+
+    @property
+    def label(self) -> str:
+        """How it is called in messages to people: its name, if it has one, and the beginning of its id."""
+        name, node_id = self.row.body.name, short(self.row.node_id)
+        return f"{name} ({node_id})" if name else node_id
+
+    @property
+    def tokens_per_s(self) -> float:
+        """How fast it says that it trains; 0 if it is gone."""
+        return self.row.body.tokens_per_s if self.health in _LIVE else 0.0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has left, or is down."""
+        return self.health not in _LIVE
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it is down or suspected: gone, or seemingly so, without having said so."""
+        return self.health in _MISSING
+
+
+def listed(labels: Iterable[str]) -> str:
+    """Members in messages to people: ``X``, ``X and Y``, or at most `NAMES_MAX` names; empty if none."""
+    names = list(labels)
+    if len(names) > NAMES_MAX:
+        names = [*names[: NAMES_MAX - 1], f"{len(names) - NAMES_MAX + 1} more"]
+    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
+
+
+def _may_be_late(known: Member, row: Row, now: float) -> bool:
+    """Whether a row may be from before its author went down: a live author would have signed more rows since.
+
+    Such a row was held back by another node, for instance one that was stopped for a while. If the author
+    itself was stopped and lives again, its next row will show that.
+    """
+    before, body = known.row.body, row.body
+    beats = body.heartbeat - before.heartbeat
+    usual = beats * limits.HEARTBEAT_INTERVAL_S + limits.ROWS_INTERVAL_S + limits.ROW_LAG_S
+    return body.incarnation == before.incarnation and not body.leaving and now - known.heard > usual
+
+
+class Roster:
+    """All known members except ourselves."""
+
+    def __init__(self, own_id: bytes) -> None:
+        self._own_id = own_id
+        self._members: dict[bytes, Member] = {}
+        self._order: list[bytes] = []
+        self._views: dict[frozenset[Health], list[Member]] = {}
+        """Cached lists of members by health, in order of node id, until a member comes, goes or changes."""
+        self._rows: dict[bytes, bytes] = {}
+        """Author by the bytes of the row's envelope, for the newest row of every author."""
+
+    def update(self, row: Row, now: float) -> bool:
+        """Take in a row if it is newer than the one we have. Returns whether it was."""
+        if row.node_id == self._own_id:
+            return False
+        known = self._members.get(row.node_id)
+        if known is not None and row.body.age <= known.row.body.age:
+            return False
+        if known is None:
+            if len(self._members) >= limits.MEMBERS_MAX and not self._make_room():
+                return False
+            self._members[row.node_id] = known = Member(row, Health.ALIVE, now, now, activity=Activity(now))
+            insort(self._order, row.node_id)
+            self._views.clear()
+        else:
+            known.is_hearsay = False
+        self._rows.pop(known.row.data, None)
+        self._rows[row.data] = row.node_id
+        may_be_late = known.health is Health.DOWN and _may_be_late(known, row, now)
+        was_away = now - known.told_at > limits.IDLE_MIN_S
+        known.row = row
+        known.heard = known.told_at = now
+        known.activity.note(row.body.inner_steps, row.body.round, now, was_away=was_away)
+        if may_be_late:
+            return True
+        health = Health.LEFT if row.body.leaving else Health.ALIVE
+        if known.health is not health:
+            self.judge(row.node_id, health, now)
+        return True
+
+    def may_come_or_go(self, node_id: bytes, now: float) -> bool:
+        """Whether to relay at once that a member leaves or is back: not if that was done just now. Otherwise
+        one that does so all the time would have every node relay each of its rows to four others."""
+        member = self._members[node_id]
+        if now < member.came_or_went + limits.ROWS_INTERVAL_S:
+            return False
+        member.came_or_went = now
+        return True
+
+    def judge(self, node_id: bytes, health: Health, now: float) -> None:
+        """Change what we believe of a member."""
+        member = self._members[node_id]
+        if member.health is not health:
+            member.health = health
+            member.since = now
+            member.downs += health is Health.DOWN
+            self._views.clear()
+
+    def heard_from(self, node_id: bytes, at: float) -> None:
+        """Note a sign of life other than a row. It lifts a suspicion unless that is younger."""
+        member = self._members.get(node_id)
+        if member is not None and member.health is not Health.LEFT:
+            member.is_hearsay = False
+            member.heard = max(member.heard, at)
+            member.answered = max(member.answered, at)
+            if at >= member.since:
+                self.judge(node_id, Health.ALIVE, at)
+
+    def forget_old(self, now: float) -> None:
+        """Drop members that have been gone for `FORGET_DOWN_AFTER_S` (a day)."""
+        for member in self.doubted():
+            if member.is_gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
+                self._forget(member.row.node_id)
+
+    def remove(self, node_id: bytes) -> None:
+        """Drop a node at once, whatever its health: it is no longer a member."""
+        if node_id in self._members:
+            self._forget(node_id)
+
+    def _make_room(self) -> bool:
+        gone = [member for member in self._members.values() if member.is_gone]
+        if not gone:
+            return False
+        oldest = min(gone, key=lambda m: (m.since, m.row.node_id))
+        self._forget(oldest.row.node_id)
+        return True
+
+    def _forget(self, node_id: bytes) -> None:
+        self._rows.pop(self._members.pop(node_id).row.data, None)
+        self._order.remove(node_id)
+        self._views.clear()
+
+    def whose(self, row: bytes) -> bytes | None:
+        """The author whose newest row these bytes are, None if nobody's. Known rows are not parsed again."""
+        return self._rows.get(row)
+
+    def get(self, node_id: bytes) -> Member | None:
+        return self._members.get(node_id)
+
+    def label(self, node_id: bytes) -> str:
+        """How a node, member or not, is called in messages to people."""
+        member = self._members.get(node_id)
+        return short(node_id) if member is None else member.label
+
+    def members(self) -> list[Member]:
+        """All members in order of node id."""
+        return self._view(_EVERY)
+
+    def live(self) -> list[Member]:
+        """Members not known to be gone. A mere suspicion changes nothing for training."""
+        return self._view(_LIVE)
+
+    def doubted(self) -> list[Member]:
+        """Members that are not believed alive."""
+        return self._view(_DOUBTED)
+
+    def _view(self, healths: frozenset[Health]) -> list[Member]:
+        """Cached, since it is read far more often than it changes. A change makes a new list and leaves the
+        old one untouched."""
+        view = self._views.get(healths)
+        if view is None:
+            ordered = (self._members[node_id] for node_id in self._order)
+            view = self._views[healths] = [member for member in ordered if member.health in healths]
+        return view

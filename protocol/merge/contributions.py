@@ -1,0 +1,284 @@
+"""What members' deltas have been like lately, and whose are bad often enough to say so.
+
+The merge bounds what a bad delta can do; this module names the members that send them. It judges and never
+acts: nothing here reaches Phi, so nodes may differ in it. The figures of each member's latest merged rounds
+are kept. A *verdict* begins when half of these rounds are bad in one way, and ends when at most a quarter
+are, so that its beginning and its end are announced once each.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nsmallest
+from math import fsum
+from typing import NamedTuple
+
+import numpy as np
+
+from gossamer.protocol import limits
+from gossamer.protocol.merge.merge import RoundMerge, Sample
+
+ROUNDS_KEPT = 20
+"""How many rounds of a member are looked at: enough for shares to mean something, few enough to be recent."""
+
+ROUNDS_MIN = 8
+"""Fewer judged rounds than this say nothing: the first windows of a joiner or a resumed node are odd."""
+
+BLAME_SHARE, PARDON_SHARE = 0.5, 0.25
+"""Shares of bad rounds at which a verdict begins and ends. Apart, or it would come and go with each round."""
+
+VOID_MIN = 2
+"""Void rounds are evidence by themselves, whatever their share. The first one is not enough: a node whose
+folder was restored from a backup equivocates once."""
+
+CLIPPED_MIN = 1.5
+"""A delta is called clipped if it was shortened by this factor or more, and is too long per step by as much,
+too. A window twice as long makes a delta between 1.4 and 2 times as long. Clipping assumes 1.4, so that the
+fastest honest members are clipped often (docs/attacks.md), but their length per step is below the median."""
+
+OPPOSED_BELOW = -0.1
+"""A delta is opposed if its cosine with the others' sum is below this. Measured (docs/attacks.md): -0.02 for
+honest members in the worst single round, where each has a text of its own; -0.5 at most for deltas turned
+around. Deltas that have nothing in common scatter around 0, by 1/256 and less."""
+
+CAPPED_MIN = 100.0
+"""A smaller factor may be a faster machine's, and so may a larger one: the verdict names both reasons."""
+
+COMPARED_MIN = 3
+"""Deltas needed to compare: if two point apart, nobody can tell which is opposed to the other."""
+
+FORGOTTEN_SHARE = 16
+"""When there are too many members, one in this many of those that may be kept is forgotten at once."""
+
+CANCELLED_BELOW = 0.01
+"""If the others' directions add up to less than this part of one of them, they have none in common."""
+
+
+class Figures(NamedTuple):
+    """One member in one merged round."""
+
+    void: bool = False
+    """The member equivocated, or its payload does not decode."""
+    stale: bool = False
+    """Its delta was too old to weigh anything."""
+    capped: float = 1.0
+    """The factor by which its weight was cut."""
+    clipped: float = 1.0
+    """The factor by which its delta was shortened."""
+    pace: float = 1.0
+    """Its delta's length per inner step, relative to the round's median."""
+    agreement: float | None = None
+    """Cosine with the sum of the others' directions; None where fewer than 3 deltas could be compared."""
+
+    @property
+    def is_overweight(self) -> bool:
+        """Whether the member's weight was cut a good deal."""
+        return self.capped >= CAPPED_MIN
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether the delta was shortened a good deal, and is long for its steps, too."""
+        return min(self.clipped, self.pace) >= CLIPPED_MIN
+
+    @property
+    def is_opposed(self) -> bool:
+        """Whether the delta points away from where the others go."""
+        return self.agreement is not None and self.agreement < OPPOSED_BELOW
+
+
+class RoundFigures(NamedTuple):
+    """A merged round: its members' figures, and how much its deltas agree."""
+
+    members: Mapping[bytes, Figures]
+    agreement: float | None
+    """Mean cosine of pairs of deltas; None with fewer than two."""
+
+
+class Change(NamedTuple):
+    """A verdict on a member began or changed, or (None) ended."""
+
+    node_id: bytes
+    verdict: str | None
+
+
+class Summary(NamedTuple):
+    """A member's figures over the rounds kept. Factors are means over the rounds in which they were not 1."""
+
+    judged: int
+    void: int
+    stale: int
+    capped: int
+    cap_factor: float
+    clipped: int
+    clip_factor: float
+    opposed: int
+    agreement: float | None
+    """Mean over the rounds in which it could be measured."""
+    verdict: str | None
+
+
+NOTHING_SENT = Summary(0, 0, 0, 0, 1.0, 0, 1.0, 0, None, None)
+
+
+def figures(merge: RoundMerge, void: Iterable[bytes] = ()) -> RoundFigures:
+    """What a round's merge did to its members; `void` are authors whose payloads do not decode."""
+    agreements, overall = agreement({c.author: c.sample for c in merge.contributions if c.sample is not None})
+    members = {author: Figures(void=True) for author in void}
+    for author, treated in merge.treatment().items():
+        members[author] = Figures(
+            stale=not treated.weighed,
+            capped=treated.capped,
+            clipped=treated.clipped,
+            pace=treated.pace,
+            agreement=agreements.get(author),
+        )
+    return RoundFigures(members, overall)
+
+
+def agreement(samples: Mapping[bytes, Sample]) -> tuple[dict[bytes, float], float | None]:
+    """Each delta's cosine with the sum of the others' directions, and the mean cosine of pairs.
+
+    Directions are summed, not deltas: each member has one vote, or the sender of the longest delta would be
+    the standard for the others. The cosines are empty with fewer than 3 deltas that are not zero, the mean is
+    None with fewer than 2.
+    """
+    lengths = {author: float(np.linalg.norm(sample)) for author, sample in samples.items()}
+    units = {author: samples[author] / np.float32(n) for author, n in lengths.items() if n > 0.0}
+    count = len(units)
+    if count < 2:
+        return {}, None
+    total = np.zeros_like(next(iter(units.values())))
+    for unit in units.values():
+        total += unit
+    squared = float(np.dot(total, total))
+    overall = (squared - count) / (count * (count - 1))
+    if count < COMPARED_MIN:
+        return {}, overall
+    cosines = {}
+    for author, unit in units.items():
+        along = float(np.dot(unit, total))
+        others = max(0.0, squared - 2 * along + 1.0) ** 0.5
+        cosines[author] = (along - 1.0) / others if others > CANCELLED_BELOW else 0.0
+    return cosines, overall
+
+
+class Conduct:
+    """The figures of every member's latest rounds."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[bytes, dict[int, Figures]] = {}
+        self._charges: dict[bytes, frozenset[str]] = {}
+        self._summaries: dict[bytes, Summary] = {}
+        """Summaries of members whose figures have not changed since: pages ask for them often."""
+        self.agreement: float | None = None
+        """Mean cosine of pairs of deltas in the newest round that had two."""
+        self._newest = 0
+
+    def note(self, round_: int, found: RoundFigures, equivocated: Iterable[bytes] = ()) -> list[Change]:
+        """Take in a round that was merged, or merged again with other records, and the members void in it.
+
+        Returns the changes of verdicts.
+        """
+        if found.agreement is not None and round_ >= self._newest:
+            self._newest, self.agreement = round_, found.agreement
+        members = {**found.members, **dict.fromkeys(equivocated, Figures(void=True))}
+        changes = [self._note(author, round_, members[author]) for author in sorted(members)]
+        return [change for change in changes if change is not None]
+
+    def _note(self, author: bytes, round_: int, of_member: Figures) -> Change | None:
+        if author not in self._rounds and len(self._rounds) >= limits.MEMBERS_MAX:
+            self._forget_oldest()
+        rounds = self._rounds.setdefault(author, {})
+        rounds[round_] = of_member
+        if len(rounds) > ROUNDS_KEPT:
+            del rounds[min(rounds)]
+        before = self._charges.get(author, frozenset())
+        self._charges[author] = _charges(list(rounds.values()), before)
+        self._summaries.pop(author, None)
+        return None if self._charges[author] == before else Change(author, self.of(author).verdict)
+
+    def _forget_oldest(self) -> None:
+        """Forget several at a time: finding them means looking at all, and where keys are free new authors
+        come by the thousand."""
+        age = {author: (max(rounds), author) for author, rounds in self._rounds.items()}
+        for author in nsmallest(max(1, limits.MEMBERS_MAX // FORGOTTEN_SHARE), age, key=age.__getitem__):
+            del self._rounds[author]
+            self._charges.pop(author, None)
+            self._summaries.pop(author, None)
+
+    def of(self, author: bytes) -> Summary:
+        """A member's figures; zeros if it has sent nothing lately."""
+        if author not in self._rounds:
+            return NOTHING_SENT
+        if author not in self._summaries:
+            self._summaries[author] = self._summary(author)
+        return self._summaries[author]
+
+    def _summary(self, author: bytes) -> Summary:
+        rounds = list(self._rounds[author].values())
+        agreements = [f.agreement for f in rounds if f.agreement is not None]
+        capped = [f.capped for f in rounds if f.capped > 1.0]
+        clipped = [f.clipped for f in rounds if f.is_clipped]
+        return Summary(
+            judged=len(rounds),
+            void=sum(f.void for f in rounds),
+            stale=sum(f.stale for f in rounds),
+            capped=len(capped),
+            cap_factor=_mean(capped) or 1.0,
+            clipped=len(clipped),
+            clip_factor=_mean(clipped) or 1.0,
+            opposed=sum(f.is_opposed for f in rounds),
+            agreement=_mean(agreements),
+            verdict=_verdict(rounds, self._charges.get(author, frozenset())),
+        )
+
+
+_CHARGES: dict[str, Callable[[Figures], bool]] = {
+    "void": lambda figures: figures.void,
+    "stale": lambda figures: figures.stale,
+    "clipped": lambda figures: figures.is_clipped,
+    "opposed": lambda figures: figures.is_opposed,
+    "overweight": lambda figures: figures.is_overweight,
+}
+"""The ways in which a member's round can be bad, in the order in which a verdict names them."""
+
+
+def _charges(rounds: Sequence[Figures], before: frozenset[str]) -> frozenset[str]:
+    """The charges that stand now, given those that stood before."""
+    return frozenset(
+        name
+        for name, is_bad in _CHARGES.items()
+        if _stands(name, sum(map(is_bad, rounds)), len(rounds), name in before)
+    )
+
+
+def _stands(name: str, bad: int, judged: int, stood: bool) -> bool:
+    if name == "void":
+        return bad >= (1 if stood else VOID_MIN)
+    if stood:
+        return bad > PARDON_SHARE * judged
+    return judged >= ROUNDS_MIN and bad >= BLAME_SHARE * judged
+
+
+def _verdict(rounds: Sequence[Figures], charges: frozenset[str]) -> str | None:
+    """The charges in words: "clipped in 18 of the last 20 rounds, by 9.8x on average"; None without any."""
+    said = []
+    for name in (name for name in _CHARGES if name in charges):
+        bad = [figures for figures in rounds if _CHARGES[name](figures)]
+        where = f"in {len(bad)} of the last {len(rounds)} rounds"
+        match name:
+            case "void":
+                said.append(f"void (equivocated, or cannot be decoded) {where}")
+            case "stale":
+                said.append(f"too late to count {where}")
+            case "clipped":
+                said.append(f"clipped {where}, by {_mean([f.clipped for f in bad]):.1f}x on average")
+            case "opposed":
+                said.append(f"opposed to the others {where}")
+            case "overweight":
+                by = f"{_mean([f.capped for f in bad]):,.0f}x"
+                cause = "far faster, or overstating its tokens"
+                said.append(f"weight capped {where}, by {by} on average: {cause}")
+    return "; ".join(said) or None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fsum(values) / len(values) if values else None
