@@ -250,7 +250,7 @@ def test_the_purity_check_lets_pass(source):
         ("protocol", "gossamer.protocol", "from .. import node"),
         ("protocol", "gossamer.protocol.codecs", "from ...models import gpt"),
         ("models", "gossamer.models", "from gossamer.protocol import layout"),
-        ("node", "gossamer.node", "if x:\n    from gossamer.bootstrap import cli"),
+        ("node", "gossamer.node", "if x:\n    from gossamer.bootstrap.cli import main as cli"),
         ("node", "gossamer.node", "import importlib\nimportlib.import_module('gossamer.bootstrap.cli.main')"),
         ("bootstrap", "gossamer.bootstrap", "import node"),
     ],

@@ -170,7 +170,7 @@ class Interrupt:
 sys.meta_path.insert(0, Interrupt())
 # As on a terminal: whoever runs the tests in the background of a shell has them ignore it.
 signal.signal(signal.SIGINT, signal.SIG_IGN if {ignored} else signal.default_int_handler)
-from gossamer.bootstrap.entry import main
+from gossamer.bootstrap.cli.main import main
 main()
 """
     return subprocess.run(
@@ -218,7 +218,8 @@ def test_a_terminal_without_all_of_unicode_is_enough(encoding: str) -> None:
 
 def test_so_is_a_locale_without_any() -> None:
     """In which Python's own leniency is for names of files, and for nothing else."""
-    say = "from gossamer.bootstrap import cli; cli._print_what_the_terminal_has(); print('\\u00e9 \\u2500')"
+    load = "from gossamer.bootstrap.cli import main; main._print_what_the_terminal_has()"
+    say = f"{load}; print('\\u00e9 \\u2500')"
     for utf8, said in (("0", b"? ?\n"), ("1", "\u00e9 \u2500\n".encode())):
         done = subprocess.run(
             [sys.executable, "-X", f"utf8={utf8}", "-c", say],

@@ -28,7 +28,7 @@ from tests.net.processes import assert_all_gone, processes_naming, wait_for
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "your-model.md"
 
 FOUNDER = """
-    from gossamer.node.peer import Peer
+    from gossamer.node.trainer.peer import Peer
 
     with Peer.attach(model, optimizer, manifest="swarm.toml", listen="127.0.0.1:0", folder="founder") as peer:
         while not peer.should_stop:

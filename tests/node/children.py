@@ -16,7 +16,7 @@ from tests.net.processes import wait_for
 
 FAITHFUL = """
     import signal, sys, time
-    from gossamer.node import lifeline
+    from gossamer.node import processes as lifeline
     lifeline.watch(lambda: signal.raise_signal(signal.SIGTERM))
     open(sys.argv[1], "w").write("up")
     time.sleep(60)

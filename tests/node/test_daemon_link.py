@@ -473,7 +473,7 @@ def test_a_script_that_takes_sigpipe_as_it_is_meant_outlives_its_daemon() -> Non
     """As those do that are to end quietly with what they are piped into."""
     script = """
 import signal, socket
-from gossamer.node.ipc.daemon_link import _leave
+from gossamer.node.trainer.daemon_link import _leave
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 ours, daemons = socket.socketpair()
 daemons.close()

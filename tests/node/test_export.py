@@ -299,7 +299,7 @@ def test_one_that_is_killed_leaves_nothing_else_either(tmp_path: Path, number: s
     script = """
 import os, sys
 from pathlib import Path
-from gossamer.node.storage.placing import placed
+from gossamer.node.files import placed
 with placed(Path(sys.argv[1])) as aside:
     aside.write_bytes(bytes(1000))
     os.kill(os.getpid(), int(sys.argv[2]))

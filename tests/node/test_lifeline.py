@@ -65,7 +65,7 @@ def test_what_a_killed_child_has_started_is_killed_too(scripts: Path) -> None:
 def test_a_child_ends_although_one_of_its_threads_does_not(scripts: Path) -> None:
     code = """
         import threading
-        from gossamer.node import lifeline
+        from gossamer.node import processes as lifeline
         threading.Thread(target=threading.Event().wait).start()
         lifeline.end_within(0.1, 7)
     """
@@ -76,7 +76,7 @@ def test_a_child_ends_although_one_of_its_threads_does_not(scripts: Path) -> Non
 def test_a_child_hears_how_its_own_children_end_whatever_its_parent_ignores(scripts: Path) -> None:
     code = """
         import signal, subprocess, sys
-        from gossamer.node import lifeline
+        from gossamer.node import processes as lifeline
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as inherited
         lifeline.reset_signals()
         sys.exit(subprocess.call([sys.executable, "-c", "raise SystemExit(7)"]))
@@ -96,7 +96,7 @@ def test_a_child_ends_with_its_own_status_also_where_python_is_to_go_on_after_a_
 def test_what_a_child_starts_does_not_inherit_its_lifeline(scripts: Path) -> None:
     code = """
         import os, sys
-        from gossamer.node import lifeline
+        from gossamer.node import processes as lifeline
         fd = int(os.environ["GOSSAMER_LIFELINE_FD"])
         lifeline.watch(lambda: None)
         sys.exit(os.get_inheritable(fd))
@@ -116,7 +116,7 @@ def test_a_child_runs_also_where_the_standard_streams_are_closed(scripts: Path) 
     """As by ``<&-``: the lifeline must not become a child's standard input, which is at its end."""
     code = f"""
         import sys
-        from gossamer.node.lifeline import Child
+        from gossamer.node.processes import Child
         child = Child({write(scripts, "faithful", FAITHFUL)!r}, [sys.argv[1]])
         child.process.wait(20)
         open(sys.argv[2], "w").close()
@@ -153,7 +153,7 @@ def test_children_end_with_a_parent_that_is_killed(scripts: Path) -> None:
     write(scripts, "faithful", FAITHFUL)
     parent = textwrap.dedent("""
         import sys, time
-        from gossamer.node.lifeline import Child
+        from gossamer.node.processes import Child
         children = [Child("faithful", [path]) for path in sys.argv[1:]]
         time.sleep(60)
     """)

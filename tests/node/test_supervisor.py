@@ -29,10 +29,10 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 SUPERVISE = """
     import sys
     from pathlib import Path
-    from gossamer.node import supervisor
-    from gossamer.node.lifeline import Child
+    from gossamer.node import processes as supervisor
+    from gossamer.node.processes import Child
     from gossamer.node.options import DaemonOptions, TrainerOptions
-    from gossamer.node.service import Service
+    from gossamer.node.processes import Service
     folder = Path(sys.argv[1])
     one = supervisor.Supervisor(DaemonOptions(folder=folder), None)
     one._services = [
@@ -83,7 +83,7 @@ def test_a_signal_ends_all_within_five_seconds(
 INTERRUPT = """
     import signal, sys
     from pathlib import Path
-    from gossamer.node import supervisor
+    from gossamer.node import processes as supervisor
     from gossamer.node.options import DaemonOptions
 
     supervisor.POLL_S = 0.0

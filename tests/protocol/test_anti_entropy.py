@@ -138,7 +138,7 @@ def test_three_different_records_of_one_author_and_round():
     """Each side holds another pair of proof; the meaning is the same, so there is nothing to say."""
     a, b = Side([(1, 5, 0), (1, 5, 1)]), Side([(1, 5, 1), (1, 5, 2)])
     assert a.ledger.digests.root == b.ledger.digests.root
-    assert talk(a, b, 10) == {"Compare": 2}
+    assert talk(a, b, 10) == {"Digest": 2}
 
 
 @pytest.mark.parametrize("opener", [0, 1])

@@ -22,15 +22,15 @@ ENVELOPE = st.binary(min_size=HEADER_BYTES, max_size=300)
 
 MESSAGES = {
     "Records": st.builds(msg.Records, st.lists(st.tuples(ENVELOPE, st.booleans()), max_size=4).map(tuple)),
-    "Holding": st.builds(msg.Have, HASHES),
-    "Compare": st.builds(
+    "Have": st.builds(msg.Have, HASHES),
+    "Digest": st.builds(
         msg.Digest,
         st.integers(0, LEVEL_MAX),
         st.lists(st.tuples(ROUND, HASH), max_size=5).map(tuple),
         st.booleans(),
     ),
-    "Inventory": st.builds(msg.RecordIds, st.lists(st.tuples(ROUND, HASHES), max_size=4).map(tuple)),
-    "Request": st.builds(msg.GetRecords, HASHES),
+    "RecordIds": st.builds(msg.RecordIds, st.lists(st.tuples(ROUND, HASHES), max_size=4).map(tuple)),
+    "GetRecords": st.builds(msg.GetRecords, HASHES),
     "RosterSummary": st.builds(
         msg.RosterSummary, st.lists(st.tuples(HASH, NUMBER, NUMBER), max_size=5).map(tuple), st.booleans()
     ),
@@ -38,10 +38,10 @@ MESSAGES = {
     "Ack": st.builds(msg.Ack, NUMBER),
     "PingFor": st.builds(msg.PingFor, NUMBER, HASH),
     "Suspect": st.builds(msg.Suspect, HASH, NUMBER, NUMBER),
-    "Ask": st.builds(msg.Want, HASH),
+    "Want": st.builds(msg.Want, HASH),
     "Decline": st.builds(msg.Decline, HASH),
     "CharterSummary": st.builds(msg.CharterSummary, HASH, HASHES, st.booleans()),
-    "Parts": st.builds(
+    "HaveChunks": st.builds(
         msg.HaveChunks, HASH, st.lists(st.integers(0, limits.PAYLOAD_CHUNKS_MAX - 1), max_size=9).map(tuple)
     ),
 }
