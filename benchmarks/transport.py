@@ -18,10 +18,10 @@ from typing import Any
 from benchmarks.tables import Table
 from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, get_chunk
 from gossamer.node.daemon.network.links import PeerLink
-from gossamer.node.daemon.network.peer_scores import Policing
-from gossamer.node.daemon.network.server import Questions, Transport
+from gossamer.node.daemon.network.peer_scores import PeerScores
+from gossamer.node.daemon.network.server import RpcServer, Server
 from gossamer.node.daemon.network.tls import Certificate
-from gossamer.node.daemon.network.upload_limits import Uploads
+from gossamer.node.daemon.network.upload_limits import UploadLimits
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.payloads.chunks import Chunk
@@ -45,10 +45,10 @@ class _Node:
         certificate = Certificate.fresh() if tls else None
         identity = Identity.from_seed(os.urandom(32))
         fingerprint = certificate.fingerprint if certificate else b""
-        questions = Questions(identity, SWARM, fingerprint, b"", self, self.status)
-        policing = Policing()
-        routes = ChunkRoutes(self, policing, Uploads())
-        self.transport = Transport(identity, SWARM, self, self, questions, routes, certificate, policing)
+        questions = RpcServer(identity, SWARM, fingerprint, b"", self, self.status)
+        scores = PeerScores()
+        routes = ChunkRoutes(self, scores, UploadLimits())
+        self.transport = Server(identity, SWARM, self, self, questions, routes, certificate, scores)
 
     def own_credential(self) -> bytes:
         return b""

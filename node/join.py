@@ -14,7 +14,7 @@ from gossamer.node.daemon.network.address_book import whom_to_join
 from gossamer.node.daemon.network.rpc import asker_of, fetch_manifest
 from gossamer.node.daemon.phi.restore import has_model
 from gossamer.node.home import Home, homes_here, keep_better, new_home, own_id
-from gossamer.node.logs import Seldom
+from gossamer.node.logs import RateLimit
 from gossamer.protocol.access.acl import Invitation
 from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError
 from gossamer.protocol.manifest import Manifest
@@ -29,12 +29,12 @@ def once_somebody_is_there(enter: Callable[[], Home]) -> Home:
 
     When machines start together, the one to join may be the last, and nobody may be there to try again.
     """
-    seldom = Seldom()
+    limit = RateLimit()
     while True:
         try:
             return enter()
         except NobodyThereError as error:
-            if seldom.is_due("nobody", time.monotonic()):
+            if limit.allows("nobody"):
                 log.warning("%s Trying again every %.0f s", error, ASK_AGAIN_S)
         time.sleep(ASK_AGAIN_S)
 

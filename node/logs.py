@@ -1,4 +1,4 @@
-"""Logging: one line per event, on standard error."""
+"""Logging: one line per event, on standard error; what lasts is logged once, and again after minutes."""
 
 import json
 import logging
@@ -12,45 +12,39 @@ from contextlib import suppress
 from math import inf
 from typing import TextIO
 
-# --- An event that keeps coming is logged once, and again only after minutes.
-
 REPEAT_S = 300.0
+"""What lasts, or happens again and again, is logged once in this time."""
 
 CALM_S = 30.0
-"""Trouble is over when it has not been met for this long. A single success is not enough: a disk with room
+"""A fault is over when it has not occurred for this long. A single success is not enough: a disk with room
 for one file may be full at the next."""
 
 
-class Seldom:
+class RateLimit:
     """Which events were logged lately."""
 
-    def __init__(self) -> None:
-        self._said: dict[Hashable, float] = {}
+    def __init__(
+        self, log: logging.Logger | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._logged: dict[Hashable, float] = {}
 
-    def is_due(self, event: Hashable, now: float) -> bool:
-        """Whether to log an event at time `now` (seconds of any clock): not if it was within REPEAT_S.
-
-        If so, it counts as logged.
-        """
-        if now - self._said.get(event, -inf) < REPEAT_S:
+    def allows(self, event: Hashable, now: float | None = None) -> bool:
+        """Whether to log an event: not if it was logged within REPEAT_S. If so, it counts as logged."""
+        now = self._clock() if now is None else now
+        if now - self._logged.get(event, -inf) < REPEAT_S:
             return False
-        self._said = {other: at for other, at in self._said.items() if now - at < REPEAT_S} | {event: now}
+        self._logged = {key: at for key, at in self._logged.items() if now - at < REPEAT_S} | {event: now}
         return True
 
-
-class SeldomWarnings:
-    """Warns of events, of each once in minutes."""
-
-    def __init__(self, log: logging.Logger) -> None:
-        self._log = log
-        self._seldom = Seldom()
-
-    def say(self, event: Hashable, now: float, text: str) -> None:
-        if self._seldom.is_due(event, now):
+    def warn(self, event: Hashable, now: float, text: str) -> None:
+        """Log a warning if the event is due."""
+        if self._log is not None and self.allows(event, now):
             self._log.warning("%s", text)
 
 
-class Trouble:
+class Fault:
     """Logs what keeps something from being done that is tried every few seconds until it works."""
 
     def __init__(self, log: logging.Logger, over: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,26 +52,26 @@ class Trouble:
         self._log = log
         self._over = over
         self._clock = clock
-        self._seldom = Seldom()
-        self._met_at: float | None = None
+        self._limit = RateLimit(clock=clock)
+        self._failed_at: float | None = None
         self._text = ""
 
     @property
-    def lasting(self) -> str:
+    def text(self) -> str:
         """Why the thing cannot be done; empty if it can, as far as is known, or nobody has tried lately."""
-        lasts = self._met_at is not None and self._clock() - self._met_at <= CALM_S
+        lasts = self._failed_at is not None and self._clock() - self._failed_at <= CALM_S
         return self._text if lasts else ""
 
-    def met(self, text: str, event: Hashable = None) -> None:
-        """The thing could not be done: `text` says why. Troubles of one `event` (or text) are one trouble."""
-        self._met_at, self._text = self._clock(), text
-        if self._seldom.is_due(event or text, self._met_at):
+    def failed(self, text: str, event: Hashable = None) -> None:
+        """The thing could not be done: `text` says why. Failures of one `event` (or text) are one fault."""
+        self._failed_at, self._text = self._clock(), text
+        if self._limit.allows(event or text):
             self._log.error("%s", text)
 
-    def not_met(self) -> None:
+    def worked(self) -> None:
         """The thing could be done."""
-        if self._met_at is not None and self._clock() - self._met_at > CALM_S:
-            self._met_at, self._seldom = None, Seldom()
+        if self._failed_at is not None and self._clock() - self._failed_at > CALM_S:
+            self._failed_at, self._limit = None, RateLimit(clock=self._clock)
             self._log.info("%s", self._over)
 
 
@@ -147,7 +141,7 @@ class _Json(logging.Formatter):
         return json.dumps(entry)
 
 
-class _Aside(logging.Handler):
+class _InThread(logging.Handler):
     """Writes in a thread: a stopped terminal (Ctrl-S) or a full pipe must not stop the node."""
 
     def __init__(self, writer: logging.Handler) -> None:
@@ -228,6 +222,6 @@ def configure(
     shown = handler(as_json=as_json, wording=wording)
     shown.setLevel("DEBUG" if debug else level.upper())
     # The level is set on the handler: what the node's page shows, from info up, does not depend on it.
-    logging.basicConfig(level=min(shown.level, logging.INFO), handlers=[_Aside(shown)], force=True)
+    logging.basicConfig(level=min(shown.level, logging.INFO), handlers=[_InThread(shown)], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.getLogger("aiohttp").setLevel(logging.ERROR)  # it warns of what strangers send, each time

@@ -25,15 +25,15 @@ from gossamer.node.daemon.dashboard.server import AdminServer, token_here
 from gossamer.node.daemon.dashboard.sse import Bulletin
 from gossamer.node.daemon.monitoring.status import NodeView, status_of
 from gossamer.node.daemon.monitoring.watching import Watching
-from gossamer.node.daemon.network.access import Admitting
-from gossamer.node.daemon.network.address_book import Acquaintances, OwnAddresses, whom_to_join
+from gossamer.node.daemon.network.access import Access
+from gossamer.node.daemon.network.address_book import AddressBook, OwnAddresses, whom_to_join
 from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, LocalChunks, Transfers
-from gossamer.node.daemon.network.links import OpenLinks
-from gossamer.node.daemon.network.listening import SaidSeldom, ask_for_open_files
-from gossamer.node.daemon.network.peer_scores import Policing
-from gossamer.node.daemon.network.server import Dialler, Questions, Reception, Transport
+from gossamer.node.daemon.network.links import LinkTable
+from gossamer.node.daemon.network.listening import NothingLeft, ask_for_open_files
+from gossamer.node.daemon.network.peer_scores import PeerScores
+from gossamer.node.daemon.network.server import Dialler, Reception, RpcServer, Server
 from gossamer.node.daemon.network.tls import Certificate
-from gossamer.node.daemon.network.upload_limits import Uploads
+from gossamer.node.daemon.network.upload_limits import UploadLimits
 from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.phi.loop import Merging
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
@@ -219,45 +219,43 @@ class Daemon:
         self.timekeeper = Timekeeper(self.core, self.dispatch)
 
         # Links with other nodes, and chunks over them.
-        self.links = OpenLinks()
-        self.policing = Policing(self.links.turn_away)
-        self.acquaintances = Acquaintances(self.home, self.core)
+        self.links = LinkTable()
+        self.scores = PeerScores(self.links.turn_away)
+        self.address_book = AddressBook(self.home, self.core)
         self.own_addresses = OwnAddresses(self.core, self.carry_out)
-        self.admitting = Admitting(
-            self.core, self.home, self.records, self.dispatch, self.spawn, self._stopping
-        )
+        self.access = Access(self.core, self.home, self.records, self.dispatch, self.spawn, self._stopping)
         shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
         self.local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
-        uploads = Uploads(self.chunks)
-        self.transfers = Transfers(self.local_chunks, uploads, self.policing, self.spawn)
+        uploads = UploadLimits(self.chunks)
+        self.transfers = Transfers(self.local_chunks, uploads, self.scores, self.spawn)
         reception = Reception(
             self.links,
             self.transfers,
             self.own_addresses,
-            self.policing,
+            self.scores,
             self.writer,
             self.dispatch,
             self._stopping,
         )
-        questions = Questions(
+        questions = RpcServer(
             self.identity,
             manifest.swarm_id,
             fingerprint,
             manifest.canonical(),
-            self.admitting,
+            self.access,
             self._status,
         )
-        self.transport = Transport(
+        self.server = Server(
             self.identity,
             manifest.swarm_id,
             reception,
-            self.admitting,
+            self.access,
             questions,
-            ChunkRoutes(self.local_chunks, self.policing, uploads),
+            ChunkRoutes(self.local_chunks, self.scores, uploads),
             certificate,
-            self.policing,
+            self.scores,
         )
-        self.dialler = Dialler(self.transport, self.policing, self.core, self.dispatch)
+        self.dialler = Dialler(self.server, self.scores, self.core, self.dispatch)
 
         # Phi, and the trainer to which it is offered.
         self.port = TrainerPort(options.socket or self.home.socket_path(), manifest)
@@ -279,13 +277,13 @@ class Daemon:
             merging=self.merging,
             archive=self.archive,
             links=self.links,
-            transport=self.transport,
-            policing=self.policing,
-            storing=(
-                self.publisher.trouble,
-                self.writer.trouble,
-                self.local_chunks.keeping.trouble,
-                self.archive.trouble,
+            server=self.server,
+            scores=self.scores,
+            faults=(
+                self.publisher.fault,
+                self.writer.fault,
+                self.local_chunks.keeping.fault,
+                self.archive.fault,
             ),
             stopping=self._stopping,
         )
@@ -307,18 +305,18 @@ class Daemon:
             await self._restore()
             before = self.home.read_last_daemon() or {}
             admin = await self.admin.start(last=port_of(before.get("admin")))
-            bound = await self.transport.start(host, port, last=port_of(before.get("address")))
+            bound = await self.server.start(host, port, last=port_of(before.get("address")))
             await self._serve(host, bound, admin)
         except BaseExceptionGroup as group:
             raise _first(group) from None
         finally:
             self._has_left = True
             self.bulletin.feed.close()
-            await self.transport.stop()
+            await self.server.stop()
             await self.watching.close()
             await self.admin.stop()
             self.records.close()
-        self.admitting.check_expelled()
+        self.access.check_expelled()
 
     async def _restore(self) -> None:
         """Take up what the folder holds, before anything can talk to us.
@@ -329,8 +327,8 @@ class Daemon:
         invitation = self.home.invitation()
         effects = await self.archive.restore([invitation.grant.data] if invitation else [])
         self.publisher.acknowledged = self.core.own_last
-        self.admitting.check_own()
-        await self.admitting.keep_own()
+        self.access.check_own()
+        await self.access.keep_own()
         await self.watching.restore()
         self.carry_out(effects)
 
@@ -342,11 +340,11 @@ class Daemon:
                 self._begin(host, port, admin)
                 await self._stopping.wait()
                 until = time.monotonic() + STOP_GRACE_S + FAREWELL_S
-                if not self.admitting.is_expelled:
+                if not self.access.is_expelled:
                     await self._take_leave()
                 # Otherwise the next start would not know these credentials.
-                await self.admitting.kept_all(max(0.0, until - time.monotonic()))
-                self.transport.close()  # nothing would answer new connections from here on
+                await self.access.kept_all(max(0.0, until - time.monotonic()))
+                self.server.close()  # nothing would answer new connections from here on
             finally:
                 self._has_left = True  # also if a task has failed: the group takes no new tasks then
             for task in [*lasting, *self._link_tasks]:
@@ -363,10 +361,10 @@ class Daemon:
             "keeping": self.local_chunks.keeping.run(),
             "trainer": self.port.serve(self.briefing),
             "publisher": self.publisher.run(),
-            "acquaintances": self.acquaintances.run(),
-            "policing": self.policing.run(),
+            "address_book": self.address_book.run(),
+            "scores": self.scores.run(),
             "watching": self.watching.run(),
-            "invitation": self.admitting.renewed(),
+            "invitation": self.access.renewed(),
         }
 
     def stop(self) -> None:
@@ -378,8 +376,8 @@ class Daemon:
         advertised = self.options.advertise or (
             (format_address(host, port),) if host not in WILDCARDS else ()
         )
-        assert self.transport.door is not None
-        self.own_addresses.listening(port, advertised, self.transport.door.families)
+        assert self.server.door is not None
+        self.own_addresses.listening(port, advertised, self.server.door.families)
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
         try:
             self.home.write_daemon(
@@ -418,7 +416,7 @@ class Daemon:
                     await asyncio.sleep(STOP_POLL_S)
         except TimeoutError:
             log.warning("stopping before our last delta was passed on to another node")
-        self.acquaintances.remember()
+        self.address_book.remember()
         self.dispatch(ev.Leave())
         for link in self.links.values():
             link.close_soon()
@@ -456,9 +454,9 @@ class Daemon:
                     if not effect.own:  # our own is noted once stored: until then it counts nowhere
                         self.watching.heard(effect.delta)
                 case fx.StoreCredential():
-                    self.admitting.keep(effect)
+                    self.access.keep(effect)
                 case fx.Expelled():
-                    self.admitting.expelled(effect.reason)
+                    self.access.expelled(effect.reason)
                     self.stop()
                 case fx.Ready():
                     self.merging.mark(effect.delta.round)
@@ -486,9 +484,9 @@ class Daemon:
                 case fx.Blame():
                     if effect.link in self.links:
                         node_id = self.links[effect.link].node_id
-                        self.policing.blame(node_id, effect.reason, effect.offence)
+                        self.scores.blame(node_id, effect.reason, effect.offence)
                 case fx.Notice() if effect.culprit:
-                    self.policing.complain(effect.culprit, effect.text)
+                    self.scores.complain(effect.culprit, effect.text)
                 case fx.Notice():
                     log.info("%s", effect.text)
 
@@ -561,7 +559,7 @@ def main() -> int:
     lifeline.reset_signals()
     os.umask(0o077)  # SQLite creates files itself
     ask_for_open_files()
-    logging.getLogger("asyncio").addFilter(SaidSeldom())
+    logging.getLogger("asyncio").addFilter(NothingLeft())
     try:
         daemon = Daemon(options)
         lifeline.watch(lambda: signal.raise_signal(signal.SIGTERM))

@@ -20,7 +20,7 @@ from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.files import cannot_write, writable_once
 from gossamer.node.ipc import messages as control
 from gossamer.node.ipc.shared_memory import SharedMemory
-from gossamer.node.logs import Seldom, Trouble
+from gossamer.node.logs import Fault, RateLimit
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import MalformedError
@@ -102,7 +102,7 @@ class Publisher:
         self._dispatch = dispatch
         self._tell = tell
         self._waiting: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
-        self.trouble = Trouble(log, "our own deltas can be stored again")
+        self.fault = Fault(log, "our own deltas can be stored again")
         self.handed_in = 0
         """The last round for which we were handed a delta: none is wanted for this or an earlier round."""
         self.acknowledged = 0
@@ -168,12 +168,12 @@ class Publisher:
             except OSError as error:
                 self._dispatch(ev.Paused())
                 until = writable_once(error)
-                self.trouble.met(
+                self.fault.failed(
                     f"cannot store our own delta: {error.strerror}; publishing pauses until {until}"
                 )
                 await asyncio.sleep(DISK_RETRY_S)
             else:
-                self.trouble.not_met()
+                self.fault.worked()
                 return hashes
 
     def _store(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
@@ -226,8 +226,8 @@ class TrainerPort:
     def __init__(self, path: str, manifest: Manifest) -> None:
         self._path = Path(path)
         self._manifest = manifest
-        self._trouble = Trouble(log_trainer_port, "trainers can be understood again")
-        self._refusals = Seldom()
+        self._fault = Fault(log_trainer_port, "trainers can be understood again")
+        self._refusals = RateLimit()
         self._shared: SharedMemory | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._taken: set[int] = set()
@@ -325,7 +325,7 @@ class TrainerPort:
                 length = control.frame_length(await self._prefix(reader, attendant))
                 self._handle(control.decode(await reader.readexactly(length)), attendant)
         except MalformedError as error:
-            self._trouble.met(f"cannot understand a trainer that runs another release of Gossamer ({error})")
+            self._fault.failed(f"cannot understand a trainer that runs another release of Gossamer ({error})")
         except (asyncio.IncompleteReadError, OSError):
             pass  # it is gone or reads nothing, or the system has no memory for what it is sent
         finally:
@@ -338,7 +338,7 @@ class TrainerPort:
     def _could_not_attach(self, error: OSError) -> None:
         """Log that a trainer could not attach, but seldom: a waiting trainer tries again every moment."""
         problem = error.strerror or str(error)
-        if self._refusals.is_due(problem, time.monotonic()):
+        if self._refusals.allows(problem):
             log_trainer_port.warning("a trainer could not attach: %s", problem)
 
     async def _prefix(self, reader: asyncio.StreamReader, attendant: Attendant) -> bytes:

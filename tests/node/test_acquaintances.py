@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.address import Contact
-from gossamer.node.daemon.network.address_book import REMEMBERED_MAX, Acquaintances, whom_to_join
+from gossamer.node.daemon.network.address_book import REMEMBERED_MAX, AddressBook, whom_to_join
 from gossamer.node.home import Home
 from gossamer.protocol import events as ev
 from gossamer.protocol.membership.members import Health
@@ -27,7 +27,7 @@ def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> N
         core.roster.update(builders.row(author, addresses=(f"10.0.0.{number}:7700",)), 0.0)
     core.handle(ev.LinkUp(1, builders.identity(2).node_id, True, "10.0.0.2:7700"), 0.0)
     core.handle(ev.LinkUp(2, builders.identity(3).node_id, False, None), 0.0)
-    Acquaintances(home, core).remember()
+    AddressBook(home, core).remember()
     joined = whom_to_join(("boot:1",), home)
     ids = {number: builders.identity(number).node_id for number in (1, 2, 3)}
     assert joined[:2] == (Contact("boot:1"), Contact("10.0.0.2:7700", ids[2]))
@@ -45,7 +45,7 @@ def test_no_member_fills_the_memory_with_its_addresses(tmp_path: Path) -> None:
     for number, liar in enumerate(liars):
         row = builders.row(liar, addresses=tuple(f"10.9.{number}.{host}:7700" for host in range(8)))
         core.roster.update(row, 0.0)
-    Acquaintances(home, core).remember()
+    AddressBook(home, core).remember()
     remembered = whom_to_join((), home)
     assert len(remembered) == len({contact.node_id for contact in remembered}) == REMEMBERED_MAX
 
@@ -57,7 +57,7 @@ def test_all_addresses_of_a_few_members_are_remembered_one_of_each_first(tmp_pat
         addresses = tuple(f"10.0.{number}.{host}:7700" for host in range(3))
         core.roster.update(builders.row(builders.identity(number), addresses=addresses), 0.0)
     core.roster.judge(builders.identity(2).node_id, Health.DOWN, 1.0)
-    Acquaintances(home, core).remember()
+    AddressBook(home, core).remember()
     remembered = whom_to_join((), home)
     assert len(remembered) == 9
     assert len({contact.node_id for contact in remembered[:3]}) == 3
@@ -78,7 +78,7 @@ async def test_whoever_does_not_live_long_remembers_too(
         write(contacts)
 
     monkeypatch.setattr(home, "write_peers", noted)
-    task = asyncio.create_task(Acquaintances(home, core).run())
+    task = asyncio.create_task(AddressBook(home, core).run())
     try:
         author = builders.identity(1)
         core.roster.update(builders.row(author, addresses=("10.0.0.1:7700",)), 0.0)
@@ -95,7 +95,7 @@ def test_whom_an_outage_took_for_dead_is_remembered_behind_those_alive(tmp_path:
     authors = {number: builders.identity(number) for number in (1, 2, 3)}
     for number, author in authors.items():
         core.roster.update(builders.row(author, addresses=(f"10.0.0.{number}:7700",)), 0.0)
-    acquaintances = Acquaintances(home, core)
+    acquaintances = AddressBook(home, core)
     for number in (1, 2):
         core.roster.judge(authors[number].node_id, Health.DOWN, 1.0)
     acquaintances.remember()

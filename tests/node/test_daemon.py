@@ -281,7 +281,7 @@ async def test_a_key_that_misbehaves_is_refused_with_a_reason_until_its_points_h
     forged[-1] ^= 1
     now = time.monotonic()
     async with running(home) as daemon:
-        daemon.policing._clock = lambda: now
+        daemon.scores._clock = lambda: now
         await until(home.read_daemon)
         address = str(home.read_daemon()["address"])  # type: ignore[index]
         async with linked(address, swarm_id, liar, tls=False) as peer:

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 import aiohttp
 import pytest
 
-from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.server import Dialler
 from gossamer.node.home import Home
 from gossamer.protocol import effects as fx
@@ -70,19 +70,19 @@ async def test_a_private_address_that_two_members_have_is_no_matter(
     wanted = member(core, 3, HOME, b"w" * 32)
     events: list[ev.Event] = []
     street: Any = Street(shown)
-    await Dialler(street, Policing(), core, events.append).dial(fx.Dial(HOME, wanted, b"w" * 32))
+    await Dialler(street, PeerScores(), core, events.append).dial(fx.Dial(HOME, wanted, b"w" * 32))
     assert events == [ev.DialFailed(HOME)]
     assert ("shows a different certificate" in caplog.text) is is_said
 
 
 async def test_who_is_turned_away_is_not_dialled(tmp_path: Path) -> None:
-    wanted, policing = builders.identity(1).node_id, Policing()
-    while not policing.is_greylisted(wanted):
-        policing.blame(wanted, "garbage", Offence.MALFORMED)
+    wanted, scores = builders.identity(1).node_id, PeerScores()
+    while not scores.is_greylisted(wanted):
+        scores.blame(wanted, "garbage", Offence.MALFORMED)
     events: list[ev.Event] = []
     street = Street(b"w" * 32)
     transport: Any = street
-    await Dialler(transport, policing, new_core(Home(tmp_path)), events.append).dial(fx.Dial(HOME, wanted))
+    await Dialler(transport, scores, new_core(Home(tmp_path)), events.append).dial(fx.Dial(HOME, wanted))
     assert street.dialled == [] and events == [ev.DialFailed(HOME)]
 
 
@@ -95,7 +95,7 @@ async def test_that_no_link_came_up_is_told_whatever_the_reason(tmp_path: Path, 
     """Or the address would pass for one that is being dialled, for ever."""
     events: list[ev.Event] = []
     transport: Any = AsyncMock(dial=AsyncMock(side_effect=error))
-    await Dialler(transport, Policing(), new_core(Home(tmp_path)), events.append).dial(fx.Dial(HOME, None))
+    await Dialler(transport, PeerScores(), new_core(Home(tmp_path)), events.append).dial(fx.Dial(HOME, None))
     assert events == [ev.DialFailed(HOME)]
 
 
@@ -105,5 +105,7 @@ async def test_an_address_that_cannot_be_is_not_dialled(tmp_path: Path, made_up:
     events: list[ev.Event] = []
     street = Street(b"w" * 32)
     transport: Any = street
-    await Dialler(transport, Policing(), new_core(Home(tmp_path)), events.append).dial(fx.Dial(made_up, None))
+    await Dialler(transport, PeerScores(), new_core(Home(tmp_path)), events.append).dial(
+        fx.Dial(made_up, None)
+    )
     assert street.dialled == [] and events == [ev.DialFailed(made_up)]

@@ -19,9 +19,9 @@ from gossamer.node.daemon.network import connections as guest_module
 from gossamer.node.daemon.network import links as link_module
 from gossamer.node.daemon.network import upload_limits as uploads
 from gossamer.node.daemon.network.chunk_transfer import get_chunk
-from gossamer.node.daemon.network.connections import Door, Gate, Guest
+from gossamer.node.daemon.network.connections import Connection, ConnectionLimiter, Gate
 from gossamer.node.daemon.network.links import SESSION_HEADER
-from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.server import PREFIX
 from gossamer.node.daemon.network.tls import client_context
 from gossamer.protocol import limits
@@ -41,7 +41,7 @@ async def ends(request: pytest.FixtureRequest) -> AsyncIterator[tuple[End, End]]
         yield dialler, listener
 
 
-def door_of(end: End) -> Door:
+def door_of(end: End) -> ConnectionLimiter:
     assert end.transport.door is not None
     return end.transport.door
 
@@ -80,7 +80,7 @@ async def test_a_tls_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(guest_module, "TLS_HANDSHAKE_TIMEOUT_S", 0.2)
     listener = End(2)
     blame = Mock()
-    monkeypatch.setattr(listener.policing, "blame_address", blame)
+    monkeypatch.setattr(listener.scores, "blame_address", blame)
     async with listening(listener):
         for first in (b"", b"\x16\x03\x01\x02\x00\x01", b"GET /"):  # a ClientHello's beginning, and none
             async with connected(listener, tls=False) as (reader, writer):
@@ -289,14 +289,14 @@ async def test_a_greylisted_address_is_refused_unless_somebody_there_is_linked(
     monkeypatch.setattr(guest_module, "origin_of", lambda host: "203.0.113.5")
     dialler, listener = ends
     for _ in range(30):
-        listener.policing.blame_address("203.0.113.5", "handshakes failed")
+        listener.scores.blame_address("203.0.113.5", "handshakes failed")
     with pytest.raises((OSError, aiohttp.ClientError)):
         await dialler.dial(listener)
     assert door_of(listener).counts["greylisted"] >= 1
-    listener.policing._greylist._scores.clear()
+    listener.scores._greylist._scores.clear()
     await linked(dialler, listener)
     for _ in range(30):
-        listener.policing.blame_address("203.0.113.5", "handshakes failed")
+        listener.scores.blame_address("203.0.113.5", "handshakes failed")
     neighbour = End(3, tls=listener.tls)
     async with listening(neighbour):
         await linked(neighbour, listener)
@@ -365,7 +365,7 @@ async def test_frames_that_never_become_a_message_are_read_slowly(
             while transport.get_write_buffer_size() < 1 << 20:  # until TCP makes it wait
                 transport.write((b"\x00\x80" + mask) * 10_000)
                 await asyncio.sleep(0.001)
-        assert listener.policing.throttled > 0
+        assert listener.scores.throttled > 0
         assert listener.messages == []
         out, _ = await linked(dialler, listener)
         out.send(b"others are heard")
@@ -374,7 +374,7 @@ async def test_frames_that_never_become_a_message_are_read_slowly(
 
 
 def test_who_has_lost_its_last_link_takes_nobody_elses_connections_along() -> None:
-    door = Door(asyncio.Protocol, None, Policing())
+    door = ConnectionLimiter(asyncio.Protocol, None, PeerScores())
     guests = [
         Mock(node_id=node_id, is_link=is_link)
         for node_id in (b"one", b"two", None)
@@ -390,7 +390,7 @@ async def test_a_connection_is_read_on_only_where_server_and_door_both_want_it()
     with theirs:
         _, writer = await asyncio.open_connection(sock=ours)
         line: Any = writer.transport
-        gate = Gate(line, Guest(Door(asyncio.Protocol, None, Policing())))
+        gate = Gate(line, Connection(ConnectionLimiter(asyncio.Protocol, None, PeerScores())))
         gate.close_for(0.01)
         gate.resume_reading()
         assert not line.is_reading()
@@ -490,7 +490,7 @@ async def test_what_is_no_chunk_is_charged_to_members_as_to_strangers(
         charged.append(origin)
         return 0.0
 
-    monkeypatch.setattr(listener.policing, "asked", note)
+    monkeypatch.setattr(listener.scores, "asked", note)
     await get_chunk(out, blob, 4)
     assert charged == []
     assert out.dialled is not None

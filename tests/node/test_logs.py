@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from gossamer.node import logs
+from gossamer.node.logs import CALM_S, REPEAT_S, Fault, RateLimit
 
 NASTY = "line\nnext \x1b[31mred\x1b[0m \r back\x08 \x00 \u202egnp.exe \x9b0m"
 
@@ -204,7 +205,50 @@ def test_where_no_thread_can_be_started_lines_are_written_at_once(
 ) -> None:
     no_more = Mock(side_effect=RuntimeError("can't start new thread"))
     monkeypatch.setattr(threading.Thread, "start", no_more)
-    handler = logs._Aside(logs.handler())
+    handler = logs._InThread(logs.handler())
     handler.handle(logging.makeLogRecord({"msg": "said", "levelname": "INFO"}))
     handler.flush()
     assert capsys.readouterr().err.endswith("info    said\n")
+
+
+def test_an_event_is_logged_again_only_after_minutes() -> None:
+    limit = RateLimit()
+    assert limit.allows("full", 0.0) and not limit.allows("full", REPEAT_S - 1)
+    assert limit.allows("gone", 1.0), "that is another"
+    assert limit.allows("full", REPEAT_S) and not limit.allows("full", REPEAT_S + 1)
+
+
+def test_events_that_are_long_past_take_no_room() -> None:
+    limit = RateLimit()
+    for n in range(10_000):
+        assert limit.allows(n, float(n))
+    assert len(limit._logged) == REPEAT_S
+
+
+def test_a_fault_is_over_when_it_stays_away(caplog: pytest.LogCaptureFixture) -> None:
+    """A disk may have room for every other file."""
+    caplog.set_level(logging.INFO)
+    now = 0.0
+    fault = Fault(logging.getLogger("disk"), "it works again", lambda: now)
+    fault.worked()
+    assert not fault.text
+    for _ in range(20):
+        fault.failed("the disk is full")
+        fault.worked()
+        now += 5.0
+        assert fault.text == "the disk is full"
+    assert caplog.messages == ["the disk is full"]
+    now += CALM_S
+    assert not fault.text
+    for _ in range(3):
+        fault.worked()
+    assert caplog.messages == ["the disk is full", "it works again"]
+    fault.failed("the disk is full")
+    assert caplog.messages[2:] == ["the disk is full"], "at once, as it is new"
+
+
+def test_a_fault_whose_words_vary_is_one_event(caplog: pytest.LogCaptureFixture) -> None:
+    fault = Fault(logging.getLogger("disk"), "")
+    for n in range(9):
+        fault.failed(f"cannot read {n}", event="reading")
+    assert caplog.messages == ["cannot read 0"]

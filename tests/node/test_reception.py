@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from gossamer.node.daemon.network import server as reception_module
-from gossamer.node.daemon.network.links import OpenLinks, PeerLink
-from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.links import LinkTable, PeerLink
+from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.server import Reception
 from gossamer.node.daemon.storage import records as recordwriter
 from gossamer.node.daemon.storage.records import RecordWriter
@@ -39,7 +39,7 @@ class Full:
             nothing,  # type: ignore[arg-type]
             nothing,  # type: ignore[arg-type]
             nothing,  # type: ignore[arg-type]
-            Policing(),
+            PeerScores(),
             self.writer,
             self._dispatch,
             asyncio.Event(),
@@ -55,7 +55,7 @@ class Full:
 
 
 def test_each_message_goes_as_what_it_is() -> None:
-    links, sent = OpenLinks(), []
+    links, sent = LinkTable(), []
     links.add(cast(PeerLink, SimpleNamespace(number=7, outbound=True, send=sent.append)))
     first, second = Ping(1), Ping(2)
     for message in (first, first, second, Ping(1)):
@@ -76,7 +76,7 @@ async def test_once_a_node_is_stopping_its_core_hears_no_more_of_links_that_end(
         told.append(event)
         return []
 
-    reception = Reception(OpenLinks(), transfers, nothing, Policing(), nothing, dispatch, stopping)
+    reception = Reception(LinkTable(), transfers, nothing, PeerScores(), nothing, dispatch, stopping)
     async with listening(dialler, listener):
         out, inward = await linked(dialler, listener)
         reception.link_down(out)
@@ -133,7 +133,7 @@ async def test_what_is_read_to_leave_deltas_out_costs_its_sender(monkeypatch: py
         monkeypatch.setattr(reception_module, "PAUSE_MAX_S", 0.01)
         monkeypatch.setattr(reception_module, "decode", slow)
         monkeypatch.setattr(reception_module.time, "thread_time", lambda: now)
-        monkeypatch.setattr(Policing, "heard", lambda *args: costs.append(args[3]) or 0.0)
+        monkeypatch.setattr(PeerScores, "heard", lambda *args: costs.append(args[3]) or 0.0)
         for message in (Records((DELTA,)), Ping(1)):
             await full.message(link, message)
         assert costs == [3.0, 3.0]

@@ -140,7 +140,7 @@ async def test_phi_is_rid_of_what_is_void_now_and_after_a_restart(folder: Folder
         daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         after = await digests(daemon)
         assert len(daemon.core.ledger) == 3
-        await daemon.admitting.kept_all(5)
+        await daemon.access.kept_all(5)
     expected = await without_the_outcast(folder, tmp_path / "other", 1, 2, 4)
     assert after == expected != before
     async with folder.running() as daemon:
@@ -225,7 +225,7 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
             await fetch_status(facts["address"], plaintext=True, asker=Asker(OUTCAST, swarm_id))
         said = await fetch_status(facts["address"], plaintext=True, asker=Asker(FRIEND, swarm_id))
         assert said["node_id"] == folder.identity.node_id.hex()
-        await daemon.admitting.kept_all(5)
+        await daemon.access.kept_all(5)
     with folder.records() as store:
         assert store.load_credentials() == [later]
     async with folder.running() as daemon:
@@ -281,7 +281,7 @@ async def test_what_an_owner_gives_a_running_node_is_what_its_next_start_goes_by
             daemon.dispatch(ev.Deliver(credential))
             if credential is promoted:
                 await until(lambda: kept().grant.data == promoted)
-        await daemon.admitting.kept_all(5)
+        await daemon.access.kept_all(5)
         assert kept().grant.data == renewed
         keep_better(home, first)  # as `gossamer node` with the line that the newcomer was sent
         assert kept().grant.data == renewed
@@ -321,11 +321,11 @@ async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_nod
         monkeypatch.setattr(Home, "keep_invitation", fail)
         promoted = grant(folder.identity, folder.manifest)
         daemon.dispatch(ev.Deliver(promoted))
-        await daemon.admitting.kept_all(5)
-        assert daemon.admitting.own_credential() == promoted
+        await daemon.access.kept_all(5)
+        assert daemon.access.own_credential() == promoted
         assert folder.home.invitation() == first
         monkeypatch.undo()
-        await daemon.admitting.keep_own()
+        await daemon.access.keep_own()
     assert "No space left on device: the next start of this node may use an older invitation" in caplog.text
     found = folder.home.invitation()
     assert found is not None and found.grant.data == promoted
@@ -363,8 +363,8 @@ async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_
         assert facts is not None
         daemon.dispatch(ev.Deliver(renewed))
         async with guest.running(join=(facts["address"],)) as returned:
-            await until(lambda: returned.admitting.own_credential() == renewed, 15)
-            await returned.admitting.kept_all(5)
+            await until(lambda: returned.access.own_credential() == renewed, 15)
+            await returned.access.kept_all(5)
     with guest.records() as store:
         assert renewed in store.load_credentials()
     late = Folder(tmp_path / "late", host.manifest)

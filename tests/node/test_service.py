@@ -145,7 +145,7 @@ def test_a_daemon_can_be_asked_to_stop_whatever_its_parent_blocks(tmp_path: Path
 def test_a_daemon_that_comes_back_does_not_insist_on_a_port_that_the_system_chose(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It takes its last one if that is free, see `Transport.start`; another process may have it by now."""
+    """It takes its last one if that is free, see `Server.start`; another process may have it by now."""
     home = Home(tmp_path)
     home.write_daemon(address="127.0.0.1:7701")
     started: list[DaemonOptions] = []

@@ -97,8 +97,8 @@ async def test_another_node_than_expected_is_refused(ends: tuple[End, End]) -> N
 async def test_whoever_answers_and_is_turned_away_is_no_link(ends: tuple[End, End]) -> None:
     """An address says nothing of who is there, where it was told without a node id."""
     dialler, listener = ends
-    while not dialler.policing.is_greylisted(listener.identity.node_id):
-        dialler.policing.blame(listener.identity.node_id, "garbage", Offence.MALFORMED)
+    while not dialler.scores.is_greylisted(listener.identity.node_id):
+        dialler.scores.blame(listener.identity.node_id, "garbage", Offence.MALFORMED)
     with pytest.raises(RefusedError, match="turned away for misbehaviour"):
         await asyncio.wait_for(dialler.dial(listener), 5)
     assert dialler.links == []
@@ -107,8 +107,8 @@ async def test_whoever_answers_and_is_turned_away_is_no_link(ends: tuple[End, En
 
 async def test_whoever_dials_and_is_turned_away_is_told_so(ends: tuple[End, End]) -> None:
     dialler, listener = ends
-    while not listener.policing.is_greylisted(dialler.identity.node_id):
-        listener.policing.blame(dialler.identity.node_id, "garbage", Offence.MALFORMED)
+    while not listener.scores.is_greylisted(dialler.identity.node_id):
+        listener.scores.blame(dialler.identity.node_id, "garbage", Offence.MALFORMED)
     with pytest.raises(RefusedError, match="turned away for misbehaviour"):
         await asyncio.wait_for(dialler.dial(listener), 5)
     assert dialler.links == listener.links == []
@@ -227,7 +227,7 @@ async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(transport_module, "HANDSHAKE_TIMEOUT_S", 0.2)
     listener = End(2)
     blame = Mock()
-    monkeypatch.setattr(listener.policing, "blame_address", blame)
+    monkeypatch.setattr(listener.scores, "blame_address", blame)
     async with listening(listener), aiohttp.ClientSession() as http:
         url = f"https://{listener.address}{PREFIX}/link"
         async with http.ws_connect(url, ssl=client_context()) as socket:
@@ -243,7 +243,7 @@ async def test_a_client_that_goes_away_in_the_handshake_did_nothing_wrong(
     """Or a few of them behind one address would have everybody there turned away."""
     _, listener = ends
     blame = Mock()
-    monkeypatch.setattr(listener.policing, "blame_address", blame)
+    monkeypatch.setattr(listener.scores, "blame_address", blame)
     async with aiohttp.ClientSession() as http:
         url = f"http{'s' if listener.tls else ''}://{listener.address}{PREFIX}/link"
         async with http.ws_connect(url, ssl=client_context()) as socket:
@@ -318,7 +318,7 @@ async def test_a_packed_chunk_is_no_longer_than_was_asked_for(ends: tuple[End, E
     listener.wanted[blob] = 1000
     with pytest.raises(RefusedError, match="did not take"):
         await put(out, blob, bytes(CHUNK_BYTES_MAX))
-    assert not listener.policing.blamed and (listener.failed, listener.arrived) == ([(inward, blob)], {})
+    assert not listener.scores.blamed and (listener.failed, listener.arrived) == ([(inward, blob)], {})
 
 
 async def test_what_comes_packed_is_checked_like_anything(ends: tuple[End, End]) -> None:
@@ -383,7 +383,7 @@ async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, En
     listener.wanted[blob] = CHUNK_BYTES_MAX + 1
     with pytest.raises(RefusedError):
         await put(out, blob, b"honest")
-    assert listener.policing.blamed == 3, "for each body that was not what its hash said"
+    assert listener.scores.blamed == 3, "for each body that was not what its hash said"
     for most in (6, CHUNK_BYTES_MAX):
         listener.wanted[blob] = most
         await put(out, blob, b"honest")
@@ -410,7 +410,7 @@ async def test_who_finds_our_line_full_is_told_so(
     monkeypatch.setattr(uplink, "TURN_PATIENCE_S", 0.05)
     monkeypatch.setattr(uplink.Uplink, "places", 0)
     declined: list[bytes] = []
-    monkeypatch.setattr(listener.policing, "declined", lambda node_id: declined.append(node_id) or 0.0)
+    monkeypatch.setattr(listener.scores, "declined", lambda node_id: declined.append(node_id) or 0.0)
     with pytest.raises(RefusedError, match="does not have"):
         await get_chunk(out, blob, 4)
     assert declined == [dialler.identity.node_id], "or it could ask again and again for nothing"

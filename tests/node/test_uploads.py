@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.daemon.network import upload_limits as uploads
-from gossamer.node.daemon.network.upload_limits import Uploads
+from gossamer.node.daemon.network.upload_limits import UploadLimits
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import limits
 from gossamer.protocol.limits import (
@@ -18,7 +18,7 @@ from gossamer.protocol.limits import (
 )
 
 
-def filled(room: Uploads) -> list[int]:
+def filled(room: UploadLimits) -> list[int]:
     """The numbers of as many uploads as there is room for, to any members."""
     found = [room.begin(bytes([member]), b"blob") for member in range(2 * UPLOADS_MAX)]
     return [number for number in found if number is not None]
@@ -27,7 +27,7 @@ def filled(room: Uploads) -> list[int]:
 def test_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(uploads.time, "monotonic", lambda: now)
-    room = Uploads()
+    room = UploadLimits()
     slow = filled(room)
     assert len(slow) == UPLOADS_MAX
     room.end(slow.pop())
@@ -47,7 +47,7 @@ def test_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None
 def test_one_member_has_no_more_than_half_of_the_room() -> None:
     """It could ask for one small chunk all the time, in 7 kB a second, and take it slowly: of what others
     asked for nine tenths were declined."""
-    room = Uploads()
+    room = UploadLimits()
     begun = [room.begin(b"n", b"blob") for _ in range(UPLOADS_MAX)]
     taken = [number for number in begun if number is not None]
     assert len(taken) == UPLOADS_PER_MEMBER_MAX >= 2 * FETCHES_PER_LINK_MAX, "honest ones ask for fewer"
@@ -64,7 +64,7 @@ def test_who_has_taken_its_ration_is_declined_until_there_is_more_to_take(
     chunks = ChunkStore(tmp_path / "chunks")
     blobs = [sha256(data).digest() for data in (b"first", b"other")]
     chunks.put(blobs[0], b"first")
-    room = Uploads(chunks)
+    room = UploadLimits(chunks)
 
     def given(node_id: bytes, blob: bytes) -> bool:
         begun = room.begin(node_id, blob)

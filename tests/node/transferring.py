@@ -11,8 +11,8 @@ import pytest
 
 from gossamer.node.daemon.network import chunk_transfer as transfers
 from gossamer.node.daemon.network.chunk_transfer import LocalChunks, Transfers
-from gossamer.node.daemon.network.peer_scores import Policing
-from gossamer.node.daemon.network.upload_limits import Uploads
+from gossamer.node.daemon.network.peer_scores import PeerScores
+from gossamer.node.daemon.network.upload_limits import UploadLimits
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import effects as fx
@@ -57,7 +57,7 @@ class Line:
         self.put.append(chunk.data)
 
 
-class Noted(Policing):
+class Noted(PeerScores):
     """Records which peers are blamed, or charged for small chunks."""
 
     def __init__(self, setup: Setup) -> None:
@@ -89,7 +89,7 @@ class Setup:
         self.local = LocalChunks(chunks, SnapshotShelf(chunks, 16), self.core, self.events.append)
         self.transfers = Transfers(
             self.local,
-            Uploads(),
+            UploadLimits(),
             Noted(self),
             asyncio.create_task,
         )

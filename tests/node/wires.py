@@ -12,10 +12,10 @@ import psutil
 
 from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, put_chunk
 from gossamer.node.daemon.network.links import PeerLink
-from gossamer.node.daemon.network.peer_scores import Policing
-from gossamer.node.daemon.network.server import Questions, Transport
+from gossamer.node.daemon.network.peer_scores import PeerScores
+from gossamer.node.daemon.network.server import RpcServer, Server
 from gossamer.node.daemon.network.tls import Certificate
-from gossamer.node.daemon.network.upload_limits import Uplink, Uploads
+from gossamer.node.daemon.network.upload_limits import Uplink, UploadLimits
 from gossamer.protocol.errors import RefusedError, SignatureError
 from gossamer.protocol.payloads.chunks import Chunk
 from tests.node.trainer_side import until
@@ -29,12 +29,12 @@ class End:
         self.identity = identity(number)
         certificate = Certificate.fresh() if tls else None
         self.tls = tls
-        self.policing = Policing()
+        self.scores = PeerScores()
         fingerprint = certificate.fingerprint if certificate else b""
-        self.questions = Questions(self.identity, swarm_id, fingerprint, SMALL.canonical(), self, self.status)
-        routes = ChunkRoutes(self, self.policing, Uploads())
-        self.transport = Transport(
-            self.identity, swarm_id, self, self, self.questions, routes, certificate, self.policing
+        self.questions = RpcServer(self.identity, swarm_id, fingerprint, SMALL.canonical(), self, self.status)
+        routes = ChunkRoutes(self, self.scores, UploadLimits())
+        self.transport = Server(
+            self.identity, swarm_id, self, self, self.questions, routes, certificate, self.scores
         )
         self.answers_anyone = True
         self.is_stopping = False
@@ -66,7 +66,7 @@ class End:
 
     async def message(self, link: PeerLink, data: bytes) -> None:
         self.messages.append(data)
-        self.policing.heard(link, len(data), 0.0, 0)
+        self.scores.heard(link, len(data), 0.0, 0)
 
     def own_credential(self) -> bytes:
         return self.credential

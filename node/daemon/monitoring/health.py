@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from gossamer.node.daemon.network import clocks
-from gossamer.node.logs import SeldomWarnings
+from gossamer.node.logs import RateLimit
 from gossamer.protocol.limits import SLEEP_MIN_S
 
 # --- What the vitals judge: one look at the node, taken every second.
@@ -170,7 +170,7 @@ class Reach:
 class Supply:
     """Tells when nothing comes that others hold, and when none of them holds what this node begins with."""
 
-    def __init__(self, warnings: SeldomWarnings) -> None:
+    def __init__(self, warnings: RateLimit) -> None:
         self._warnings = warnings
         self._came = 0
         self._held_at = self._starved_since = -math.inf
@@ -189,7 +189,7 @@ class Supply:
         elif self._unheld_since is None:
             self._unheld_since = look.now
         elif look.now - self._unheld_since > UNHELD_S:
-            self._warnings.say(
+            self._warnings.warn(
                 "unheld",
                 look.now,
                 f"joining: no linked node holds any of the {look.missing} missing payloads or snapshots."
@@ -205,7 +205,7 @@ class Supply:
             return
         self._held_at = look.now
         if look.now - self._starved_since > STARVED_S:
-            self._warnings.say(
+            self._warnings.warn(
                 "starved",
                 look.now,
                 f"no part of {look.missing} missing payloads or snapshots has arrived for"
@@ -239,7 +239,7 @@ OUTDONE_MAX = 2
 class KeyWatch:
     """Looks for what another node has signed with our key."""
 
-    def __init__(self, warnings: SeldomWarnings) -> None:
+    def __init__(self, warnings: RateLimit) -> None:
         self._warnings = warnings
         self._void = 0
         self._outdone = 0
@@ -250,7 +250,7 @@ class KeyWatch:
         """The problem that this is; None if there was no sign of it lately."""
         if look.void > self._void:
             self._signed_elsewhere = look.now
-            self._warnings.say(
+            self._warnings.warn(
                 "key",
                 look.now,
                 "what this node publishes is void: its key signs other deltas for the same rounds elsewhere,"
@@ -259,7 +259,7 @@ class KeyWatch:
             )
         elif look.outdone > max(self._outdone, OUTDONE_MAX):
             self._signed_elsewhere = look.now
-            self._warnings.say(
+            self._warnings.warn(
                 "twin",
                 look.now,
                 "another node runs with this one's key, in a copy of its folder: each cuts the other's links,"
@@ -340,7 +340,7 @@ class Vitals:
     def __init__(self) -> None:
         self.problem: str | None = None
         """Why this node is not healthy; None if it is."""
-        self._warnings = SeldomWarnings(log)
+        self._warnings = RateLimit(log)
         self._solitude = Solitude()
         self._reach = Reach()
         self._supply = Supply(self._warnings)
@@ -373,7 +373,7 @@ class Vitals:
         self._look_at_merging(look)
         self._trainer.look(look)
         if SLOW_S < look.late_s <= SLEEP_MIN_S:  # longer: it slept or was stopped, which the core reports
-            self._warnings.say(
+            self._warnings.warn(
                 "slow",
                 look.now,
                 f"this node was busy for {look.late_s:.1f} s and answered nobody: it has too little CPU"
@@ -394,7 +394,7 @@ class Vitals:
 
     def _look_at_address(self, look: Look) -> None:
         if look.lost_address:
-            self._warnings.say(
+            self._warnings.warn(
                 "address",
                 look.now,
                 f"this machine no longer has the address {look.lost_address}, and --listen ties this node to"
@@ -405,7 +405,7 @@ class Vitals:
     def _look_at_clock(self, look: Look) -> None:
         said = clocks.judge(look.offsets)
         if said is not None:
-            self._warnings.say("clock", look.now, f"{said}: set it (NTP)")
+            self._warnings.warn("clock", look.now, f"{said}: set it (NTP)")
 
     def _look_at_invitation(self, look: Look) -> None:
         if not look.runs_out:
@@ -437,7 +437,7 @@ class Vitals:
             )
         else:
             return None
-        self._warnings.say("folder", look.now, f"{found}: {advice}")
+        self._warnings.warn("folder", look.now, f"{found}: {advice}")
         return found
 
     def _disk(self, look: Look) -> str | None:
@@ -447,7 +447,7 @@ class Vitals:
             found = f"the disk is full: it has room for {look.files_free} more files (df -i)"
         else:
             return None
-        self._warnings.say("disk", look.now, f"{found}; publishing and fetching pause when nothing is left")
+        self._warnings.warn("disk", look.now, f"{found}; publishing and fetching pause when nothing is left")
         return found
 
     def _invitation(self, look: Look) -> str | None:
@@ -458,7 +458,7 @@ class Vitals:
         if not look.diverged:
             return None
         found = f"the model diverged: {look.diverged}"
-        self._warnings.say(
+        self._warnings.warn(
             "diverged",
             look.now,
             f"{found}. Nothing is published until an owner revokes the member that caused it (gossamer"
@@ -470,7 +470,7 @@ class Vitals:
         if not look.contradicted:
             return None
         found = "by this machine's clock, it is too early for the round that the other nodes are at"
-        self._warnings.say(
+        self._warnings.warn(
             "early",
             look.now,
             f"{found}, and what they publish is refused: set it (NTP), unless theirs was wrong when the"
@@ -482,5 +482,5 @@ class Vitals:
         if look.now - self._merged[1] <= STUCK_S:
             return None
         found = f"merging is stuck: {look.behind} rounds are waiting, and none was merged for {STUCK_S:.0f} s"
-        self._warnings.say("stuck", look.now, found)
+        self._warnings.warn("stuck", look.now, found)
         return found

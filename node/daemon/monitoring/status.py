@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from gossamer.node.daemon.network.links import OpenLinks, PeerLink, Traffic
-from gossamer.node.daemon.network.peer_scores import Policing
-from gossamer.node.daemon.network.server import Transport
+from gossamer.node.daemon.network.links import LinkTable, PeerLink, Traffic
+from gossamer.node.daemon.network.peer_scores import PeerScores
+from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.phi.loop import Merging
 from gossamer.node.daemon.trainer_port import TrainerPort
 from gossamer.node.home import Home
 from gossamer.node.ipc.messages import JOINING, Report
-from gossamer.node.logs import Trouble
+from gossamer.node.logs import Fault
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import LINK_PREFIX_BYTES
 from gossamer.protocol.membership.members import Health, Member
@@ -104,10 +104,10 @@ class NodeView:
     port: TrainerPort
     merging: Merging
     archive: Archive
-    links: OpenLinks
-    transport: Transport
-    policing: Policing
-    storing: tuple[Trouble, ...]
+    links: LinkTable
+    server: Server
+    scores: PeerScores
+    faults: tuple[Fault, ...]
     """Of all that this node stores."""
     stopping: asyncio.Event
     started: float = field(default_factory=time.monotonic)
@@ -164,7 +164,7 @@ async def status_of(view: "NodeView", query: Mapping[str, str]) -> dict[str, Any
 
 def describe(view: "NodeView") -> dict[str, Any]:
     """The node's state; docs/status.md describes every field."""
-    core, merging, policing = view.core, view.merging, view.policing
+    core, merging, scores = view.core, view.merging, view.scores
     sent, received, payload_sent, payload_received = view.links.traffic()
     status: dict[str, Any] = {
         "swarm_id": core.swarm_id.hex(),
@@ -202,11 +202,11 @@ def describe(view: "NodeView") -> dict[str, Any]:
         "conduct": merging.conduct.of(core.identity.node_id)._asdict(),
         "agreement": merging.conduct.agreement,
         "void": [{"node_id": author.hex(), "round": round_} for author, round_ in core.ledger.voided()],
-        "misbehaviours_seen": policing.blamed,
-        "throttled": policing.throttled,
-        "greylisted": policing.greylisted,
-        "turned_away": policing.turned_away,
-        "door": view.transport.door.describe() if view.transport.door is not None else {},
+        "misbehaviours_seen": scores.blamed,
+        "throttled": scores.throttled,
+        "greylisted": scores.greylisted,
+        "turned_away": scores.turned_away,
+        "door": view.server.door.describe() if view.server.door is not None else {},
         "tasks": len(asyncio.all_tasks()),
         "bytes_sent": sent + payload_sent,
         "bytes_received": received + payload_received,

@@ -186,7 +186,7 @@ class Watching:
             folder_gone=str(view.home.root) if self._folder_gone else "",
             folder_read_only=str(self._unwritable or ""),
             file_lost=str(self._lost_file or ""),
-            unstored=next((said for trouble in view.storing if (said := trouble.lasting)), ""),
+            unstored=next((said for fault in view.faults if (said := fault.text)), ""),
             offsets=tuple(link.clock_offset_s for link in view.links.values()),
             outdone=core.presence.outdone,
             contradicted=core.is_contradicted,
@@ -211,7 +211,7 @@ class Watching:
 
     def _lost_address(self) -> str:
         """The address that this node listens on and dials from, if this machine no longer has it."""
-        host = self._view.transport.dials_from
+        host = self._view.server.dials_from
         return host if host is not None and is_gone(host) else ""
 
     async def _save(self) -> None:

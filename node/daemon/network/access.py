@@ -28,7 +28,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 log = logging.getLogger("gossamer.node")
 
 
-class Admitting:
+class Access:
     """The transport's `Admission`."""
 
     def __init__(

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from socket import AddressFamily
@@ -12,7 +11,7 @@ from gossamer.node.address import Contact, format_address, is_loopback, is_of_on
 from gossamer.node.daemon.network.links import PeerLink
 from gossamer.node.daemon.network.listening import family_of, is_gone, own_address
 from gossamer.node.home import Home
-from gossamer.node.logs import Seldom
+from gossamer.node.logs import RateLimit
 from gossamer.protocol.effects import Effect
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.replica import Replica
@@ -39,13 +38,13 @@ def whom_to_join(told: tuple[str, ...], home: Home) -> tuple[Contact, ...]:
     return tuple(contacts.values())
 
 
-class Acquaintances:
+class AddressBook:
     """Writes down where members are."""
 
     def __init__(self, home: Home, core: Replica) -> None:
         self._home = home
         self._core = core
-        self._seldom = Seldom()
+        self._limit = RateLimit()
 
     def remember(self) -> None:
         """Write down where members are, and their ids: the anchors, the others that are alive, then those
@@ -67,7 +66,7 @@ class Acquaintances:
             if contacts:
                 self._home.write_peers(contacts)
         except OSError as error:
-            if self._seldom.is_due(error.errno, time.monotonic()):
+            if self._limit.allows(error.errno):
                 log.warning("cannot save our peers' addresses: %s", error.strerror)
 
     def _others(self) -> list[tuple[str, bytes]]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from email.utils import formatdate
@@ -15,13 +14,13 @@ from aiohttp.abc import AbstractStreamWriter
 
 from gossamer.node.daemon.network.connections import WRITE_BUFFER_BYTES
 from gossamer.node.daemon.network.links import SESSION_HEADER, Chunks, Dialled, PeerLink
-from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.tls import cut
-from gossamer.node.daemon.network.upload_limits import BusyError, Turn, Uploads
+from gossamer.node.daemon.network.upload_limits import BusyError, Turn, UploadLimits
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.files import writable_once
-from gossamer.node.logs import Seldom, Trouble
+from gossamer.node.logs import Fault, RateLimit
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import Offence, PayloadError, PeerError, RefusedError, StorageError
@@ -108,7 +107,7 @@ class Keeping:
         """Hash and bytes of a chunk that could not be stored yet."""
         self._works = asyncio.Event()
         self._works.set()
-        self.trouble = Trouble(log, "payloads can be stored again")
+        self.fault = Fault(log, "payloads can be stored again")
 
     @property
     def works(self) -> bool:
@@ -131,12 +130,12 @@ class Keeping:
         except OSError as error:
             until = writable_once(error)
             text = f"cannot store a payload: {error.strerror}; fetching pauses until {until}"
-            self.trouble.met(text)
+            self.fault.failed(text)
             if self._unkept is None:
                 self._unkept = (blob, data)
                 self._works.clear()
             return False
-        self.trouble.not_met()
+        self.fault.worked()
         return True
 
     async def run(self) -> None:
@@ -224,9 +223,9 @@ log_chunk_routes = logging.getLogger("gossamer.transport")
 class ChunkRoutes:
     """The server's side, for requests that belong to a link."""
 
-    def __init__(self, chunks: Chunks, policing: Policing, uploads: Uploads) -> None:
+    def __init__(self, chunks: Chunks, scores: PeerScores, uploads: UploadLimits) -> None:
         self._chunks = chunks
-        self._policing = policing
+        self._scores = scores
         self._uploads = uploads
 
     async def serve(self, link: PeerLink, request: web.Request) -> web.StreamResponse:
@@ -257,12 +256,12 @@ class ChunkRoutes:
         finally:
             self._uploads.end(upload)
         if len(chunk.as_it_travels) < SMALL_CHUNK_BYTES:
-            await asyncio.sleep(self._policing.gave_little(link.node_id))
+            await asyncio.sleep(self._scores.gave_little(link.node_id))
         return response
 
     async def _busy(self, link: PeerLink) -> web.HTTPServiceUnavailable:
         """The answer that sends a peer to other holders. It comes soon if the peer seldom asks in vain."""
-        await asyncio.sleep(self._policing.declined(link.node_id))
+        await asyncio.sleep(self._scores.declined(link.node_id))
         return web.HTTPServiceUnavailable(text="busy")
 
     async def _send(
@@ -295,7 +294,7 @@ class ChunkRoutes:
                 data = await receive(request, blob, size, link)
         except (PeerError, OSError, aiohttp.ClientError, web.RequestPayloadError) as error:
             if isinstance(error, PayloadError):
-                self._policing.blame(link.node_id, str(error), Offence.CHUNK)
+                self._scores.blame(link.node_id, str(error), Offence.CHUNK)
             # Flipped bits that TLS rejects, or a line that broke, are not worth a traceback in our log.
             self._chunks.chunk_failed(link, blob)
             raise web.HTTPBadRequest(text=str(error)) from None
@@ -325,7 +324,7 @@ class LocalChunks:
         self._shelf = shelf
         self._core = core
         self._dispatch = dispatch
-        self._seldom = Seldom()
+        self._limit = RateLimit()
         self.keeping = Keeping(chunks, core.fetcher.wants.keys_of, self._arrived)
         self.on_snapshot_lost: Callable[[bytes], None] = lambda blob: None
         """Called with the hash of a chunk of a kept snapshot that turned out to be damaged on disk."""
@@ -336,7 +335,7 @@ class LocalChunks:
             await asyncio.sleep(LOOK_AGAIN_S)
             if self._chunks.has_mislaid:
                 found = await asyncio.to_thread(self._chunks.find_again)
-                if found and self._seldom.is_due("found", time.monotonic()):
+                if found and self._limit.allows("found"):
                     others = f" and {len(found) - 1} more" if len(found) > 1 else ""
                     log.info("chunk %s%s can be read again", short(found[0]), others)
                 for blob in found:
@@ -389,7 +388,7 @@ class LocalChunks:
         deltas = [d for d in (*self._core.ledger, *self._core.holdings.revoked) if blob in d.body.chunks]
         if deltas:
             # Every line helps to find the damage, but a failing disk damages hundreds of chunks in a minute.
-            is_due = self._seldom.is_due("damaged", time.monotonic())
+            is_due = self._limit.allows("damaged")
             level = logging.WARNING if is_due else logging.DEBUG
             log.log(level, "chunk %s was damaged on disk; fetching it again", short(blob))
         for delta in deltas:
@@ -411,13 +410,13 @@ class Transfers:
     def __init__(
         self,
         chunks: Chunks,
-        uploads: Uploads,
-        policing: Policing,
+        uploads: UploadLimits,
+        scores: PeerScores,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._chunks = chunks
         self._uploads = uploads
-        self._policing = policing
+        self._scores = scores
         self._spawn = spawn
         self._asked: dict[int, asyncio.Queue[_Asked]] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
@@ -447,7 +446,7 @@ class Transfers:
             async with asyncio.timeout(effect.patience):
                 return await get_chunk(link, effect.blob, effect.size)
         except PayloadError as error:
-            self._policing.blame(link.node_id, str(error), Offence.CHUNK)
+            self._scores.blame(link.node_id, str(error), Offence.CHUNK)
         except PeerError as error:
             log.debug("%s", error)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
@@ -503,7 +502,7 @@ class Transfers:
             finally:
                 self._uploads.end(upload)
             if sent < SMALL_CHUNK_BYTES:
-                await asyncio.sleep(self._policing.gave_little(link.node_id))
+                await asyncio.sleep(self._scores.gave_little(link.node_id))
 
     async def _put(self, link: PeerLink, blob: bytes) -> int:
         """Send a chunk, or decline; returns the number of bytes sent."""

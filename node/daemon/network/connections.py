@@ -16,7 +16,7 @@ from aiohttp import web
 
 from gossamer.node.address import origin_of
 from gossamer.node.daemon.network.listening import connections_allowed, families_of, listen
-from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.tls import cut
 from gossamer.protocol.limits import (
     CONNECTIONS_PER_LINK_MAX,
@@ -41,24 +41,24 @@ class Host(Protocol):
 
     context: ssl.SSLContext | None
     """For TLS; None without."""
-    policing: Policing
+    scores: PeerScores
     counts: Counter[str]
 
     def serve(self) -> asyncio.Protocol:
         """One of the HTTP server's protocols."""
         ...
 
-    def admit(self, guest: "Guest") -> bool: ...
+    def admit(self, guest: "Connection") -> bool: ...
 
-    def left(self, guest: "Guest") -> None: ...
+    def left(self, guest: "Connection") -> None: ...
 
-    def __contains__(self, guest: "Guest") -> bool: ...
+    def __contains__(self, guest: "Connection") -> bool: ...
 
 
 class Gate:
     """A guest's transport as the HTTP server sees it: reading goes on only if the guest allows it too."""
 
-    def __init__(self, transport: asyncio.Transport, guest: "Guest") -> None:
+    def __init__(self, transport: asyncio.Transport, guest: "Connection") -> None:
         self.guest = guest
         self._transport = transport
         self._wanted = True
@@ -93,7 +93,7 @@ class Gate:
             self._closed_until.cancel()
 
 
-class Guest(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection, from its first byte to its end."""
 
     def __init__(self, door: Host) -> None:
@@ -143,7 +143,7 @@ class Guest(asyncio.Protocol):
             self._door.counts["tls_failed"] += 1
             if not isinstance(error, ConnectionResetError):  # a peer that merely went away did nothing wrong
                 stalled = isinstance(error, ConnectionAbortedError)  # asyncio raises it for its timeout
-                self._door.policing.blame_address(self.origin, "TLS handshakes failed", stalled=stalled)
+                self._door.scores.blame_address(self.origin, "TLS handshakes failed", stalled=stalled)
             self.abort()
             self._door.left(self)
             return
@@ -176,7 +176,7 @@ class Guest(asyncio.Protocol):
         self._server.data_received(data)
         if self.is_link and self.node_id is not None and self._gate is not None:
             cpu_s = time.thread_time() - begun
-            pause = self._door.policing.parsed(self.node_id, self.origin, cpu_s)
+            pause = self._door.scores.parsed(self.node_id, self.origin, cpu_s)
             if pause > 0.0:
                 self._gate.close_for(pause)
 
@@ -246,7 +246,7 @@ class Guest(asyncio.Protocol):
             self._timer.cancel()
 
 
-def guest_of(request: web.Request) -> Guest:
+def guest_of(request: web.Request) -> Connection:
     """The connection on which a request came. Raises ConnectionResetError if it is gone."""
     gate = request.transport
     if gate is None:
@@ -267,21 +267,21 @@ BACKLOG = 128
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Door:
+class ConnectionLimiter:
     """Accepts connections for an HTTP server. `serve` makes one of its protocols, `context` is for TLS."""
 
     def __init__(
         self,
         serve: Callable[[], asyncio.Protocol],
         context: ssl.SSLContext | None,
-        policing: Policing,
+        scores: PeerScores,
     ) -> None:
         self.serve = serve
         self.context = context
-        self.policing = policing
+        self.scores = scores
         self.counts: Counter[str] = Counter()
         """Connections since the start, and causes for refusing or cutting them, for the status."""
-        self._guests: dict[Guest, None] = {}
+        self._guests: dict[Connection, None] = {}
         """All connections, oldest first."""
         self._turns = asyncio.Lock()
         self._server: asyncio.Server | None = None
@@ -290,7 +290,7 @@ class Door:
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the address that was bound. Raises OSError."""
-        self._server = await listen(lambda: Guest(self), host, port, BACKLOG)
+        self._server = await listen(lambda: Connection(self), host, port, BACKLOG)
         self.families = families_of(self._server)
         name = self._server.sockets[0].getsockname()
         return str(name[0]), int(name[1])
@@ -319,10 +319,10 @@ class Door:
             "causes": causes,
         }
 
-    def __contains__(self, guest: Guest) -> bool:
+    def __contains__(self, guest: Connection) -> bool:
         return guest in self._guests
 
-    def admit(self, guest: Guest) -> bool:
+    def admit(self, guest: Connection) -> bool:
         """Accept a new connection if it is allowed; strangers may have to give way. Returns whether it is."""
         self.counts["connections"] += 1
         refused = self._refuses(guest.origin)
@@ -334,7 +334,7 @@ class Door:
         self._guests[guest] = None
         return True
 
-    def left(self, guest: Guest) -> None:
+    def left(self, guest: Connection) -> None:
         self._guests.pop(guest, None)
 
     def dismiss(self, node_id: bytes) -> None:
@@ -345,11 +345,11 @@ class Door:
     def _refuses(self, origin: str | None) -> str | None:
         """Why an address is refused, None if it is not. A greylisted address is still accepted while a linked
         peer has it: others may be behind the same router."""
-        if self.policing.is_greylisted(origin) and not any(
+        if self.scores.is_greylisted(origin) and not any(
             guest.node_id is not None and guest.origin == origin for guest in self._guests
         ):
             return "greylisted"
-        return None if self.policing.may_connect(origin) else "too_fast"
+        return None if self.scores.may_connect(origin) else "too_fast"
 
     def _make_room(self, origin: str | None) -> bool:
         """Make a stranger give way if there is no room: of the same address if that has too many, else of the
@@ -365,12 +365,12 @@ class Door:
             self._gives_way(next(guest for guest in strangers if guest.origin == busiest))
         return True
 
-    def _gives_way(self, guest: Guest) -> None:
+    def _gives_way(self, guest: Connection) -> None:
         self.counts["gave_way"] += 1
         self.left(guest)
         guest.abort()
 
-    def _strangers(self) -> list[Guest]:
+    def _strangers(self) -> list[Connection]:
         return [guest for guest in self._guests if guest.node_id is None]
 
     # -- what comes through it
@@ -395,7 +395,7 @@ class Door:
 
         return attend
 
-    def _prove_by_session(self, guest: Guest, node_id: bytes) -> None:
+    def _prove_by_session(self, guest: Connection, node_id: bytes) -> None:
         theirs = sum(other.node_id == node_id for other in self._guests)
         if theirs > CONNECTIONS_PER_LINK_MAX:  # the link's own is one
             self.counts["too_many_of_one_link"] += 1
@@ -406,12 +406,12 @@ class Door:
         self, request: web.Request, handler: Handler, node_id: bytes | None
     ) -> web.StreamResponse:
         if node_id is None or "hash" not in request.match_info:  # members may ask freely for chunks only
-            await asyncio.sleep(self.policing.asked(guest_of(request).origin))
+            await asyncio.sleep(self.scores.asked(guest_of(request).origin))
             async with self._turns:  # one answer per turn of the event loop, however many ask at once
                 await asyncio.sleep(0)
             return await handler(request)
         try:
             return await handler(request)
         except (web.HTTPNotFound, web.HTTPConflict):
-            await asyncio.sleep(self.policing.missed(node_id))
+            await asyncio.sleep(self.scores.missed(node_id))
             raise

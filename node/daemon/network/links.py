@@ -283,7 +283,7 @@ class Admission(Protocol):
 log = logging.getLogger("gossamer.node")
 
 
-class OpenLinks(Mapping[int, PeerLink]):
+class LinkTable(Mapping[int, PeerLink]):
     """A table of links. `Reception` adds them as they come up, and removes them."""
 
     def __init__(self) -> None:

@@ -7,7 +7,6 @@ import os
 import resource
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,7 +17,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gossamer.node.address import is_ip, is_loopback
-from gossamer.node.logs import Seldom
+from gossamer.node.logs import RateLimit
 from gossamer.protocol.limits import CONNECTIONS_MAX
 
 # --- What aiohttp's servers log, of the network and of the admin server: errors of ours alone.
@@ -77,13 +76,13 @@ _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of accept after which asyncio tries again a second later."""
 
 
-class SaidSeldom(logging.Filter):
+class NothingLeft(logging.Filter):
     """Filters asyncio's log, which reports with a traceback, 1,000 times a second, that no file or no memory
     is left for a connection. One line every few minutes is enough."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._seldom = Seldom()
+        self._limit = RateLimit()
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -91,7 +90,7 @@ class SaidSeldom(logging.Filter):
             return False  # asyncio would listen again, a second later, where the node has stopped meanwhile
         if not isinstance(error, OSError) or error.errno not in _NOTHING_LEFT:
             return True
-        if not self._seldom.is_due(error.errno, time.monotonic()):
+        if not self._limit.allows(error.errno):
             return False
         hint = " (ulimit -n)" if error.errno == errno.EMFILE else ""
         record.msg, record.args = f"connections wait: {error.strerror}{hint}", None

@@ -41,7 +41,7 @@ class _Complaint:
     last: str = ""
 
 
-class Policing:
+class PeerScores:
     """Watches over peers. `turn_away` is called with the node id of a peer that has misbehaved too often."""
 
     def __init__(

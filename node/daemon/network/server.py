@@ -37,17 +37,17 @@ from gossamer.node.address import (
 )
 from gossamer.node.daemon.network.address_book import OwnAddresses
 from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, Transfers
-from gossamer.node.daemon.network.connections import IDLE_TIMEOUT_S, Door, guest_of
+from gossamer.node.daemon.network.connections import IDLE_TIMEOUT_S, ConnectionLimiter, guest_of
 from gossamer.node.daemon.network.links import (
     SESSION_HEADER,
     Admission,
     Dialled,
-    OpenLinks,
+    LinkTable,
     PeerLink,
     Receiver,
 )
 from gossamer.node.daemon.network.listening import Resolver, http_log, sockets_at, why_not
-from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.tls import Certificate, client_context, fingerprint_of, hang_up
 from gossamer.node.daemon.storage.records import RecordWriter
 from gossamer.protocol import effects as fx
@@ -67,7 +67,7 @@ from gossamer.protocol.messages import Records, decode, encode
 from gossamer.protocol.records import Kind
 from gossamer.protocol.replica import Replica
 
-# --- Questions from outside any link: the manifest, the status, and owners' grants and revocations.
+# --- RpcServer from outside any link: the manifest, the status, and owners' grants and revocations.
 #
 # In an invited swarm the asker signs the question. A node that answers proves that the channel is its own to
 # any asker that sends a nonce. `client` is the other end.
@@ -85,7 +85,7 @@ PROOF_HEADER = "Gossamer-Proof"
 Status = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
 
 
-class Questions:
+class RpcServer:
     """Answers questions, or says why not. `status` takes a request's query and returns what becomes JSON."""
 
     def __init__(
@@ -159,10 +159,10 @@ class Reception:
 
     def __init__(
         self,
-        links: OpenLinks,
+        links: LinkTable,
         transfers: Transfers,
         own_addresses: OwnAddresses,
-        policing: Policing,
+        scores: PeerScores,
         writer: RecordWriter,
         dispatch: Callable[[ev.Event], list[fx.Effect]],
         stopping: asyncio.Event,
@@ -171,7 +171,7 @@ class Reception:
         self._links = links
         self._transfers = transfers
         self._own_addresses = own_addresses
-        self._policing = policing
+        self._scores = scores
         self._writer = writer
         self._dispatch = dispatch
         self._stopping = stopping
@@ -205,7 +205,7 @@ class Reception:
             begun = time.thread_time() - parsing_s
         effects = self._dispatch(ev.Received(link.number, data))
         fresh = sum(isinstance(effect, fx.Store) for effect in effects)
-        pause = self._policing.heard(link, size, time.thread_time() - begun, fresh)
+        pause = self._scores.heard(link, size, time.thread_time() - begun, fresh)
         if pause > 0.0:
             await link.rest(pause)
 
@@ -288,7 +288,7 @@ def _is_misnamed(asked: str, bound: str) -> bool:
     return is_loopback(bound) and not is_loopback(asked)
 
 
-class Transport:
+class Server:
     """The server and client of one node."""
 
     def __init__(
@@ -297,10 +297,10 @@ class Transport:
         swarm_id: bytes,
         receiver: Receiver,
         admission: Admission,
-        questions: Questions,
+        questions: RpcServer,
         chunk_routes: ChunkRoutes,
         certificate: Certificate | None,
-        policing: Policing,
+        scores: PeerScores,
     ) -> None:
         """Without a certificate there is no TLS, and everything stays on loopback."""
         self._identity = identity
@@ -309,8 +309,8 @@ class Transport:
         self._admission = admission
         self._questions = questions
         self._chunk_routes = chunk_routes
-        self._policing = policing
-        self.door: Door | None = None
+        self._scores = scores
+        self.door: ConnectionLimiter | None = None
         self.dials_from: str | None = None
         """The address of this machine from which addresses of its kind are dialled, None for any."""
         self._numbers = count(1)
@@ -331,7 +331,7 @@ class Transport:
         """
         if not self._server_ssl:
             check_plaintext(host)
-        self.door = Door(self._protocol, self._server_ssl, self._policing)
+        self.door = ConnectionLimiter(self._protocol, self._server_ssl, self._scores)
         self._runner = web.AppRunner(
             self._application(self.door),
             access_log=None,
@@ -362,13 +362,13 @@ class Transport:
         self._client = _new_client(self._client_ssl, self.dials_from)
         return bound_port
 
-    async def _open(self, door: Door, host: str, port: int, last: int) -> tuple[str, int]:
+    async def _open(self, door: ConnectionLimiter, host: str, port: int, last: int) -> tuple[str, int]:
         if not port and last:
             with suppress(OSError):
                 return await door.open(host, last)
         return await door.open(host, port)
 
-    def _application(self, door: Door) -> web.Application:
+    def _application(self, door: ConnectionLimiter) -> web.Application:
         """All routes, behind the door."""
         app = web.Application(client_max_size=HELLO_BYTES_MAX, middlewares=[door.attend(self._member_of)])
         chunk = f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}"
@@ -424,7 +424,7 @@ class Transport:
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 link = await self._introduce(socket, address, base_url, expected)
-            if self._policing.is_greylisted(link.node_id):
+            if self._scores.is_greylisted(link.node_id):
                 raise RefusedError(
                     f"{short(link.node_id)} answers there, and is turned away for misbehaviour"
                 )
@@ -512,7 +512,7 @@ class Transport:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await socket.send_bytes(shake.challenge())
                 node_id, welcome = shake.answer(await socket.receive_bytes())
-                if (reason := self._policing.refusal(node_id)) is not None:
+                if (reason := self._scores.refusal(node_id)) is not None:
                     raise RefusedError(reason)
                 guest_of(request).proves(node_id, is_link=True)
                 await socket.send_bytes(welcome)
@@ -523,7 +523,7 @@ class Transport:
             log.debug("handshake with %s failed: %s", request.remote, error)
             if isinstance(error, PeerError | TimeoutError):  # a peer that merely went away did nothing wrong
                 stalled = isinstance(error, TimeoutError)
-                self._policing.blame_address(
+                self._scores.blame_address(
                     origin_of(request.remote or ""), "handshakes failed", stalled=stalled
                 )
             return None
@@ -566,13 +566,13 @@ class Dialler:
 
     def __init__(
         self,
-        transport: Transport,
-        policing: Policing,
+        transport: Server,
+        scores: PeerScores,
         core: Replica,
         dispatch: Callable[[ev.Event], object],
     ) -> None:
         self._transport = transport
-        self._policing = policing
+        self._scores = scores
         self._core = core
         self._dispatch = dispatch
 
@@ -580,13 +580,13 @@ class Dialler:
         """Dial a peer and carry the link until it ends. The core is told if it never came up."""
         try:
             parse_address(effect.address)  # a peer may have made it up
-            if not self._policing.is_greylisted(effect.node_id):
+            if not self._scores.is_greylisted(effect.node_id):
                 await self._transport.dial(effect.address, effect.node_id, effect.fingerprint)
                 return
         except ConfigError as error:
             log_dialling.debug("%s", error)
         except PeerError as error:
-            self._policing.complain(f"{effect.address}:", str(error))
+            self._scores.complain(f"{effect.address}:", str(error))
         except aiohttp.ServerFingerprintMismatch as error:
             if self._is_namesake(effect.address, error.got):
                 log_dialling.debug(
@@ -594,7 +594,7 @@ class Dialler:
                 )
             else:
                 what = "shows a different certificate than its own row names"
-                self._policing.complain(f"{effect.address}:", what)
+                self._scores.complain(f"{effect.address}:", what)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             log_dialling.debug("cannot reach %s: %s", effect.address, error)
         self._dispatch(ev.DialFailed(effect.address))

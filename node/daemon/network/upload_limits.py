@@ -247,7 +247,7 @@ class Uplink:
 # ration is declined too.
 
 
-class Uploads:
+class UploadLimits:
     """Chunks that we have begun to send, or promised to."""
 
     def __init__(self, chunks: ChunkStore | None = None) -> None:

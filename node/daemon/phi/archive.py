@@ -17,7 +17,7 @@ from gossamer.node.daemon.phi.restore import is_held, restore_merger
 from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import Base, Digests, RecordStore, Rounds
-from gossamer.node.logs import Trouble
+from gossamer.node.logs import Fault
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.claims import Claim
@@ -228,7 +228,7 @@ class Archive:
         self._lost: set[bytes] = set()
         """Chunks of kept snapshots that turned out damaged on disk."""
         self._news = asyncio.Event()
-        self.trouble = Trouble(log, "snapshots can be written again")
+        self.fault = Fault(log, "snapshots can be written again")
         self._fetch = SnapshotFetch(core, chunks, dispatch, self._news.set)
         self._reach = self._reach_noted = 0
 
@@ -304,7 +304,7 @@ class Archive:
         while True:
             try:
                 await self._one_thing()
-                self.trouble.not_met()
+                self.fault.worked()
             except StorageError as error:
                 await self._later(str(error))
             except OSError as error:
@@ -312,7 +312,7 @@ class Archive:
                 await self._later(problem, event=("chunks", error.errno))
 
     async def _later(self, problem: str, event: Hashable = None) -> None:
-        self.trouble.met(f"{problem}; trying again every {RETRY_S:.0f} s", event)
+        self.fault.failed(f"{problem}; trying again every {RETRY_S:.0f} s", event)
         await asyncio.sleep(RETRY_S)
 
     async def _one_thing(self) -> None:

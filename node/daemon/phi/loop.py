@@ -19,7 +19,7 @@ from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base
 from gossamer.node.daemon.trainer_port import TrainerPort
 from gossamer.node.ipc import messages as control
-from gossamer.node.logs import Seldom, Trouble
+from gossamer.node.logs import Fault, RateLimit
 from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.membership.members import listed
 from gossamer.protocol.merge.contributions import Conduct, RoundFigures
@@ -118,8 +118,8 @@ class Merging:
         self.schedule = MergeSchedule(core)
         self.offering = Offering(core, port, self.schedule)
         self.recent_digest = RecentDigest(self.digest)
-        self._trouble = Trouble(log, "payloads can be read again")
-        self._held_back_said = Seldom()
+        self._fault = Fault(log, "payloads can be read again")
+        self._held_back_limit = RateLimit()
         self._diverged_by: dict[int, str] = {}
         """By fragment that diverged here: text that says in which round, and by whose deltas."""
         self._merged_at: dict[int, float] = {}
@@ -294,7 +294,7 @@ class Merging:
     def _hold_back(self, round_: int, deltas: tuple[Delta, ...]) -> None:
         self.schedule.hold_back(round_, time.monotonic())
         names = ", ".join(self._core.roster.label(delta.author) for delta in deltas)
-        if self._held_back_said.is_due(names, time.monotonic()):
+        if self._held_back_limit.allows(names):
             log.info("%s: delta far beyond the usual; round %d waits for deltas of others", names, round_)
 
     def _is_due(self, fragment: int) -> bool:
@@ -332,11 +332,11 @@ class Merging:
                 self.schedule.put_back(round_)  # without that delta, until it is here again
             return
         except StorageError as error:
-            self._trouble.met(f"{error}; trying again every {RETRY_S:.0f} s", event="reading")
+            self._fault.failed(f"{error}; trying again every {RETRY_S:.0f} s", event="reading")
             self.schedule.put_back(round_)
             await asyncio.sleep(RETRY_S)
             return
-        self._trouble.not_met()
+        self._fault.worked()
         self._judge(round_)
         self.on_judged(round_, deltas, self._merger.figures)
         if self._merger.version == before:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gossamer.node.daemon.storage.database import Database
 from gossamer.node.files import sync_folder
-from gossamer.node.logs import Trouble
+from gossamer.node.logs import Fault
 from gossamer.protocol.claims import Claim, chain, total
 from gossamer.protocol.errors import MalformedError, PeerError, StorageError
 from gossamer.protocol.manifest import Manifest
@@ -390,7 +390,7 @@ class RecordWriter:
         self._store = store
         self._on_own_stored = on_own_stored
         self._on_failed = on_failed
-        self.trouble = Trouble(log, "records can be written again")
+        self.fault = Fault(log, "records can be written again")
         self._waiting: list[tuple[Delta, bool]] = []
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
@@ -436,8 +436,8 @@ class RecordWriter:
         while True:
             try:
                 await asyncio.to_thread(self._store.add, deltas, durable=durable)
-                return self.trouble.not_met()
+                return self.fault.worked()
             except StorageError as error:
                 self._on_failed()
-                self.trouble.met(f"{error}; trying again every {RETRY_S:.0f} s")
+                self.fault.failed(f"{error}; trying again every {RETRY_S:.0f} s")
                 await asyncio.sleep(RETRY_S)

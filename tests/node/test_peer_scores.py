@@ -9,7 +9,7 @@ from hashlib import sha256
 import pytest
 
 from gossamer.node.daemon.network import peer_scores as conduct_module
-from gossamer.node.daemon.network.peer_scores import Policing
+from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.protocol import limits
 from gossamer.protocol.errors import Offence
 from gossamer.protocol.identity import short
@@ -18,12 +18,12 @@ BAD, GOOD = b"\1" * 32, b"\2" * 32
 
 
 class Watch:
-    """A policing with a clock of our own, and all that it said and did."""
+    """A scores with a clock of our own, and all that it said and did."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.now = 1000.0
         self.turned_away: list[bytes] = []
-        self.policing = Policing(self.turned_away.append, clock=lambda: self.now)
+        self.scores = PeerScores(self.turned_away.append, clock=lambda: self.now)
         self._caplog = caplog
         caplog.set_level(logging.INFO, "gossamer.node")
 
@@ -35,7 +35,7 @@ class Watch:
         end = self.now + seconds
         while self.now < end:
             self.now += conduct_module.SWEEP_S
-            self.policing.sweep()
+            self.scores.sweep()
 
 
 @pytest.fixture
@@ -44,24 +44,24 @@ def watch(caplog: pytest.LogCaptureFixture) -> Watch:
 
 
 def test_only_who_has_to_wait_is_throttled(watch: Watch) -> None:
-    assert watch.policing.parsed(GOOD, None, 0.0) == 0.0
-    assert watch.policing.throttled == 0
-    assert watch.policing.parsed(GOOD, None, 3600.0) > 0.0
-    assert watch.policing.throttled == 1
+    assert watch.scores.parsed(GOOD, None, 0.0) == 0.0
+    assert watch.scores.throttled == 0
+    assert watch.scores.parsed(GOOD, None, 3600.0) > 0.0
+    assert watch.scores.throttled == 1
 
 
 def test_bad_signatures_end_in_being_turned_away_and_let_in_again(watch: Watch) -> None:
     for _ in range(5):
-        assert watch.policing.refusal(BAD) is None
-        watch.policing.blame(BAD, "signature does not hold", Offence.SIGNATURE)
+        assert watch.scores.refusal(BAD) is None
+        watch.scores.blame(BAD, "signature does not hold", Offence.SIGNATURE)
     assert watch.turned_away == [BAD]
-    reason = watch.policing.refusal(BAD)
+    reason = watch.scores.refusal(BAD)
     assert reason == "turned away for misbehaviour, for another 300 s"
-    assert watch.policing.refusal(GOOD) is None
-    assert watch.policing.greylisted == 1
+    assert watch.scores.refusal(GOOD) is None
+    assert watch.scores.greylisted == 1
     watch.pass_time(limits.GREYLIST_HALF_LIFE_S + 10.0)
-    assert watch.policing.refusal(BAD) is None
-    assert watch.policing.greylisted == 0
+    assert watch.scores.refusal(BAD) is None
+    assert watch.scores.greylisted == 0
     assert watch.turned_away == [BAD]
     name = short(BAD)
     assert watch.lines == [
@@ -74,20 +74,20 @@ def test_bad_signatures_end_in_being_turned_away_and_let_in_again(watch: Watch) 
 
 def test_a_thousand_offences_are_a_few_lines(watch: Watch) -> None:
     for _ in range(1000):
-        watch.policing.blame(BAD, "round 7 is too early", Offence.IMPLAUSIBLE)
+        watch.scores.blame(BAD, "round 7 is too early", Offence.IMPLAUSIBLE)
     assert len(watch.lines) == 1
     watch.pass_time(conduct_module.COMPLAINT_INTERVAL_S + 10.0)
     assert watch.lines[1:] == [f"{short(BAD)} (999 more times) misbehaved: round 7 is too early"]
     assert watch.turned_away == [], "a wrong clock is no reason"
     watch.pass_time(2 * conduct_module.COMPLAINT_INTERVAL_S)
-    watch.policing.blame(BAD, "again", Offence.IMPLAUSIBLE)
+    watch.scores.blame(BAD, "again", Offence.IMPLAUSIBLE)
     assert watch.lines[2:] == [f"{short(BAD)} misbehaved: again"]
 
 
 def test_what_goes_on_for_hours_is_said_ever_less_often(watch: Watch) -> None:
     """A join address leads to another node now, and is dialled every 4.5 s."""
     for _ in range(3600 // 5):
-        watch.policing.complain("a:1:", "another node answers")
+        watch.scores.complain("a:1:", "another node answers")
         watch.pass_time(5.0)
     assert len(watch.lines) <= 2 + 4 + 3600 // conduct_module.COMPLAINT_INTERVAL_MAX_S
     assert watch.lines[-1] == "a:1: (60 more times) another node answers"
@@ -95,21 +95,21 @@ def test_what_goes_on_for_hours_is_said_ever_less_often(watch: Watch) -> None:
 
 def test_a_thousand_keys_are_a_few_lines(watch: Watch) -> None:
     for number in range(1000):
-        watch.policing.blame(
+        watch.scores.blame(
             sha256(bytes([number % 256, number // 256])).digest(), "garbage", Offence.MALFORMED
         )
     watch.pass_time(conduct_module.COMPLAINT_INTERVAL_S + 10.0)
     assert len(watch.lines) <= conduct_module.COMPLAINTS_MAX + 2
     assert "983 more times" in watch.lines[-1]
-    assert len(watch.policing._complaints) <= conduct_module.COMPLAINTS_MAX + 1
-    assert watch.policing.blamed == 1000
+    assert len(watch.scores._complaints) <= conduct_module.COMPLAINTS_MAX + 1
+    assert watch.scores.blamed == 1000
 
 
 def test_what_many_did_is_not_counted_against_the_one_that_is_turned_away(watch: Watch) -> None:
     for number in range(40):
-        watch.policing.blame(sha256(bytes([number])).digest(), "garbage", Offence.MALFORMED)
+        watch.scores.blame(sha256(bytes([number])).digest(), "garbage", Offence.MALFORMED)
     for _ in range(5):
-        watch.policing.blame(BAD, "signature does not hold", Offence.SIGNATURE)
+        watch.scores.blame(BAD, "signature does not hold", Offence.SIGNATURE)
     assert watch.turned_away == [BAD]
     assert watch.lines[-2:] == [
         "other peers (28 more times) misbehaved: signature does not hold",
@@ -118,23 +118,23 @@ def test_what_many_did_is_not_counted_against_the_one_that_is_turned_away(watch:
 
 
 def test_one_key_that_links_itself_again_and_again_has_to_wait(watch: Watch) -> None:
-    answers = [watch.policing.refusal(BAD) for _ in range(30)]
+    answers = [watch.scores.refusal(BAD) for _ in range(30)]
     assert answers.count(None) == limits.HANDSHAKES_PER_NODE_BURST
     assert answers[-1] == "too many handshakes; try again later"
     watch.now += limits.REDIAL_INTERVAL_S
-    assert watch.policing.refusal(BAD) is None
+    assert watch.scores.refusal(BAD) is None
 
 
 def test_an_address_is_turned_away_but_never_this_machine(watch: Watch) -> None:
     for _ in range(1000):
-        watch.policing.blame_address("203.0.113.5", "handshakes failed")
-        watch.policing.blame_address(None, "handshakes failed")
-    assert watch.policing.is_greylisted("203.0.113.5")
-    assert not watch.policing.is_greylisted("203.0.113.6")
-    assert not watch.policing.is_greylisted(None)
+        watch.scores.blame_address("203.0.113.5", "handshakes failed")
+        watch.scores.blame_address(None, "handshakes failed")
+    assert watch.scores.is_greylisted("203.0.113.5")
+    assert not watch.scores.is_greylisted("203.0.113.6")
+    assert not watch.scores.is_greylisted(None)
     assert len(watch.lines) == 1
     watch.pass_time(20 * 60.0)
-    assert not watch.policing.is_greylisted("203.0.113.5")
+    assert not watch.scores.is_greylisted("203.0.113.5")
     assert watch.lines[1:] == ["203.0.113.5 is let in again"]
 
 
@@ -143,7 +143,7 @@ def test_keys_of_one_address_share_what_it_has(watch: Watch) -> None:
     shared = local = 0.0
     for number in range(64):
         key = number.to_bytes(32, "big")
-        shared = max(shared, watch.policing.parsed(key, "203.0.113.5", 1.0))
-        local = max(local, watch.policing.parsed(key, None, 1.0))
+        shared = max(shared, watch.scores.parsed(key, "203.0.113.5", 1.0))
+        local = max(local, watch.scores.parsed(key, None, 1.0))
     assert shared == limits.PAUSE_MAX_S
     assert local == 0.0
