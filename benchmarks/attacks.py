@@ -1,7 +1,7 @@
 """What bad updates do: held-out loss after training under attack, by averaging rule, and who gets named.
 
 Hostile members train like the others and send their delta reversed and ten times as long, or claim a
-thousand times their tokens. docs/attacks.md has the results and what they mean.
+thousand times their tokens. docs/benchmarks.md has the results and what they mean.
 """
 
 import time
@@ -31,7 +31,7 @@ STEPS = Lie(factor=-10_000.0, tokens=2**20, steps=2**17)
 """States so many steps that their square root excuses the length, and tokens for the full weight cap."""
 
 OUTER = {"learning_rate": 0.5, "momentum": 0.7}
-"""The settings that docs/attacks.md was measured with, and that manifests have where AdamW trains."""
+"""The settings that docs/benchmarks.md was measured with, and that manifests have where AdamW trains."""
 
 NO_CLIP = {"clip": 0.0}
 NO_CAP = {"weight_cap": 0.0}

@@ -1,7 +1,5 @@
-"""The list of benchmarks, in the order of docs/benchmarks.md."""
+"""The list of benchmarks, those recorded and the others."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
@@ -22,67 +20,28 @@ class Benchmark(NamedTuple):
         return import_module(self.module)
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A section of docs/benchmarks.md; its text is in docs/benchmarks/`name`.md."""
-
-    name: str
-    title: str
-    benchmarks: Sequence[Benchmark]
-
-
-SECTIONS = (
-    Section(
-        "waiting",
-        "The training loop never waits",
-        (Benchmark("waiting", "benchmarks.waiting", 9.0), Benchmark("gpu", "benchmarks.gpu", 4.0)),
-    ),
-    Section(
-        "codecs",
-        "Codecs and merging on one core",
-        (
-            Benchmark("codecs", "benchmarks.codecs", 0.5, usual=True),
-            Benchmark("merging", "benchmarks.merging", 1.0, usual=True),
-        ),
-    ),
-    Section("learning", "Learning at equal tokens", (Benchmark("learning", "benchmarks.learning", 155.0),)),
-    Section(
-        "goodput", "Goodput under failures", (Benchmark("goodput", "benchmarks.goodput", 1.5, usual=True),)
-    ),
-    Section(
-        "scale",
-        "Scale",
-        (
-            Benchmark("members", "benchmarks.members", 2.5),
-            Benchmark("parameters", "benchmarks.parameters", 1.0),
-            Benchmark("footprint", "benchmarks.footprint", 6.0),
-        ),
-    ),
-    Section(
-        "links",
-        "Links and floods",
-        (
-            Benchmark("transport", "benchmarks.transport", 0.2, usual=True),
-            Benchmark("flood", "benchmarks.flood", 2.5),
-        ),
-    ),
-    Section(
-        "network",
-        "Spreading, joining and slow lines",
-        (
-            Benchmark("spread", "benchmarks.spread", 6.0),
-            Benchmark("joining", "benchmarks.joining", 6.5),
-            Benchmark("lines", "benchmarks.lines", 9.0),
-        ),
-    ),
+RECORDED = (
+    Benchmark("waiting", "benchmarks.waiting", 9.0),
+    Benchmark("gpu", "benchmarks.gpu", 4.0),
+    Benchmark("codecs", "benchmarks.codecs", 0.5, usual=True),
+    Benchmark("merging", "benchmarks.merging", 1.0, usual=True),
+    Benchmark("learning", "benchmarks.learning", 155.0),
+    Benchmark("goodput", "benchmarks.goodput", 1.5, usual=True),
+    Benchmark("members", "benchmarks.members", 2.5),
+    Benchmark("parameters", "benchmarks.parameters", 1.0),
+    Benchmark("footprint", "benchmarks.footprint", 6.0),
+    Benchmark("transport", "benchmarks.transport", 0.2, usual=True),
+    Benchmark("flood", "benchmarks.flood", 2.5),
+    Benchmark("spread", "benchmarks.spread", 6.0),
+    Benchmark("joining", "benchmarks.joining", 6.5),
+    Benchmark("lines", "benchmarks.lines", 9.0),
 )
+"""Benchmarks whose figures are kept in docs/benchmarks/ and shown in docs/benchmarks.md."""
 
 OTHERS = (Benchmark("attacks", "benchmarks.attacks", 20.0),)
-"""Benchmarks with a document of their own: docs/attacks.md."""
+"""Benchmarks with a document of their own: docs/benchmarks.md."""
 
 
-def benchmarks() -> Iterator[Benchmark]:
+def benchmarks() -> tuple[Benchmark, ...]:
     """All benchmarks."""
-    for section in SECTIONS:
-        yield from section.benchmarks
-    yield from OTHERS
+    return RECORDED + OTHERS

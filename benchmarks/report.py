@@ -1,10 +1,11 @@
-"""docs/benchmarks.md, made from the figures recorded in docs/benchmarks/ and the text written there.
+"""The generated parts of docs/benchmarks.md, made from the figures recorded in docs/benchmarks/.
 
-No measured value in it is typed by hand: tables, goals and plots come from the recorded figures.
+No measured value in them is typed by hand. The page's own sentences stand around blocks
+``<!-- figures: NAME -->`` ... ``<!-- end -->``, and `write` fills each block anew: a benchmark's tables and
+plots, the table of all `goals`, and the list of `machines`.
 """
 
 import json
-import os
 import re
 import textwrap
 from collections.abc import Iterator
@@ -12,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.catalogue import SECTIONS, Benchmark, Section
+from benchmarks.catalogue import RECORDED, Benchmark
 
 DOCS = Path(__file__).parents[1] / "docs"
-PLACE = re.compile(r"^<!-- figures: (\S+) -->$", re.MULTILINE)
-LINK = re.compile(r"\]\((?!https?:|#)([^)\s]+)\)")
+BLOCK = re.compile(r"^<!-- figures: (\S+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
 
 def record(name: str, figures: Any, docs: Path = DOCS) -> None:
@@ -33,7 +33,7 @@ def recorded(name: str, docs: Path = DOCS) -> dict[str, Any] | None:
 
 
 def write(docs: Path = DOCS) -> list[str]:
-    """Draw all plots and write docs/benchmarks.md; returns what it lacks, in words."""
+    """Draw all plots and fill the blocks of docs/benchmarks.md; returns what it lacks, in words."""
     for benchmark, figures in _measured(docs):
         module = benchmark.load()
         if hasattr(module, "plot"):
@@ -43,39 +43,43 @@ def write(docs: Path = DOCS) -> list[str]:
 
 
 def compose(docs: Path = DOCS) -> str:
-    """The whole document."""
-    introduction = _words("introduction", docs)
-    sections = [_section(section, docs) for section in SECTIONS]
-    parts = ["# Benchmarks", introduction, _machines(docs), "## Goals", _goals(docs), *sections]
-    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+    """The whole document: its own text, with every block filled from what is recorded."""
+    known = {benchmark.name: benchmark for benchmark in RECORDED}
+
+    def fill(block: re.Match[str]) -> str:
+        name = block[1]
+        match name:
+            case "goals":
+                inside = _goals(docs)
+            case "machines":
+                inside = _machines(docs)
+            case _:
+                inside = _figures(known[name], docs)
+        return f"<!-- figures: {name} -->\n\n{inside.strip()}\n\n<!-- end -->"
+
+    return BLOCK.sub(fill, (docs / "benchmarks.md").read_text("utf-8"))
 
 
 def _measured(docs: Path) -> Iterator[tuple[Benchmark, Any]]:
     """Benchmarks that have been recorded, with their figures."""
-    for section in SECTIONS:
-        for benchmark in section.benchmarks:
-            found = recorded(benchmark.name, docs)
-            if found is not None:
-                yield benchmark, found["figures"]
+    for benchmark in RECORDED:
+        found = recorded(benchmark.name, docs)
+        if found is not None:
+            yield benchmark, found["figures"]
 
 
 def _lacking(docs: Path) -> Iterator[str]:
-    """Benchmarks that were never recorded, and goals that were missed without a reason given."""
-    for section in SECTIONS:
-        for benchmark in section.benchmarks:
-            if recorded(benchmark.name, docs) is None:
-                yield f"{benchmark.name}: not measured yet (python -m benchmarks {benchmark.name} --record)"
+    """Benchmarks that were never recorded or have no block, and goals missed without a reason."""
+    shown = {block[1] for block in BLOCK.finditer((docs / "benchmarks.md").read_text("utf-8"))}
+    for benchmark in RECORDED:
+        if recorded(benchmark.name, docs) is None:
+            yield f"{benchmark.name}: not measured yet (python -m benchmarks {benchmark.name} --record)"
+        if benchmark.name not in shown:
+            yield f"{benchmark.name}: docs/benchmarks.md has no block for it"
     for benchmark, figures in _measured(docs):
         for goal in getattr(benchmark.load(), "GOALS", ()):
             if not goal.is_met(figures) and not goal.reason:
                 yield f"{benchmark.name}: '{goal.what}' is missed, and its `reason` is empty"
-
-
-def _words(name: str, docs: Path) -> str:
-    """A part written by hand, with its links changed to work from docs/benchmarks.md."""
-    path = docs / "benchmarks" / f"{name}.md"
-    text = path.read_text("utf-8") if path.exists() else ""
-    return LINK.sub(lambda found: f"]({os.path.normpath('benchmarks/' + found[1])})", text)
 
 
 def _machines(docs: Path) -> str:
@@ -109,16 +113,6 @@ def _goals(docs: Path) -> str:
                 reasons.append(_item(f"*{goal.what}*: {goal.reason or 'not explained yet.'}"))
     why = "Why those that are missed are:\n\n" + "\n".join(reasons) if reasons else ""
     return "\n".join(lines) + "\n\n" + why
-
-
-def _section(section: Section, docs: Path) -> str:
-    """A section's text, with tables and plots in their places, or at the end if the text names none."""
-    text = _words(section.name, docs)
-    named = set(PLACE.findall(text))
-    ends = [f"<!-- figures: {b.name} -->" for b in section.benchmarks if b.name not in named]
-    text = "\n\n".join(filter(None, [text.strip(), *ends]))
-    known = {benchmark.name: benchmark for benchmark in section.benchmarks}
-    return f"## {section.title}\n\n" + PLACE.sub(lambda found: _figures(known[found[1]], docs), text)
 
 
 def _figures(benchmark: Benchmark, docs: Path) -> str:

@@ -40,7 +40,7 @@ AMONG_FRIENDS = {"weight_cap": 0.0}
 
 AMONG_STRANGERS = {"clip": 1.5}
 """For open swarms: half of a manifest's default. It costs nothing in a calm swarm, and two of eight members
-that send their deltas with the opposite sign no longer stop it (docs/attacks.md)."""
+that send their deltas with the opposite sign no longer stop it (docs/benchmarks.md)."""
 
 EVERY_STEPS = 30
 """Default number of inner steps in a window."""

@@ -32,10 +32,12 @@ folder was restored from a backup equivocates once."""
 CLIPPED_MIN = 1.5
 """A delta is called clipped if it was shortened by this factor or more, and is too long per step by as much,
 too. A window twice as long makes a delta between 1.4 and 2 times as long. Clipping assumes 1.4, so that the
-fastest honest members are clipped often (docs/attacks.md), but their length per step is below the median."""
+fastest honest members are clipped often (docs/benchmarks.md), but their length per step is below the
+median."""
 
 OPPOSED_BELOW = -0.1
-"""A delta is opposed if its cosine with the others' sum is below this. Measured (docs/attacks.md): -0.02 for
+"""A delta is opposed if its cosine with the others' sum is below this. Measured (docs/benchmarks.md): -0.02
+for
 honest members in the worst single round, where each has a text of its own; -0.5 at most for deltas turned
 around. Deltas that have nothing in common scatter around 0, by 1/256 and less."""
 

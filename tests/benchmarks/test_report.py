@@ -26,10 +26,11 @@ def docs(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(catalogue.Benchmark, "load", lambda self: module)
     pair = (catalogue.Benchmark("here", "", 1), catalogue.Benchmark("absent", "", 1))
-    monkeypatch.setattr(report, "SECTIONS", (catalogue.Section("part", "A part", pair),))
+    monkeypatch.setattr(report, "RECORDED", pair)
     (tmp_path / "benchmarks").mkdir()
-    words = "Before, [see](../protocol.md).\n\n<!-- figures: here -->\n\nAfter.\n"
-    (tmp_path / "benchmarks" / "part.md").write_text(words)
+    blocks = {name: f"<!-- figures: {name} -->\nold\n<!-- end -->" for name in ("goals", "here", "absent")}
+    words = f"{blocks['goals']}\n\nBefore.\n\n{blocks['here']}\n\nAfter.\n\n{blocks['absent']}\n"
+    (tmp_path / "benchmarks.md").write_text(words)
     report.record("here", FIGURES, tmp_path)
     return tmp_path
 
@@ -39,12 +40,17 @@ def test_the_document_has_goals_words_tables_and_plots(docs):
     text = (docs / "benchmarks.md").read_text()
     assert "| fast | at least 50 M/s | 80 M/s | met | `python -m benchmarks here` |" in text
     assert "| small | at most 2 | 3 | **missed** |" in text and "* *small*: it grew." in text
-    assert "[see](protocol.md)" in text
+    assert "old" not in text
     order = [
         text.index(part) for part in ("Before", "benchmarks/here.svg", "| x | 3 |", "After", "not measured")
     ]
     assert order == sorted(order)
     assert len(lacking) == 1 and lacking[0].startswith("absent")
+
+
+def test_a_benchmark_without_a_block_is_said(docs):
+    (docs / "benchmarks.md").write_text("Nothing.\n")
+    assert "here: docs/benchmarks.md has no block for it" in report.write(docs)
 
 
 def test_a_goal_missed_without_a_reason_is_said(docs):
