@@ -24,7 +24,7 @@ from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, REASON_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.records import Kind, seal
+from gossamer.protocol.records import RecordKind, seal
 from gossamer.protocol.wire import is_printable
 
 SUFFIX = ".owner"
@@ -117,7 +117,7 @@ def invite(
         )
     now = int(time.time())
     body = grant_body(node_id, role, now, now + int(days * DAY_S) if days else 0)
-    grant: Grant = parse_grant(seal(owner, Kind.GRANT, swarm_id, body))
+    grant: Grant = parse_grant(seal(owner, RecordKind.GRANT, swarm_id, body))
     return Invitation(swarm_id, grant, contacts)
 
 
@@ -126,4 +126,4 @@ def revoke(owner: Identity, swarm_id: bytes, node_id: bytes, *, last_round: int,
     if not is_printable(reason) or len(reason.encode("utf-8", "replace")) > REASON_BYTES_MAX:
         raise ConfigError(f"--reason must be printable and at most {REASON_BYTES_MAX} bytes long")
     body = revocation_body(node_id, last_round, int(time.time()), reason)
-    return parse_revocation(seal(owner, Kind.REVOCATION, swarm_id, body)).data
+    return parse_revocation(seal(owner, RecordKind.REVOCATION, swarm_id, body)).data

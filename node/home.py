@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 from typing import TYPE_CHECKING
 
 from gossamer.node.inputs import expanded
-from gossamer.protocol.access.acl import Charter, Grant
+from gossamer.protocol.access.acl import AccessList, Grant
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.unix_time import span
@@ -621,10 +621,10 @@ def better_invitation(home: Home, offered: Invitation) -> Invitation:
 
 def _rights(invitation: Invitation, manifest: Manifest, node_id: bytes) -> tuple[int, float]:
     """The `Grant.rights` that an invitation gives a node now, (0, 0.0) for none; greater means more."""
-    charter = Charter(manifest.admission, manifest.swarm_id)
+    acl = AccessList(manifest.admission, manifest.swarm_id)
     with suppress(PeerError):  # not signed by an owner of this swarm
-        charter.learn(invitation.grant.data)
-    return invitation.grant.rights if charter.credential_of(node_id, time.time()) else (0, 0.0)
+        acl.learn(invitation.grant.data)
+    return invitation.grant.rights if acl.credential_of(node_id, time.time()) else (0, 0.0)
 
 
 def keep_better(home: Home, offered: Invitation) -> None:

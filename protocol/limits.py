@@ -64,10 +64,10 @@ CREDENTIAL_BYTES_MAX = 1024
 REASON_BYTES_MAX = 160
 """Reason of a revocation: with the words that a door puts around it, it fits a text of TEXT_BYTES_MAX."""
 
-CHARTER_NODES_MAX = 4096
+ACL_NODES_MAX = 4096
 """Node ids that grants and revocations may speak of. Only owners can fill this."""
 
-CHARTER_MAX = 3 * CHARTER_NODES_MAX
+ACL_RECORDS_MAX = 3 * ACL_NODES_MAX
 """Each node id has at most one grant per role and one revocation in force."""
 
 EXPIRY_CHECK_INTERVAL_S = 4.0

@@ -252,7 +252,7 @@ class Genesis(_Section):
 
 
 class AdmissionSection(_Section):
-    """Who may take part: everybody, or only those whom an owner has invited (see `charter`)."""
+    """Who may take part: everybody, or only those whom an owner has invited (see `acl`)."""
 
     mode: Literal["open", "invited"] = "open"
     owners: Annotated[tuple[PublicKey, ...], Field(max_length=OWNERS_MAX)] = ()

@@ -268,8 +268,8 @@ class Decline:
 
 
 @dataclass(frozen=True, slots=True)
-class CharterSummary:
-    """Digest of the sender's charter (see `charter`) and, where it differed, the ids of all records in it."""
+class AclSummary:
+    """Digest of the sender's access list (see `acl`) and, where it differed, the ids of all records in it."""
 
     code: ClassVar[int] = 13
     digest: bytes
@@ -284,7 +284,7 @@ class CharterSummary:
     def parse(cls, fields: Fields) -> Self:
         return cls(
             fields.blob("digest", HASH_BYTES),
-            fields.blobs("record_ids", HASH_BYTES, limits.CHARTER_MAX),
+            fields.blobs("record_ids", HASH_BYTES, limits.ACL_RECORDS_MAX),
             fields.boolean("answer"),
         )
 
@@ -324,7 +324,7 @@ _TYPES: dict[int, type[Message]] = {
         Suspect,
         Want,
         Decline,
-        CharterSummary,
+        AclSummary,
         HaveChunks,
     )
 }

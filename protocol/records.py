@@ -33,11 +33,11 @@ DOMAIN = b"gossamer/1"
 HEADER_BYTES = 1 + PUBLIC_KEY_BYTES + SIGNATURE_BYTES
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record is about; part of the signed bytes."""
 
     DELTA = 1
-    ROW = 2
+    MEMBER = 2
     GRANT = 3
     REVOCATION = 4
 
@@ -46,7 +46,7 @@ class Kind(IntEnum):
 class Envelope:
     """A record whose signature holds. Build one with `seal` or `open_envelope` only."""
 
-    kind: Kind
+    kind: RecordKind
     author: bytes
     """Node id of the signer."""
     record_id: bytes
@@ -55,11 +55,11 @@ class Envelope:
     """The exact bytes to store and relay."""
 
 
-def _signed_bytes(kind: Kind, swarm_id: bytes, public_key: bytes, body: bytes) -> bytes:
+def _signed_bytes(kind: RecordKind, swarm_id: bytes, public_key: bytes, body: bytes) -> bytes:
     return b"".join((DOMAIN, bytes([kind]), swarm_id, public_key, len(body).to_bytes(4, "big"), body))
 
 
-def seal(identity: Identity, kind: Kind, swarm_id: bytes, body: bytes) -> Envelope:
+def seal(identity: Identity, kind: RecordKind, swarm_id: bytes, body: bytes) -> Envelope:
     """Sign `body` as a record of `kind` in the swarm."""
     signed = _signed_bytes(kind, swarm_id, identity.public_key, body)
     data = bytes([kind]) + identity.public_key + identity.sign(signed) + body
@@ -76,7 +76,7 @@ def open_envelope(data: bytes, swarm_id: bytes) -> Envelope:
     if not HEADER_BYTES < len(data) <= RECORD_BYTES_MAX:
         raise MalformedError(f"an envelope of {len(data)} bytes")
     try:
-        kind = Kind(data[0])
+        kind = RecordKind(data[0])
     except ValueError:
         raise UnsupportedError(f"unknown record kind {data[0]}") from None
     public_key = data[1 : 1 + PUBLIC_KEY_BYTES]
@@ -146,7 +146,7 @@ class Delta:
 
 def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
     """Check a delta's body against the layout it must fit. Raises MalformedError."""
-    if envelope.kind is not Kind.DELTA:
+    if envelope.kind is not RecordKind.DELTA:
         raise MalformedError("not a delta")
     fields = Fields(unpack(envelope.body, limits.RECORD_BYTES_MAX), "delta")
     fragments = len(layout.fragments)
@@ -179,7 +179,7 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowBody:
+class MemberRecordBody:
     """A node's own row in the roster. Only its author writes it; the newest one wins."""
 
     incarnation: int
@@ -235,20 +235,20 @@ class RowBody:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class MemberRecord:
     """A verified row of the roster."""
 
     node_id: bytes
-    body: RowBody
+    body: MemberRecordBody
     data: bytes
 
 
-def parse_row(envelope: Envelope) -> Row:
+def parse_member_record(envelope: Envelope) -> MemberRecord:
     """Check a row's body. Raises MalformedError."""
-    if envelope.kind is not Kind.ROW:
+    if envelope.kind is not RecordKind.MEMBER:
         raise MalformedError("not a row of the roster")
     fields = Fields(unpack(envelope.body, limits.RECORD_BYTES_MAX), "row")
-    body = RowBody(
+    body = MemberRecordBody(
         incarnation=fields.integer("incarnation", 0, limits.COUNTER_MAX),
         heartbeat=fields.integer("heartbeat", 0, limits.COUNTER_MAX),
         leaving=fields.boolean("leaving"),
@@ -267,7 +267,7 @@ def parse_row(envelope: Envelope) -> Row:
         dialled=_parse_dialled(fields.blob("dialled", 0, limits.LINKS_TOLD_MAX * limits.LINK_PREFIX_BYTES)),
     )
     fields.end()
-    return Row(node_id=envelope.author, body=body, data=envelope.data)
+    return MemberRecord(node_id=envelope.author, body=body, data=envelope.data)
 
 
 def _parse_fingerprint(value: bytes) -> bytes:

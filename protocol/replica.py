@@ -14,7 +14,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.access.acl import Charter, Grant, Revocation, Vetting
+from gossamer.protocol.access.acl import AccessList, Grant, Revocation, Vetting
 from gossamer.protocol.claims import Claims
 from gossamer.protocol.effects import Blame, Effect, Expelled, Hangup, Notice, Send, StoreCredential
 from gossamer.protocol.errors import (
@@ -31,12 +31,12 @@ from gossamer.protocol.events import Event, LinkUp
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Author, Dealing, Holdings, Offers, Push
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
-from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.forks import Witnesses
 from gossamer.protocol.history.joining import ROUNDS_UNDER_WAY, CatchUp, known_up_to
 from gossamer.protocol.history.snapshots import Sealing, SnapshotPull
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.member_records import NodeInfo, Presence
@@ -44,7 +44,15 @@ from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.messages import Records
 from gossamer.protocol.payloads.layout import Layout
-from gossamer.protocol.records import Delta, Envelope, Kind, RowBody, open_envelope, parse_delta, parse_row
+from gossamer.protocol.records import (
+    Delta,
+    Envelope,
+    MemberRecordBody,
+    RecordKind,
+    open_envelope,
+    parse_delta,
+    parse_member_record,
+)
 from gossamer.protocol.sampling import RandomSource
 from gossamer.protocol.unix_time import UnixTime
 
@@ -131,7 +139,7 @@ class Peering:
         to a member that others vouch for: TCP doubles its timeout while a path is broken, and would sleep for
         as long again once the path works.
         """
-        down = {m.row.node_id for m in self._roster.doubted() if m.health is Health.DOWN}
+        down = {m.record.node_id for m in self._roster.doubted() if m.health is Health.DOWN}
         silent = self._membership.silent_links(now)
         if not down and not silent:
             return []
@@ -155,12 +163,12 @@ class Peering:
 
 
 class Credentials:
-    """Carries changes of the charter to the state machines that they concern."""
+    """Carries changes of the access list to the state machines that they concern."""
 
     def __init__(
         self,
         own_id: bytes,
-        charter: Charter,
+        acl: AccessList,
         vetting: Vetting,
         roster: Roster,
         presence: Presence,
@@ -169,7 +177,7 @@ class Credentials:
         peering: Peering,
     ) -> None:
         self._own_id = own_id
-        self._charter = charter
+        self._acl = acl
         self._vetting = vetting
         self._roster = roster
         self._presence = presence
@@ -179,7 +187,7 @@ class Credentials:
 
     def received(self, data: bytes, source: int | None, now: float) -> list[Effect]:
         """Take in a grant or a revocation, and tell it to everybody but its source. Raises PeerError."""
-        record = self._charter.learn(data)
+        record = self._acl.learn(data)
         if record is None:
             return []
         told = [StoreCredential(record.record_id, record.data), *self._vetting.spread(record, source)]
@@ -193,7 +201,7 @@ class Credentials:
                 *self._anti_entropy.open_exchange(link),
                 Send(link, self._presence.summary(answer=False)),
             ]
-        if self._charter.role_of(grant.node_id) is not grant.role:
+        if self._acl.role_of(grant.node_id) is not grant.role:
             return result  # the node was revoked, or may do more already: what members hear first varies
         return [
             *result,
@@ -221,12 +229,12 @@ class Credentials:
 # signature. A record that fails any check but admission costs its sender a `Blame`, and goes no further. The
 # other records of the same message are judged on their own.
 
-_ROW = int(Kind.ROW)
-_CREDENTIALS = frozenset(map(int, (Kind.GRANT, Kind.REVOCATION)))
+_ROW = int(RecordKind.MEMBER)
+_CREDENTIALS = frozenset(map(int, (RecordKind.GRANT, RecordKind.REVOCATION)))
 
 
 def _kind(data: bytes) -> int:
-    """What a record says that it is: the value of a `Kind`, unless the record is to be refused."""
+    """What a record says that it is: the value of a `RecordKind`, unless the record is to be refused."""
     return data[0]
 
 
@@ -250,7 +258,7 @@ class Intake:
         self,
         manifest: Manifest,
         layout: Layout,
-        charter: Charter,
+        acl: AccessList,
         links: Links,
         vetting: Vetting,
         presence: Presence,
@@ -264,7 +272,7 @@ class Intake:
         self._swarm_id = manifest.swarm_id
         self._codec = manifest.outer.codec
         self._layout = layout
-        self._charter = charter
+        self._acl = acl
         self._links = links
         self._vetting = vetting
         self._presence = presence
@@ -333,7 +341,7 @@ class Intake:
             if _kind(data) in _CREDENTIALS:
                 return self._credentials.received(data, delivery.link, delivery.now)
             envelope = open_envelope(data, self._swarm_id)
-            if envelope.kind is Kind.ROW:
+            if envelope.kind is RecordKind.MEMBER:
                 return self._membership_row(envelope, delivery)
             return self._delta(envelope, held, delivery)
         except NoRoomError:
@@ -348,9 +356,9 @@ class Intake:
         return link is not None and link.node_id == envelope.author
 
     def _membership_row(self, envelope: Envelope, delivery: _Delivery) -> list[Effect]:
-        if self._charter.role_of(envelope.author) is None:
+        if self._acl.role_of(envelope.author) is None:
             return self._vetting.stranger(delivery.link, delivery.now)
-        return self._presence.received(parse_row(envelope), delivery.link, delivery.now)
+        return self._presence.received(parse_member_record(envelope), delivery.link, delivery.now)
 
     def _delta(self, envelope: Envelope, held: bool, delivery: _Delivery) -> list[Effect]:
         delivery.record_ids.append(envelope.record_id)
@@ -363,7 +371,7 @@ class Intake:
         delta = parse_delta(envelope, self._layout)
         if delta.body.codec != self._codec:  # another codec could multiply everybody's traffic
             raise MalformedError(f"codec {delta.body.codec}, where the manifest says {self._codec}")
-        if not self._charter.counts(delta.author, delta.round):
+        if not self._acl.counts(delta.author, delta.round):
             return self._vetting.stranger(delivery.link, delivery.now)
         if delta.round <= self._ledger.floor:
             self._ledger.note_last(delta.author, delta.round, delta.record_id)  # its author does take part
@@ -402,14 +410,14 @@ class Replica:
         self.info = info
         self.layout = manifest.plan()
         self.swarm_id = manifest.swarm_id
-        self.charter = Charter(manifest.admission, manifest.swarm_id)
+        self.acl = AccessList(manifest.admission, manifest.swarm_id)
         self.roster = Roster(identity.node_id)
         self.ledger = Ledger(lambda author: author == identity.node_id or self.roster.get(author) is not None)
         self.links = Links(
             identity.node_id, self.roster, info.bootstrap, rng, pins=info.pins, remembered=info.remembered
         )
         self._unix_time = UnixTime(unix_offset_s)
-        self.vetting = Vetting(self.charter, self.links, rng, self._unix_time)
+        self.vetting = Vetting(self.acl, self.links, rng, self._unix_time)
         self.membership = Swim(self.roster, rng)
         self.offers = Offers()
         self.fetcher = Fetcher(fits, rng)
@@ -434,10 +442,10 @@ class Replica:
             self.fetcher,
             self.holdings,
         )
-        self._author = Author(identity, self.swarm_id, self.layout, self.charter, self.ledger, self.holdings)
+        self._author = Author(identity, self.swarm_id, self.layout, self.acl, self.ledger, self.holdings)
         self._clock = SwarmClock(
             manifest,
-            self.charter,
+            self.acl,
             self.roster,
             self.ledger,
             author=self._author,
@@ -476,7 +484,7 @@ class Replica:
         )
         self._credentials = Credentials(
             identity.node_id,
-            self.charter,
+            self.acl,
             self.vetting,
             self.roster,
             self.presence,
@@ -487,7 +495,7 @@ class Replica:
         self._intake = Intake(
             manifest,
             self.layout,
-            self.charter,
+            self.acl,
             self.links,
             self.vetting,
             self.presence,
@@ -561,9 +569,9 @@ class Replica:
         return self._catch_up.is_done(has_signed=self._author.has_signed)
 
     @property
-    def own_row(self) -> RowBody:
+    def own_record(self) -> MemberRecordBody:
         """Our row as the others see it."""
-        return self.presence.row
+        return self.presence.record
 
     def _clock_is_wrong(self) -> bool:
         """`is_contradicted`, from a fresh reading: a node that has just started has hardly read its clock."""
@@ -606,15 +614,15 @@ class Replica:
         self.ledger.close(floor)
         for data in credentials:
             with suppress(PeerError):
-                self.charter.learn(data)
+                self.acl.learn(data)
         stored = list(deltas)
         sealed = max([floor, *(claim.round for claim in claims)])
         extent = known_up_to(sealed, {delta.round for delta in stored})
         self.sealing.restore(claims, floor, extent)
         signed = [delta.round for delta in stored if delta.author == self.identity.node_id]
         self._author.restore([own_last, *signed], is_copy=is_copy)  # whether these deltas count or not
-        counting = [delta for delta in stored if self.charter.counts(delta.author, delta.round)]
-        revoked = [delta for delta in stored if not self.charter.counts(delta.author, delta.round)]
+        counting = [delta for delta in stored if self.acl.counts(delta.author, delta.round)]
+        revoked = [delta for delta in stored if not self.acl.counts(delta.author, delta.round)]
         return self.holdings.restore(counting, revoked, held, now)
 
     def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
@@ -695,7 +703,7 @@ class Replica:
             return []
         self._clock.woke(now)
         extent = max(self.ledger.rounds(), default=0) - ROUNDS_UNDER_WAY
-        company = frozenset(member.row.node_id for member in self.roster.live())
+        company = frozenset(member.record.node_id for member in self.roster.live())
         self.sealing.came_back(extent, company)
         text = "this machine slept, or its clock was set: finding out where the others are before publishing"
         return [fx.Notice(text), *self._peering.cut_all("this machine slept", now)]
@@ -804,7 +812,7 @@ class Replica:
             case msg.Decline():
                 self.fetcher.failed(link, message.blob, now)
                 return []
-            case msg.CharterSummary():
+            case msg.AclSummary():
                 return self.vetting.exchange(link, message)
         return [fx.Blame(link, "message without a handler", Offence.NONSENSE)]
 

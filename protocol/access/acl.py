@@ -2,12 +2,12 @@
 
 A *grant* gives a node id a role until it expires. A *revocation* excludes a node id for good, and voids the
 deltas that it signed for rounds later than the one named. Both are records and are gossiped like any other.
-The `Charter` is the set of them. It is a semilattice, so nodes that have heard the same records, in whatever
-order, decide alike.
+The `AccessList` is the set of them. It is a semilattice, so nodes that have heard the same records, in
+whatever order, decide alike.
 
 Two questions are kept apart, since replicas must stay bit-identical. Whether a *record counts* depends on
-the charter alone, never on a clock. Whether a *node may speak to us* depends on the time too: a node whose
-grant has expired is turned away, but its deltas still count.
+the access list alone, never on a clock. Whether a *node may speak to us* depends on the time too: a node
+whose grant has expired is turned away, but its deltas still count.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, NoRoomError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import NODE_ID_BYTES, PUBLIC_KEY_BYTES, node_id_of, short
-from gossamer.protocol.records import Envelope, Kind, open_envelope
+from gossamer.protocol.records import Envelope, RecordKind, open_envelope
 from gossamer.protocol.unix_time import moment, span
 from gossamer.protocol.wire import Fields, pack, unpack
 
@@ -32,7 +32,7 @@ from gossamer.protocol.effects import Effect, Hangup, Send
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, CREDENTIAL_BYTES_MAX
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.messages import CharterSummary, Records
+from gossamer.protocol.messages import AclSummary, Records
 from gossamer.protocol.records import HEADER_BYTES
 from gossamer.protocol.sampling import RandomSource, sample
 from gossamer.protocol.unix_time import UnixTime
@@ -132,7 +132,7 @@ def parse_revocation(envelope: Envelope) -> Revocation:
     )
 
 
-class Charter:
+class AccessList:
     """The grants and revocations in force, and what follows from them."""
 
     def __init__(self, section: "AdmissionSection", swarm_id: bytes) -> None:
@@ -152,7 +152,7 @@ class Charter:
 
     @property
     def has_owners(self) -> bool:
-        """Whether anybody can grant or revoke. Without owners the charter stays empty for good."""
+        """Whether anybody can grant or revoke. Without owners the access list stays empty for good."""
         return bool(self._owners)
 
     def is_owner(self, node_id: bytes) -> bool:
@@ -181,9 +181,9 @@ class Charter:
             raise SignatureError("a grant or revocation by somebody who is not an owner of this swarm")
         envelope = open_envelope(data, self._swarm_id)
         match envelope.kind:
-            case Kind.GRANT:
+            case RecordKind.GRANT:
                 return parse_grant(envelope)
-            case Kind.REVOCATION:
+            case RecordKind.REVOCATION:
                 return parse_revocation(envelope)
             case _:
                 raise MalformedError("neither a grant nor a revocation")
@@ -219,7 +219,7 @@ class Charter:
     def _has_room(self, node_id: bytes) -> bool:
         if node_id in self._grants or node_id in self._revocations:
             return True  # as nearly always: links are vetted again and again
-        return len(self._grants.keys() | self._revocations.keys()) < limits.CHARTER_NODES_MAX
+        return len(self._grants.keys() | self._revocations.keys()) < limits.ACL_NODES_MAX
 
     def records(self) -> Iterable[Grant | Revocation]:
         """All grants and revocations in force, in no particular order."""
@@ -250,7 +250,7 @@ class Charter:
         return self._role_of_all or self._role_ever(node_id)
 
     def counts(self, author: bytes, round_: int) -> bool:
-        """Whether a delta of this author and round belongs to S. Depends on the charter alone."""
+        """Whether a delta of this author and round belongs to S. Depends on the access list alone."""
         revocation = self._revocations.get(author)
         in_time = revocation is None or round_ <= revocation.last_round
         return in_time and self._role_ever(author) is Role.TRAIN
@@ -295,7 +295,7 @@ class Charter:
             )
         if not self._has_room(node_id):
             raise RefusedError(
-                f"owners have invited or revoked {limits.CHARTER_NODES_MAX} nodes, which is the limit: there"
+                f"owners have invited or revoked {limits.ACL_NODES_MAX} nodes, which is the limit: there"
                 f" is no room for node {short(node_id)}. Start with the key of one that was invited"
             )
 
@@ -362,14 +362,14 @@ def read_invitation(text: str) -> Invitation:
         envelope = open_envelope(fields.blob("grant", HEADER_BYTES, CREDENTIAL_BYTES_MAX), swarm_id)
         contacts = fields.texts("contacts", ADDRESSES_PER_PEER_MAX)
         fields.end()
-        if envelope.kind is not Kind.GRANT:
+        if envelope.kind is not RecordKind.GRANT:
             raise ConfigError("that invitation grants nothing")
         return Invitation(swarm_id, parse_grant(envelope), contacts)
     except (PeerError, binascii.Error, ValueError) as error:
         raise ConfigError(f"that invitation is damaged ({error}); was all of it copied?") from None
 
 
-# --- Keeps strangers out, and the charter the same on all nodes.
+# --- Keeps strangers out, and the access list the same on all nodes.
 #
 # A new grant or revocation goes to *all* links at once, not to a few: so a peer hears of a member, on the
 # same
@@ -378,49 +378,49 @@ def read_invitation(text: str) -> Invitation:
 # comes up, and every 5 to 10 s with one random link. Links of members whose grant has expired are cut.
 
 STRANGER_INTERVAL_S = 1.0
-"""A link that brings records of unknown authors is asked for its charter no more often than this."""
+"""A link that brings records of unknown authors is asked for its access list no more often than this."""
 
 
 class Vetting:
-    """Asks the charter which nodes may speak. Exchanges it over the links, unless the swarm has no owners."""
+    """Asks the access list which nodes may speak, and exchanges it over the links if the swarm has owners."""
 
-    def __init__(self, charter: Charter, links: Links, rng: RandomSource, unix_time: UnixTime) -> None:
-        self._charter = charter
+    def __init__(self, acl: AccessList, links: Links, rng: RandomSource, unix_time: UnixTime) -> None:
+        self._acl = acl
         self._links = links
         self._rng = rng
         self._unix_time = unix_time
         self._next_exchange = 0.0
         self._next_look = 0.0
         self._strangers: dict[int, float] = {}
-        """Links that brought records of unknown authors, and when their charters were last asked for."""
+        """Links that brought records of unknown authors, and when their access lists were last asked for."""
 
     # -- who is let in
 
     def vet(self, node_id: bytes, credential: bytes, now: float) -> None:
         """Check that a node that shows this credential may speak to us now. Raises RefusedError."""
-        self._charter.vet(node_id, self._unix_time.at(now), credential)
+        self._acl.vet(node_id, self._unix_time.at(now), credential)
 
     def vet_question(self, node_id: bytes, credential: bytes, now: float) -> None:
         """Check that a node may ask how we are doing: members and owners may. Raises RefusedError."""
-        if not self._charter.is_owner(node_id):
+        if not self._acl.is_owner(node_id):
             self.vet(node_id, credential, now)
 
     def credential_of(self, node_id: bytes, now: float) -> bytes:
         """The credential that a node shows to be let in, as far as we know; empty if none is needed."""
-        return self._charter.credential_of(node_id, self._unix_time.at(now))
+        return self._acl.credential_of(node_id, self._unix_time.at(now))
 
-    # -- the charter over the links
+    # -- the access list over the links
 
     def link_up(self, link: int) -> list[Effect]:
-        return self._summary(link) if self._charter.has_owners else []
+        return self._summary(link) if self._acl.has_owners else []
 
     def link_down(self, link: int) -> None:
         self._strangers.pop(link, None)
 
     def wake(self, now: float) -> list[Effect]:
-        """Compare charters with one random link, and cut links of members whose grant has expired."""
+        """Compare access lists with one random link, and cut links of members whose grant has expired."""
         result: list[Effect] = []
-        if not self._charter.has_owners:
+        if not self._acl.has_owners:
             return result
         if now >= self._next_exchange:
             self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.5 + 0.5 * self._rng.random())
@@ -449,25 +449,25 @@ class Vetting:
         links, self._strangers = list(self._strangers), {}
         return links
 
-    def exchange(self, link: int, message: CharterSummary) -> list[Effect]:
-        """Send the records that the peer's charter lacks, and let the peer do the same."""
-        if message.digest == self._charter.digest:
+    def exchange(self, link: int, message: AclSummary) -> list[Effect]:
+        """Send the records that the peer's access list lacks, and let the peer do the same."""
+        if message.digest == self._acl.digest:
             return []
         if not message.record_ids and not message.answer:
             return self._listing(link, answer=False)
         theirs = set(message.record_ids)
-        lacking = [record for record in self._charter.records() if record.record_id not in theirs]
+        lacking = [record for record in self._acl.records() if record.record_id not in theirs]
         entries = [(record.data, False) for record in sorted(lacking, key=lambda record: record.record_id)]
         result: list[Effect] = [Send(link, records) for records in Records.batches(entries)]
-        if not message.answer and not theirs <= set(self._charter.ids()):
+        if not message.answer and not theirs <= set(self._acl.ids()):
             result += self._listing(link, answer=True)
         return result
 
     def _summary(self, link: int) -> list[Effect]:
-        return [Send(link, CharterSummary(self._charter.digest))]
+        return [Send(link, AclSummary(self._acl.digest))]
 
     def _listing(self, link: int, *, answer: bool) -> list[Effect]:
-        return [Send(link, CharterSummary(self._charter.digest, self._charter.ids(), answer))]
+        return [Send(link, AclSummary(self._acl.digest, self._acl.ids(), answer))]
 
     def _cut_expired(self, now: float) -> list[Effect]:
         result: list[Effect] = []

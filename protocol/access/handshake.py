@@ -9,7 +9,7 @@
 Both sign the same transcript under different roles: protocol version, swarm id, both keys, both nonces, and
 the *channel binding* (the TLS certificate's fingerprint, empty on plain loopback). So a hello can be neither
 replayed nor relayed to another channel. The session token, which the server signs too, authenticates the HTTP
-requests that belong to the link. A credential is a grant (see `charter`), or empty. Each side judges the
+requests that belong to the link. A credential is a grant (see `acl`), or empty. Each side judges the
 other with `Vet` before anything else is said.
 """
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from gossamer.protocol import limits
-from gossamer.protocol.access.acl import Charter
+from gossamer.protocol.access.acl import AccessList
 from gossamer.protocol.effects import Close, Effect, Fetched, Notice, Ready, Send, Store
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fetching.fetcher import Fetcher
-from gossamer.protocol.gossip.ledger import Added, Ledger
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.messages import Have, HaveChunks, Records
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from gossamer.protocol.payloads.layout import Layout
-from gossamer.protocol.records import Delta, DeltaBody, Kind, parse_delta, seal
+from gossamer.protocol.records import Delta, DeltaBody, RecordKind, parse_delta, seal
 from gossamer.protocol.sampling import RandomSource, sample
 
 # --- Promised payloads: a link that got a record from us before its payload was here is told when it is.
@@ -532,14 +532,14 @@ class Author:
         identity: Identity,
         swarm_id: bytes,
         layout: Layout,
-        charter: Charter,
+        acl: AccessList,
         ledger: Ledger,
         holdings: Holdings,
     ) -> None:
         self._identity = identity
         self._swarm_id = swarm_id
         self._layout = layout
-        self._charter = charter
+        self._acl = acl
         self._ledger = ledger
         self._holdings = holdings
         self._signed = 0
@@ -578,13 +578,13 @@ class Author:
         """Sign a delta. It is stored before anybody hears of it."""
         if body.round <= self.last_round:
             return [Notice(f"not signing round {body.round} again: {self.last_round} was our last")]
-        if not self._charter.counts(self._identity.node_id, body.round):
+        if not self._acl.counts(self._identity.node_id, body.round):
             return [Notice("this node was invited to observe, not to train: its delta is not published")]
         if body.round <= self._ledger.floor:
             self._signed = body.round  # the next one is of a later round
             return [Notice(f"not publishing round {body.round}, which is closed: it was not stored in time")]
         body = replace(body, previous=self._ledger.last_record(self._identity.node_id))
-        envelope = seal(self._identity, Kind.DELTA, self._swarm_id, body.pack())
+        envelope = seal(self._identity, RecordKind.DELTA, self._swarm_id, body.pack())
         try:
             delta = parse_delta(envelope, self._layout)
         except MalformedError as error:  # for instance a loss that is not finite: nobody would take it

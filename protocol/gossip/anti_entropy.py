@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.gossip.announce import Push
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Digest, GetRecords, RecordIds
 from gossamer.protocol.range_digests import can_be
 from gossamer.protocol.sampling import RandomSource, sample

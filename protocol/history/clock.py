@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.access.acl import Charter, Role
+from gossamer.protocol.access.acl import AccessList, Role
 from gossamer.protocol.gossip.announce import Author
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.members import Activity, Roster
 from gossamer.protocol.pace import is_plausible, round_clock
@@ -19,7 +19,7 @@ class SwarmClock:
     def __init__(
         self,
         manifest: Manifest,
-        charter: Charter,
+        acl: AccessList,
         roster: Roster,
         ledger: Ledger,
         *,
@@ -29,7 +29,7 @@ class SwarmClock:
     ) -> None:
         """`author`: the author of our own deltas. `trains`: whether we count in the clock."""
         self._manifest = manifest
-        self._charter = charter
+        self._acl = acl
         self._roster = roster
         self._ledger = ledger
         self._author = author
@@ -182,10 +182,10 @@ class SwarmClock:
 
     def _rounds_of_others(self, now: float) -> tuple[list[int], list[int]]:
         """The latest rounds of all live members that may train, and of those among them that have a say."""
-        last_rounds, role_of, train = self._ledger.last_rounds, self._charter.role_of, Role.TRAIN
+        last_rounds, role_of, train = self._ledger.last_rounds, self._acl.role_of, Role.TRAIN
         known, said = [], []
         for member in self._roster.live():
-            row, node_id = member.row.body, member.row.node_id
+            row, node_id = member.record.body, member.record.node_id
             if not row.trains or role_of(node_id) is not train:
                 continue
             told, signed = row.round, last_rounds.get(node_id, 0)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, Claims, winning_claim
 from gossamer.protocol.gossip.announce import Holdings
-from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.history.joining import believable
 from gossamer.protocol.history.peer_claims import Company, Testimony, Witness
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Roster
-from gossamer.protocol.records import Row
+from gossamer.protocol.records import MemberRecord
 
 # --- What members attest about the past, read off the roster, the ledger and the payloads that are here.
 
@@ -56,7 +56,7 @@ class Witnesses:
                 row.body.trains,
             )
             for member in self._roster.live()
-            for row in (member.row,)
+            for row in (member.record,)
         ]
 
     def contributors(self) -> list[Claims]:
@@ -66,7 +66,7 @@ class Witnesses:
         for us.
         """
         authors = {delta.author for delta in self._ledger if self._holdings.holds(delta.record_id)}
-        rows = [member.row for member in self._roster.members()]
+        rows = [member.record for member in self._roster.members()]
         return [self._claims_of(row) for row in rows if row.node_id in authors]
 
     def look(self, now: float) -> None:
@@ -79,7 +79,7 @@ class Witnesses:
     def share_lacking(self, round_: int, now: float) -> float:
         return self._holdings.share_lacking(round_, now)
 
-    def _claims_of(self, row: Row) -> Claims:
+    def _claims_of(self, row: MemberRecord) -> Claims:
         """A member's claims, without those that cannot be true."""
         genesis, unusable = self._genesis, self._unusable
         return tuple(

@@ -16,9 +16,9 @@ from gossamer.protocol.claims import WITNESSES, Claim, closable_round, quorum
 from gossamer.protocol.effects import Effect, Notice, Prefetch
 from gossamer.protocol.fetching.requests import Wants
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
-from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.history.peer_claims import Witness
 from gossamer.protocol.identity import short
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import HistorySection
 from gossamer.protocol.membership.links import Links
 

@@ -10,7 +10,7 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from gossamer.protocol.claims import Claim, Claims
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.members import Health, Member, Roster
 
 # --- What the other members say about the past, as far as `Sealing` needs to know it.
@@ -65,7 +65,7 @@ class Company:
     def look(self, now: float) -> None:
         """Note which members are present. Call this every few seconds."""
         authors = list(self._authors())
-        gone = {member.row.node_id: member.since for member in authors if member.is_gone}
+        gone = {member.record.node_id: member.since for member in authors if member.is_gone}
         self._given_up &= gone.keys()
         there, taking_part = len(authors) - len(gone), len(authors) - len(self._given_up)
         if 2 * there <= taking_part:
@@ -77,10 +77,10 @@ class Company:
         self._given_up.update(node_id for node_id, went in gone.items() if now - max(went, since) >= STAYED_S)
 
     def __len__(self) -> int:
-        return sum(member.row.node_id not in self._given_up for member in self._authors())
+        return sum(member.record.node_id not in self._given_up for member in self._authors())
 
     def _authors(self) -> Iterator[Member]:
         """Members that have not left and are known to have published, even if only in rounds long closed."""
         for member in self._roster.members():
-            if member.health is not Health.LEFT and self._ledger.last_round(member.row.node_id) > 0:
+            if member.health is not Health.LEFT and self._ledger.last_round(member.record.node_id) > 0:
                 yield member

@@ -22,10 +22,10 @@ from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Prefetch, Se
 from gossamer.protocol.events import Need
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Holdings
-from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.history.forks import Defeat, Lineages, Witnesses
 from gossamer.protocol.history.joining import Absence, Joining
 from gossamer.protocol.history.peer_claims import Testimony, Witness
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Roster
@@ -331,5 +331,5 @@ class SnapshotPull:
             return
         link = self._links.get(number)
         member = self._roster.get(link.node_id) if link is not None else None
-        if member is not None and self._sought.root in (c.root for c in member.row.body.claims):
+        if member is not None and self._sought.root in (c.root for c in member.record.body.claims):
             self._fetcher.hint(number, self._sought.key)

@@ -261,7 +261,7 @@ class Links:
 
     def _fingerprint_of(self, node_id: bytes | None) -> bytes:
         member = self._roster.get(node_id) if node_id is not None else None
-        return member.row.body.fingerprint if member is not None else b""
+        return member.record.body.fingerprint if member is not None else b""
 
     def _candidates(self, now: float) -> tuple[list[Target], list[Target]]:
         """Targets to dial: a bootstrap address, live members, the other bootstrap addresses; and separately,
@@ -271,9 +271,9 @@ class Links:
         alive: list[Target] = []
         gone: list[Target] = []
         for member in self._roster.members():
-            addresses = member.row.body.addresses
+            addresses = member.record.body.addresses
             is_alive = member.health is Health.ALIVE
-            if member.row.node_id in linked or not (is_alive or self._is_missed(member)):
+            if member.record.node_id in linked or not (is_alive or self._is_missed(member)):
                 continue
             if any(address in self._dialling for address in addresses):
                 continue  # two dials to one member would give two links that get in each other's way
@@ -281,12 +281,12 @@ class Links:
             due = [
                 address
                 for address in addresses
-                if self._is_due(address, member.row.node_id, wait, now)
+                if self._is_due(address, member.record.node_id, wait, now)
                 and not (is_alive and self._is_crowded(address))
             ]
             if due:
                 address = due[self._rng.randrange(len(due))]
-                (alive if is_alive else gone).append((address, member.row.node_id))
+                (alive if is_alive else gone).append((address, member.record.node_id))
         shuffle(alive, self._rng)
         shuffle(gone, self._rng)
         contacts = self._due_contacts(now, linked)
@@ -305,7 +305,7 @@ class Links:
         """
         if member.health is not Health.LEFT:
             return member.health is not Health.ALIVE
-        return any(address in self._bootstrap for address in member.row.body.addresses)
+        return any(address in self._bootstrap for address in member.record.body.addresses)
 
     def _is_due(self, address: str, node_id: bytes | None, wait: float, now: float) -> bool:
         return address not in self._dialling and now - self._tried.get((address, node_id), -inf) >= wait

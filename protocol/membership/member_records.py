@@ -20,7 +20,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Health, Member, Roster
 from gossamer.protocol.messages import Records, RosterSummary, Suspect
-from gossamer.protocol.records import Kind, Row, RowBody, parse_row, seal
+from gossamer.protocol.records import MemberRecord, MemberRecordBody, RecordKind, parse_member_record, seal
 from gossamer.protocol.sampling import RandomSource, sample
 
 
@@ -108,7 +108,7 @@ class Presence:
         self._next_rows = 0.0
         self._next_refutation = 0.0
         self._next_roster = 0.0
-        self.row, self.data = self._sign()
+        self.record, self.data = self._sign()
 
     # -- what changes
 
@@ -168,7 +168,7 @@ class Presence:
 
     # -- messages
 
-    def received(self, row: Row, link: int, now: float) -> list[Effect]:
+    def received(self, row: MemberRecord, link: int, now: float) -> list[Effect]:
         """Take in a row, and have it relayed if it is news."""
         if row.node_id == self._identity.node_id:
             self._outdo(row)
@@ -202,7 +202,7 @@ class Presence:
         A peer that claims to have seen a row that we never signed lies, and so may one that suspects us all
         the time: neither makes us sign a new row.
         """
-        is_newest = (message.incarnation, message.heartbeat) == self.row.age
+        is_newest = (message.incarnation, message.heartbeat) == self.record.age
         if not is_newest or now < self._next_refutation:
             return [Send(link, Records(((self.data, False),)))]
         self._next_refutation = now + limits.ROWS_INTERVAL_S
@@ -210,8 +210,8 @@ class Presence:
 
     def summary(self, *, answer: bool) -> RosterSummary:
         """Which rows we have, our own among them, and how new they are."""
-        ages = [(m.row.node_id, *m.row.body.age) for m in self._roster.members()]
-        own = (self._identity.node_id, *self.row.age)
+        ages = [(m.record.node_id, *m.record.body.age) for m in self._roster.members()]
+        own = (self._identity.node_id, *self.record.age)
         return RosterSummary((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
 
     def exchange(self, link: int, message: RosterSummary) -> list[Effect]:
@@ -226,14 +226,14 @@ class Presence:
         told = [
             member
             for member in self._roster.members()
-            if theirs.get(member.row.node_id, (-1, -1)) < member.row.body.age
-            and _is_worth_telling(member, is_known=member.row.node_id in theirs)
+            if theirs.get(member.record.node_id, (-1, -1)) < member.record.body.age
+            and _is_worth_telling(member, is_known=member.record.node_id in theirs)
         ]
-        rows = [(member.row.data, False) for member in told]
-        if theirs.get(self._identity.node_id, (-1, -1)) < self.row.age:
+        rows = [(member.record.data, False) for member in told]
+        if theirs.get(self._identity.node_id, (-1, -1)) < self.record.age:
             rows.append((self.data, False))
         result: list[Effect] = [Send(link, records) for records in Records.batches(rows)]
-        missing = [member.row for member in told if member.is_missing]
+        missing = [member.record for member in told if member.is_missing]
         result += [Send(link, Suspect(row.node_id, *row.body.age)) for row in missing]
         if not message.answer:
             result.append(Send(link, self.summary(answer=True)))
@@ -241,7 +241,7 @@ class Presence:
 
     def all_rows(self, link: int) -> list[Effect]:
         """Send a link the rows of all members that are alive, and our own."""
-        known = [m.row.data for m in self._roster.members() if m.health is Health.ALIVE]
+        known = [m.record.data for m in self._roster.members() if m.health is Health.ALIVE]
         rows = [(row, False) for row in (self.data, *known)]
         return [Send(link, records) for records in Records.batches(rows)]
 
@@ -251,7 +251,7 @@ class Presence:
         """Send the links whose turn it is rows that are news to them, but none of members missing by now."""
         for member in self._roster.doubted():
             if member.is_missing:
-                self.forget(member.row.node_id)
+                self.forget(member.record.node_id)
         if not self._news:
             return []
         result: list[Effect] = []
@@ -282,25 +282,25 @@ class Presence:
         known_to.update(targets)
         return [Send(link, Records(((row, False),))) for link in targets]
 
-    def _outdo(self, row: Row) -> None:
+    def _outdo(self, row: MemberRecord) -> None:
         """If a row from an earlier run of ours is newer, as after a clock was set back, go beyond it.
 
         The next heartbeat tells the others. If we told them at once, a copy of our folder that runs elsewhere
         would answer at once, and the two of us would flood the swarm.
         """
-        if row.body.age > self.row.age and row.body.incarnation >= self._incarnation:
+        if row.body.age > self.record.age and row.body.incarnation >= self._incarnation:
             self._incarnation = row.body.incarnation + 1
             self.outdone += 1
 
     def _renew(self) -> None:
         self._has_changed = False
         self._heartbeat += 1
-        self.row, self.data = self._sign()
+        self.record, self.data = self._sign()
 
-    def _sign(self) -> tuple[RowBody, bytes]:
+    def _sign(self) -> tuple[MemberRecordBody, bytes]:
         own_last, claims = self._standing()
         dialled = [link.node_id[: limits.LINK_PREFIX_BYTES] for link in self._links.outbound()]
-        body = RowBody(
+        body = MemberRecordBody(
             incarnation=self._incarnation,
             heartbeat=self._heartbeat,
             leaving=self._leaving,
@@ -319,9 +319,9 @@ class Presence:
             dialled=tuple(dialled[: limits.LINKS_TOLD_MAX]),
         )
         try:
-            envelope = seal(self._identity, Kind.ROW, self._swarm_id, body.pack())
+            envelope = seal(self._identity, RecordKind.MEMBER, self._swarm_id, body.pack())
             if self._is_doubtful:
-                parse_row(envelope)
+                parse_member_record(envelope)
                 self._is_doubtful = False
         except (MalformedError, UnicodeEncodeError) as error:  # the latter of a name in no encoding
             raise ConfigError(f"this node cannot present itself to others: {error}") from None

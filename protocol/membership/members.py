@@ -13,7 +13,7 @@ from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.identity import short
-from gossamer.protocol.records import Row
+from gossamer.protocol.records import MemberRecord
 
 # --- Whether a node trains, as far as its rows tell.
 #
@@ -82,7 +82,7 @@ _MISSING = frozenset({Health.SUSPECT, Health.DOWN})
 class Member:
     """A row and our judgement of it; times are the local clock's, seconds."""
 
-    row: Row
+    record: MemberRecord
     health: Health
     since: float
     """When its health last changed."""
@@ -103,13 +103,13 @@ class Member:
     @property
     def label(self) -> str:
         """How it is called in messages to people: its name, if it has one, and the beginning of its id."""
-        name, node_id = self.row.body.name, short(self.row.node_id)
+        name, node_id = self.record.body.name, short(self.record.node_id)
         return f"{name} ({node_id})" if name else node_id
 
     @property
     def tokens_per_s(self) -> float:
         """How fast it says that it trains; 0 if it is gone."""
-        return self.row.body.tokens_per_s if self.health in _LIVE else 0.0
+        return self.record.body.tokens_per_s if self.health in _LIVE else 0.0
 
     @property
     def is_gone(self) -> bool:
@@ -130,13 +130,13 @@ def listed(labels: Iterable[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
-def _may_be_late(known: Member, row: Row, now: float) -> bool:
+def _may_be_late(known: Member, row: MemberRecord, now: float) -> bool:
     """Whether a row may be from before its author went down: a live author would have signed more rows since.
 
     Such a row was held back by another node, for instance one that was stopped for a while. If the author
     itself was stopped and lives again, its next row will show that.
     """
-    before, body = known.row.body, row.body
+    before, body = known.record.body, row.body
     beats = body.heartbeat - before.heartbeat
     usual = beats * limits.HEARTBEAT_INTERVAL_S + limits.ROWS_INTERVAL_S + limits.ROW_LAG_S
     return body.incarnation == before.incarnation and not body.leaving and now - known.heard > usual
@@ -154,12 +154,12 @@ class Roster:
         self._rows: dict[bytes, bytes] = {}
         """Author by the bytes of the row's envelope, for the newest row of every author."""
 
-    def update(self, row: Row, now: float) -> bool:
+    def update(self, row: MemberRecord, now: float) -> bool:
         """Take in a row if it is newer than the one we have. Returns whether it was."""
         if row.node_id == self._own_id:
             return False
         known = self._members.get(row.node_id)
-        if known is not None and row.body.age <= known.row.body.age:
+        if known is not None and row.body.age <= known.record.body.age:
             return False
         if known is None:
             if len(self._members) >= limits.MEMBERS_MAX and not self._make_room():
@@ -169,11 +169,11 @@ class Roster:
             self._views.clear()
         else:
             known.is_hearsay = False
-        self._rows.pop(known.row.data, None)
+        self._rows.pop(known.record.data, None)
         self._rows[row.data] = row.node_id
         may_be_late = known.health is Health.DOWN and _may_be_late(known, row, now)
         was_away = now - known.told_at > limits.IDLE_MIN_S
-        known.row = row
+        known.record = row
         known.heard = known.told_at = now
         known.activity.note(row.body.inner_steps, row.body.round, now, was_away=was_away)
         if may_be_late:
@@ -215,7 +215,7 @@ class Roster:
         """Drop members that have been gone for `FORGET_DOWN_AFTER_S` (a day)."""
         for member in self.doubted():
             if member.is_gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
-                self._forget(member.row.node_id)
+                self._forget(member.record.node_id)
 
     def remove(self, node_id: bytes) -> None:
         """Drop a node at once, whatever its health: it is no longer a member."""
@@ -226,12 +226,12 @@ class Roster:
         gone = [member for member in self._members.values() if member.is_gone]
         if not gone:
             return False
-        oldest = min(gone, key=lambda m: (m.since, m.row.node_id))
-        self._forget(oldest.row.node_id)
+        oldest = min(gone, key=lambda m: (m.since, m.record.node_id))
+        self._forget(oldest.record.node_id)
         return True
 
     def _forget(self, node_id: bytes) -> None:
-        self._rows.pop(self._members.pop(node_id).row.data, None)
+        self._rows.pop(self._members.pop(node_id).record.data, None)
         self._order.remove(node_id)
         self._views.clear()
 

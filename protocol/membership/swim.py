@@ -183,10 +183,10 @@ class Swim:
         if member is None or member.health is not Health.ALIVE:
             return []
         seen = (message.incarnation, message.heartbeat)
-        if seen < member.row.body.age and now - member.told_at < limits.HEARTBEAT_INTERVAL_S:
-            return [Send(link, Records(((member.row.data, False),)))]
+        if seen < member.record.body.age and now - member.told_at < limits.HEARTBEAT_INTERVAL_S:
+            return [Send(link, Records(((member.record.data, False),)))]
         is_cleared = not member.is_hearsay and now - member.since < limits.RUMOUR_PAUSE_S
-        if seen < member.row.body.age or is_cleared:
+        if seen < member.record.body.age or is_cleared:
             return []
         if now - self._answered(member) < limits.PROBE_TIMEOUT_S:
             return [Send(to, message) for to, peer in self._links.items() if peer == message.node_id]
@@ -235,7 +235,7 @@ class Swim:
 
     def _answered(self, member: Member) -> float:
         """When a member last spoke to us. Links know it first: the roster is told only when it matters."""
-        node_id = member.row.node_id
+        node_id = member.record.node_id
         heard = [self._link_heard[link] for link, peer in self._links.items() if peer == node_id]
         return max(heard, default=member.answered)
 
@@ -274,7 +274,7 @@ class Swim:
             return []
         self._roster.judge(node_id, Health.SUSPECT, now)
         self._suspected[node_id] = now
-        rumour = Suspect(node_id, *member.row.body.age)
+        rumour = Suspect(node_id, *member.record.body.age)
         targets = sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng)
         return [Send(link, rumour) for link in targets]
 
@@ -309,7 +309,7 @@ class Swim:
         for member in self._roster.doubted():
             answered = self._answered(member)
             if answered >= member.since:
-                self._roster.heard_from(member.row.node_id, answered)
+                self._roster.heard_from(member.record.node_id, answered)
 
     def _judge_silence(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -322,10 +322,10 @@ class Swim:
         for member in self._roster.live():
             if member.health is Health.ALIVE:
                 if member.heard < silent_since and self._answered(member) < silent_since:
-                    effects += self._suspect(member.row.node_id, now)
+                    effects += self._suspect(member.record.node_id, now)
             elif member.since < suspected_since:
-                self._roster.judge(member.row.node_id, Health.DOWN, now)
-                self._suspected[member.row.node_id] = now
+                self._roster.judge(member.record.node_id, Health.DOWN, now)
+                self._suspected[member.record.node_id] = now
                 down.append(member)
             elif told_before <= member.since < tell_before:  # the first answers did not clear it up
                 unanswering.append(member)
@@ -351,6 +351,6 @@ def _are_linked(one: Member | None, other: Member | None) -> bool:
     if one is None or other is None:
         return False
     return any(
-        here.row.node_id[: limits.LINK_PREFIX_BYTES] in there.row.body.dialled
+        here.record.node_id[: limits.LINK_PREFIX_BYTES] in there.record.body.dialled
         for here, there in ((one, other), (other, one))
     )

@@ -12,7 +12,7 @@ from gossamer.bootstrap.manifests import read
 from gossamer.node import logs
 from gossamer.node.home import Home, keep_grant
 from gossamer.node.options import DaemonOptions
-from gossamer.protocol.access.acl import Charter, Revocation, Role, read_invitation
+from gossamer.protocol.access.acl import AccessList, Revocation, Role, read_invitation
 from gossamer.protocol.errors import NobodyThereError, NotAnsweredError
 from gossamer.protocol.identity import Identity
 from tests.bootstrap.gossamer_command import Run, entries, in_process
@@ -267,8 +267,8 @@ def test_a_revocation_is_handed_to_all_nodes_named(
     outcome = run("revoke", NODE_ID, "--to", "a:1", "--to", "b:1", "--reason", "key stolen", *args)
     assert outcome.status == 0 and f"after round {last_round} are void" in outcome.out
     assert [address for address, _ in delivered] == ["a:1", "b:1"]
-    charter = Charter(manifest.admission, manifest.swarm_id)
-    found = charter.learn(delivered[0][1])
+    acl = AccessList(manifest.admission, manifest.swarm_id)
+    found = acl.learn(delivered[0][1])
     assert isinstance(found, Revocation)
     assert (found.node_id.hex(), found.last_round, found.reason) == (NODE_ID, last_round, "key stolen")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap import invites as owners
-from gossamer.protocol.access.acl import NEVER, Charter, Invitation, Revocation, Role, read_invitation
+from gossamer.protocol.access.acl import NEVER, AccessList, Invitation, Revocation, Role, read_invitation
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, REASON_BYTES_MAX
@@ -106,22 +106,22 @@ def test_the_only_manifest_with_a_key_is_meant(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("role", Role)
 def test_what_is_signed_is_believed(owner: Identity, manifest: Manifest, days: float, role: Role) -> None:
     made = owners.invite(owner, manifest.swarm_id, ALICE.node_id, role=role, days=days, contacts=("a:1",))
-    charter = Charter(manifest.admission, manifest.swarm_id)
-    assert charter.learn(made.grant.data) == made.grant
-    assert charter.role_of(ALICE.node_id) is role
+    acl = AccessList(manifest.admission, manifest.swarm_id)
+    assert acl.learn(made.grant.data) == made.grant
+    assert acl.role_of(ALICE.node_id) is role
     assert (made.grant.expires == NEVER) == (days == 0)
-    charter.learn(owners.revoke(owner, manifest.swarm_id, ALICE.node_id, last_round=7, reason="gone"))
-    assert charter.role_of(ALICE.node_id) is None
-    assert charter.counts(ALICE.node_id, 7) == (role is Role.TRAIN) and not charter.counts(ALICE.node_id, 8)
+    acl.learn(owners.revoke(owner, manifest.swarm_id, ALICE.node_id, last_round=7, reason="gone"))
+    assert acl.role_of(ALICE.node_id) is None
+    assert acl.counts(ALICE.node_id, 7) == (role is Role.TRAIN) and not acl.counts(ALICE.node_id, 8)
 
 
 @pytest.mark.parametrize(
     "reason", ["", "Schlüssel weg – 5 €", "stolen \U0001f62d", "ключ украден", "चाबी चोरी हो गई"]
 )
 def test_a_reason_in_any_language(owner: Identity, manifest: Manifest, reason: str) -> None:
-    charter = Charter(manifest.admission, manifest.swarm_id)
+    acl = AccessList(manifest.admission, manifest.swarm_id)
     signed = owners.revoke(owner, manifest.swarm_id, ALICE.node_id, last_round=0, reason=reason)
-    learnt = charter.learn(signed)
+    learnt = acl.learn(signed)
     assert isinstance(learnt, Revocation) and learnt.reason == reason
 
 

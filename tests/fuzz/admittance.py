@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gossamer.node.address import parse_contact
 from gossamer.protocol import limits
 from gossamer.protocol.access.acl import (
-    Charter,
+    AccessList,
     Grant,
     Invitation,
     Revocation,
@@ -19,7 +19,7 @@ from gossamer.protocol.access.acl import (
 )
 from gossamer.protocol.access.rpc_auth import ask, check_proof, check_question, prove
 from gossamer.protocol.errors import ConfigError, RefusedError
-from gossamer.protocol.records import HEADER_BYTES, Kind, seal
+from gossamer.protocol.records import HEADER_BYTES, RecordKind, seal
 from gossamer.protocol.wire import is_printable
 from tests.fuzz.mutate import mutate_bytes
 from tests.fuzz.target import Target
@@ -35,21 +35,19 @@ BODY_BYTES_MAX = limits.CREDENTIAL_BYTES_MAX - HEADER_BYTES
 
 def _credential(data: bytes) -> Iterator[None]:
     """The first byte chooses the kind; the rest is a body, which an owner really signs."""
-    kind = Kind.GRANT if data[:1] < b"\x80" else Kind.REVOCATION
-    charter = Charter(INVITED.admission, SWARM)
+    kind = RecordKind.GRANT if data[:1] < b"\x80" else RecordKind.REVOCATION
+    acl = AccessList(INVITED.admission, SWARM)
     yield
-    record = charter.learn(seal(OWNER, kind, SWARM, data[1 : 1 + BODY_BYTES_MAX]).data)
+    record = acl.learn(seal(OWNER, kind, SWARM, data[1 : 1 + BODY_BYTES_MAX]).data)
     yield
-    assert record is not None and charter.ids() == (record.record_id,)
-    assert all(
-        len(reason) <= limits.TEXT_BYTES_MAX and is_printable(reason) for reason in _said(charter, record)
-    )
+    assert record is not None and acl.ids() == (record.record_id,)
+    assert all(len(reason) <= limits.TEXT_BYTES_MAX and is_printable(reason) for reason in _said(acl, record))
 
 
-def _said(charter: Charter, record: Grant | Revocation) -> Iterator[str]:
+def _said(acl: AccessList, record: Grant | Revocation) -> Iterator[str]:
     """The reason for which the node that a record is about is turned away, if it is."""
     try:
-        charter.vet(record.node_id, NOW)
+        acl.vet(record.node_id, NOW)
     except RefusedError as error:
         yield str(error)
 
@@ -88,7 +86,7 @@ def _invitation(data: bytes) -> Iterator[None]:
 
 
 def _invitation_seeds() -> list[bytes]:
-    grant = parse_grant(seal(OWNER, Kind.GRANT, SWARM, grant_body(NODE.node_id, Role.TRAIN, NOW, 0)))
+    grant = parse_grant(seal(OWNER, RecordKind.GRANT, SWARM, grant_body(NODE.node_id, Role.TRAIN, NOW, 0)))
     contacts: tuple[tuple[str, ...], ...] = ((), (f"gossamer://{'ab' * 32}@host:7700", "10.0.0.1:1"))
     return [Invitation(SWARM, grant, several).to_text().encode() for several in contacts]
 

@@ -22,7 +22,7 @@ from gossamer.protocol.merge.merge import RoundMerge
 from gossamer.protocol.payloads.chunks import chunk_sizes, pack_chunk, packed_size, parse_index, unpack_chunk
 from gossamer.protocol.payloads.layout import TensorSpec, plan
 from gossamer.protocol.payloads.payload import Payload, encode_payload
-from gossamer.protocol.records import HEADER_BYTES, Kind, open_envelope, seal
+from gossamer.protocol.records import HEADER_BYTES, RecordKind, open_envelope, seal
 from gossamer.protocol.wire import Fields, is_printable, pack, unpack
 from tests.fuzz.forge import blobs_from, conforms, forge
 from tests.fuzz.mutate import mutate_bytes, mutate_packed
@@ -118,7 +118,7 @@ def _messages(data: bytes) -> Iterator[None]:
 
 
 def _envelopes() -> list[bytes]:
-    return [seal(KEYS[0], Kind(seed[0]), SWARM, seed[1:]).data for seed in record_seeds()[:12]]
+    return [seal(KEYS[0], RecordKind(seed[0]), SWARM, seed[1:]).data for seed in record_seeds()[:12]]
 
 
 def message_seeds() -> list[bytes]:
@@ -172,26 +172,26 @@ def record_seeds() -> list[bytes]:
     web = {"addresses": ("a:1", "[::1]:2"), "dialled": (b"abcd",) * 3}
     row = builders.row(KEYS[0], claims=claims, name="name", **web)
     bodies = [
-        (Kind.DELTA, body.pack()),
-        (Kind.ROW, row.body.pack()),
-        (Kind.ROW, builders.row(KEYS[1]).body.pack()),
+        (RecordKind.DELTA, body.pack()),
+        (RecordKind.MEMBER, row.body.pack()),
+        (RecordKind.MEMBER, builders.row(KEYS[1]).body.pack()),
     ]
     for codec in CODECS:
         other, _ = builders.random_delta(rng, KEYS[0], 3, codec=codec)
-        bodies.append((Kind.DELTA, other.body.pack()))
-    bodies += [(kind, pack([1, 0.5, b"x" * 32, "text", True, []])) for kind in Kind]
+        bodies.append((RecordKind.DELTA, other.body.pack()))
+    bodies += [(kind, pack([1, 0.5, b"x" * 32, "text", True, []])) for kind in RecordKind]
     return [bytes([kind]) + packed for kind, packed in bodies]
 
 
 def mutate_record(data: bytes, dice: Random) -> bytes:
     """Change the body, and now and then the kind."""
-    kind = dice.choice(list(Kind)) if dice.randrange(20) == 0 else (data[0] if data else 1)
+    kind = dice.choice(list(RecordKind)) if dice.randrange(20) == 0 else (data[0] if data else 1)
     return bytes([kind]) + mutate_packed(data[1:], dice)
 
 
 def _records(data: bytes) -> Iterator[None]:
     """Signs its input with a real key: hostile bodies come from members that can sign them."""
-    kind = Kind(data[0]) if data and data[0] in list(Kind) else Kind.DELTA
+    kind = RecordKind(data[0]) if data and data[0] in list(RecordKind) else RecordKind.DELTA
     sealed = seal(KEYS[len(data) % len(KEYS)], kind, SWARM, data[1:BODY_BYTES_MAX] or b"\xc0")
     envelope = open_envelope(sealed.data, SWARM)
     yield

@@ -24,7 +24,15 @@ from gossamer.protocol.claims import Claim, genesis_claim
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.membership.member_records import NodeInfo
 from gossamer.protocol.range_digests import LEVEL_MAX
-from gossamer.protocol.records import NO_RECORD, DeltaBody, Envelope, Kind, RowBody, open_envelope, seal
+from gossamer.protocol.records import (
+    NO_RECORD,
+    DeltaBody,
+    Envelope,
+    MemberRecordBody,
+    RecordKind,
+    open_envelope,
+    seal,
+)
 from gossamer.protocol.replica import Replica
 from gossamer.protocol.wire import is_printable, pack, unpack
 from tests.fuzz.decoders import mutate_record, record_seeds
@@ -225,19 +233,19 @@ class Siege:
         choice = dice.randrange(8)
         if choice == 0:
             body = mutate_record(dice.choice(record_seeds_once()), dice)
-            return self._sealed(author, Kind(body[0]), body[1:], dice)
+            return self._sealed(author, RecordKind(body[0]), body[1:], dice)
         if choice < 4:
-            return self._sealed(author, Kind.ROW, self._row(dice).pack(), dice)
-        return self._sealed(author, Kind.DELTA, self._delta(dice).pack(), dice)
+            return self._sealed(author, RecordKind.MEMBER, self._row(dice).pack(), dice)
+        return self._sealed(author, RecordKind.DELTA, self._delta(dice).pack(), dice)
 
-    def _sealed(self, author: Any, kind: Kind, body: bytes, dice: Random) -> bytes:
+    def _sealed(self, author: Any, kind: RecordKind, body: bytes, dice: Random) -> bytes:
         if dice.randrange(10) == 0:
             body = mutate_packed(body, dice)
         data = seal(author, kind, self.core.swarm_id, body[:60_000] or b"\xc0").data
         self.records.append(data)
         return mutate_bytes(data, dice) if dice.randrange(20) == 0 else data
 
-    def _row(self, dice: Random) -> RowBody:
+    def _row(self, dice: Random) -> MemberRecordBody:
         root = bytes([dice.randrange(4)]) * 32
         claim = Claim(
             dice.choice((0, 16, 32, limits.ROUND_MAX)), dice.choice((0, 1, 2**63 - 1)), bytes(32), root

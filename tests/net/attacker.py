@@ -29,7 +29,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.payloads.payload import encode_payload
-from gossamer.protocol.records import Delta, Kind, open_envelope, parse_delta
+from gossamer.protocol.records import Delta, RecordKind, open_envelope, parse_delta
 from gossamer.protocol.wire import unpack
 from tests.net.nodes import LocalNode
 from tests.net.stranger import Stranger, linked
@@ -180,7 +180,7 @@ class Member:
                     await self._note(address, data)
 
     async def _note(self, address: str, data: bytes) -> None:
-        if data[0] != Kind.DELTA:
+        if data[0] != RecordKind.DELTA:
             return
         delta = parse_delta(open_envelope(data, self.manifest.swarm_id), self.layout)
         is_new = delta.record_id not in self.seen

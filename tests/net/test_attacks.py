@@ -17,7 +17,7 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, PROTOCOL_VERSION, ClientHandshake
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, Identity
 from gossamer.protocol.limits import MESSAGE_BYTES_MAX
-from gossamer.protocol.records import HEADER_BYTES, Delta, Kind, seal
+from gossamer.protocol.records import HEADER_BYTES, Delta, RecordKind, seal
 from gossamer.protocol.wire import pack, unpack
 from tests.net.attacker import Member, impostor, knock, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
@@ -205,8 +205,8 @@ async def test_a_record_of_somebody_else_cannot_be_changed_or_claimed(swarm: Loc
             head + louder,
             head[:1] + mallory.identity.public_key + head[signature] + body,
             head[:1] + head[key] + os.urandom(64) + body,
-            bytes([Kind.ROW]) + head[1:] + body,
-            seal(mallory.identity, Kind.DELTA, bytes(32), theirs.body.pack()).data,  # of another swarm
+            bytes([RecordKind.MEMBER]) + head[1:] + body,
+            seal(mallory.identity, RecordKind.DELTA, bytes(32), theirs.body.pack()).data,  # of another swarm
         ]
         for data in forged:
             await mallory.say(msg.Records(((data, True),)), where(node))

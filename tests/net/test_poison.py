@@ -19,7 +19,7 @@ from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.merge.merge import merge_round
 from gossamer.protocol.records import Delta
 from tests.net.attacker import Member, where

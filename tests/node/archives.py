@@ -17,7 +17,7 @@ from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, Base
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.events import Event
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.members import Roster

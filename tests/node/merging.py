@@ -12,7 +12,7 @@ import numpy as np
 from gossamer.node.daemon.phi.loop import Merging
 from gossamer.node.ipc import messages as control
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import encode_payload

@@ -29,7 +29,7 @@ from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Close
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.events import Adopted, Event, Sealed
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec
 from gossamer.protocol.records import Delta
 from tests.node.archives import LARGE, NOTHING_ELSE, Fetching, Sealing, core_with, delta, merge_all

@@ -18,7 +18,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import Offence, RefusedError
 from gossamer.protocol.membership.member_records import NodeInfo
-from gossamer.protocol.records import Row
+from gossamer.protocol.records import MemberRecord
 from gossamer.protocol.replica import Replica
 from tests.node.cores import new_core
 from tests.protocol import builders
@@ -42,7 +42,7 @@ class Street:
 def member(core: Replica, number: int, address: str, fingerprint: bytes) -> bytes:
     """A row that tells an address and a certificate; returns its node id."""
     row = builders.row(builders.identity(number), addresses=(address,))
-    peer = Row(node_id=row.node_id, body=replace(row.body, fingerprint=fingerprint), data=row.data)
+    peer = MemberRecord(node_id=row.node_id, body=replace(row.body, fingerprint=fingerprint), data=row.data)
     core.roster.update(peer, 0.0)
     return row.node_id
 

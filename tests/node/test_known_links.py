@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from gossamer.node.daemon.monitoring.status import known_links
 from gossamer.protocol.membership.members import Health, Member
-from gossamer.protocol.records import Row
+from gossamer.protocol.records import MemberRecord
 from tests.protocol import builders
 
 
 def member(number: int, *dialled: int, health: Health = Health.ALIVE, node_id: bytes | None = None) -> Member:
     row = builders.row(builders.identity(number), dialled=tuple(start(n) for n in dialled))
-    return Member(Row(node_id=node_id or row.node_id, body=row.body, data=row.data), health, 0.0, 0.0)
+    return Member(
+        MemberRecord(node_id=node_id or row.node_id, body=row.body, data=row.data), health, 0.0, 0.0
+    )
 
 
 def start(number: int) -> bytes:

@@ -19,7 +19,7 @@ from gossamer.node.ipc.messages import LENGTH_BYTES, Clock, decode, encode
 from gossamer.node.trainer.data import cosine
 from gossamer.protocol.claims import Claim, chain, round_digest
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import TOKENS_MAX, TOKENS_TOTAL_MAX
 from gossamer.protocol.merge.tokens import TokenCount
 from gossamer.protocol.records import Delta

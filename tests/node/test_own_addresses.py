@@ -50,7 +50,7 @@ class Moving:
     def links_from(self, host: str) -> tuple[str, ...]:
         """A link comes up; returns where the node now says that it can be dialled."""
         self.own_addresses.learn(cast(PeerLink, FakeLink(host)))
-        return self.core.own_row.addresses
+        return self.core.own_record.addresses
 
 
 def test_a_laptop_that_changes_its_network_says_where_it_is_now(
@@ -161,6 +161,6 @@ async def test_a_node_of_ipv4_alone_that_joins_by_ipv6_can_be_dialled(tmp_path: 
     async with running(first, listen="[::1]:0", plaintext=False) as seed:
         seed_at = facts(first)["address"]
         async with running(second, listen="0.0.0.0:0", plaintext=False, join=(seed_at,)) as daemon:
-            await until(lambda: daemon.core.own_row.addresses, 10)
-            assert daemon.core.own_row.addresses == (facts(second)["address"],)
-            assert seed.core.own_row.addresses == (seed_at,)
+            await until(lambda: daemon.core.own_record.addresses, 10)
+            assert daemon.core.own_record.addresses == (facts(second)["address"],)
+            assert seed.core.own_record.addresses == (seed_at,)

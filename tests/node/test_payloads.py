@@ -14,7 +14,7 @@ from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.protocol import limits
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.merge import merge
 from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.payloads.layout import TensorSpec

@@ -17,13 +17,13 @@ from gossamer.node.daemon.storage.records import RecordWriter
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.messages import Message, Ping, Records, decode, encode
-from gossamer.protocol.records import HEADER_BYTES, Kind
+from gossamer.protocol.records import HEADER_BYTES, RecordKind
 from tests.node.trainer_side import until
 from tests.node.wires import End, linked, listening
 from tests.protocol.builders import unsigned
 
-DELTA = (bytes([Kind.DELTA]) + bytes(HEADER_BYTES), True)
-ROW = (bytes([Kind.ROW]) + bytes(HEADER_BYTES), False)
+DELTA = (bytes([RecordKind.DELTA]) + bytes(HEADER_BYTES), True)
+ROW = (bytes([RecordKind.MEMBER]) + bytes(HEADER_BYTES), False)
 
 
 class Full:

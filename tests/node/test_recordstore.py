@@ -12,7 +12,7 @@ import pytest
 from gossamer.node.daemon.storage.records import FORMAT, GENESIS, Base, RecordStore, StoredHistory
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.records import Delta, Kind, seal
+from gossamer.protocol.records import Delta, RecordKind, seal
 from tests.protocol.builders import LAYOUT, SMALL, identity
 
 
@@ -171,7 +171,7 @@ def test_whole_records_of_another_release_are_left_alone(
     store = RecordStore(path, SMALL.swarm_id)
     store.add(deltas, durable=True)
     body = replace(deltas[0].body, payload_bytes=deltas[0].body.payload_bytes + 1)
-    theirs = seal(identity(0), Kind.DELTA, SMALL.swarm_id, body.pack())
+    theirs = seal(identity(0), RecordKind.DELTA, SMALL.swarm_id, body.pack())
     store._db.execute("INSERT INTO deltas VALUES (?, 3, ?, 0)", (theirs.record_id, theirs.data))
     store.close()
     store = RecordStore(path, SMALL.swarm_id, read_only=read_only)

@@ -201,10 +201,10 @@ async def test_a_grant_to_a_revoked_node_is_refused_where_an_owner_hands_it_over
         said = "refuses: node .* was revoked by an owner of this swarm: stolen$"
         with pytest.raises(NotAnsweredError, match=said):
             await deliver(facts["address"], late, plaintext=True)
-        assert late not in [record.data for record in daemon.core.charter.records()]
+        assert late not in [record.data for record in daemon.core.acl.records()]
         await deliver(facts["address"], grant(FRIEND, folder.manifest), plaintext=True)
         daemon.dispatch(ev.Deliver(late))
-        assert late in [record.data for record in daemon.core.charter.records()], "it is a set, as ever"
+        assert late in [record.data for record in daemon.core.acl.records()], "it is a set, as ever"
 
 
 async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
         with pytest.raises(NotAnsweredError, match="not an owner"):
             await deliver(facts["address"], grant(FRIEND, folder.manifest, by=FRIEND), plaintext=True)
         await deliver(facts["address"], later, plaintext=True)
-        assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
+        assert daemon.core.acl.role_of(FRIEND.node_id) is Role.TRAIN
         swarm_id = folder.manifest.swarm_id
         with pytest.raises(NotAnsweredError, match="refuses: .* invited"):
             await fetch_status(facts["address"], plaintext=True, asker=Asker(OUTCAST, swarm_id))
@@ -229,7 +229,7 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
     with folder.records() as store:
         assert store.load_credentials() == [later]
     async with folder.running() as daemon:
-        assert daemon.core.charter.role_of(FRIEND.node_id) is Role.TRAIN
+        assert daemon.core.acl.role_of(FRIEND.node_id) is Role.TRAIN
 
 
 async def test_a_node_that_is_stopping_takes_no_grant_that_it_might_not_keep(

@@ -59,7 +59,7 @@ async def test_the_documented_fields_are_the_actual_ones(tmp_path: Path) -> None
         training(first) as link,
     ):
         members = daemon.core.roster.members
-        await until(lambda: daemon.merging.ready and any(m.row.body.dialled for m in members()), 20)
+        await until(lambda: daemon.merging.ready and any(m.record.body.dialled for m in members()), 20)
         link.send(report())
         await publish(first, link, 1)
         _, _, status = await get(first, "/status?digest=1&up_to=1")
@@ -122,7 +122,7 @@ async def test_who_has_no_trainer_any_more_has_no_speed(tmp_path: Path) -> None:
         assert "\ngossamer_tokens_per_second 0.0\n" in metrics
         assert status["trainer"]["inner_steps"] == 10, "what it has done stays"
         daemon.core.presence.beat()
-        assert daemon.core.own_row.tokens == 100 and daemon.core.own_row.tokens_per_s == 0.0
+        assert daemon.core.own_record.tokens == 100 and daemon.core.own_record.tokens_per_s == 0.0
 
 
 async def test_an_observer_with_a_model_serves_it_though_nobody_else_is_up(

@@ -10,7 +10,7 @@ from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.merge.merge import merge_round
 from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.records import Delta

@@ -26,12 +26,12 @@ from gossamer.protocol.records import (
     NO_RECORD,
     Delta,
     DeltaBody,
-    Kind,
-    Row,
-    RowBody,
+    MemberRecord,
+    MemberRecordBody,
+    RecordKind,
     open_envelope,
     parse_delta,
-    parse_row,
+    parse_member_record,
     seal,
 )
 from gossamer.protocol.wire import is_printable
@@ -128,7 +128,7 @@ def body_of(payload: bytes, codec: str, round_: int, fragments: int, **changes: 
 
 def signed(author: Identity, body: DeltaBody, of: Manifest = SMALL) -> Delta:
     """A delta as it comes off the wire: sealed, opened and parsed."""
-    envelope = seal(author, Kind.DELTA, of.swarm_id, body.pack())
+    envelope = seal(author, RecordKind.DELTA, of.swarm_id, body.pack())
     return parse_delta(open_envelope(envelope.data, of.swarm_id), of.plan())
 
 
@@ -204,7 +204,7 @@ def grant(
     by: Identity = OWNER,
 ) -> bytes:
     """A grant's envelope."""
-    return seal(by, Kind.GRANT, of.swarm_id, grant_body(node.node_id, role, issued, expires)).data
+    return seal(by, RecordKind.GRANT, of.swarm_id, grant_body(node.node_id, role, issued, expires)).data
 
 
 def revocation(
@@ -218,12 +218,12 @@ def revocation(
 ) -> bytes:
     """A revocation's envelope."""
     body = revocation_body(node.node_id, last_round, issued, reason)
-    return seal(by, Kind.REVOCATION, of.swarm_id, body).data
+    return seal(by, RecordKind.REVOCATION, of.swarm_id, body).data
 
 
-def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> Row:
+def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> MemberRecord:
     """A signed row as it comes off the wire."""
-    body = RowBody(
+    body = MemberRecordBody(
         incarnation=1,
         heartbeat=1,
         leaving=False,
@@ -239,8 +239,8 @@ def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> Row:
         tokens_per_s=0.0,
         loss=0.0,
     )
-    envelope = seal(author, Kind.ROW, of.swarm_id, replace(body, **changes).pack())
-    return parse_row(open_envelope(envelope.data, of.swarm_id))
+    envelope = seal(author, RecordKind.MEMBER, of.swarm_id, replace(body, **changes).pack())
+    return parse_member_record(open_envelope(envelope.data, of.swarm_id))
 
 
 def random_section(rng: np.random.Generator, codec: str, numel: int, magnitude: int) -> tuple[Ints, bytes]:

@@ -16,7 +16,7 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.gossip.announce import Push
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
-from gossamer.protocol.gossip.ledger import Added, Ledger
+from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import Delta
 from tests.protocol import builders

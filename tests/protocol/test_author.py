@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from gossamer.protocol.access.acl import Charter
+from gossamer.protocol.access.acl import AccessList
 from gossamer.protocol.effects import Notice, Ready, Store
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Author, Holdings, Offers
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.records import NO_RECORD, DeltaBody
@@ -31,8 +31,8 @@ class Writer:
         self.holdings = Holdings(
             self.ledger, Roster(b""), links, Fetcher(lambda blob, size: None, rng), Offers(), rng
         )
-        charter = Charter(of.admission, of.swarm_id)
-        self.author = Author(OWN, of.swarm_id, LAYOUT, charter, self.ledger, self.holdings)
+        acl = AccessList(of.admission, of.swarm_id)
+        self.author = Author(OWN, of.swarm_id, LAYOUT, acl, self.ledger, self.holdings)
 
 
 def body(round_: int, **changes: object) -> DeltaBody:

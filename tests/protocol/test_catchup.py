@@ -11,8 +11,8 @@ from gossamer.protocol.events import LinkUp
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Push
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
-from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.history.joining import CatchUp
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Roster
 from tests.protocol import builders

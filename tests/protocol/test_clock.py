@@ -35,7 +35,7 @@ def clock_of(
     """
     members = [
         SimpleNamespace(
-            row=SimpleNamespace(
+            record=SimpleNamespace(
                 node_id=place.to_bytes(2),
                 body=SimpleNamespace(trains=place not in looking_on, round=round_ if says else 0),
             ),

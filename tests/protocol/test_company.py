@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.history.peer_claims import STAYED_S, Company
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.members import Health, Roster
-from gossamer.protocol.records import Row
+from gossamer.protocol.records import MemberRecord
 from tests.protocol import builders
 
 ROW = builders.row(builders.identity(0))
@@ -29,7 +29,7 @@ class Swarm:
         node_id = bytes([number]) * 32
         self.ledger.note_last(node_id, 1, b"record")
         body = replace(ROW.body, incarnation=incarnation, leaving=leaving)
-        self.roster.update(Row(node_id=node_id, body=body, data=bytes([number])), self.now)
+        self.roster.update(MemberRecord(node_id=node_id, body=body, data=bytes([number])), self.now)
 
     def go(self, *numbers: int) -> None:
         for number in numbers:

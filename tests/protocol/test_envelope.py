@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import MalformedError, PeerError, SignatureError
 from gossamer.protocol.limits import RECORD_BYTES_MAX
-from gossamer.protocol.records import DOMAIN, HEADER_BYTES, Kind, open_envelope, seal
+from gossamer.protocol.records import DOMAIN, HEADER_BYTES, RecordKind, open_envelope, seal
 from tests.protocol import builders
 
 SWARM = bytes(range(32))
 ME = builders.identity(0)
 
 
-@given(st.binary(min_size=1, max_size=500), st.sampled_from(list(Kind)))
+@given(st.binary(min_size=1, max_size=500), st.sampled_from(list(RecordKind)))
 def test_round_trip(body, kind):
     sealed = seal(ME, kind, SWARM, body)
     assert open_envelope(sealed.data, SWARM) == sealed
@@ -24,7 +24,7 @@ def test_round_trip(body, kind):
 
 @given(st.binary(min_size=1, max_size=60), st.data())
 def test_any_flipped_bit_is_caught(body, data):
-    sealed = bytearray(seal(ME, Kind.DELTA, SWARM, body).data)
+    sealed = bytearray(seal(ME, RecordKind.DELTA, SWARM, body).data)
     bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
     sealed[bit // 8] ^= 1 << bit % 8
     with pytest.raises(PeerError):
@@ -33,7 +33,7 @@ def test_any_flipped_bit_is_caught(body, data):
 
 @given(st.binary(min_size=2, max_size=60), st.data())
 def test_any_truncation_or_extension_is_caught(body, data):
-    sealed = seal(ME, Kind.ROW, SWARM, body).data
+    sealed = seal(ME, RecordKind.MEMBER, SWARM, body).data
     cut = data.draw(st.integers(0, len(sealed) - 1))
     for wrong in (sealed[:cut], sealed + b"\x00"):
         with pytest.raises(PeerError):
@@ -47,26 +47,26 @@ def test_random_bytes(data):
 
 
 def test_signature_holds_for_no_other_swarm():
-    sealed = seal(ME, Kind.DELTA, SWARM, b"body")
+    sealed = seal(ME, RecordKind.DELTA, SWARM, b"body")
     with pytest.raises(SignatureError):
         open_envelope(sealed.data, bytes(32))
 
 
 def test_signature_holds_for_no_other_kind():
-    sealed = seal(ME, Kind.DELTA, SWARM, b"body").data
+    sealed = seal(ME, RecordKind.DELTA, SWARM, b"body").data
     with pytest.raises(SignatureError):
-        open_envelope(bytes([Kind.ROW]) + sealed[1:], SWARM)
+        open_envelope(bytes([RecordKind.MEMBER]) + sealed[1:], SWARM)
 
 
 @pytest.mark.parametrize("kind", [0, 5, 255])
 def test_unknown_kind(kind):
-    sealed = seal(ME, Kind.DELTA, SWARM, b"body").data
+    sealed = seal(ME, RecordKind.DELTA, SWARM, b"body").data
     with pytest.raises(MalformedError, match=f"unknown record kind {kind}"):
         open_envelope(bytes([kind]) + sealed[1:], SWARM)
 
 
 def test_another_author_cannot_take_a_record_over():
-    sealed = seal(ME, Kind.DELTA, SWARM, b"body").data
+    sealed = seal(ME, RecordKind.DELTA, SWARM, b"body").data
     thief = builders.identity(1).public_key
     with pytest.raises(SignatureError):
         open_envelope(sealed[:1] + thief + sealed[33:], SWARM)
@@ -76,20 +76,22 @@ def test_record_id_leaves_the_signature_out_and_everything_else_in():
     ids = {
         seal(who, kind, swarm, body).record_id
         for who in (ME, builders.identity(1))
-        for kind in Kind
+        for kind in RecordKind
         for swarm in (SWARM, bytes(32))
         for body in (b"a", b"b")
     }
-    assert len(ids) == 2 * len(Kind) * 2 * 2
-    assert seal(ME, Kind.DELTA, SWARM, b"a").record_id == seal(ME, Kind.DELTA, SWARM, b"a").record_id
+    assert len(ids) == 2 * len(RecordKind) * 2 * 2
+    assert (
+        seal(ME, RecordKind.DELTA, SWARM, b"a").record_id == seal(ME, RecordKind.DELTA, SWARM, b"a").record_id
+    )
 
 
 def test_bounds():
-    largest = seal(ME, Kind.DELTA, SWARM, bytes(RECORD_BYTES_MAX - HEADER_BYTES))
+    largest = seal(ME, RecordKind.DELTA, SWARM, bytes(RECORD_BYTES_MAX - HEADER_BYTES))
     assert len(largest.data) == RECORD_BYTES_MAX
     assert open_envelope(largest.data, SWARM) == largest
     with pytest.raises(ValueError, match="over the limit"):
-        seal(ME, Kind.DELTA, SWARM, bytes(RECORD_BYTES_MAX - HEADER_BYTES + 1))
+        seal(ME, RecordKind.DELTA, SWARM, bytes(RECORD_BYTES_MAX - HEADER_BYTES + 1))
     for size in (0, HEADER_BYTES, RECORD_BYTES_MAX + 1):
         with pytest.raises(MalformedError, match=f"an envelope of {size} bytes"):
             open_envelope(bytes(size), SWARM)
@@ -97,6 +99,6 @@ def test_bounds():
 
 def test_bytes_are_those_of_version_1():
     """A change here splits every swarm: it needs a new version."""
-    sealed = seal(ME, Kind.DELTA, SWARM, b"body")
+    sealed = seal(ME, RecordKind.DELTA, SWARM, b"body")
     signed = DOMAIN + b"\x01" + SWARM + ME.public_key + b"\x00\x00\x00\x04" + b"body"
     assert sealed.data == b"\x01" + ME.public_key + ME.sign(signed) + b"body"

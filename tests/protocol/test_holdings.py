@@ -10,7 +10,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Get, Notice, Ready, Send
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Holdings, Offers
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.messages import Have, HaveChunks
 from tests.protocol import builders

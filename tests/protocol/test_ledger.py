@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.gossip.ledger import Added, Ledger
+from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.pace import round_clock
 from gossamer.protocol.range_digests import EMPTY
 from gossamer.protocol.records import NO_RECORD

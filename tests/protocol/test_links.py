@@ -15,7 +15,7 @@ from gossamer.protocol.effects import Dial, Hangup
 from gossamer.protocol.events import Leave, LinkUp
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Health, Roster
-from gossamer.protocol.records import Row
+from gossamer.protocol.records import MemberRecord
 from tests.protocol import builders
 from tests.protocol.wiring import World
 
@@ -37,9 +37,9 @@ class Bench:
 
     def member(self, number: int, *addresses: str, health: Health = Health.ALIVE) -> None:
         known = self.roster.get(_id(number))
-        heartbeat = known.row.body.heartbeat + 1 if known else 1
+        heartbeat = known.record.body.heartbeat + 1 if known else 1
         body = replace(ROW.body, addresses=addresses or (f"n{number}",), heartbeat=heartbeat)
-        self.roster.update(Row(node_id=_id(number), body=body, data=b""), self.now)
+        self.roster.update(MemberRecord(node_id=_id(number), body=body, data=b""), self.now)
         self.roster.judge(_id(number), health, self.now)
 
     def up(

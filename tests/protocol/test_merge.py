@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure, merge_round, weight_of
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec, plan

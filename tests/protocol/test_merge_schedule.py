@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.merge.schedule import HELD_BACK_MIN_S, HeldBack, MergeSchedule
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import unsigned

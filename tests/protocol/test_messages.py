@@ -40,7 +40,7 @@ MESSAGES = {
     "Suspect": st.builds(msg.Suspect, HASH, NUMBER, NUMBER),
     "Want": st.builds(msg.Want, HASH),
     "Decline": st.builds(msg.Decline, HASH),
-    "CharterSummary": st.builds(msg.CharterSummary, HASH, HASHES, st.booleans()),
+    "AclSummary": st.builds(msg.AclSummary, HASH, HASHES, st.booleans()),
     "HaveChunks": st.builds(
         msg.HaveChunks, HASH, st.lists(st.integers(0, limits.PAYLOAD_CHUNKS_MAX - 1), max_size=9).map(tuple)
     ),

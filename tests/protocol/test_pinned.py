@@ -18,7 +18,7 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.payloads.chunks import chunk_sizes, payload_chunk_bytes, root_of, unpack_chunk
 from gossamer.protocol.payloads.layout import plan
 from gossamer.protocol.payloads.payload import payload_length
-from gossamer.protocol.records import DeltaBody, Kind, RowBody, seal
+from gossamer.protocol.records import DeltaBody, MemberRecordBody, RecordKind, seal
 from tests.protocol import builders
 
 ALICE, BOB = builders.identity(1), builders.identity(2)
@@ -39,7 +39,7 @@ MESSAGES = (
     msg.Suspect(A, 9, 10),
     msg.Want(A),
     msg.Decline(B),
-    msg.CharterSummary(A, (A, B), True),
+    msg.AclSummary(A, (A, B), True),
     msg.HaveChunks(A, (0, 3, 64)),
 )
 
@@ -80,7 +80,7 @@ def test_the_bodies_of_records():
         chunks=(A,),
         previous=B,
     )
-    row = RowBody(
+    row = MemberRecordBody(
         incarnation=2**41,
         heartbeat=3,
         leaving=False,
@@ -104,7 +104,7 @@ def test_the_bodies_of_records():
 
 
 def test_invitations():
-    grant = seal(ALICE, Kind.GRANT, SWARM, grant_body(BOB.node_id, Role.TRAIN, 1_700_000_000, 0))
+    grant = seal(ALICE, RecordKind.GRANT, SWARM, grant_body(BOB.node_id, Role.TRAIN, 1_700_000_000, 0))
     assert digest(Invitation(SWARM, parse_grant(grant), ("a:1",)).to_text().encode()) == "7aa5337e468abd21"
 
 

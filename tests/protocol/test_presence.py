@@ -16,7 +16,7 @@ from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.member_records import NodeInfo, Presence
 from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.messages import Records, RosterSummary, Suspect
-from gossamer.protocol.records import Row
+from gossamer.protocol.records import MemberRecord
 from tests.protocol import builders
 
 OWN = builders.identity(0)
@@ -43,7 +43,7 @@ class Bench:
             standing=lambda: (0, self.claims),
         )
 
-    def receive(self, row: Row, link: int) -> list[Effect]:
+    def receive(self, row: MemberRecord, link: int) -> list[Effect]:
         if self.machine.is_known(row.data, link):
             return []
         return self.machine.received(row, link, self.now)
@@ -64,7 +64,7 @@ def _rows(effects: list[Effect]) -> list[tuple[int, list[bytes]]]:
     ]
 
 
-def _row(number: int, heartbeat: int = 1, **changes: object) -> Row:
+def _row(number: int, heartbeat: int = 1, **changes: object) -> MemberRecord:
     return builders.row(builders.identity(number), heartbeat=heartbeat, **changes)
 
 
@@ -98,7 +98,7 @@ def test_a_row_tells_what_the_trainer_reports_and_of_what_it_must_not_hold_the_b
     ):
         bench.machine.progress(Progress(1, 1, 30.0, loss, "cpu"))
         bench.machine.beat()
-        assert (bench.machine.row.loss, bench.machine.row.tokens_per_s) == (told, 30.0)
+        assert (bench.machine.record.loss, bench.machine.record.tokens_per_s) == (told, 30.0)
 
 
 def test_nobody_is_told_what_it_told_us():
@@ -138,7 +138,7 @@ def test_what_cannot_wait_does_not():
     assert len({2, *links}) == 1 + len(links), "some of the others soon after, and nobody twice"
     own = _rows(bench.machine.leave())
     assert [sent for _, sent in own] == [[bench.machine.data]] * 8, "who is linked to us hears it from us"
-    assert bench.machine.row.leaving
+    assert bench.machine.record.leaving
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
@@ -159,31 +159,31 @@ def test_who_leaves_again_and_again_is_not_relayed_each_time(comes_back):
 def test_beats_come_at_their_interval_and_changes_with_the_next_rows():
     bench = Bench(1)
     bench.tick()
-    first = bench.machine.row.heartbeat
+    first = bench.machine.record.heartbeat
     began = bench.now
-    while bench.machine.row.heartbeat == first:
+    while bench.machine.record.heartbeat == first:
         bench.tick()
     assert bench.now - began == limits.HEARTBEAT_INTERVAL_S
     bench.machine.changed()
     told = [sent for _, sent in bench.tick()]
     assert told == [[bench.machine.data]]
-    assert bench.machine.row.heartbeat == first + 2
+    assert bench.machine.record.heartbeat == first + 2
 
 
 def test_a_row_tells_the_links_that_we_dialled_and_changes_with_the_next_beat():
     bench = Bench(limits.LINKS_TOLD_MAX + 3)
     bench.links.up(LinkUp(99, builders.identity(99).node_id, False, None), 0.0)
-    assert builders.identity(99).node_id[:4] not in bench.machine.row.dialled, "the other end tells of it"
+    assert builders.identity(99).node_id[:4] not in bench.machine.record.dialled, "the other end tells of it"
     oldest = [builders.identity(number).node_id[:4] for number in range(1, limits.LINKS_TOLD_MAX + 1)]
-    assert list(bench.machine.row.dialled) == oldest
+    assert list(bench.machine.record.dialled) == oldest
     bench.tick()
-    signed = bench.machine.row.age
+    signed = bench.machine.record.age
     bench.links.down(1)
     bench.tick()
-    assert bench.machine.row.age == signed, "a link that comes or goes is no reason to sign anew"
-    while bench.machine.row.age == signed:
+    assert bench.machine.record.age == signed, "a link that comes or goes is no reason to sign anew"
+    while bench.machine.record.age == signed:
         bench.tick()
-    assert builders.identity(1).node_id[:4] not in bench.machine.row.dialled
+    assert builders.identity(1).node_id[:4] not in bench.machine.record.dialled
 
 
 def test_a_row_claims_the_newest_snapshots_and_as_many_as_others_accept():
@@ -192,7 +192,7 @@ def test_a_row_claims_the_newest_snapshots_and_as_many_as_others_accept():
     bench.claims = tuple(Claim(8 * number, 0, bytes(32), bytes([number]) * 32) for number in newest_first)
     bench.machine.changed()
     bench.tick()
-    assert bench.machine.row.claims == bench.claims[: limits.CLAIMS_MAX]
+    assert bench.machine.record.claims == bench.claims[: limits.CLAIMS_MAX]
 
 
 def test_of_many_links_none_waits_long():
@@ -287,12 +287,12 @@ def test_who_asks_for_all_rows_again_and_again_gets_them_a_few_times_in_a_while(
 
 def test_a_suspicion_of_ourselves_costs_a_new_row_once_a_while():
     bench = Bench(6)
-    own = bench.machine.row
+    own = bench.machine.record
     invented = Suspect(builders.identity(0).node_id, own.incarnation, 2**53)
     answer = bench.machine.refute(3, invented, bench.now)
-    assert _rows(answer) == [(3, [bench.machine.data])] and bench.machine.row == own
-    newest = [Suspect(invented.node_id, *bench.machine.row.age)]
+    assert _rows(answer) == [(3, [bench.machine.data])] and bench.machine.record == own
+    newest = [Suspect(invented.node_id, *bench.machine.record.age)]
     for _ in range(100):
         bench.machine.refute(3, newest[-1], bench.now)
-        newest.append(Suspect(invented.node_id, *bench.machine.row.age))
-    assert bench.machine.row.heartbeat == own.heartbeat + 1
+        newest.append(Suspect(invented.node_id, *bench.machine.record.age))
+    assert bench.machine.record.heartbeat == own.heartbeat + 1

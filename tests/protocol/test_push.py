@@ -8,7 +8,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.effects import Send
 from gossamer.protocol.gossip.announce import Push
-from gossamer.protocol.gossip.ledger import Ledger
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
 

@@ -15,7 +15,15 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.payloads.chunks import chunk_sizes
 from gossamer.protocol.payloads.layout import TensorSpec, plan
 from gossamer.protocol.payloads.payload import payload_length
-from gossamer.protocol.records import NO_RECORD, DeltaBody, Kind, RowBody, parse_delta, parse_row, seal
+from gossamer.protocol.records import (
+    NO_RECORD,
+    DeltaBody,
+    MemberRecordBody,
+    RecordKind,
+    parse_delta,
+    parse_member_record,
+    seal,
+)
 from gossamer.protocol.wire import pack, unpack
 from tests.protocol import builders
 from tests.protocol.cost import calls
@@ -41,12 +49,12 @@ ROW = builders.row(ME).body
 
 def _delta(body: DeltaBody | bytes, layout=LAYOUT):
     data = body if isinstance(body, bytes) else body.pack()
-    return parse_delta(seal(ME, Kind.DELTA, SWARM, data), layout)
+    return parse_delta(seal(ME, RecordKind.DELTA, SWARM, data), layout)
 
 
-def _peer(body: RowBody | bytes):
+def _peer(body: MemberRecordBody | bytes):
     data = body if isinstance(body, bytes) else body.pack()
-    return parse_row(seal(ME, Kind.ROW, SWARM, data))
+    return parse_member_record(seal(ME, RecordKind.MEMBER, SWARM, data))
 
 
 @given(st.data())
@@ -153,9 +161,9 @@ def test_truncated_and_extended_bodies(parse, body):
 
 def test_kinds_are_not_confused():
     with pytest.raises(MalformedError, match="not a delta"):
-        parse_delta(seal(ME, Kind.ROW, SWARM, ROW.pack()), LAYOUT)
+        parse_delta(seal(ME, RecordKind.MEMBER, SWARM, ROW.pack()), LAYOUT)
     with pytest.raises(MalformedError, match="not a row"):
-        parse_row(seal(ME, Kind.DELTA, SWARM, GOOD.pack()))
+        parse_member_record(seal(ME, RecordKind.DELTA, SWARM, GOOD.pack()))
 
 
 def test_the_largest_delta_fits_in_an_envelope():
@@ -241,7 +249,7 @@ def test_a_record_of_a_model_of_many_tensors_costs_no_more():
     def cost(tensors: int) -> int:
         layout = plan([TensorSpec(f"t{n}", (10,), "mean") for n in range(tensors)], 1)
         body = builders.body_of(b"x", "int8", 1, 1)
-        envelope = seal(builders.identity(1), Kind.DELTA, SWARM, body.pack())
+        envelope = seal(builders.identity(1), RecordKind.DELTA, SWARM, body.pack())
         parse_delta(envelope, layout)
         return calls(lambda: parse_delta(envelope, layout))
 

@@ -178,7 +178,7 @@ def test_a_diverged_loss_is_not_published_and_does_not_make_our_row_invalid(seed
     world.handle(node, ev.Progress(5, 100, math.inf, math.nan, "cpu"))
     world.run(10.0)
     check(world)
-    row = world.nodes[1].core.roster.get(node.identity.node_id).row.body
+    row = world.nodes[1].core.roster.get(node.identity.node_id).record.body
     assert (row.inner_steps, row.loss) == (5, limits.LOSS_MAX)
 
 
@@ -255,7 +255,7 @@ def test_nobody_is_believed_about_round_0_which_the_manifest_tells():
     world.handle(other, ev.Sealed((other.core.sealing.genesis,)))
     world.handle(liar, ev.Sealed((Claim(0, 2**59, b"d" * 32, b"r" * 32),)))
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
-    assert here.core.roster.get(liar.core.identity.node_id).row.body.claims == liar.core.sealing.claims
+    assert here.core.roster.get(liar.core.identity.node_id).record.body.claims == liar.core.sealing.claims
     assert here.core._witnesses.contributors() == [()]
     assert sorted(len(witness.claims) for witness in here.core._witnesses.witnesses()) == [0, 1]
 
@@ -378,7 +378,7 @@ def test_two_nodes_with_one_key_do_not_flood_the_swarm(seed):
     copy = world.add(9, [1], key_of=3)
     before = world.messages
     world.run(10.0)
-    assert copy.core.own_row.incarnation > original.info.incarnation, "they did hear of each other"
+    assert copy.core.own_record.incarnation > original.info.incarnation, "they did hear of each other"
     assert world.messages - before < 1500
     world.run(50.0)
     assert min(node.core.presence.outdone for node in (original, copy)) > 2, "they can tell"
@@ -391,12 +391,12 @@ def test_a_node_whose_clock_was_set_back_is_heard_again(seed):
     node.info = replace(node.info, incarnation=-1 + node.info.incarnation - 1)
     world.restart(node)
     assert (
-        node.core.own_row.incarnation
-        < world.nodes[0].core.roster.get(node.identity.node_id).row.body.incarnation
+        node.core.own_record.incarnation
+        < world.nodes[0].core.roster.get(node.identity.node_id).record.body.incarnation
     )
     world.run(2 * limits.HEARTBEAT_INTERVAL_S + 2.0)
-    row = world.nodes[0].core.roster.get(node.identity.node_id).row.body
-    assert row.age == node.core.own_row.age
+    row = world.nodes[0].core.roster.get(node.identity.node_id).record.body
+    assert row.age == node.core.own_record.age
     world.run(50.0)
     assert node.core.presence.outdone in (1, 2)
 

@@ -17,7 +17,7 @@ from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import Offence, PeerError, SignatureError
 from gossamer.protocol.events import LinkUp
 from gossamer.protocol.identity import short
-from gossamer.protocol.records import Kind, seal
+from gossamer.protocol.records import RecordKind, seal
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.builders import OWNER, grant, identity, revocation
@@ -51,12 +51,12 @@ def _give(world: World, node: Node, *records: bytes) -> list[fx.Effect]:
 
 
 def test_who_passes_on_more_invitations_than_there_is_room_for_is_blamed_for_nothing(seed, monkeypatch):
-    monkeypatch.setattr(limits, "CHARTER_NODES_MAX", 12)
+    monkeypatch.setattr(limits, "ACL_NODES_MAX", 12)
     world = World(seed, INVITED)
     one = world.add(1, credentials=[_invited(n) for n in (1, 2, *range(20, 30))])
     other = world.add(2, (1,), credentials=[_invited(n) for n in (1, 2, *range(30, 40))])
     world.run(60.0)
-    assert one.core.charter.digest != other.core.charter.digest
+    assert one.core.acl.digest != other.core.acl.digest
     assert one.blames == other.blames == []
     assert len(one.core.links) == len(other.core.links) == 1
 
@@ -75,7 +75,7 @@ def _all_that_is_left(world: World) -> bool:
         for d in node.core.ledger
         if there.issuperset(d.body.chunks)
     )
-    return len(world.roots()) == 1 and len({node.core.charter.digest for node in members}) == 1 and complete
+    return len(world.roots()) == 1 and len({node.core.acl.digest for node in members}) == 1 and complete
 
 
 # --- the invited ------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_an_invited_swarm_trains_and_all_know_all_grants(seed):
     world.run(300.0, world.agree)
     assert world.agree()
     for node in world.running():
-        assert len(node.core.charter.ids()) == 4
+        assert len(node.core.acl.ids()) == 4
         assert _authors(node) == {0, 1, 2, 3}
         assert node.ready == node.held()
         assert not node.blames and not node.refused
@@ -115,7 +115,7 @@ def test_the_uninvited_are_refused_and_hear_nothing(seed):
 
 def test_who_was_invited_when_there_was_no_room_left_is_told_so(seed, monkeypatch):
     """It was let in and trained, what it published counted nowhere, and nobody said a word."""
-    monkeypatch.setattr(limits, "CHARTER_NODES_MAX", 3)
+    monkeypatch.setattr(limits, "ACL_NODES_MAX", 3)
     world = _swarm(seed, 3)
     world.run(10.0)
     late = world.add(9, [0, 1, 2], credentials=[_invited(9)])
@@ -132,7 +132,7 @@ def test_an_invitation_that_comes_later_lets_in(seed):
     world.handle(world.nodes[0], ev.Deliver(_invited(9)))
     world.run(12.0, lambda: bool(late.links))
     world.run(20.0, world.agree)
-    assert world.agree() and late.core.charter.role_of(late.identity.node_id) is Role.TRAIN
+    assert world.agree() and late.core.acl.role_of(late.identity.node_id) is Role.TRAIN
 
 
 def test_a_guest_whose_time_ran_out_while_its_host_slept_is_cut(seed):
@@ -198,11 +198,11 @@ def test_records_before_their_authors_grant_are_caught_up_on(seed):
     effects = _give(world, deaf, delta.data, row.data)
     assert not [e for e in effects if isinstance(e, fx.Store)]
     asked = [e.message for e in effects if isinstance(e, fx.Send)]
-    assert asked == [msg.CharterSummary(deaf.core.charter.digest)], "once, for both"
+    assert asked == [msg.AclSummary(deaf.core.acl.digest)], "once, for both"
     assert delta.record_id not in deaf.core.ledger
     assert deaf.core.roster.get(newcomer.node_id) is None
     # The other end has the grant and the records; what it said of the grant was lost.
-    teller.core.charter.learn(grant(newcomer, INVITED))
+    teller.core.acl.learn(grant(newcomer, INVITED))
     teller.blobs[delta.body.chunks[0]] = payload
     world.inject(teller, next(iter(teller.links)), msg.encode(msg.Records(((delta.data, True),))))
     world.run(5.0, lambda: delta.record_id in deaf.held())
@@ -236,7 +236,7 @@ def test_a_revocation_in_a_storm_leaves_all_replicas_equal(seed):
     members = [world.nodes[n] for n in range(3)]
     for node in members:
         world.nodes[3].expelled = world.nodes[3].expelled or ""  # it may never hear of it
-        assert node.core.charter.revocation_of(identity(3).node_id) is not None
+        assert node.core.acl.revocation_of(identity(3).node_id) is not None
     world.run(400.0, lambda: _all_that_is_left(world))
     assert _all_that_is_left(world)
     for node in members:
@@ -284,7 +284,7 @@ def test_nobody_is_told_the_last_row_of_the_revoked(seed):
 
 
 def test_what_the_revoked_still_send_is_dropped(seed):
-    """Whoever relays it has not heard of the revocation: it is asked to compare charters, and not blamed."""
+    """Whoever relays it has not heard of the revocation: it is asked to compare lists, and not blamed."""
     world = _swarm(seed, 3)
     outcast, member = world.nodes[2].identity, world.nodes[0]
     world.handle(member, ev.Deliver(revocation(outcast, INVITED, last_round=5)))
@@ -293,7 +293,7 @@ def test_what_the_revoked_still_send_is_dropped(seed):
     early, late = (builders.random_delta(rng, outcast, round_, of=INVITED)[0] for round_ in (5, 6))
     row = builders.row(outcast, of=INVITED, heartbeat=10**6)
     effects = _give(world, member, late.data, row.data)
-    assert [type(effect.message) for effect in effects] == [msg.CharterSummary]
+    assert [type(effect.message) for effect in effects] == [msg.AclSummary]
     assert late.record_id not in member.core.ledger
     assert member.core.roster.get(outcast.node_id) is None
     assert [e.delta for e in _give(world, member, early.data) if isinstance(e, fx.Store)] == [early]
@@ -383,17 +383,17 @@ def test_a_credential_from_nobody_is_an_error_for_who_delivers_and_a_blame_for_a
         node.core.handle(ev.Deliver(grant(identity(5), INVITED, by=identity(5))), world.now)
     effects = _give(world, node, grant(identity(5), INVITED, by=identity(5)))
     assert [type(e) for e in effects] == [fx.Blame]
-    assert len(node.core.charter.ids()) == 2
+    assert len(node.core.acl.ids()) == 2
 
 
 def test_what_an_owner_signed_is_no_offence_of_those_who_hand_it_on(member):
-    """They do so with every comparison of charters, if it is of a later release."""
+    """They do so with every comparison of access lists, if it is of a later release."""
     world, node = member
-    for kind in (Kind.GRANT, Kind.REVOCATION):
+    for kind in (RecordKind.GRANT, RecordKind.REVOCATION):
         later = seal(OWNER, kind, INVITED.swarm_id, pack([identity(5).node_id, 2, 0, 0, "new"])).data
         (blame,) = _give(world, node, later)
         assert isinstance(blame, fx.Blame) and blame.offence is Offence.RELAYED
-    assert len(node.core.charter.ids()) == 2
+    assert len(node.core.acl.ids()) == 2
 
 
 def test_a_link_is_vetted_again_as_it_comes_up(member):

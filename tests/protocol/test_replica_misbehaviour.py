@@ -15,7 +15,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import Offence
 from gossamer.protocol.identity import short
-from gossamer.protocol.records import Kind, seal
+from gossamer.protocol.records import RecordKind, seal
 from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
@@ -73,7 +73,7 @@ def test_a_round_that_loses_a_record_is_announced_for_merging(seed):
 
 def _state(node: Node) -> tuple:
     core = node.core
-    return (core.ledger.digests.root, len(core.ledger), core.own_row.age, core.clock, len(node.disk))
+    return (core.ledger.digests.root, len(core.ledger), core.own_record.age, core.clock, len(node.disk))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -114,8 +114,8 @@ def _bad_envelopes(world: World) -> dict[str, bytes]:
         "another kind": b"\x02" + delta.data[1:],
         "unknown kind": b"\x09" + delta.data[1:],
         "implausible round": far.data,
-        "body of garbage": seal(stranger, Kind.DELTA, world.manifest.swarm_id, b"garbage").data,
-        "row of garbage": seal(stranger, Kind.ROW, world.manifest.swarm_id, b"garbage").data,
+        "body of garbage": seal(stranger, RecordKind.DELTA, world.manifest.swarm_id, b"garbage").data,
+        "row of garbage": seal(stranger, RecordKind.MEMBER, world.manifest.swarm_id, b"garbage").data,
         "small-order key": b"\x01" + (1).to_bytes(32, "little") * 2 + bytes(32) + b"body",
     }
 
@@ -293,7 +293,7 @@ def test_what_a_peer_signed_itself_is_a_graver_offence_than_what_it_relays(seed)
     world = swarm(seed, 2)
     node, author = world.nodes[0], world.nodes[1]
     link = next(iter(node.links))
-    row_of_garbage = seal(author.core.identity, Kind.ROW, world.manifest.swarm_id, b"garbage").data
+    row_of_garbage = seal(author.core.identity, RecordKind.MEMBER, world.manifest.swarm_id, b"garbage").data
     effects = world.inject(node, link, msg.encode(msg.Records(((row_of_garbage, False),))))
     assert [effect.offence for effect in effects] == [Offence.RECORD]
 

@@ -233,7 +233,7 @@ def test_two_that_cannot_publish_do_not_hold_up_the_third(seed, monkeypatch):
     before = alone.core.own_last
     world.run(60.0)
     assert alone.core.own_last > before + 40
-    assert all(node.core.own_row.round == 0 for node in stuck)
+    assert all(node.core.own_record.round == 0 for node in stuck)
     full.clear()
     world.run(20.0)
-    assert all(node.core.own_last > before + 40 and node.core.own_row.round for node in stuck)
+    assert all(node.core.own_last > before + 40 and node.core.own_record.round for node in stuck)

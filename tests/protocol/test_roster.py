@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.membership.members import Health, Roster
-from gossamer.protocol.records import Row
+from gossamer.protocol.records import MemberRecord
 from tests.protocol import builders
 
 ROW = builders.row(builders.identity(1))
 
 
-def _row(number: int, incarnation: int = 1, heartbeat: int = 1, leaving: bool = False) -> Row:
+def _row(number: int, incarnation: int = 1, heartbeat: int = 1, leaving: bool = False) -> MemberRecord:
     body = replace(ROW.body, incarnation=incarnation, heartbeat=heartbeat, leaving=leaving)
-    return Row(node_id=number.to_bytes(32, "big"), body=body, data=b"row")
+    return MemberRecord(node_id=number.to_bytes(32, "big"), body=body, data=b"row")
 
 
 ROWS = st.lists(
@@ -37,11 +37,11 @@ def test_the_newest_row_wins_in_any_order(rows, rng):
         for row in rows + rows[: len(rows) // 2]:
             roster.update(row, 0.0)
         rosters.append(roster)
-    one, other = ({m.row.node_id: m.row for m in roster.members()} for roster in rosters)
+    one, other = ({m.record.node_id: m.record for m in roster.members()} for roster in rosters)
     assert one == other
     for node_id, peer in one.items():
         assert peer.body.age == max(row.body.age for row in rows if row.node_id == node_id)
-    assert [m.row.node_id for m in rosters[0].members()] == sorted(one)
+    assert [m.record.node_id for m in rosters[0].members()] == sorted(one)
 
 
 def test_only_news_is_news():
@@ -60,9 +60,9 @@ def test_a_row_from_before_its_author_died_revives_nobody():
     roster = Roster(bytes(32))
     roster.update(_row(1), 100.0)
     member = roster.get(_row(1).node_id)
-    roster.judge(member.row.node_id, Health.DOWN, 108.0)
+    roster.judge(member.record.node_id, Health.DOWN, 108.0)
     assert roster.update(_row(1, heartbeat=2), 117.0), "it is told to those who have an older one"
-    assert (member.health, member.row.body.heartbeat) == (Health.DOWN, 2)
+    assert (member.health, member.record.body.heartbeat) == (Health.DOWN, 2)
     roster.update(_row(1, heartbeat=3), 121.5)
     assert member.health is Health.ALIVE, "it was stopped itself, and is back"
 

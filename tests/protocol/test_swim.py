@@ -368,12 +368,12 @@ def test_one_of_two_links_breaking_is_no_reason():
 
 def test_rumours_are_believed_unless_we_know_better():
     bench = Bench(3)
-    age = bench.roster.get(IDS[1]).row.body.age
+    age = bench.roster.get(IDS[1]).record.body.age
     assert bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + 1.0) == []  # fresh
     relayed = bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + limits.PROBE_TIMEOUT_S)
     assert relayed == []  # it has just come
     stale = Suspect(IDS[1], age[0], age[1] - 1)
-    newer = Records(((bench.roster.get(IDS[1]).row.data, False),))
+    newer = Records(((bench.roster.get(IDS[1]).record.data, False),))
     assert bench.machine.suspicion(2, stale, bench.now) == [Send(2, newer)]  # refuted already
     bench.now += limits.RUMOUR_PAUSE_S
     assert bench.machine.suspicion(2, Suspect(IDS[9], 1, 1), bench.now) == []  # a stranger
@@ -388,7 +388,7 @@ def test_who_has_just_spoken_to_us_hears_of_the_rumour_about_it():
     bench = Bench(3)
     bench.now += limits.RUMOUR_PAUSE_S
     bench.machine.heard_on(1, bench.now)
-    rumour = Suspect(IDS[1], *bench.roster.get(IDS[1]).row.body.age)
+    rumour = Suspect(IDS[1], *bench.roster.get(IDS[1]).record.body.age)
     assert bench.machine.suspicion(2, rumour, bench.now) == [Send(1, rumour)]
     assert bench.health(1) is Health.ALIVE
     bench.now += limits.PROBE_TIMEOUT_S
@@ -472,7 +472,7 @@ def test_a_rumour_of_a_newer_row_than_ours_is_believed_until_a_newer_one_comes()
     relayed = _sent(bench.machine.suspicion(2, Suspect(IDS[1], 1, 2), bench.now), Suspect)
     assert bench.health(1) is Health.SUSPECT
     seen = (relayed[0].message.incarnation, relayed[0].message.heartbeat)
-    assert seen == bench.roster.get(IDS[1]).row.body.age, "we vouch for no row that we have not seen"
+    assert seen == bench.roster.get(IDS[1]).record.body.age, "we vouch for no row that we have not seen"
     bench.row(1, 2, bench.now)
     assert bench.health(1) is Health.ALIVE
     assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor), "it may have been the last"
@@ -481,7 +481,7 @@ def test_a_rumour_of_a_newer_row_than_ours_is_believed_until_a_newer_one_comes()
 def test_a_newer_row_refutes():
     bench = Bench(3)
     bench.now += limits.PROBE_TIMEOUT_S
-    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).row.body.age), bench.now)
+    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).record.body.age), bench.now)
     bench.row(1, 2, bench.now)
     assert bench.health(1) is Health.ALIVE
 
@@ -531,7 +531,7 @@ def test_a_night_asleep_says_nothing_of_who_was_suspected_before():
     bench = Bench(4)
     bench.wake(limits.PROBE_INTERVAL_S)
     bench.now += limits.RUMOUR_PAUSE_S
-    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).row.body.age), bench.now)
+    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).record.body.age), bench.now)
     bench.wake(8 * 3600.0)
     assert bench.health(1) is Health.SUSPECT
 
@@ -604,7 +604,7 @@ def test_a_false_rumour_is_refuted(seed):
     world = _world(seed, 5)
     liar, victim = world.nodes[1], world.nodes[4]
     for _ in range(5):
-        age = victim.core.own_row.age
+        age = victim.core.own_record.age
         for link in list(liar.links):
             world._send(liar, link, encode(Suspect(victim.identity.node_id, *age)))
         world.run(5.0)
@@ -619,11 +619,11 @@ def test_rumours_about_us_cannot_make_us_flood_the_swarm(seed):
     """An old rumour is answered to the one who spreads it; only a current one takes a new heartbeat."""
     world = _world(seed, 5)
     victim = world.nodes[0]
-    incarnation, heartbeat = victim.core.own_row.age
+    incarnation, heartbeat = victim.core.own_record.age
     link = next(iter(victim.links))
     rumour = encode(Suspect(victim.identity.node_id, incarnation, heartbeat))
     sent = [e for _ in range(100) for e in world.inject(victim, link, rumour) if isinstance(e, Send)]
-    assert victim.core.own_row.age == (incarnation, heartbeat + 1)
+    assert victim.core.own_record.age == (incarnation, heartbeat + 1)
     assert len(sent) <= 100 + limits.PUSH_FANOUT
 
 
@@ -633,7 +633,7 @@ def test_the_last_row_of_the_dead_revives_nobody_however_late_it_comes(seed):
     one, other, victim = (world.nodes[number] for number in range(3))
     world.crash(victim)
     world.run(20.0)
-    incarnation, heartbeat = victim.core.own_row.age
+    incarnation, heartbeat = victim.core.own_record.age
     last = builders.row(victim.identity, incarnation=incarnation, heartbeat=heartbeat + 1)
     one.core.roster.update(last, world.now)
     one.core.roster.judge(victim.identity.node_id, Health.DOWN, world.now)

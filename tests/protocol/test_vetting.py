@@ -1,4 +1,4 @@
-"""Charters become the same over the links, in few messages; whose grant has run out is cut."""
+"""Access lists become the same over the links, in few messages; whose grant has run out is cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.access.acl import NEVER, STRANGER_INTERVAL_S, Charter, Vetting
+from gossamer.protocol.access.acl import NEVER, STRANGER_INTERVAL_S, AccessList, Vetting
 from gossamer.protocol.effects import Hangup, Send
 from gossamer.protocol.events import LinkUp
 from gossamer.protocol.membership.links import Links
@@ -27,25 +27,25 @@ SETS = st.lists(st.sampled_from(POOL), max_size=8)
 
 
 class End:
-    """One node's charter and vetting, with links to all others; link n leads to node n."""
+    """One node's access list and vetting, with links to all others; link n leads to node n."""
 
     def __init__(self, number: int, of=INVITED) -> None:
         self.number = number
-        self.charter = Charter(of.admission, of.swarm_id)
+        self.acl = AccessList(of.admission, of.swarm_id)
         own = identity(100 + number).node_id
         self.links = Links(own, Roster(own), (), random.Random(number))
-        self.vetting = Vetting(self.charter, self.links, random.Random(number), UnixTime(1000.0))
+        self.vetting = Vetting(self.acl, self.links, random.Random(number), UnixTime(1000.0))
 
     def link_to(self, other: int) -> list[Send]:
         self.links.up(LinkUp(other, identity(100 + other).node_id, True, None), 0.0)
         return self.vetting.link_up(other)
 
     def hear(self, link: int, message: msg.Message) -> list[Send]:
-        if isinstance(message, msg.CharterSummary):
+        if isinstance(message, msg.AclSummary):
             return self.vetting.exchange(link, message)
         result: list[Send] = []
         for data, _ in message.entries:
-            record = self.charter.learn(data)
+            record = self.acl.learn(data)
             result += self.vetting.spread(record, source=link) if record else []
         return result
 
@@ -63,45 +63,45 @@ def converge(ends: list[End], opening: list[tuple[int, Send]]) -> int:
 
 
 @given(SETS, SETS)
-def test_two_charters_become_one_in_five_messages(one, other):
+def test_two_access_lists_become_one_in_five_messages(one, other):
     ends = [End(0), End(1)]
     for end, records in zip(ends, (one, other), strict=True):
         for data in records:
-            end.charter.learn(data)
-    equal = ends[0].charter.digest == ends[1].charter.digest
+            end.acl.learn(data)
+    equal = ends[0].acl.digest == ends[1].acl.digest
     ends[0].links.up(LinkUp(1, identity(101).node_id, True, None), 0.0)
     ends[1].links.up(LinkUp(0, identity(100).node_id, True, None), 0.0)
     count = converge(ends, [(0, send) for send in ends[0].vetting.link_up(1)])
-    assert ends[0].charter.ids() == ends[1].charter.ids()
+    assert ends[0].acl.ids() == ends[1].acl.ids()
     assert count <= (1 if equal else 5)
     assert converge(ends, [(0, send) for send in ends[0].vetting.link_up(1)]) == 1
 
 
 @given(st.tuples(SETS, SETS, SETS))
-def test_three_charters_become_one(sets):
+def test_three_access_lists_become_one(sets):
     ends = [End(n) for n in range(3)]
     for end, records in zip(ends, sets, strict=True):
         for data in records:
-            end.charter.learn(data)
+            end.acl.learn(data)
     opening = [(a, send) for a in range(3) for b in range(3) if a != b for send in ends[a].link_to(b)]
     count = converge(ends, opening)
-    assert len({end.charter.digest for end in ends}) == 1
+    assert len({end.acl.digest for end in ends}) == 1
     assert count < 6 * 5 + 3 * 2 * len(POOL)
 
 
 def test_many_records_travel_in_messages_that_fit():
     ends = [End(0), End(1)]
     for number in range(limits.RECORDS_PER_MESSAGE_MAX * 2 + 1):
-        ends[0].charter.learn(grant(identity(number), INVITED))
+        ends[0].acl.learn(grant(identity(number), INVITED))
     opening = ends[0].link_to(1)
     ends[1].link_to(0)
     assert converge(ends, [(0, send) for send in opening]) == 4 + 3
-    assert ends[0].charter.digest == ends[1].charter.digest
+    assert ends[0].acl.digest == ends[1].acl.digest
 
 
-def test_a_full_charter_fits_a_message():
-    ids = tuple(bytes(30) + n.to_bytes(2, "big") for n in range(limits.CHARTER_MAX))
-    message = msg.CharterSummary(bytes(32), ids, True)
+def test_a_full_acl_fits_a_message():
+    ids = tuple(bytes(30) + n.to_bytes(2, "big") for n in range(limits.ACL_RECORDS_MAX))
+    message = msg.AclSummary(bytes(32), ids, True)
     assert len(msg.encode(message)) < limits.MESSAGE_BYTES_MAX
     assert msg.decode(msg.encode(message)) == message
 
@@ -110,7 +110,7 @@ def test_news_goes_to_every_link_but_the_one_it_came_from():
     end = End(0)
     for other in range(1, 10):
         end.link_to(other)
-    record = end.charter.learn(POOL[0])
+    record = end.acl.learn(POOL[0])
     assert record is not None
     assert [send.link for send in end.vetting.spread(record, source=4)] == [1, 2, 3, 5, 6, 7, 8, 9]
     assert len(end.vetting.spread(record, source=None)) == 9
@@ -135,13 +135,13 @@ def test_every_few_seconds_one_link_hears_our_digest():
     end = End(0)
     for other in range(1, 6):
         end.link_to(other)
-        end.charter.learn(grant(identity(100 + other), INVITED))
+        end.acl.learn(grant(identity(100 + other), INVITED))
     now, sent = 100.0, []
     while now < 200.0:
         sent += end.vetting.wake(now)
         assert now < end.vetting._next_exchange <= now + limits.ANTI_ENTROPY_INTERVAL_S
         now = end.vetting._next_exchange
-    assert all(send.message == msg.CharterSummary(end.charter.digest) for send in sent)
+    assert all(send.message == msg.AclSummary(end.acl.digest) for send in sent)
     assert len({send.link for send in sent}) > 2
     assert 100.0 / limits.ANTI_ENTROPY_INTERVAL_S <= len(sent) <= 25
 
@@ -151,12 +151,12 @@ def test_whose_grant_has_run_out_is_cut():
     end = End(0)
     for other, expires in ((1, 1110), (2, NEVER)):
         end.link_to(other)
-        end.charter.learn(grant(identity(100 + other), INVITED, expires=expires))
+        end.acl.learn(grant(identity(100 + other), INVITED, expires=expires))
     assert [e for e in end.vetting.wake(109.0) if isinstance(e, Hangup)] == []
     hangups = [e for e in end.vetting.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
     assert [hangup.link for hangup in hangups] == [1]
     assert "ran out" in hangups[0].reason
-    end.charter.learn(grant(identity(101), INVITED, expires=2000))
+    end.acl.learn(grant(identity(101), INVITED, expires=2000))
     assert [e for e in end.vetting.wake(130.0) if isinstance(e, Hangup)] == [], "renewed in time"
 
 
@@ -165,7 +165,7 @@ def test_whose_grant_has_run_out_is_cut_within_5_seconds():
     for turn in range(12):
         end = End(0)
         end.link_to(1)
-        end.charter.learn(grant(identity(101), INVITED, expires=1110))
+        end.acl.learn(grant(identity(101), INVITED, expires=1110))
         now = 100.0 + limits.ROWS_INTERVAL_S * turn / 12
         while not any(isinstance(effect, Hangup) for effect in end.vetting.wake(now)):
             now += limits.ROWS_INTERVAL_S
@@ -176,7 +176,7 @@ def test_a_machine_that_slept_knows_what_time_it_is():
     """The clock that events carry stands still meanwhile."""
     end = End(0)
     end.link_to(1)
-    end.charter.learn(grant(identity(101), INVITED, expires=5000))
+    end.acl.learn(grant(identity(101), INVITED, expires=5000))
     assert [e for e in end.vetting.wake(109.0) if isinstance(e, Hangup)] == []
     end.vetting._unix_time.set_offset(10_000.0)
     hangups = [e for e in end.vetting.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
@@ -188,4 +188,4 @@ def test_a_swarm_without_owners_says_nothing(of):
     end = End(0, of)
     assert end.link_to(1) == []
     assert end.vetting.wake(1e9) == []
-    assert end.vetting.exchange(1, msg.CharterSummary(end.charter.digest)) == []
+    assert end.vetting.exchange(1, msg.AclSummary(end.acl.digest)) == []

@@ -6,15 +6,17 @@ from collections.abc import Collection
 from types import SimpleNamespace
 
 from gossamer.protocol.claims import Claim, genesis_claim
-from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.history.forks import Witnesses
 from gossamer.protocol.history.peer_claims import Witness
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.members import Roster
-from gossamer.protocol.records import Row
+from gossamer.protocol.records import MemberRecord
 from tests.protocol import builders
 
 
-def _witnesses(*rows: Row, genesis: Claim, ledger: Ledger, named: Collection[bytes] = ()) -> list[Witness]:
+def _witnesses(
+    *rows: MemberRecord, genesis: Claim, ledger: Ledger, named: Collection[bytes] = ()
+) -> list[Witness]:
     roster, links = Roster(b""), SimpleNamespace(given_ids=lambda: named)
     for row in rows:
         roster.update(row, 0.0)

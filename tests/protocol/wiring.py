@@ -325,11 +325,11 @@ class World:
 
     def handle(self, node: Node, event: ev.Event) -> list[fx.Effect]:
         """Give a core an event now, and carry out the effects that it returns."""
-        before = {m.row.node_id: m.health for m in node.core.roster.members()}
+        before = {m.record.node_id: m.health for m in node.core.roster.members()}
         effects = node.core.handle(event, self.now - node.slept)
         for member in node.core.roster.members():
-            if before.get(member.row.node_id) is not member.health:
-                node.judged.append((self.now, self.number_of(member.row.node_id), member.health))
+            if before.get(member.record.node_id) is not member.health:
+                node.judged.append((self.now, self.number_of(member.record.node_id), member.health))
         self.transcript.update(f"{self.now} {node.number} {effects!r}".encode())
         self._carry_out(node, effects)
         self._set_timer(node)
@@ -518,11 +518,11 @@ class World:
         return {node.core.ledger.digests.root for node in self.members()}
 
     def agree(self) -> bool:
-        """Whether all members have the same charter, the same ledger and every payload of it."""
+        """Whether all members have the same access list, the same ledger and every payload of it."""
         complete = all(
             node.core.holds(d.record_id) or node.core.ledger.is_void(d)
             for node in self.members()
             for d in node.core.ledger
         )
-        charters = {node.core.charter.digest for node in self.members()}
-        return len(self.roots()) == 1 and len(charters) == 1 and complete
+        acls = {node.core.acl.digest for node in self.members()}
+        return len(self.roots()) == 1 and len(acls) == 1 and complete

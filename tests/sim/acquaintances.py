@@ -37,5 +37,5 @@ class Acquaintances:
             for known in (core.roster.live(), core.roster.doubted())
             for member in self._rng.sample(known, len(known))
         ]
-        others = [(address, m.row.node_id) for m in members for address in m.row.body.addresses]
+        others = [(address, m.record.node_id) for m in members for address in m.record.body.addresses]
         return dict([*core.links.anchors(), *others][:REMEMBERED_MAX])

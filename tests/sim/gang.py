@@ -167,8 +167,8 @@ class Accomplice(Liar):
     def _link_to_all_and_send_nothing(self) -> None:
         node = self._node
         for member in node.core.roster.members():
-            for address in member.row.body.addresses:
-                if node.core.links.to(member.row.node_id) is None:
+            for address in member.record.body.addresses:
+                if node.core.links.to(member.record.node_id) is None:
                     node.stage.net.dial(node, address)
         self._claim_all(self._send_nothing())
 
@@ -191,7 +191,7 @@ class Accomplice(Liar):
 
     def _tell_each_of_others(self) -> None:
         """Tell others of about half of the members only, for a while."""
-        known = [member.row.node_id for member in self._node.core.roster.members()]
+        known = [member.record.node_id for member in self._node.core.roster.members()]
         until = self._node.stage.loop.now + 20.0 + 60.0 * self._rng.random()
         self.tell_of({node_id for node_id in known if self._rng.random() < 0.5}, until)
 
@@ -209,7 +209,7 @@ class Accomplice(Liar):
                 (row, False)
                 for row in (
                     presence.data,
-                    *(m.row.data for m in node.core.roster.members() if m.row.node_id in known),
+                    *(m.record.data for m in node.core.roster.members() if m.record.node_id in known),
                 )
             ]
             return [Send(link, records) for records in msg.Records.batches(rows)]

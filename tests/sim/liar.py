@@ -19,7 +19,7 @@ from gossamer.protocol.limits import ROUND_MAX, TOKENS_MAX
 from gossamer.protocol.membership.member_records import Presence
 from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_sizes, root_of
 from gossamer.protocol.payloads.payload import payload_length
-from gossamer.protocol.records import HEADER_BYTES, Delta, DeltaBody, Kind, parse_delta, seal
+from gossamer.protocol.records import HEADER_BYTES, Delta, DeltaBody, RecordKind, parse_delta, seal
 from gossamer.protocol.replica import Replica
 from tests.sim.exchange import NoAnswerError
 from tests.sim.node import Node
@@ -103,7 +103,7 @@ class Liar:
 
     def _sign(self, body: DeltaBody) -> Delta:
         stage = self._node.stage
-        envelope = seal(self._node.traits.identity, Kind.DELTA, stage.manifest.swarm_id, body.pack())
+        envelope = seal(self._node.traits.identity, RecordKind.DELTA, stage.manifest.swarm_id, body.pack())
         delta = parse_delta(envelope, stage.layout)
         stage.audit.signed(self._node, delta)
         return delta
@@ -136,11 +136,11 @@ class Liar:
         """Send a record in another member's name, with a signature of our own."""
         members = self._node.core.roster.members()
         if members and self._node.fold is not None:
-            victim = members[self._rng.randrange(len(members))].row
+            victim = members[self._rng.randrange(len(members))].record
             round_ = self._round()
             body = self._body(round_, self._payload(round_)).pack()
             key = victim.data[1:33]
-            own = seal(self._node.traits.identity, Kind.DELTA, self._node.stage.manifest.swarm_id, body)
+            own = seal(self._node.traits.identity, RecordKind.DELTA, self._node.stage.manifest.swarm_id, body)
             self._to_some(msg.Records(((own.data[:1] + key + own.data[33:HEADER_BYTES] + body, True),)))
 
     def _send_garbage(self) -> None:
@@ -269,15 +269,15 @@ class Liar:
         stage = self._node.stage
         round_ = ROUND_MAX - self._rng.randrange(8)
         body = replace(self._body(1, b"x"), round=round_, base=round_ - len(stage.layout.fragments))
-        envelope = seal(self._node.traits.identity, Kind.DELTA, stage.manifest.swarm_id, body.pack())
+        envelope = seal(self._node.traits.identity, RecordKind.DELTA, stage.manifest.swarm_id, body.pack())
         self._to_some(msg.Records(((envelope.data, False),)))
 
     def _race_the_clock(self) -> None:
         """Send a row that claims to be rounds ahead."""
-        row = self._node.core.own_row
+        row = self._node.core.own_record
         claim = replace(row, heartbeat=row.heartbeat + 1, round=row.round + 1 + self._rng.randrange(10**6))
         identity, swarm_id = self._node.traits.identity, self._node.stage.manifest.swarm_id
-        self._to_some(msg.Records(((seal(identity, Kind.ROW, swarm_id, claim.pack()).data, False),)))
+        self._to_some(msg.Records(((seal(identity, RecordKind.MEMBER, swarm_id, claim.pack()).data, False),)))
 
     def _lag_behind(self) -> None:
         """Train on, but for a while state round 1 in our row."""
@@ -289,7 +289,7 @@ class Liar:
         """Suspect live members."""
         for member in self._node.core.roster.members():
             if self._rng.random() < 0.3:
-                self._to_some(msg.Suspect(member.row.node_id, *member.row.body.age))
+                self._to_some(msg.Suspect(member.record.node_id, *member.record.body.age))
 
     def _claim_to_hold(self) -> None:
         """Claim to hold payloads that we may not have, one of a record that does not exist."""
@@ -313,7 +313,7 @@ class Liar:
     def _claim_what_few_do(self) -> None:
         """Do the same only for rounds that hardly anybody else claims just now."""
         members = self._node.core.roster.live()
-        newest = Counter(claim.round for member in members for claim in member.row.body.claims[:1])
+        newest = Counter(claim.round for member in members for claim in member.record.body.claims[:1])
         rounds = sorted((round_ for round_ in newest if round_), key=lambda round_: (newest[round_], round_))
         self._claim(sorted(rounds[:3], reverse=True))
 

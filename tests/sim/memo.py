@@ -24,7 +24,7 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership import member_records as presence
 from gossamer.protocol.merge.merge import Contribution
 from gossamer.protocol.payloads.layout import Fragment
-from gossamer.protocol.records import Delta, Envelope, Kind
+from gossamer.protocol.records import Delta, Envelope, RecordKind
 from tests.protocol import builders
 from tests.sim import fold
 from tests.sim.trace import Trace
@@ -84,7 +84,7 @@ def _decoding(
 def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[..., Envelope]:
     """An envelope that a real key has signed verifies, as long as not one bit of it has changed."""
 
-    def seal(identity: Identity, kind: Kind, swarm_id: bytes, body: bytes) -> Envelope:
+    def seal(identity: Identity, kind: RecordKind, swarm_id: bytes, body: bytes) -> Envelope:
         envelope = pure(identity, kind, swarm_id, body)
         opened[envelope.data] = (envelope, None)
         return envelope
@@ -110,7 +110,7 @@ def _stamping(pure: Callable[..., Envelope], stamped: dict[bytes, Envelope]) -> 
     for a stamped row with one bit changed, the signature is checked, and a stamp does not pass for one.
     """
 
-    def stamp(identity: Identity, kind: Kind, swarm_id: bytes, body: bytes) -> Envelope:
+    def stamp(identity: Identity, kind: RecordKind, swarm_id: bytes, body: bytes) -> Envelope:
         envelope = pure(_Stamp(identity), kind, swarm_id, body)
         stamped[envelope.data] = envelope
         return envelope

@@ -14,9 +14,9 @@ from math import inf
 from types import ModuleType
 from typing import Any
 
+from gossamer.protocol import ledger, replica
 from gossamer.protocol import records as envelope
-from gossamer.protocol import replica
-from gossamer.protocol.access import acl as charter
+from gossamer.protocol.access import acl
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Effect, Send, Store
 from gossamer.protocol.events import Event, Publish
@@ -24,7 +24,7 @@ from gossamer.protocol.fetching import requests as flights
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.fetching.requests import Wants
 from gossamer.protocol.gossip import announce as author
-from gossamer.protocol.gossip import anti_entropy, ledger
+from gossamer.protocol.gossip import anti_entropy
 from gossamer.protocol.gossip.announce import Dealing, Offers
 from gossamer.protocol.history import clock
 from gossamer.protocol.history import forks as lineages
@@ -297,7 +297,7 @@ def _keep_what_ran_ahead() -> list[Patch]:
 
 def _void_what_came_and_not_what_comes() -> list[Patch]:
     """What a revoked member signed is taken out, and taken in again from who has not heard of it."""
-    return [(charter.Charter, "counts", lambda self, author, round_: True)]
+    return [(acl.AccessList, "counts", lambda self, author, round_: True)]
 
 
 def _the_dead_stay_dead() -> list[Patch]:
@@ -310,7 +310,7 @@ def _the_dead_stay_dead() -> list[Patch]:
             address
             for member in self._roster.members()
             if member.health is not Health.ALIVE
-            for address in member.row.body.addresses
+            for address in member.record.body.addresses
         }
         return [(address, node_id) for address, node_id in alive if address not in down], []
 

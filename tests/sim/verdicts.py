@@ -22,8 +22,8 @@ not wait for them, and none of its work is lost, however long they were away.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.identity import short
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import FETCH_PATIENCE_S, LINEAGE_PATIENCE_S, ROUND_MAX, STALL_PATIENCE_S
 from gossamer.protocol.membership.members import Health
 from gossamer.protocol.pace import round_clock
@@ -196,7 +196,7 @@ class Verdicts:
         if delta.round <= ledger.floor:
             return False  # records of closed rounds are compared at the end
         if delta.record_id not in ledger:
-            counts = node.core.charter.counts(delta.author, delta.round)
+            counts = node.core.acl.counts(delta.author, delta.round)
             return counts and not ledger.is_void(delta)
         if ledger.is_void(delta) or delta.record_id not in calm.held:
             return False
@@ -307,7 +307,7 @@ class Verdicts:
         present = [node for node in self._live() if node.present_since <= since]
         for node in present:
             down = {
-                member.row.node_id for member in node.core.roster.doubted() if member.health is Health.DOWN
+                member.record.node_id for member in node.core.roster.doubted() if member.health is Health.DOWN
             }
             for other in present:
                 if other.traits.identity.node_id in down:
@@ -394,7 +394,7 @@ class Verdicts:
         """Whom an owner has revoked is out for everybody, with what it signed after its last round."""
         for index in self.world.revoked:
             victim = self.world.nodes[index]
-            revocation = node.core.charter.revocation_of(victim.traits.identity.node_id)
+            revocation = node.core.acl.revocation_of(victim.traits.identity.node_id)
             if revocation is None:
                 self._fail(node, f"has not heard that {victim.name} was revoked")
                 continue

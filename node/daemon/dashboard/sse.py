@@ -22,7 +22,7 @@ from gossamer.node.daemon.monitoring.watching import TICK_S, Watching
 from gossamer.protocol.access.acl import Role
 from gossamer.protocol.membership.members import Health, Member
 from gossamer.protocol.merge.contributions import Summary
-from gossamer.protocol.records import RowBody
+from gossamer.protocol.records import MemberRecordBody
 
 # --- Server-sent events for any number of pages up to a bound: serialised once, sent to all.
 #
@@ -129,7 +129,7 @@ def admin_state(view: NodeView, watching: Watching) -> dict[str, Any]:
     """What is shown about a node, its swarm and its members."""
     others = view.core.roster.members()
     claims = view.core.sealing.claims
-    found = [compare(claims, m.row.body.claims) if m.health in LIVE else None for m in others]
+    found = [compare(claims, m.record.body.claims) if m.health in LIVE else None for m in others]
     members = [_itself(view), *(_member(view, m, f) for m, f in zip(others, found, strict=True))]
     return {
         "time": round(time.time(), 3),
@@ -168,7 +168,7 @@ def _node(view: NodeView, watching: Watching) -> dict[str, Any]:
         "trains": view.core.info.trains,
         "version": __version__,
         "uptime_s": round(view.uptime_s, 1),
-        "addresses": list(view.core.own_row.addresses),
+        "addresses": list(view.core.own_record.addresses),
         "reachable": watching.vitals.reachable,
         "device": report.device if report else "",
         "folder": str(view.home.root.absolute()),
@@ -204,7 +204,7 @@ def _now(view: NodeView, members: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _itself(view: NodeView) -> dict[str, Any]:
     report = view.report
-    row = _row(view, view.node_id, view.core.own_row)
+    row = _row(view, view.node_id, view.core.own_record)
     if report is not None:  # newer than what the row tells others
         row.update(tokens=report.tokens, device=report.device)
     return {
@@ -219,7 +219,7 @@ def _itself(view: NodeView) -> dict[str, Any]:
 
 def _member(view: NodeView, member: Member, found: Comparison | None) -> dict[str, Any]:
     return {
-        **_row(view, member.row.node_id, member.row.body),
+        **_row(view, member.record.node_id, member.record.body),
         "health": member.health.value,
         "tokens_per_s": member.tokens_per_s,
         "self": False,
@@ -229,9 +229,9 @@ def _member(view: NodeView, member: Member, found: Comparison | None) -> dict[st
     }
 
 
-def _row(view: NodeView, node_id: bytes, row: RowBody) -> dict[str, Any]:
+def _row(view: NodeView, node_id: bytes, row: MemberRecordBody) -> dict[str, Any]:
     """The fields that are the same for ourselves and for others."""
-    may_train = view.core.charter.role_of(node_id) is Role.TRAIN
+    may_train = view.core.acl.role_of(node_id) is Role.TRAIN
     return {
         "id": node_id.hex(),
         "name": row.name,

@@ -147,23 +147,23 @@ class Happenings:
 
     def _say_who_came_and_went(self, members: Sequence[Member]) -> None:
         before = self._seen
-        self._seen = {member.row.node_id: (member.health, member.downs) for member in members}
-        known = [member for member in members if member.row.node_id in before]
-        _say("heard of %s", [m for m in members if m.row.node_id not in before and m.health in LIVE])
-        _say("back again: %s", [m for m in known if _is_back(m, *before[m.row.node_id])])
-        _say("left: %s", [m for m in known if m.health is Health.LEFT is not before[m.row.node_id][0]])
+        self._seen = {member.record.node_id: (member.health, member.downs) for member in members}
+        known = [member for member in members if member.record.node_id in before]
+        _say("heard of %s", [m for m in members if m.record.node_id not in before and m.health in LIVE])
+        _say("back again: %s", [m for m in known if _is_back(m, *before[m.record.node_id])])
+        _say("left: %s", [m for m in known if m.health is Health.LEFT is not before[m.record.node_id][0]])
 
     def _say_who_differs(self, members: Sequence[Member], claims: tuple[Claim, ...]) -> None:
         """Log members whose model differs from ours and, once for each of our snapshots, that all live
         members have the same."""
         live = [member for member in members if member.health in LIVE]
-        found = {member.row.node_id: compare(claims, member.row.body.claims) for member in live}
+        found = {member.record.node_id: compare(claims, member.record.body.claims) for member in live}
         differing = {
             id_: pair.round for id_, pair in found.items() if pair and pair.likeness is Likeness.OTHER
         }
-        new = [member for member in live if member.row.node_id in differing.keys() - self._differing]
-        for round_ in sorted({differing[member.row.node_id] for member in new}):
-            at_once = [member for member in new if differing[member.row.node_id] == round_]
+        new = [member for member in live if member.record.node_id in differing.keys() - self._differing]
+        for round_ in sorted({differing[member.record.node_id] for member in new}):
+            at_once = [member for member in new if differing[member.record.node_id] == round_]
             _say(f"the model of %s differs from ours at round {round_}", at_once, logging.ERROR)
         self._differing = differing.keys()
         newest = claims[0].round if claims else 0

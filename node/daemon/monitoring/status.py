@@ -24,7 +24,7 @@ from gossamer.protocol.replica import Replica
 
 if TYPE_CHECKING:  # a command that only asks for a status needs none of this, nor NumPy
     from gossamer.node.ipc.messages import Report
-    from gossamer.protocol.gossip.ledger import Ledger
+    from gossamer.protocol.ledger import Ledger
     from gossamer.protocol.membership.members import Member
     from gossamer.protocol.merge.contributions import Summary
 
@@ -75,21 +75,21 @@ def known_links(own: Iterable[bytes], others: Sequence[Member]) -> list[tuple[in
     members that it names. It names them by the beginning of their ids; a beginning that two live members
     share names nobody.
     """
-    place_of = {member.row.node_id: place for place, member in enumerate(others, 1)}
+    place_of = {member.record.node_id: place for place, member in enumerate(others, 1)}
     live = [member for member in others if member.health in LIVE]
     beginnings = Counter(_beginning(member) for member in live)
     alone = [member for member in live if beginnings[_beginning(member)] == 1]
-    by_beginning = {_beginning(member): place_of[member.row.node_id] for member in alone}
+    by_beginning = {_beginning(member): place_of[member.record.node_id] for member in alone}
     found = {(0, place_of[node_id]) for node_id in own if node_id in place_of}
     for member in live:
-        here = place_of[member.row.node_id]
-        there = {by_beginning[start] for start in member.row.body.dialled if start in by_beginning}
+        here = place_of[member.record.node_id]
+        there = {by_beginning[start] for start in member.record.body.dialled if start in by_beginning}
         found |= {(min(here, place), max(here, place)) for place in there - {here}}
     return sorted(found)
 
 
 def _beginning(member: Member) -> bytes:
-    return member.row.node_id[:LINK_PREFIX_BYTES]
+    return member.record.node_id[:LINK_PREFIX_BYTES]
 
 
 # --- One node as seen by the code that shows it: the status, the admin server, metrics, the chronicle.
@@ -172,7 +172,7 @@ def describe(view: "NodeView") -> dict[str, Any]:
         "node_id": core.identity.node_id.hex(),
         "name": core.info.name,
         "trains": core.info.trains,
-        "invited_until": core.charter.invited_until(core.identity.node_id),
+        "invited_until": core.acl.invited_until(core.identity.node_id),
         "state": view.state,
         "uptime_s": round(view.uptime_s, 1),
         "round": core.own_last,
@@ -196,7 +196,7 @@ def describe(view: "NodeView") -> dict[str, Any]:
             for link in view.links.values()
         ],
         "members": [
-            _member(member, core.ledger, merging.conduct.of(member.row.node_id))
+            _member(member, core.ledger, merging.conduct.of(member.record.node_id))
             for member in sorted(core.roster.members(), key=_place)
         ],
         "conduct": merging.conduct.of(core.identity.node_id)._asdict(),
@@ -220,17 +220,17 @@ def describe(view: "NodeView") -> dict[str, Any]:
 
 def _place(member: "Member") -> tuple[bool, str, bytes]:
     """Sort key: by name, with members that are gone last, since a day may leave hundreds of them."""
-    return member.is_gone, member.row.body.name, member.row.node_id
+    return member.is_gone, member.record.body.name, member.record.node_id
 
 
 def _member(member: "Member", ledger: "Ledger", conduct: "Summary") -> dict[str, Any]:
-    row = member.row.body
+    row = member.record.body
     return {
-        "node_id": member.row.node_id.hex(),
+        "node_id": member.record.node_id.hex(),
         "name": row.name,
         "health": member.health.value,
         "trains": row.trains,
-        "round": max(row.round, ledger.last_round(member.row.node_id)),
+        "round": max(row.round, ledger.last_round(member.record.node_id)),
         "tokens": row.tokens,
         "tokens_per_s": member.tokens_per_s,
         "loss": row.loss,

@@ -160,13 +160,13 @@ class Watching:
         live = core.roster.live()
         # When we are alone, the others are down as we see it. We dial those too, but not members that left.
         dialled = (member for member in core.roster.members() if member.health is not Health.LEFT)
-        addresses = {address for member in dialled for address in member.row.body.addresses}
+        addresses = {address for member in dialled for address in member.record.body.addresses}
         return Look(
             now=time.monotonic(),
             late_s=late_s,
             links=len(view.links),
             dialled_by_others=view.links.dialled_by_others,
-            addresses=core.own_row.addresses,
+            addresses=core.own_record.addresses,
             lost_address=self._lost_address(),
             live=len(live),
             known=len(addresses.union(core.info.bootstrap)),
@@ -179,7 +179,7 @@ class Watching:
             has_model=core.sealing.joined,
             is_ready=view.merging.ready,
             trains=core.info.trains,
-            runs_out=runs_out_soon(core.charter.invited_until(view.node_id), time.time()) or "",
+            runs_out=runs_out_soon(core.acl.invited_until(view.node_id), time.time()) or "",
             refused=self._refusal(),
             disk_free=self.disk_free,
             files_free=self._files_free,

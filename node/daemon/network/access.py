@@ -57,7 +57,7 @@ class Access:
 
     @property
     def answers_anyone(self) -> bool:
-        return self._core.charter.is_open
+        return self._core.acl.is_open
 
     @property
     def is_stopping(self) -> bool:
@@ -73,7 +73,7 @@ class Access:
         self._core.vetting.vet_question(node_id, credential, time.monotonic())
 
     def deliver(self, credential: bytes) -> None:
-        self._core.charter.check_of_use(credential)
+        self._core.acl.check_of_use(credential)
         self._dispatch(ev.Deliver(credential))
 
     # -- what owners have signed
@@ -125,10 +125,10 @@ class Access:
         own = self._core.identity.node_id
         refusal = self._refusal_of_us()
         if refusal is not None:
-            if not self._core.info.bootstrap or self._core.charter.role_of(own) is None:
+            if not self._core.info.bootstrap or self._core.acl.role_of(own) is None:
                 raise self._turned_out(refusal)
             log.warning("%s. Asking the nodes we know whether it was renewed", refusal)
-        if self._core.info.trains and self._core.charter.role_of(own) is not Role.TRAIN:
+        if self._core.info.trains and self._core.acl.role_of(own) is not Role.TRAIN:
             raise ConfigError(
                 "this node was invited to observe, not to train; start it with gossamer node --observe"
             )
@@ -145,7 +145,7 @@ class Access:
             await asyncio.sleep(RENEWAL_POLL_S)
 
     def _refusal_of_us(self) -> PeerError | None:
-        """The error by which a member with our charter would refuse us; None if it would let us in."""
+        """The error by which a member with our access list would refuse us; None if it would let us in."""
         try:
             self.vet(self._core.identity.node_id, b"")
         except PeerError as error:
@@ -153,7 +153,7 @@ class Access:
         return None
 
     def _turned_out(self, refusal: PeerError) -> ConfigError:
-        revoked = self._core.charter.revocation_of(self._core.identity.node_id) is not None
+        revoked = self._core.acl.revocation_of(self._core.identity.node_id) is not None
         return ConfigError(str(refusal) if revoked else f"{refusal}; start it with --invite INVITATION")
 
     @property

@@ -75,9 +75,9 @@ class AddressBook:
         more: list[tuple[str, bytes]] = []
         for members in (roster.live(), roster.doubted()):
             for member in random.sample(members, len(members)):
-                addresses = member.row.body.addresses
+                addresses = member.record.body.addresses
                 contacts = [
-                    (address, member.row.node_id) for address in random.sample(addresses, len(addresses))
+                    (address, member.record.node_id) for address in random.sample(addresses, len(addresses))
                 ]
                 firsts += contacts[:1]
                 more += contacts[1:]

@@ -64,7 +64,7 @@ from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
 from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX, FETCH_TIMEOUT_S, MESSAGE_BYTES_MAX, PAUSE_MAX_S
 from gossamer.protocol.messages import Records, decode, encode
-from gossamer.protocol.records import Kind
+from gossamer.protocol.records import RecordKind
 from gossamer.protocol.replica import Replica
 
 # --- RpcServer from outside any link: the manifest, the status, and owners' grants and revocations.
@@ -233,7 +233,7 @@ def _without_deltas(data: bytes) -> bytes:
         return data  # the core says what is wrong with it
     if not isinstance(message, Records):
         return data
-    others = tuple(entry for entry in message.entries if entry[0][0] != Kind.DELTA)
+    others = tuple(entry for entry in message.entries if entry[0][0] != RecordKind.DELTA)
     return encode(Records(others)) if len(others) < len(message.entries) else data
 
 
@@ -605,6 +605,6 @@ class Dialler:
         Two members in two homes may have the same private address: each is reached by nodes in its own home.
         And the address of a member that listens on loopback leads every other node to itself.
         """
-        rows = [member.row.body for member in self._core.roster.members()]
+        rows = [member.record.body for member in self._core.roster.members()]
         theirs = any(address in row.addresses and row.fingerprint == fingerprint for row in rows)
-        return theirs or fingerprint == self._core.own_row.fingerprint
+        return theirs or fingerprint == self._core.own_record.fingerprint

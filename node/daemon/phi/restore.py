@@ -10,11 +10,11 @@ from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import RecordStore, StoredHistory
 from gossamer.node.home import Home, manifest_of
-from gossamer.protocol.access.acl import Charter
+from gossamer.protocol.access.acl import AccessList
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import DivergedError, PayloadError, PeerError, StorageError
-from gossamer.protocol.gossip.ledger import Ledger
 from gossamer.protocol.identity import short
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from gossamer.protocol.records import Delta
@@ -162,11 +162,11 @@ def _fold(
     merger, _ = restore_merger(manifest, chunks, stored.history, stored.deltas, own_id=bytes(32))
     if merger is None or sealed:
         return merger
-    charter = _charter(home, manifest, stored.credentials)
+    acl = _acl(home, manifest, stored.credentials)
     ledger = Ledger()
     ledger.close(stored.history.base.round)
     for delta in stored.deltas:
-        if charter.counts(delta.author, delta.round):
+        if acl.counts(delta.author, delta.round):
             ledger.add(delta)
     horizon = max(ledger.horizon, stored.history.reach)
     merged = set(merger.merged_ids())
@@ -178,11 +178,11 @@ def _fold(
     return merger
 
 
-def _charter(home: Home, manifest: Manifest, credentials: Sequence[bytes]) -> Charter:
-    """The charter, which says whose deltas count, by the credentials that a folder holds."""
-    charter = Charter(manifest.admission, manifest.swarm_id)
+def _acl(home: Home, manifest: Manifest, credentials: Sequence[bytes]) -> AccessList:
+    """The access list, which says whose deltas count, by the credentials that a folder holds."""
+    acl = AccessList(manifest.admission, manifest.swarm_id)
     invitation = home.invitation()
     for data in (*credentials, *([invitation.grant.data] if invitation else [])):
         with suppress(PeerError):
-            charter.learn(data)
-    return charter
+            acl.learn(data)
+    return acl

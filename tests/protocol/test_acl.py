@@ -1,4 +1,4 @@
-"""The charter is a set: who may take part depends on what owners signed, never on when it was heard of."""
+"""The access list is a set: who takes part depends on what owners signed, never on when it was heard of."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.access import acl as charter_module
-from gossamer.protocol.access.acl import NEVER, Charter, Grant, Revocation, Role
+from gossamer.protocol.access import acl as acl_module
+from gossamer.protocol.access.acl import NEVER, AccessList, Grant, Revocation, Role
 from gossamer.protocol.errors import NoRoomError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import Identity, short
-from gossamer.protocol.records import HEADER_BYTES, Kind, seal
+from gossamer.protocol.records import HEADER_BYTES, RecordKind, seal
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.builders import OWNER, grant, identity, revocation
@@ -25,8 +25,8 @@ ALICE, BOB, STRANGER = identity(1), identity(2), identity(3)
 NODES = (ALICE, BOB, STRANGER)
 
 
-def charter(*records: bytes, of=INVITED) -> Charter:
-    made = Charter(of.admission, of.swarm_id)
+def acl(*records: bytes, of=INVITED) -> AccessList:
+    made = AccessList(of.admission, of.swarm_id)
     for data in records:
         made.learn(data)
     return made
@@ -34,7 +34,7 @@ def charter(*records: bytes, of=INVITED) -> Charter:
 
 @dataclass(frozen=True)
 class Meaning:
-    """All that anybody can ask of a charter, without a clock."""
+    """All that anybody can ask of a access list, without a clock."""
 
     ids: tuple[bytes, ...]
     digest: bytes
@@ -43,7 +43,7 @@ class Meaning:
     datas: frozenset[bytes]
 
 
-def meaning(of: Charter) -> Meaning:
+def meaning(of: AccessList) -> Meaning:
     return Meaning(
         of.ids(),
         of.digest,
@@ -75,24 +75,24 @@ RECORDS = st.lists(credentials(), max_size=14)
 def test_any_order_with_any_repetition_means_the_same(records, rng):
     again = records + [rng.choice(records) for _ in records]
     rng.shuffle(again)
-    assert meaning(charter(*records)) == meaning(charter(*again))
+    assert meaning(acl(*records)) == meaning(acl(*again))
 
 
 @given(RECORDS, RECORDS)
 def test_what_is_in_force_is_all_that_need_be_told(one, other):
-    """Two charters that exchange what they keep equal one that heard everything."""
-    left, right = charter(*one), charter(*other)
+    """Two access lists that exchange what they keep equal one that heard everything."""
+    left, right = acl(*one), acl(*other)
     from_left = [record.data for record in left.records()]
     for record in list(right.records()):
         left.learn(record.data)
     for data in from_left:
         right.learn(data)
-    assert meaning(left) == meaning(right) == meaning(charter(*one, *other))
+    assert meaning(left) == meaning(right) == meaning(acl(*one, *other))
 
 
 @given(RECORDS)
 def test_learning_says_whether_anything_changed(records):
-    made = charter()
+    made = acl()
     for data in records:
         before = made.digest
         learned = made.learn(data)
@@ -103,8 +103,8 @@ def test_learning_says_whether_anything_changed(records):
 
 @given(RECORDS)
 def test_a_record_counts_whatever_the_time_and_more_grants_never_void_one(records):
-    grants = [data for data in records if data[0] == Kind.GRANT]
-    before, after = charter(*grants[:-1]), charter(*grants)
+    grants = [data for data in records if data[0] == RecordKind.GRANT]
+    before, after = acl(*grants[:-1]), acl(*grants)
     for node in NODES:
         for round_ in (1, 2**31 - 1):
             assert before.counts(node.node_id, round_) <= after.counts(node.node_id, round_)
@@ -112,20 +112,20 @@ def test_a_record_counts_whatever_the_time_and_more_grants_never_void_one(record
 
 @given(RECORDS)
 def test_what_is_kept_is_bounded_and_nothing_kept_is_outlasted(records):
-    made = charter(*records)
+    made = acl(*records)
     grants = [record for record in made.records() if isinstance(record, Grant)]
     for node in NODES:
         mine = [record for record in grants if record.node_id == node.node_id]
         assert len(mine) <= len(Role)
         assert not any(a.outlasts(b) for a in mine for b in mine if a is not b)
-    assert len(made.ids()) <= limits.CHARTER_MAX
+    assert len(made.ids()) <= limits.ACL_RECORDS_MAX
 
 
 # --- grants -----------------------------------------------------------------------------------------
 
 
 def test_nobody_is_let_in_before_an_owner_says_so():
-    made = charter()
+    made = acl()
     assert not made.is_open and made.has_owners
     assert made.role_of(ALICE.node_id) is None
     assert not made.counts(ALICE.node_id, 1)
@@ -135,7 +135,7 @@ def test_nobody_is_let_in_before_an_owner_says_so():
 
 @pytest.mark.parametrize("role", Role)
 def test_a_role_lets_in_and_only_one_of_them_publishes(role):
-    made = charter(grant(ALICE, INVITED, role=role))
+    made = acl(grant(ALICE, INVITED, role=role))
     assert made.role_of(ALICE.node_id) is role
     assert made.counts(ALICE.node_id, 1) == (role is Role.TRAIN)
     made.vet(ALICE.node_id, 1e12)
@@ -147,7 +147,7 @@ def test_a_longer_grant_replaces_a_shorter_one_and_a_higher_role_a_lower():
     short = grant(ALICE, INVITED, expires=10)
     long_ = grant(ALICE, INVITED, expires=20)
     forever = grant(ALICE, INVITED)
-    made = charter(short)
+    made = acl(short)
     assert isinstance(made.learn(long_), Grant)
     assert made.learn(short) is None
     made.learn(forever)
@@ -158,7 +158,7 @@ def test_a_longer_grant_replaces_a_shorter_one_and_a_higher_role_a_lower():
 def test_a_long_observer_and_a_short_trainer_stand_side_by_side():
     train = grant(ALICE, INVITED, expires=100)
     observe = grant(ALICE, INVITED, role=Role.OBSERVE)
-    made = charter(train, observe)
+    made = acl(train, observe)
     assert len(made.ids()) == 2
     assert made.role_of(ALICE.node_id) is Role.TRAIN
     assert made.credential_of(ALICE.node_id, 99.0) == train
@@ -167,7 +167,7 @@ def test_a_long_observer_and_a_short_trainer_stand_side_by_side():
 
 
 def test_an_expired_grant_closes_doors_and_takes_nothing_back():
-    made = charter(grant(ALICE, INVITED, expires=100))
+    made = acl(grant(ALICE, INVITED, expires=100))
     made.vet(ALICE.node_id, 99.9)
     with pytest.raises(RefusedError, match=r"ran out 2\.0 days ago"):
         made.vet(ALICE.node_id, 100 + 2 * 86400)
@@ -180,7 +180,7 @@ def test_an_expired_grant_closes_doors_and_takes_nothing_back():
 
 
 def test_a_credential_opens_the_door_and_is_not_learned_by_that():
-    made = charter()
+    made = acl()
     shown = grant(ALICE, INVITED, expires=100)
     made.vet(ALICE.node_id, 50.0, shown)
     assert made.ids() == ()
@@ -199,12 +199,12 @@ def test_a_credential_opens_the_door_and_is_not_learned_by_that():
 )
 def test_a_credential_that_is_worth_nothing(shown):
     with pytest.raises(RefusedError, match="is not valid") as error:
-        charter().vet(ALICE.node_id, 0.0, shown)
+        acl().vet(ALICE.node_id, 0.0, shown)
     assert str(error.value).isprintable()
 
 
 def test_a_renewed_grant_that_we_heard_of_counts_whatever_is_shown():
-    made = charter(grant(ALICE, INVITED, expires=200))
+    made = acl(grant(ALICE, INVITED, expires=200))
     made.vet(ALICE.node_id, 150.0, grant(ALICE, INVITED, expires=100))
 
 
@@ -212,7 +212,7 @@ def test_a_renewed_grant_that_we_heard_of_counts_whatever_is_shown():
 
 
 def test_a_revoked_node_is_out_and_its_later_rounds_are_void():
-    made = charter(grant(ALICE, INVITED), revocation(ALICE, INVITED, last_round=4, reason="key stolen"))
+    made = acl(grant(ALICE, INVITED), revocation(ALICE, INVITED, last_round=4, reason="key stolen"))
     assert made.role_of(ALICE.node_id) is None
     assert [made.counts(ALICE.node_id, round_) for round_ in (3, 4, 5, 6)] == [True, True, False, False]
     with pytest.raises(RefusedError, match="was revoked by an owner of this swarm: key stolen"):
@@ -222,7 +222,7 @@ def test_a_revoked_node_is_out_and_its_later_rounds_are_void():
 
 
 def test_no_grant_of_a_revoked_node_is_taken_from_an_owner():
-    made = charter(revocation(ALICE, INVITED, reason="key stolen"))
+    made = acl(revocation(ALICE, INVITED, reason="key stolen"))
     with pytest.raises(RefusedError, match="was revoked by an owner of this swarm: key stolen"):
         made.check_of_use(grant(ALICE, INVITED))
     made.check_of_use(grant(BOB, INVITED))
@@ -231,7 +231,7 @@ def test_no_grant_of_a_revoked_node_is_taken_from_an_owner():
 
 def test_of_several_revocations_the_one_that_voids_most_stays():
     late, early = revocation(ALICE, INVITED, last_round=9), revocation(ALICE, INVITED, last_round=2)
-    made = charter(grant(ALICE, INVITED), late)
+    made = acl(grant(ALICE, INVITED), late)
     assert isinstance(made.learn(early), Revocation)
     assert made.learn(late) is None
     assert not made.counts(ALICE.node_id, 3)
@@ -240,7 +240,7 @@ def test_of_several_revocations_the_one_that_voids_most_stays():
 
 
 def test_in_an_open_swarm_all_may_train_but_those_revoked():
-    made = charter(of=OPEN)
+    made = acl(of=OPEN)
     assert made.is_open and made.role_of(STRANGER.node_id) is Role.TRAIN
     made.vet(STRANGER.node_id, 0.0)
     made.vet(STRANGER.node_id, 0.0, b"whatever it shows")
@@ -252,7 +252,7 @@ def test_in_an_open_swarm_all_may_train_but_those_revoked():
 
 @pytest.mark.parametrize("reason", ["r" * limits.REASON_BYTES_MAX, "é" * (limits.REASON_BYTES_MAX // 2)])
 def test_the_longest_reason_still_fits_what_a_door_says(reason):
-    made = charter(revocation(ALICE, INVITED, reason=reason))
+    made = acl(revocation(ALICE, INVITED, reason=reason))
     with pytest.raises(RefusedError) as error:
         made.vet(ALICE.node_id, 0.0)
     assert reason in str(error.value)
@@ -265,7 +265,7 @@ def test_the_longest_reason_still_fits_what_a_door_says(reason):
 @pytest.mark.parametrize("by", [STRANGER, ALICE], ids=["a stranger", "itself"])
 @pytest.mark.parametrize("make", [grant, revocation])
 def test_only_owners_are_believed(by, make):
-    made = charter(grant(ALICE, INVITED))
+    made = acl(grant(ALICE, INVITED))
     before = meaning(made)
     with pytest.raises(SignatureError, match="not an owner"):
         made.learn(make(ALICE, INVITED, by=by))
@@ -273,44 +273,44 @@ def test_only_owners_are_believed(by, make):
 
 
 def test_without_owners_there_is_nothing_to_learn():
-    made = charter(of=builders.SMALL)
+    made = acl(of=builders.SMALL)
     assert not made.has_owners
     with pytest.raises(SignatureError):
         made.learn(grant(ALICE, builders.SMALL))
 
 
 def test_who_is_no_owner_costs_us_no_signature_check(monkeypatch):
-    monkeypatch.setattr(charter_module, "open_envelope", lambda *_: pytest.fail("a signature was checked"))
+    monkeypatch.setattr(acl_module, "open_envelope", lambda *_: pytest.fail("a signature was checked"))
     with pytest.raises(SignatureError):
-        charter().learn(grant(ALICE, INVITED, by=STRANGER))
+        acl().learn(grant(ALICE, INVITED, by=STRANGER))
 
 
-def _sealed(kind: Kind, body: bytes, by: Identity = OWNER) -> bytes:
+def _sealed(kind: RecordKind, body: bytes, by: Identity = OWNER) -> bytes:
     return seal(by, kind, INVITED.swarm_id, body).data
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        _sealed(Kind.GRANT, pack([])),
-        _sealed(Kind.GRANT, pack([ALICE.node_id, 0, 0, 0])),
-        _sealed(Kind.GRANT, pack([ALICE.node_id, 3, 0, 0])),
-        _sealed(Kind.GRANT, pack([ALICE.node_id, 2, 0, -1])),
-        _sealed(Kind.GRANT, pack([ALICE.node_id, 2, 0, 2**40 + 1])),
-        _sealed(Kind.GRANT, pack([ALICE.node_id, 2, 0, 0.5])),
-        _sealed(Kind.GRANT, pack([ALICE.node_id[:31], 2, 0, 0])),
-        _sealed(Kind.GRANT, pack([ALICE.node_id, 2, 0, 0, 0])),
-        _sealed(Kind.REVOCATION, pack([ALICE.node_id, -1, 0, ""])),
-        _sealed(Kind.REVOCATION, pack([ALICE.node_id, 2**31, 0, ""])),
-        _sealed(Kind.REVOCATION, pack([ALICE.node_id, 1, 0, "two\nlines"])),
-        _sealed(Kind.REVOCATION, pack([ALICE.node_id, 1, 0, "r" * (limits.REASON_BYTES_MAX + 1)])),
-        _sealed(Kind.ROW, pack([ALICE.node_id, 2, 0, 0])),
-        _sealed(Kind.GRANT, bytes(limits.CREDENTIAL_BYTES_MAX)),
+        _sealed(RecordKind.GRANT, pack([])),
+        _sealed(RecordKind.GRANT, pack([ALICE.node_id, 0, 0, 0])),
+        _sealed(RecordKind.GRANT, pack([ALICE.node_id, 3, 0, 0])),
+        _sealed(RecordKind.GRANT, pack([ALICE.node_id, 2, 0, -1])),
+        _sealed(RecordKind.GRANT, pack([ALICE.node_id, 2, 0, 2**40 + 1])),
+        _sealed(RecordKind.GRANT, pack([ALICE.node_id, 2, 0, 0.5])),
+        _sealed(RecordKind.GRANT, pack([ALICE.node_id[:31], 2, 0, 0])),
+        _sealed(RecordKind.GRANT, pack([ALICE.node_id, 2, 0, 0, 0])),
+        _sealed(RecordKind.REVOCATION, pack([ALICE.node_id, -1, 0, ""])),
+        _sealed(RecordKind.REVOCATION, pack([ALICE.node_id, 2**31, 0, ""])),
+        _sealed(RecordKind.REVOCATION, pack([ALICE.node_id, 1, 0, "two\nlines"])),
+        _sealed(RecordKind.REVOCATION, pack([ALICE.node_id, 1, 0, "r" * (limits.REASON_BYTES_MAX + 1)])),
+        _sealed(RecordKind.MEMBER, pack([ALICE.node_id, 2, 0, 0])),
+        _sealed(RecordKind.GRANT, bytes(limits.CREDENTIAL_BYTES_MAX)),
         b"",
     ],
 )
 def test_a_record_out_of_bounds(data):
-    made = charter()
+    made = acl()
     with builders.refusing(PeerError), pytest.raises(PeerError):
         made.learn(data)
     assert made.ids() == ()
@@ -322,7 +322,7 @@ def test_any_flipped_bit_is_found(data):
     wrong = bytearray(record)
     bit = data.draw(st.integers(0, 8 * len(wrong) - 1))
     wrong[bit // 8] ^= 1 << bit % 8
-    made = charter()
+    made = acl()
     with pytest.raises(PeerError):
         made.learn(bytes(wrong))
     assert made.ids() == ()
@@ -330,7 +330,7 @@ def test_any_flipped_bit_is_found(data):
 
 @given(st.binary(max_size=300))
 def test_random_bytes(data):
-    made = charter()
+    made = acl()
     for junk in (data, OWNER.public_key.join((b"\3", data)), bytes([3]) + OWNER.public_key + data[:100]):
         with pytest.raises(PeerError):
             made.learn(junk)
@@ -343,9 +343,9 @@ def test_the_largest_credential_is_within_its_bound():
     assert HEADER_BYTES < len(grant(ALICE, INVITED, issued=2**40, expires=2**40)) < 512
 
 
-def test_the_charter_speaks_of_so_many_nodes_and_no_more(monkeypatch):
-    monkeypatch.setattr(limits, "CHARTER_NODES_MAX", 2)
-    made = charter(grant(ALICE, INVITED), revocation(BOB, INVITED))
+def test_the_acl_speaks_of_so_many_nodes_and_no_more(monkeypatch):
+    monkeypatch.setattr(limits, "ACL_NODES_MAX", 2)
+    made = acl(grant(ALICE, INVITED), revocation(BOB, INVITED))
     for data in (grant(STRANGER, INVITED), revocation(STRANGER, INVITED)):
         with pytest.raises(NoRoomError, match="more nodes"):
             made.learn(data)
@@ -365,7 +365,7 @@ def test_the_charter_speaks_of_so_many_nodes_and_no_more(monkeypatch):
 )
 def test_what_another_record_replaces_is_forgotten(records):
     """However many an owner signs for one node."""
-    assert charter(*records)._datas == {records[-1]}
+    assert acl(*records)._datas == {records[-1]}
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_what_another_record_replaces_is_forgotten(records):
     [(125, "2 min"), (3500, "58 min"), (3599, "1.0 hours"), (40_000, "11.1 hours"), (86_399, "1.0 days")],
 )
 def test_how_long_ago_is_said_in_a_fitting_unit(seconds, said):
-    one = charter(grant(identity(1), INVITED, expires=1_000_000))
+    one = acl(grant(identity(1), INVITED, expires=1_000_000))
     with pytest.raises(RefusedError, match=f"ran out {said} ago; ask an owner"):
         one.vet(identity(1).node_id, 1_000_000 + seconds)
 
@@ -383,13 +383,13 @@ def test_how_long_ago_is_said_in_a_fitting_unit(seconds, said):
 )
 def test_until_when_it_held_shows_whose_clock_is_wrong(end, said):
     """Both sides read it, and only one of them can be right."""
-    one = charter(grant(identity(1), INVITED, expires=end))
+    one = acl(grant(identity(1), INVITED, expires=end))
     with pytest.raises(RefusedError, match=f"it was valid until {said}"):
         one.vet(identity(1).node_id, end + 1)
 
 
 def test_until_when_a_node_is_invited():
-    one, open_, node = charter(), charter(of=OPEN), identity(1)
+    one, open_, node = acl(), acl(of=OPEN), identity(1)
     assert one.invited_until(node.node_id) is None
     for role, expires in ((Role.TRAIN, 50), (Role.OBSERVE, 90)):
         one.learn(grant(node, INVITED, role=role, expires=expires))
