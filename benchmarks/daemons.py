@@ -14,7 +14,7 @@ from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Child
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.manifest import Manifest, from_values
@@ -140,7 +140,7 @@ class Daemons:
         return Traffic(payload, control)
 
     def _start(self, home: Home, join: tuple[str, ...]) -> None:
-        options = DaemonOptions(
+        options = NodeOptions(
             folder=home.root, listen="127.0.0.1:0", join=join, name=home.root.name, admin="off"
         )
         with open(home.root.with_suffix(".log"), "ab") as log:

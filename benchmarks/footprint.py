@@ -33,7 +33,7 @@ from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, RecordStore
 from gossamer.node.home import Home
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Child
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import UnreachableError
@@ -142,7 +142,7 @@ def _prepare(folder: Path, parameters: int) -> tuple[Home, Manifest]:
 
 async def _daemon(folder: Path, parameters: int) -> dict[str, Any]:
     home, manifest = await asyncio.to_thread(_prepare, folder, parameters)
-    options = DaemonOptions(folder=home.root, listen="127.0.0.1:0", admin="off")
+    options = NodeOptions(folder=home.root, listen="127.0.0.1:0", admin="off")
     with open(folder / "log", "wb") as log:
         child = Child("gossamer.node.daemon.daemon", [options.to_json()], stderr=log.fileno())
     puppet = Puppet(home.socket_path(), manifest, step_s=POLL_S, seed=1)

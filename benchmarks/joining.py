@@ -21,7 +21,7 @@ from benchmarks.tables import Table
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.node.trainer.outer import OuterLoop
 from gossamer.protocol.manifest import Manifest
@@ -120,12 +120,12 @@ async def _load(home: Home, manifest: Manifest, outer: OuterLoop) -> None:
 
 
 def _start(hosts: Hosts, n: int, home: Home, *, trains: bool) -> None:
-    options = DaemonOptions(
+    options = NodeOptions(
         folder=home.root,
         listen=f"{NET}.{n}:{PORT}",
         join=(f"{NET}.1:{PORT}",) if n > 1 else (),
         name=home.root.name,
-        trains=trains,
+        observe=not trains,
         admin="off",
     )
     hosts.start(n, "gossamer.node.daemon.daemon", options.to_json(), log=home.root.with_suffix(".log"))

@@ -1,76 +1,271 @@
-"""The options of a daemon and of a trainer, passed to their processes as one JSON argument."""
+"""The options of a node: one schema for the command line, a script, the daemon and the trainer.
 
-import json
-from dataclasses import asdict, dataclass, fields
+A field with a `Flag` is at once a flag of `gossamer node` (its description is the help), a key of a node file
+and an environment variable. `Peer.attach` fills in the same fields. The processes of a node get all of them
+as one JSON argument, and use those that concern them.
+"""
+
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from gossamer.node.address import (
+    WILDCARDS,
+    check_node_name,
+    check_plaintext,
+    check_swarm_id,
+    parse_address,
+    parse_contact,
+    parse_node_id,
+)
+from gossamer.node.logs import LEVELS
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX
 
 ADMIN_OFF = "off"
-"""Given as the admin address: there is no admin server."""
+"""As the admin address: there is no admin server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    folder: Path
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How a field is written on the command line."""
+
+    help: str
+    name: str = ""
+    """Without dashes; by default the field's name."""
+    metavar: str | None = None
+    """A name for the value in the help."""
+
+
+def _valid(parse: Callable[[str], object]) -> AfterValidator:
+    """Checks a text with `parse`, and takes what that returns instead if it is a text too."""
+
+    def validate(text: str) -> str:
+        try:
+            found = parse(text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return found if isinstance(found, str) else text
+
+    return AfterValidator(validate)
+
+
+def _dialable(text: str) -> str:
+    host, _ = parse_address(text)
+    if host in WILDCARDS:
+        raise ConfigError(f"nobody can dial {text}: give an address at which others reach this node")
+    return text.strip()
+
+
+def _admin(text: str) -> None:
+    if text not in ("", ADMIN_OFF):
+        parse_address(text, port_min=0)
+
+
+def _log_level(text: str) -> None:
+    if text not in LEVELS:
+        raise ConfigError(f"{text!r} is not one of {', '.join(LEVELS)}")
+
+
+def _path(value: Any) -> Any:
+    """An empty path comes from an unset shell variable; a shell leaves the tilde of ``--dir=~/d`` alone."""
+    if not isinstance(value, str):
+        return value
+    if not value or "\0" in value:
+        raise ValueError("the path is empty" if not value else "a path has no null characters")
+    return os.path.expanduser(value)
+
+
+def _list(value: Any) -> Any:
+    """Any collection will do, but a single text would become a list of its letters."""
+    return tuple(value) if isinstance(value, Collection) and not isinstance(value, str | bytes) else value
+
+
+_Text = Annotated[str, Field(strict=True)]
+_Switch = Annotated[bool, Field(strict=True)]
+_Count = Annotated[int, Field(ge=0)]
+_Path = Annotated[Path, BeforeValidator(_path)]
+_Contacts = Annotated[
+    tuple[Annotated[_Text, _valid(lambda text: str(parse_contact(text)))], ...], BeforeValidator(_list)
+]
+_NodeIds = Annotated[
+    tuple[Annotated[_Text, _valid(lambda text: parse_node_id(text).hex())], ...], BeforeValidator(_list)
+]
+_Addresses = Annotated[
+    tuple[Annotated[_Text, _valid(_dialable)], ...],
+    BeforeValidator(_list),
+    Field(max_length=ADDRESSES_PER_PEER_MAX),
+]
+_Paths = Annotated[tuple[_Path, ...], BeforeValidator(_list)]
+_Listen = Annotated[_Text, _valid(lambda text: parse_address(text, port_min=0))]
+
+
+class NodeOptions(BaseModel):
+    """How one node runs. What the whole swarm agrees on is in the manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    join: Annotated[
+        _Contacts,
+        Flag(
+            "A node of the swarm: HOST:PORT, or gossamer://NODE_ID@HOST:PORT to trust no other node there."
+            " May be repeated.",
+            metavar="ADDRESS",
+        ),
+    ] = ()
+    invite: Annotated[
+        _Text | None,
+        Flag("What gossamer invite printed for this node, or a file that holds it.", metavar="INVITATION"),
+    ] = None
+    wait: Annotated[_Switch, Flag("If no node to join answers, keep trying until one does.")] = False
+    check: Annotated[
+        _Switch,
+        Flag(
+            "Do all that a start does, up to listening and the first batch, and end: with status 0 if the"
+            " node can start, or 2 and the reason."
+        ),
+    ] = False
+    observe: Annotated[_Switch, Flag("Do not train: hold a replica and serve it to others.")] = False
+    folder: Annotated[
+        _Path | None,
+        Flag(
+            "The node's folder. Default: ~/.gossamer/SWARM, or SWARM-bootstrap for a bootstrap peer.",
+            name="dir",
+            metavar="FOLDER",
+        ),
+    ] = None
+    swarm_id: Annotated[
+        Annotated[_Text, _valid(check_swarm_id)] | None,
+        Flag("Refuse any swarm but this one (its id, or the beginning of it).", metavar="ID"),
+    ] = None
+    trust: Annotated[
+        _NodeIds,
+        Flag(
+            "When joining, believe this node about the model, whatever others say. May be repeated.",
+            metavar="NODE_ID",
+        ),
+    ] = ()
+    data: Annotated[
+        _Paths,
+        Flag("Files or folders to train on. Default: the task's own. May be repeated.", metavar="PATH"),
+    ] = ()
+    task: Annotated[
+        _Text | None,
+        Flag(
+            "The file with the swarm's task, if it does not come with Gossamer. Its code is executed here;"
+            " the node's folder remembers it.",
+            metavar="FILE.py:CLASS",
+        ),
+    ] = None
+    listen: Annotated[
+        _Listen,
+        Flag(
+            "Where to listen. Port 0 picks a free one, [::] is every address, 0.0.0.0 every IPv4 address.",
+            metavar="HOST:PORT",
+        ),
+    ] = "[::]:0"
+    advertise: Annotated[
+        _Addresses,
+        Flag(
+            "Where others can dial this node, if that is not where it listens. May be repeated.",
+            metavar="HOST:PORT",
+        ),
+    ] = ()
+    name: Annotated[_Text, _valid(check_node_name), Flag("This node's name in displays.")] = ""
+    device: Annotated[_Text, Flag("Where to train: auto, cpu, cuda, cuda:1, mps ...")] = "auto"
+    threads: Annotated[
+        _Count, Field(le=1024), Flag("CPU threads for training; 0 leaves it to PyTorch.", metavar="N")
+    ] = 0
+    stop_round: Annotated[
+        _Count, Flag("Stop training after this round; 0 for never.", name="rounds", metavar="N")
+    ] = 0
+    evaluate_every: Annotated[_Count, Flag("Evaluate every N rounds; 0 for never.", metavar="N")] = 5
+    plaintext: Annotated[
+        _Switch,
+        Flag("Do not use TLS. For tests on loopback; all nodes must do the same.", name="insecure-plaintext"),
+    ] = False
+    admin: Annotated[
+        _Text,
+        _valid(_admin),
+        Flag(
+            "Where to serve the page, the metrics and gossamer top, or off. Default: 127.0.0.1, first free"
+            " port from 7780.",
+            metavar="HOST:PORT",
+        ),
+    ] = ""
+    debug: Annotated[_Switch, Flag("Log everything, and show tracebacks.")] = False
+    log_json: Annotated[_Switch, Flag("Log JSON objects, one per line.")] = False
+    log_level: Annotated[_Text, _valid(_log_level), Flag(f"Lowest level to log: {', '.join(LEVELS)}.")] = (
+        "info"
+    )
+
+    # What a node passes to its own processes.
+    socket: str = ""
+    """Path of the Unix socket where a script finds its daemon; if empty, `Home.socket_path()`. That path
+    depends on TMPDIR, which a script may change after it has used it."""
+    restarted: bool = False
+    """Whether the trainer ran before and died. As it worked then, what goes wrong now may pass."""
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """The options with these values. Raises ConfigError, one line that names the first wrong flag."""
+        try:
+            options = cls(**values)
+        except ValidationError as error:
+            raise ConfigError(_first_problem(error)) from None
+        if options.plaintext:
+            check_plaintext(parse_address(options.listen, port_min=0)[0])
+        return options
+
+    @property
+    def root(self) -> Path:
+        """The node's folder, once it has been entered."""
+        assert self.folder is not None, "the folder is known before a process starts"
+        return self.folder
+
+    @property
+    def is_of_a_script(self) -> bool:
+        """Whether the daemon runs for a script, and words its log for one (see `inputs.for_a_script`)."""
+        return bool(self.socket)
 
     def to_json(self) -> str:
         """One argument for a command line."""
-        return json.dumps(asdict(self), default=str)
+        return self.model_dump_json()
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Inverse of `to_json`."""
-        values: dict[str, Any] = json.loads(text)
-        known = {field.name for field in fields(cls)} - {"folder"}
-        rest: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in known
-        }
-        return cls(folder=Path(values["folder"]), **rest)
+        return cls.model_validate_json(text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonOptions(_Options):
-    """How one daemon runs. What the whole swarm agrees on is in the manifest."""
-
-    listen: str = "127.0.0.1:0"
-    advertise: tuple[str, ...] = ()
-    """Addresses where others can dial us; if empty, the node finds out."""
-    join: tuple[str, ...] = ()
-    trust: tuple[str, ...] = ()
-    """Ids in hex of nodes that we believe about the past when we join; if empty, what members agree on."""
-    name: str = ""
-    trains: bool = True
-    plaintext: bool = False
-    admin: str = ""
-    """Where the page, the metrics and `gossamer top` are served: ``host:port``, "off", or empty for the first
-    free port of loopback from 7780 up."""
-    socket: str = ""
-    """Path of the Unix socket where a script finds us; if empty, `Home.socket_path()`. That path depends on
-    TMPDIR, which a script may change after it has used it."""
-    debug: bool = False
-    log_json: bool = False
-    log_level: str = "info"
-
-    @property
-    def is_beside_a_script(self) -> bool:
-        """Whether the daemon runs beside a script, and words its log for one (see `wording`)."""
-        return bool(self.socket)
+def flags() -> dict[str, Flag]:
+    """The flags of `gossamer node` by field, with their names filled in."""
+    return {
+        field: replace(flag, name=flag.name or field.replace("_", "-"))
+        for field, info in NodeOptions.model_fields.items()
+        for flag in info.metadata
+        if isinstance(flag, Flag)
+    }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerOptions(_Options):
-    """How one trainer runs."""
-
-    data: tuple[str, ...] = ()
-    threads: int = 0
-    """Threads for torch; 0 leaves it to torch."""
-    device: str = "auto"
-    stop_round: int = 0
-    """Publish no round past this one, and then stay to evaluate; 0 for no limit."""
-    evaluate_every: int = 5
-    """Evaluate whenever the own round reaches or passes a multiple of this; 0 for never."""
-    restarted: bool = False
-    """Whether the trainer ran before and died. As it worked then, what goes wrong now may pass."""
-    debug: bool = False
-    log_json: bool = False
-    log_level: str = "info"
+def _first_problem(error: ValidationError) -> str:
+    problem: ErrorDetails = error.errors(include_url=False)[0]
+    field = str(problem["loc"][0])
+    flag = flags().get(field)
+    text = (
+        problem["msg"]
+        .removeprefix("Value error, ")
+        .removeprefix("Input ")
+        .replace("Extra inputs are not permitted", "no such option")
+    )
+    value = (
+        ""
+        if problem["type"] in ("value_error", "too_long", "extra_forbidden")
+        else f", not {problem['input']!r:.60}"
+    )
+    return f"--{flag.name if flag else field}: {text}{value}"

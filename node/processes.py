@@ -7,6 +7,7 @@ parent holds it.
 """
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -17,11 +18,11 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from gossamer.node.options import DaemonOptions, TrainerOptions
+from gossamer.node.options import NodeOptions
 from gossamer.protocol.backoff import Backoff
 
 # --- The exit statuses of our processes, for whatever started them: the supervisor, systemd, a script.
@@ -289,7 +290,7 @@ def _ended(name: str) -> str:
     return f"the {name} ended (status "
 
 
-def daemon_service(options: DaemonOptions) -> Service:
+def daemon_service(options: NodeOptions) -> Service:
     """The service that runs a daemon."""
 
     def start() -> Child:
@@ -305,16 +306,31 @@ def daemon_service(options: DaemonOptions) -> Service:
     return Service("daemon", start)
 
 
-def trainer_service(options: TrainerOptions) -> Service:
-    """The service that runs a trainer. A restarted one is told so, see `TrainerOptions.restarted`."""
+def trainer_service(options: NodeOptions) -> Service:
+    """The service that runs a trainer. A restarted one is told so, see `NodeOptions.restarted`."""
     threads = {"OMP_NUM_THREADS": str(options.threads)} if options.threads else {}
 
     def start() -> Child:
-        told = replace(options, restarted=service.has_failed)
+        told = options.model_copy(update={"restarted": service.has_failed})
         return Child("gossamer.node.trainer.trainer", [told.to_json()], env=threads)
 
     service = Service("trainer", start)
     return service
+
+
+def services_of(options: NodeOptions) -> list[Service]:
+    """All that a node consists of."""
+    return [daemon_service(options), *([] if options.observe else [trainer_service(options)])]
+
+
+def check(options: NodeOptions) -> int:
+    """Start a node's processes one after the other, each up to where it would begin its work (the daemon has
+    restored its state and listens, the trainer has its first batch); returns the exit status of the first
+    that cannot."""
+    for service in services_of(options):
+        if status := service.start().end(math.inf):
+            return status
+    return DONE
 
 
 # --- `gossamer node`: keeps a daemon and a trainer running side by side.
@@ -330,11 +346,9 @@ SUPERVISOR_POLL_S = 0.1
 class Supervisor:
     """Runs one node until it is told to stop."""
 
-    def __init__(self, daemon: DaemonOptions, trainer: TrainerOptions | None) -> None:
+    def __init__(self, options: NodeOptions) -> None:
         self._asked_to_stop = False  # not an Event: the signal may interrupt code that holds its lock
-        self._services = [daemon_service(daemon)]
-        if trainer is not None:
-            self._services.append(trainer_service(trainer))
+        self._services = services_of(options)
 
     def stop(self) -> None:
         """Ask the node to stop; `run` returns within 5 seconds."""

@@ -76,7 +76,7 @@ def bootstrap(
     from gossamer.bootstrap.genesis import ensure_genesis
     from gossamer.node.home import Home, default_folder
     from gossamer.node.inputs import checked_advertise, checked_join, given_invitation
-    from gossamer.node.options import DaemonOptions
+    from gossamer.node.options import NodeOptions
     from gossamer.node.processes import Supervisor
 
     logs.configure(level=log_level, debug=debug, as_json=log_json)
@@ -96,20 +96,19 @@ def bootstrap(
     _let_in(home, manifest, path, given_invitation(invite))
     _tell_how_to_join(home, manifest, advertise or [listen])
     supervisor = Supervisor(
-        DaemonOptions(
+        NodeOptions.of(
             folder=home.root,
             listen=listen,
             advertise=checked_advertise(advertise),
             join=addresses,
             name=name,
-            trains=False,
+            observe=True,
             plaintext=plaintext,
             admin=admin,
             debug=debug,
             log_json=log_json,
             log_level=log_level,
-        ),
-        None,
+        )
     )
     raise typer.Exit(supervisor.run())
 

@@ -107,7 +107,7 @@ def node(
     """
     from gossamer.node.inputs import checked_advertise, checked_join, checked_trust, given_invitation
     from gossamer.node.join import enter_invited, enter_swarm, once_somebody_is_there
-    from gossamer.node.options import DaemonOptions, TrainerOptions
+    from gossamer.node.options import NodeOptions
     from gossamer.node.processes import Supervisor
     from gossamer.node.trainer.data import check_trainable, remember_task
     from gossamer.protocol.access.acl import Role
@@ -132,33 +132,25 @@ def node(
     if not observe:
         check_trainable(home)
     supervisor = Supervisor(
-        DaemonOptions(
+        NodeOptions.of(
             folder=home.root,
             listen=listen,
             advertise=checked_advertise(advertise),
             join=addresses,
             trust=trusted,
             name=name,
-            trains=not observe,
+            observe=observe,
             plaintext=plaintext,
             admin=admin,
             debug=debug,
             log_json=log_json,
             log_level=log_level,
-        ),
-        None
-        if observe
-        else TrainerOptions(
-            folder=home.root,
-            data=tuple(str(path.absolute()) for path in data or ()),
+            data=tuple(path.absolute() for path in data or ()),
             threads=threads,
             device=device,
             stop_round=rounds,
             evaluate_every=evaluate_every,
-            debug=debug,
-            log_json=log_json,
-            log_level=log_level,
-        ),
+        )
     )
     raise typer.Exit(supervisor.run())
 

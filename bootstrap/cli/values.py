@@ -15,8 +15,9 @@ import typer
 
 from gossamer.node.address import check_node_name, check_swarm_id, parse_address, parse_contact, parse_node_id
 from gossamer.node.inputs import expanded
-from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError, LocalError
+
+ADMIN_OFF = "off"
 
 # --- What `gossamer config check` finds: one line each, with what to do.
 

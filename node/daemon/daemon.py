@@ -3,7 +3,7 @@
 It owns the folder, the network, the stores and Phi. It has no opinion on validity, and does not import torch.
 The supervisor (or `Peer.attach`) starts it as ``python -m gossamer.node.daemon.daemon OPTIONS``, where
 OPTIONS is
-one JSON argument (see `DaemonOptions`).
+one JSON argument (see `NodeOptions`).
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from gossamer.node.daemon.trainer_port import Publisher, TrainerPort
 from gossamer.node.home import Home
 from gossamer.node.inputs import for_a_script
 from gossamer.node.ipc import messages as control
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import DiskFullError, FolderGoneError, LocalError, StorageError
@@ -190,7 +190,7 @@ STOP_POLL_S = 0.05
 class Daemon:
     """One node's daemon, from start to stop."""
 
-    def __init__(self, options: DaemonOptions) -> None:
+    def __init__(self, options: NodeOptions) -> None:
         """Take the folder and put the parts together. Raises ConfigError or StorageError."""
         self.options = options
         self._stopping = asyncio.Event()
@@ -306,6 +306,8 @@ class Daemon:
             before = self.home.read_last_daemon() or {}
             admin = await self.admin.start(last=port_of(before.get("admin")))
             bound = await self.server.start(host, port, last=port_of(before.get("address")))
+            if self.options.check:
+                return
             await self._serve(host, bound, admin)
         except BaseExceptionGroup as group:
             raise _first(group) from None
@@ -509,12 +511,12 @@ class Daemon:
         return await status_of(self.view, query)
 
 
-def _opened(options: DaemonOptions) -> tuple[Home, Manifest]:
+def _opened(options: NodeOptions) -> tuple[Home, Manifest]:
     """A node's folder, locked for as long as this process lives. Raises StorageError.
 
     A missing folder is not created: it has been moved, and a new one would be in the way when it comes back.
     """
-    home = Home(options.folder)
+    home = Home(options.root)
     manifest = home.own_manifest()
     home.lock.take()
     home.set_daemon_aside()
@@ -523,13 +525,13 @@ def _opened(options: DaemonOptions) -> tuple[Home, Manifest]:
     return home, manifest
 
 
-def _info(options: DaemonOptions, home: Home, fingerprint: bytes) -> NodeInfo:
+def _info(options: NodeOptions, home: Home, fingerprint: bytes) -> NodeInfo:
     """What the core has to know about this node. Raises ConfigError for invalid contacts."""
     contacts = whom_to_join(options.join, home)
     told = {parse_contact(text).address for text in options.join}
     return NodeInfo(
         name=options.name,
-        trains=options.trains,
+        trains=not options.observe,
         incarnation=home.next_incarnation(),
         bootstrap=tuple(contact.address for contact in contacts),
         pins={contact.address: contact.node_id for contact in contacts if contact.node_id},
@@ -549,12 +551,12 @@ def _first(error: BaseException) -> BaseException:
 
 def main() -> int:
     """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person has to fix."""
-    options = DaemonOptions.from_json(sys.argv[1])
+    options = NodeOptions.from_json(sys.argv[1])
     logs.configure(
         level=options.log_level,
         debug=options.debug,
         as_json=options.log_json,
-        wording=for_a_script if options.is_beside_a_script else str,
+        wording=for_a_script if options.is_of_a_script else str,
     )
     lifeline.reset_signals()
     os.umask(0o077)  # SQLite creates files itself

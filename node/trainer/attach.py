@@ -41,7 +41,7 @@ from gossamer.node.inputs import (
     read_manifest,
 )
 from gossamer.node.join import enter_invited, enter_swarm
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import genesis
 from gossamer.node.trainer.beside import Beside
 from gossamer.node.trainer.daemon_link import CONNECT_TIMEOUT_S, OUTDATED, DaemonLink
@@ -129,7 +129,7 @@ def started(
     # Each attach has its own socket, so that two scripts started at once cannot meet each other's daemon.
     socket = home.socket_path(secrets.token_hex(4))
     beside = Beside(
-        DaemonOptions(
+        NodeOptions(
             folder=home.root,
             listen=options["listen"],
             advertise=advertised,

@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Service, daemon_service
 from gossamer.protocol.errors import ConfigError
 
@@ -40,7 +40,7 @@ def _terminate(*_: object) -> None:
 class Beside:
     """A script's daemon, if it has one, and its handling of SIGTERM."""
 
-    def __init__(self, options: DaemonOptions | None = None) -> None:
+    def __init__(self, options: NodeOptions | None = None) -> None:
         """`options` are None in a script whose daemon runs beside another rank."""
         self._service: Service | None = daemon_service(options) if options else None
         self._ended: int | None = None

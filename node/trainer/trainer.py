@@ -23,7 +23,6 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
-from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -37,7 +36,7 @@ from gossamer.node import logs
 from gossamer.node import processes as exit_status
 from gossamer.node import processes as lifeline
 from gossamer.node.home import Home
-from gossamer.node.options import TrainerOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import data as own_task
 from gossamer.node.trainer.metrics import Reporter
 from gossamer.node.trainer.peer import Peer
@@ -66,19 +65,21 @@ def choose_device(name: str) -> torch.device:
 class Trainer:
     """Task, model and optimizer of one node, and its peer."""
 
-    def __init__(self, options: TrainerOptions, manifest: Manifest) -> None:
+    def __init__(self, options: NodeOptions, manifest: Manifest) -> None:
         if options.threads:
             torch.set_num_threads(options.threads)
         self._options = options
         self._manifest = manifest
         self._device = choose_device(options.device)
-        self._task: Task = own_task.build(
-            Home(options.folder), manifest, tuple(Path(path) for path in options.data)
-        )
+        self._task: Task = own_task.build(Home(options.root), manifest, options.data)
         self._model: nn.Module = self._task.build_model(manifest.task.seed).to(self._device)
         self._optimizer = InnerOptimizer(self._task.build_optimizer(self._model))
+        if options.check:
+            next(self._task.batches(DataStream(seed=manifest.task.seed, node_id=bytes(32))))
+            log.info("can train on %s", self._task.data_in_words())
+            return
         self.peer = Peer.connect(
-            self._model, self._optimizer.parts, options.folder, manifest, stop_round=options.stop_round
+            self._model, self._optimizer.parts, options.root, manifest, stop_round=options.stop_round
         )
         self._reporter = Reporter(str(self._device))
         self._state = "joining"
@@ -134,8 +135,8 @@ class Trainer:
     def _tell_data(self) -> None:
         """Log what this node trains on, with a warning if that differs from the last run's data: a start
         takes no --data from the folder."""
-        sources = self._options.data
-        before = Home(self._options.folder).keep_data(sources)
+        sources = tuple(map(str, self._options.data))
+        before = Home(self._options.root).keep_data(sources)
         log.info("training on %s", self._task.data_in_words())
         if before is not None and before != sources:
             then, now = (", ".join(names) or "the task's own data" for names in (before, sources))
@@ -234,7 +235,7 @@ class _Ending:
 def main() -> int:
     """Run a trainer from its one JSON argument; returns its exit status."""
     atexit.register(gc.freeze)  # with torch loaded, the last garbage collection takes up to a second
-    options = TrainerOptions.from_json(sys.argv[1])
+    options = NodeOptions.from_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     ending = _Ending()
     for number in lifeline.stop_signals():
@@ -242,7 +243,9 @@ def main() -> int:
     lifeline.reset_signals()
     lifeline.watch(ending.node_is_gone)
     try:
-        trainer = ending.trainer = Trainer(options, Home(options.folder).own_manifest())
+        trainer = ending.trainer = Trainer(options, Home(options.root).own_manifest())
+        if options.check:
+            return exit_status.DONE
         trainer.run()
         trainer.peer.close()
     except DivergedError as error:
@@ -261,7 +264,7 @@ def main() -> int:
     return exit_status.DONE
 
 
-def _diverged(error: DivergedError, trainer: Trainer, options: TrainerOptions) -> int:
+def _diverged(error: DivergedError, trainer: Trainer, options: NodeOptions) -> int:
     """Log the error and give up the window; returns the exit status: whether another process may do
     better."""
     went_well = trainer.went_well

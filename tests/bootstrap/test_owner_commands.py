@@ -11,7 +11,7 @@ import pytest
 from gossamer.bootstrap.manifests import read
 from gossamer.node import logs
 from gossamer.node.home import Home, keep_grant
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.protocol.access.acl import AccessList, Revocation, Role, read_invitation
 from gossamer.protocol.errors import NobodyThereError, NotAnsweredError
 from gossamer.protocol.identity import Identity
@@ -170,13 +170,13 @@ def test_an_invitation_for_another_node_or_without_an_address(run: Run, tmp_path
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[DaemonOptions]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[NodeOptions]:
     """What nodes are started with, which end at once."""
-    found: list[DaemonOptions] = []
+    found: list[NodeOptions] = []
     monkeypatch.setattr(logs, "configure", lambda **_: None)
 
     class Supervisor:
-        def __init__(self, daemon: DaemonOptions, _: object) -> None:
+        def __init__(self, daemon: NodeOptions, _: object) -> None:
             found.append(daemon)
 
         def run(self) -> int:
@@ -187,7 +187,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[DaemonOptions]:
 
 
 def test_who_is_told_where_to_join_or_which_swarm_is_meant_is_told_more_than_the_invitation_says(
-    run: Run, tmp_path: Path, started: list[DaemonOptions]
+    run: Run, tmp_path: Path, started: list[NodeOptions]
 ) -> None:
     assert run("init", "my.toml", "--invited").status == 0
     home = Home(tmp_path / "d")
@@ -201,7 +201,7 @@ def test_who_is_told_where_to_join_or_which_swarm_is_meant_is_told_more_than_the
 
 
 def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
-    run: Run, tmp_path: Path, started: list[DaemonOptions], caplog: pytest.LogCaptureFixture
+    run: Run, tmp_path: Path, started: list[NodeOptions], caplog: pytest.LogCaptureFixture
 ) -> None:
     """As one whose node file holds that; and `config check` says no more that it has run out."""
     caplog.set_level(logging.INFO)

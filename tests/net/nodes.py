@@ -19,7 +19,7 @@ from gossamer.node.daemon.network.rpc import Asker, asker_of, fetch_status
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Child
 from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import UnreachableError
@@ -51,13 +51,13 @@ def small_manifest(numel: int = 4096, **sections: dict[str, Any]) -> tuple[Manif
 class LocalNode:
     """One daemon and its puppet."""
 
-    def __init__(self, name: str, options: DaemonOptions, manifest: Manifest, number: int) -> None:
+    def __init__(self, name: str, options: NodeOptions, manifest: Manifest, number: int) -> None:
         self.name = name
         self.options = options
         self.manifest = manifest
         self.number = number
-        self.home = Home(options.folder)
-        self.log_path = options.folder.with_suffix(".log")
+        self.home = Home(options.root)
+        self.log_path = options.root.with_suffix(".log")
         self.child: Child | None = None
         self.puppet: Puppet | None = None
         self.asker: Asker | None = None
@@ -159,7 +159,7 @@ class LocalNodes:
         source = own_loopback(number)
         node = LocalNode(
             name,
-            DaemonOptions(
+            NodeOptions(
                 folder=folder,
                 listen=f"{source}:0",
                 name=name,
@@ -170,9 +170,7 @@ class LocalNodes:
             number,
         )
         self.addresses[name] = await self.proxy.add(name, source, node.listens_at)
-        node.options = DaemonOptions.from_json(
-            node.options.to_json().replace('"advertise": []', f'"advertise": ["{self.addresses[name]}"]')
-        )
+        node.options = node.options.model_copy(update={"advertise": (self.addresses[name],)})
         if self.owner is not None:
             node.asker = asker_of(home)
         self.nodes[name] = node

@@ -18,7 +18,7 @@ import pytest
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.protocol.manifest import Manifest
 from tests.net.hosts import NET, Hosts, why_not
 from tests.net.nodes import HEAL_S, LocalNodes, small_manifest
@@ -58,12 +58,12 @@ async def test_a_host_whose_cable_is_pulled_trains_on_and_heals(tmp_path: Path) 
             home = new_home(tmp_path / f"host{n}", manifest)
             if not number:
                 snapshots.store(phi, ChunkStore(home.chunks_path))
-            options = DaemonOptions(
+            options = NodeOptions(
                 folder=home.root,
                 listen=f"{NET}.{n}:{PORT}",
                 join=(f"{NET}.1:{PORT}",) if number else (),
                 name=f"host{n}",
-                trains=bool(number),
+                observe=not number,
             )
             hosts.start(n, "gossamer.node.daemon.daemon", options.to_json(), log=tmp_path / f"host{n}.log")
             if number:
@@ -131,9 +131,7 @@ async def test_a_full_disk_pauses_publishing_and_nothing_else(tmp_path: Path) ->
         new_home(tmp_path / "seed", manifest)
         mount = tmp_path / "small"
         mount.mkdir()
-        options = DaemonOptions(
-            folder=mount, listen="127.0.0.1:0", join=(swarm.addresses["n0"],), name="small"
-        )
+        options = NodeOptions(folder=mount, listen="127.0.0.1:0", join=(swarm.addresses["n0"],), name="small")
         script = f'mount -t tmpfs -o size=12m none {mount} && cp -a {tmp_path}/seed/. {mount} && exec "$@"'
         log_path = tmp_path / "small.log"
         daemon = [sys.executable, "-m", "gossamer.node.daemon.daemon", options.to_json()]

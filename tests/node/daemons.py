@@ -18,7 +18,7 @@ from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.ipc import messages as control
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.protocol.payloads.layout import TensorSpec
 from gossamer.protocol.payloads.payload import encode_payload
@@ -52,7 +52,7 @@ def joining(folder: Path, first: Home) -> Home:
 @contextlib.asynccontextmanager
 async def started(home: Home, **options: Any) -> AsyncIterator[tuple[Daemon, asyncio.Task[None]]]:
     """A daemon that has just begun to run, and its task. It is stopped afterwards; raises what ended it."""
-    daemon = Daemon(DaemonOptions(folder=home.root, **{"plaintext": True, **options}))
+    daemon = Daemon(NodeOptions(folder=home.root, **{"listen": "127.0.0.1:0", "plaintext": True, **options}))
     task = asyncio.create_task(daemon.run())
     try:
         yield daemon, task

@@ -26,7 +26,7 @@ from torch import nn
 
 from gossamer.bootstrap import manifests
 from gossamer.node.home import FolderLock, Home
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import attach as attaching
 from gossamer.node.trainer import attach as starting
 from gossamer.node.trainer import peer as peer_module
@@ -310,9 +310,9 @@ def test_ctrl_c_as_its_peer_is_made_stops_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_daemon_says_no_more_than_the_script_wants_to_hear(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[DaemonOptions] = []
+    given: list[NodeOptions] = []
 
-    def start(options: DaemonOptions) -> None:
+    def start(options: NodeOptions) -> None:
         given.append(options)
         raise AssertionError("no daemon")
 

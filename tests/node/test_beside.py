@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gossamer.node import processes as service_module
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Service
 from gossamer.node.trainer import beside as beside_module
 from gossamer.node.trainer.beside import TERMINATED, Beside
@@ -97,7 +97,7 @@ def test_ctrl_c_while_the_daemon_is_ended_does_not_keep_it_running(
 
     monkeypatch.setattr(beside_module, "daemon_service", lambda _: Service("daemon", start))
     monkeypatch.setattr(beside_module, "POLL_S", 0.01)
-    beside = Beside(DaemonOptions(folder=tmp_path))
+    beside = Beside(NodeOptions(folder=tmp_path))
     beside.start()
     assert started.wait(10)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -135,7 +135,7 @@ def test_a_daemon_that_died_is_known_to_have_though_another_runs(
     monkeypatch.setattr(beside_module, "daemon_service", lambda _: Service("daemon", runs.pop))
     monkeypatch.setattr(beside_module, "POLL_S", 0.01)
     monkeypatch.setattr(service_module, "BACKOFF_MIN_S", 0.01)
-    beside = Beside(DaemonOptions(folder=tmp_path))
+    beside = Beside(NodeOptions(folder=tmp_path))
     beside.start()
     wait_for(lambda: len(runs) == 1, 10, "the daemon runs")
     assert not beside.has_died

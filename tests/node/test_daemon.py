@@ -38,7 +38,7 @@ from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.files import UNFINISHED_S
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.ipc import messages as control
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.processes import daemon_service
 from gossamer.node.trainer import daemon_link
 from gossamer.node.trainer.daemon_link import DaemonLink
@@ -459,7 +459,9 @@ async def test_a_node_that_goes_knows_the_next_time_whom_it_has_just_met(
 def test_what_a_daemon_writes_is_for_its_owner_only(home: Home) -> None:
     before = os.umask(0o022)
     try:
-        service = daemon_service(DaemonOptions(folder=home.root, plaintext=True, admin="off"))
+        service = daemon_service(
+            NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0", admin="off")
+        )
         service.keep_running(0.0)
     finally:
         os.umask(before)
@@ -553,7 +555,9 @@ async def test_a_daemon_that_lacks_something_is_started_again(
     home: Home, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
     """Status 2 would end the whole node."""
-    monkeypatch.setattr("sys.argv", ["daemon", DaemonOptions(folder=home.root, plaintext=True).to_json()])
+    monkeypatch.setattr(
+        "sys.argv", ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").to_json()]
+    )
     for name in ("logs.configure", "lifeline.reset_signals", "ask_for_open_files"):
         monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", lambda **_: None)
 
@@ -569,7 +573,9 @@ def test_one_that_can_start_no_thread_says_so_in_one_line(
     def start(thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("sys.argv", ["daemon", DaemonOptions(folder=home.root, plaintext=True).to_json()])
+    monkeypatch.setattr(
+        "sys.argv", ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").to_json()]
+    )
     for name in ("logs.configure", "lifeline.reset_signals", "lifeline.watch", "ask_for_open_files"):
         monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", Mock())
     with monkeypatch.context() as patch:
@@ -582,7 +588,9 @@ def test_one_that_can_start_no_thread_says_so_in_one_line(
 def test_one_that_has_no_memory_left_says_so_in_one_line(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["daemon", DaemonOptions(folder=home.root, plaintext=True).to_json()])
+    monkeypatch.setattr(
+        "sys.argv", ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").to_json()]
+    )
     for name in ("logs.configure", "lifeline.reset_signals", "lifeline.watch", "ask_for_open_files"):
         monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", Mock())
     monkeypatch.setattr("gossamer.node.daemon.phi.archive.restore_merger", Mock(side_effect=MemoryError))

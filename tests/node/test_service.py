@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.node import processes as service_module
 from gossamer.node.home import Home
-from gossamer.node.options import DaemonOptions, TrainerOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Child, Service, daemon_service, trainer_service
 from gossamer.protocol.backoff import Backoff
 from tests.net.processes import wait_for
@@ -103,12 +103,12 @@ def test_a_trainer_is_told_that_it_has_worked_before(monkeypatch: pytest.MonkeyP
     started: list[bool] = []
 
     def start(module: str, args: list[str], *, env: dict[str, str]) -> FakeChild:
-        started.append(TrainerOptions.from_json(args[0]).restarted)
+        started.append(NodeOptions.from_json(args[0]).restarted)
         return child
 
     child = FakeChild()
     monkeypatch.setattr(service_module, "Child", start)
-    service = trainer_service(TrainerOptions(folder=tmp_path))
+    service = trainer_service(NodeOptions(folder=tmp_path))
     service.keep_running(0.0)
     child.status = 1
     service.keep_running(1.0)
@@ -126,13 +126,13 @@ def test_a_daemon_has_one_heap_unless_the_user_wants_more(
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
     if given:
         monkeypatch.setenv("MALLOC_ARENA_MAX", given)
-    daemon_service(DaemonOptions(folder=tmp_path)).keep_running(0.0)
+    daemon_service(NodeOptions(folder=tmp_path)).keep_running(0.0)
     assert found["MALLOC_ARENA_MAX"] == (given or "1")
 
 
 def test_a_daemon_can_be_asked_to_stop_whatever_its_parent_blocks(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
-    service = daemon_service(DaemonOptions(folder=home.root, plaintext=True, admin="off"))
+    service = daemon_service(NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0", admin="off"))
     with signals_of_its_own():
         service.keep_running(0.0)
     child = service.child
@@ -148,14 +148,14 @@ def test_a_daemon_that_comes_back_does_not_insist_on_a_port_that_the_system_chos
     """It takes its last one if that is free, see `Server.start`; another process may have it by now."""
     home = Home(tmp_path)
     home.write_daemon(address="127.0.0.1:7701")
-    started: list[DaemonOptions] = []
+    started: list[NodeOptions] = []
 
     class NoChild:
         def __init__(self, module: str, args: list[str], **_: object) -> None:
-            started.append(DaemonOptions.from_json(args[0]))
+            started.append(NodeOptions.from_json(args[0]))
 
     monkeypatch.setattr(service_module, "Child", NoChild)
-    service = daemon_service(DaemonOptions(folder=tmp_path, listen="127.0.0.1:0"))
+    service = daemon_service(NodeOptions(folder=tmp_path, listen="127.0.0.1:0"))
     service.backoff = Backoff(until=0.0, wait=0.5, kept=0.0)
     service.keep_running(0.0)
     assert [options.listen for options in started] == ["127.0.0.1:0"]
@@ -165,7 +165,7 @@ def test_a_folder_that_is_away_is_waited_for_and_not_made_anew(tmp_path: Path) -
     """It was moved, or its disk unmounted: what is made in its place would be in its way as it comes back."""
     home = founded(tmp_path / "d")
     away = home.root.rename(tmp_path / "away")
-    service = daemon_service(DaemonOptions(folder=home.root, plaintext=True, admin="off"))
+    service = daemon_service(NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0", admin="off"))
 
     def status(now: float) -> int:
         """With which the next daemon ends."""

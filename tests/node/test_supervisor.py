@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gossamer.node.options import DaemonOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Child, Service, Supervisor
 from tests.net.processes import assert_all_gone
 from tests.node.children import FAITHFUL, STUBBORN, scripts_in, signals_of_its_own, wait_up, write
@@ -31,10 +31,10 @@ SUPERVISE = """
     from pathlib import Path
     from gossamer.node import processes as supervisor
     from gossamer.node.processes import Child
-    from gossamer.node.options import DaemonOptions, TrainerOptions
+    from gossamer.node.options import NodeOptions
     from gossamer.node.processes import Service
     folder = Path(sys.argv[1])
-    one = supervisor.Supervisor(DaemonOptions(folder=folder), None)
+    one = supervisor.Supervisor(NodeOptions(folder=folder, observe=True))
     one._services = [
         Service(name, lambda name=name: Child(name, [str(folder / (name + ".up"))]))
         for name in sys.argv[2:]
@@ -84,12 +84,12 @@ INTERRUPT = """
     import signal, sys
     from pathlib import Path
     from gossamer.node import processes as supervisor
-    from gossamer.node.options import DaemonOptions
+    from gossamer.node.options import NodeOptions
 
     supervisor.POLL_S = 0.0
 
     def run(lines_before):
-        node = supervisor.Supervisor(DaemonOptions(folder=Path(sys.argv[1])), None)
+        node = supervisor.Supervisor(NodeOptions(folder=Path(sys.argv[1]), observe=True))
         node._services = []
         asked = False
 
@@ -156,7 +156,7 @@ def test_a_killed_child_comes_back(
 
 
 def test_stop_from_another_thread(scripts: Path) -> None:
-    supervisor = Supervisor(DaemonOptions(folder=scripts), None)
+    supervisor = Supervisor(NodeOptions(folder=scripts, observe=True))
     name = write(scripts, "faithful", FAITHFUL)
     supervisor._services = [Service("daemon", lambda: Child(name, [str(scripts / "up")]))]
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

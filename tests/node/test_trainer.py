@@ -20,7 +20,7 @@ import torch
 
 from gossamer.models.errors import TaskError
 from gossamer.node import processes as exit_status
-from gossamer.node.options import TrainerOptions
+from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import trainer
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.trainer import _Ending, choose_device
@@ -75,7 +75,7 @@ def status_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
     """The exit status of a trainer, in this process."""
     for module, name in ((trainer.logs, "configure"), (signal, "signal"), (trainer.atexit, "register")):
         monkeypatch.setattr(module, name, lambda *_, **__: None)
-    monkeypatch.setattr(sys, "argv", ["trainer", TrainerOptions(folder=founded(tmp_path).root).to_json()])
+    monkeypatch.setattr(sys, "argv", ["trainer", NodeOptions(folder=founded(tmp_path).root).to_json()])
     return trainer.main()
 
 
@@ -143,7 +143,7 @@ class Training(trainer.Trainer):
     """One whose node has done so many inner steps before, and that does three."""
 
     def __init__(self, folder: Path, steps: int) -> None:
-        self._options, self._manifest = TrainerOptions(folder=folder, evaluate_every=0), SMALL
+        self._options, self._manifest = NodeOptions(folder=folder, evaluate_every=0), SMALL
         self._task = Mock(batches=lambda stream: count(stream.skip_batches))
         self.peer = Mock(
             node_id=bytes(32), progress=Progress(steps), clock=1, should_stop=False, finished=False
@@ -212,7 +212,7 @@ def test_what_it_trains_on_is_said_and_whether_that_is_other_data(
     def said(*data: str) -> list[str]:
         caplog.clear()
         one = object.__new__(trainer.Trainer)
-        one._options, one._task = TrainerOptions(folder=home.root, data=data), Mock()
+        one._options, one._task = NodeOptions(folder=home.root, data=data), Mock()
         one._task.data_in_words.return_value = "these"
         one._tell_data()
         return [record.getMessage() for record in caplog.records]

@@ -128,7 +128,7 @@ class AdminServer:
     def __init__(
         self, view: NodeView, watching: Watching, bulletin: Bulletin, option: str, token: str = ""
     ) -> None:
-        """`option` as in `DaemonOptions.admin`. Raises ConfigError for an address that may not be used."""
+        """`option` as in `NodeOptions.admin`. Raises ConfigError for an address that may not be used."""
         self._view = view
         self._watching = watching
         self._bulletin = bulletin
