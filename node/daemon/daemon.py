@@ -38,6 +38,7 @@ from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.phi.loop import Merging
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.storage.records import RecordStore, RecordWriter
 from gossamer.node.daemon.trainer_port import Publisher, TrainerPort
 from gossamer.node.home import Home
@@ -205,7 +206,8 @@ class Daemon:
         fingerprint = certificate.fingerprint if certificate else b""
         self.chunks = ChunkStore(self.home.chunks_path)
         self.records = RecordStore(self.home.ledger_path, manifest.swarm_id)
-        self.writer = RecordWriter(self.records, self._own_stored, lambda: self.dispatch(ev.Paused()))
+        self.disk = Disk(self.home.root, self.home.chunks_path, on_closed=lambda: self.dispatch(ev.Paused()))
+        self.writer = RecordWriter(self.records, self.disk, self._own_stored)
 
         # The core, which decides, and its timer.
         self.core = Replica(
@@ -225,7 +227,7 @@ class Daemon:
         self.own_addresses = OwnAddresses(self.core, self.carry_out)
         self.access = Access(self.core, self.home, self.records, self.dispatch, self.spawn, self._stopping)
         shelf = SnapshotShelf(self.chunks, self.core.layout.snapshot_bytes)
-        self.local_chunks = LocalChunks(self.chunks, shelf, self.core, self.dispatch)
+        self.local_chunks = LocalChunks(self.chunks, self.disk, shelf, self.core, self.dispatch)
         uploads = UploadLimits(self.chunks)
         self.transfers = Transfers(self.local_chunks, uploads, self.scores, self.spawn)
         reception = Reception(
@@ -260,10 +262,12 @@ class Daemon:
         # Phi, and the trainer to which it is offered.
         self.port = TrainerPort(options.socket or self.home.socket_path(), manifest)
         self.merging = Merging(self.core, self.port, self.local_chunks.refetch)
-        self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self.dispatch)
+        self.archive = Archive(
+            self.core, self.merging, self.chunks, self.records, self.disk, shelf, self.dispatch
+        )
         self.merging.on_merged = self.archive.note_merged
         self.local_chunks.on_snapshot_lost = self.archive.snapshot_lost
-        self.publisher = Publisher(self.chunks, self.dispatch, self.port.send)
+        self.publisher = Publisher(self.chunks, self.disk, self.dispatch, self.port.send)
         self.briefing = Briefing(
             self.core, self.port, self.merging, self.publisher, self.links, self.dispatch
         )
@@ -279,12 +283,7 @@ class Daemon:
             links=self.links,
             server=self.server,
             scores=self.scores,
-            faults=(
-                self.publisher.fault,
-                self.writer.fault,
-                self.local_chunks.keeping.fault,
-                self.archive.fault,
-            ),
+            disk=self.disk,
             stopping=self._stopping,
         )
         self.watching = Watching(self.view)
@@ -359,8 +358,7 @@ class Daemon:
             "records": self.writer.run(),
             "merging": self.merging.run(),
             "archive": self.archive.run(),
-            "chunks": self.local_chunks.run(),
-            "keeping": self.local_chunks.keeping.run(),
+            "disk": self.disk.run(),
             "trainer": self.port.serve(self.briefing),
             "publisher": self.publisher.run(),
             "address_book": self.address_book.run(),
@@ -394,13 +392,6 @@ class Daemon:
         log.info("node %s of swarm %s listens on %s", short(self.identity.node_id), self._swarm, local)
         if self.core.ledger:
             log.info("resumed with %d records, own round %d", len(self.core.ledger), self.core.own_last)
-        if self.records.is_copy and self.core.info.trains:
-            log.warning(
-                "this folder was copied or restored after its node last published, or has lost records: %s",
-                "it publishes anyway, knowing no other node that could say what it signed since"
-                if self.core.caught_up
-                else "nothing is published until another node says what it signed since",
-            )
 
     @property
     def _swarm(self) -> str:
@@ -446,7 +437,7 @@ class Daemon:
         """Do what the core asks for."""
         for effect in effects:
             match effect:
-                case fx.Send(message=Want() as question) if not self.local_chunks.keeping.works:
+                case fx.Send(message=Want() as question) if not self.disk.is_writable:
                     if effect.link in self.links:
                         self.spawn(self.transfers.ask(self.links[effect.link], question))
                 case fx.Send():

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from gossamer.node.daemon.storage.chunks import ChunkStore
-from gossamer.node.files import cannot_write, writable_once
+from gossamer.node.daemon.storage.disk import Disk
+from gossamer.node.files import cannot_write
 from gossamer.node.ipc import messages as control
 from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.node.logs import Fault, RateLimit
@@ -80,8 +81,6 @@ class Pulse:
 
 # --- Our own deltas, from a payload in shared memory to a signed record on disk: write before you speak.
 
-DISK_RETRY_S = 5.0
-
 log = logging.getLogger("gossamer.publisher")
 
 
@@ -94,15 +93,16 @@ class Publisher:
     def __init__(
         self,
         chunks: ChunkStore,
+        disk: Disk,
         dispatch: Callable[[ev.Event], list[fx.Effect]],
         tell: Callable[[control.ControlMessage], None],
     ) -> None:
         """`tell` sends to the trainer, if there is one."""
         self._chunks = chunks
+        self._disk = disk
         self._dispatch = dispatch
         self._tell = tell
         self._waiting: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
-        self.fault = Fault(log, "our own deltas can be stored again")
         self.handed_in = 0
         """The last round for which we were handed a delta: none is wanted for this or an earlier round."""
         self.acknowledged = 0
@@ -151,7 +151,7 @@ class Publisher:
             loss=message.loss,
             codec=message.codec,
             payload_bytes=len(payload),
-            chunks=await self._stored(payload, reserved),
+            chunks=await self._disk.write(self._store, payload, reserved),
             previous=NO_RECORD,
         )
         payload.release()
@@ -159,22 +159,6 @@ class Publisher:
         if not any(isinstance(effect, fx.Store) for effect in effects):
             self._chunks.release(reserved)
             self.acknowledge(message.round)
-
-    async def _stored(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
-        """Put the payload's chunks as soon as the disk lets us; returns their hashes."""
-        while True:
-            try:
-                hashes = await asyncio.to_thread(self._store, payload, reserved)
-            except OSError as error:
-                self._dispatch(ev.Paused())
-                until = writable_once(error)
-                self.fault.failed(
-                    f"cannot store our own delta: {error.strerror}; publishing pauses until {until}"
-                )
-                await asyncio.sleep(DISK_RETRY_S)
-            else:
-                self.fault.worked()
-                return hashes
 
     def _store(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
         """Put the payload's chunks; those that no earlier delta has reserved are added to `reserved`."""

@@ -11,10 +11,18 @@ import pytest
 
 from gossamer.node import files as wholefile
 from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.disk import Disk
 
 
 def full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def disk_of(*folders: Path, on_closed: Callable[[], object] = lambda: None) -> Disk:
+    """The gate before some folders, which are made if need be."""
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    return Disk(*folders, on_closed=on_closed)
 
 
 def no_room_in(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

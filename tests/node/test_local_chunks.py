@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import os
@@ -13,15 +12,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gossamer.node.daemon.network import chunk_transfer as local_chunks
+from gossamer.node.daemon.network import chunk_transfer
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import events as ev
+from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.payloads.chunks import Chunk
 from tests.node.chunkfiles import file_of
-from tests.node.trainer_side import until
+from tests.node.full_disk import FullDisk
 from tests.node.transferring import Line, Setup
 
 
@@ -74,28 +74,10 @@ async def test_a_snapshot_that_somebody_downloads_is_kept(setup: Setup) -> None:
     assert [claim.round for claim in shelf.kept_beside(newest)] == [4, 2]
 
 
-async def test_what_can_be_read_again_has_arrived(
-    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_chunks, "LOOK_AGAIN_S", 0.01)
-    blob = sha256(b"data").digest()
-    setup.chunks.put(blob, b"data")
-    file = file_of(setup.chunks, blob)
-    file.rename(tmp_path / "away")
-    assert await setup.local.read_chunk(blob) is None
-    looking = asyncio.create_task(setup.local.run())
-    (tmp_path / "away").rename(file)
-    await until(lambda: setup.events == [ev.ChunkArrived(blob)])
-    assert await setup.local.read_chunk(blob) == Chunk(b"data", None)
-    looking.cancel()
-    await asyncio.wait([looking])
-
-
 async def test_a_disk_that_fails_is_said_once_and_not_for_each_chunk(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(local_chunks, "LOOK_AGAIN_S", 0.01)
     pieces = [bytes([number]) * 9 for number in range(20)]
     blobs = [sha256(piece).digest() for piece in pieces]
     for blob, piece in zip(blobs, pieces, strict=True):
@@ -111,8 +93,23 @@ async def test_a_disk_that_fails_is_said_once_and_not_for_each_chunk(
         assert [await setup.local.read_chunk(blob) for blob in blobs] == [None] * 20
     assert sum(isinstance(event, ev.Need) for event in setup.events) == 20
     assert caplog.text.count("was damaged on disk; fetching it again") == 1
-    looking = asyncio.create_task(setup.local.run())
-    await until(lambda: sum(isinstance(event, ev.ChunkArrived) for event in setup.events) == 20)
-    looking.cancel()
-    await asyncio.wait([looking])
-    assert caplog.text.count("and 19 more can be read again") == 1
+
+
+async def test_what_the_disk_does_not_take_is_dropped_and_nothing_more_is_asked_for(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_transfer, "PATIENCE_S", 0.001)
+    setup.line.answer = b"data"
+    blob = sha256(b"data").digest()
+    with monkeypatch.context() as patch:
+        FullDisk(setup.chunks, 10**6, patch)
+        for _ in range(3):
+            await setup.get(b"data")
+        await setup.ask(b"data")
+    assert setup.line.got == 1 and not setup.link.sent
+    assert {type(event) for event in setup.events} == {ev.ChunkFailed} and len(setup.events) == 4
+    setup.disk._open.set()
+    await setup.get(b"data")
+    assert ev.ChunkArrived(blob) in setup.events and setup.chunks.get(blob) == b"data"
+    await setup.ask(b"data")
+    assert setup.link.sent == [msg.encode(msg.Want(blob))]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from gossamer.node.daemon import trainer_port as publisher
+from gossamer.node.daemon.storage import disk as disk_module
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.trainer_port import Publisher
 from gossamer.node.ipc import messages as control
@@ -19,7 +18,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.payloads.chunks import split_payload
-from tests.node.full_disk import FullDisk
+from tests.node.full_disk import FullDisk, disk_of
 from tests.node.trainer_side import until
 
 
@@ -47,14 +46,16 @@ class Core:
 
 @contextlib.asynccontextmanager
 async def publishing(chunks: ChunkStore, core: Core) -> AsyncIterator[Publisher]:
-    publisher = Publisher(chunks, core.dispatch, core.told.append)
-    task = asyncio.create_task(publisher.run())
+    disk = disk_of(chunks._root, on_closed=lambda: core.dispatch(ev.Paused()))
+    publisher = Publisher(chunks, disk, core.dispatch, core.told.append)
+    tasks = [asyncio.create_task(work.run()) for work in (publisher, disk)]
     try:
         yield publisher
-        assert not task.done()
+        assert not any(task.done() for task in tasks)
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def publish(publisher: Publisher, payload: bytes, round_: int = 5) -> memoryview:
@@ -120,35 +121,20 @@ async def test_chunks_of_what_is_not_signed_are_not_reserved_but_for_a_delta_bef
     assert sha256(b"y").digest() not in chunks
 
 
-@pytest.mark.parametrize(
-    ("code", "told"),
-    [
-        (errno.ENOSPC, "No space left on device; publishing pauses until there is space"),
-        (errno.EROFS, "Read-only file system; publishing pauses until the folder can be written to"),
-        (errno.EMFILE, "Too many open files; publishing pauses until fewer files are open"),
-    ],
-)
-async def test_what_cannot_be_stored_pauses_publishing(
-    chunks: ChunkStore,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    code: int,
-    told: str,
-) -> None:
-    monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.01)
-    FullDisk(chunks, 3, monkeypatch, code)
+async def test_a_full_disk_delays_publishing(chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_module, "PROBE_S", 0.01)
+    FullDisk(chunks, 3, monkeypatch)
     core = Core()
     async with publishing(chunks, core) as publisher_:
         await publish(publisher_, b"x")
     assert [type(event) for event in core.events] == [ev.Paused] * 3 + [ev.Publish]
-    assert caplog.text.count(told) == 1
     assert chunks.get(sha256(b"x").digest()) == b"x"
 
 
 async def test_what_trainers_left_behind_waits_for_the_disk_up_to_a_bound(
     chunks: ChunkStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.01)
+    monkeypatch.setattr(disk_module, "PROBE_S", 0.01)
     disk = FullDisk(chunks, 10**6, monkeypatch)
     core = Core()
     async with publishing(chunks, core) as publisher_:

@@ -20,6 +20,7 @@ from gossamer.protocol import events as ev
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import Offence
 from gossamer.protocol.payloads.chunks import Chunk
+from tests.node.full_disk import disk_of
 
 
 class FakeLink:
@@ -86,7 +87,8 @@ class Setup:
         self.blamed: list[tuple[bytes, Offence]] = []
         self.charged: list[bytes] = []
         self.link = FakeLink()
-        self.local = LocalChunks(chunks, SnapshotShelf(chunks, 16), self.core, self.events.append)
+        self.disk = disk_of(chunks._root)
+        self.local = LocalChunks(chunks, self.disk, SnapshotShelf(chunks, 16), self.core, self.events.append)
         self.transfers = Transfers(
             self.local,
             UploadLimits(),

@@ -13,10 +13,10 @@ from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.phi.loop import Merging
+from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.trainer_port import TrainerPort
 from gossamer.node.home import Home
 from gossamer.node.ipc.messages import JOINING, Report
-from gossamer.node.logs import Fault
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import LINK_PREFIX_BYTES
 from gossamer.protocol.membership.members import Health, Member
@@ -107,8 +107,7 @@ class NodeView:
     links: LinkTable
     server: Server
     scores: PeerScores
-    faults: tuple[Fault, ...]
-    """Of all that this node stores."""
+    disk: Disk
     stopping: asyncio.Event
     started: float = field(default_factory=time.monotonic)
 

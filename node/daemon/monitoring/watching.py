@@ -186,7 +186,7 @@ class Watching:
             folder_gone=str(view.home.root) if self._folder_gone else "",
             folder_read_only=str(self._unwritable or ""),
             file_lost=str(self._lost_file or ""),
-            unstored=next((said for fault in view.faults if (said := fault.text)), ""),
+            unstored=view.disk.problem,
             offsets=tuple(link.clock_offset_s for link in view.links.values()),
             outdone=core.presence.outdone,
             contradicted=core.is_contradicted,

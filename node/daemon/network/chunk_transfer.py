@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from email.utils import formatdate
 from hashlib import sha256
 from typing import Any
@@ -19,8 +18,8 @@ from gossamer.node.daemon.network.tls import cut
 from gossamer.node.daemon.network.upload_limits import BusyError, Turn, UploadLimits
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
-from gossamer.node.files import writable_once
-from gossamer.node.logs import Fault, RateLimit
+from gossamer.node.daemon.storage.disk import Disk
+from gossamer.node.logs import RateLimit
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import Offence, PayloadError, PeerError, RefusedError, StorageError
@@ -79,73 +78,12 @@ async def receive(
     return data
 
 
-# --- Keeping the chunks that come. While none can be kept, as on a full disk, none are fetched.
-#
-# A chunk that could not be stored stays in memory and is tried again and again. Once it can be, others can
-# too.
-
-DISK_RETRY_S = 5.0
+# While the disk takes nothing, no chunks are fetched.
 
 PATIENCE_S = 2.0
 """Less than FETCH_OVERDUE_S: a peer that was not even asked must not pass for a slow one."""
 
 log = logging.getLogger("gossamer.transfers")
-
-
-class Keeping:
-    """Stores chunks, and knows whether that is possible."""
-
-    def __init__(
-        self, chunks: ChunkStore, is_wanted: Callable[[bytes], object], arrived: Callable[[bytes], object]
-    ) -> None:
-        """`is_wanted` tells whether a chunk is still of use. `arrived` is called with the hash of a chunk
-        that could not be stored at first, once it is stored or of no use any more."""
-        self._chunks = chunks
-        self._is_wanted = is_wanted
-        self._arrived = arrived
-        self._unkept: tuple[bytes, bytes] | None = None
-        """Hash and bytes of a chunk that could not be stored yet."""
-        self._works = asyncio.Event()
-        self._works.set()
-        self.fault = Fault(log, "payloads can be stored again")
-
-    @property
-    def works(self) -> bool:
-        """Whether chunks can be kept, as far as is known."""
-        return self._works.is_set()
-
-    async def works_soon(self) -> bool:
-        """Whether chunks can be kept now or within `PATIENCE_S`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                await self._works.wait()
-        return self.works
-
-    async def keep(self, blob: bytes, data: bytes) -> bool:
-        """Store a chunk whose hash is right, or drop it if no longer wanted. Returns whether that is done."""
-        if not self._is_wanted(blob):
-            return True
-        try:
-            await asyncio.to_thread(self._chunks.put, blob, data)
-        except OSError as error:
-            until = writable_once(error)
-            text = f"cannot store a payload: {error.strerror}; fetching pauses until {until}"
-            self.fault.failed(text)
-            if self._unkept is None:
-                self._unkept = (blob, data)
-                self._works.clear()
-            return False
-        self.fault.worked()
-        return True
-
-    async def run(self) -> None:
-        """Try again to store what could not be stored, until cancelled."""
-        while True:
-            await asyncio.sleep(DISK_RETRY_S)
-            if self._unkept is not None and await self.keep(*self._unkept):
-                (blob, _), self._unkept = self._unkept, None
-                self._works.set()
-                self._arrived(blob)
 
 
 # --- Chunks over HTTP, from our side: getting them from a peer that we dialled, and putting them to it.
@@ -306,9 +244,6 @@ class ChunkRoutes:
 
 # --- The chunks on our disk, as exchanged over links: read when asked for, stored as they arrive.
 
-LOOK_AGAIN_S = 10.0
-"""How often to look for chunks that could not be read."""
-
 
 class LocalChunks:
     """The transport's `Chunks`, for one daemon."""
@@ -316,30 +251,19 @@ class LocalChunks:
     def __init__(
         self,
         chunks: ChunkStore,
+        disk: Disk,
         shelf: SnapshotShelf,
         core: Replica,
         dispatch: Callable[[ev.Event], object],
     ) -> None:
         self._chunks = chunks
+        self._disk = disk
         self._shelf = shelf
         self._core = core
         self._dispatch = dispatch
         self._limit = RateLimit()
-        self.keeping = Keeping(chunks, core.fetcher.wants.keys_of, self._arrived)
         self.on_snapshot_lost: Callable[[bytes], None] = lambda blob: None
         """Called with the hash of a chunk of a kept snapshot that turned out to be damaged on disk."""
-
-    async def run(self) -> None:
-        """Look for chunks that could not be read, until cancelled: a disk may have been away."""
-        while True:
-            await asyncio.sleep(LOOK_AGAIN_S)
-            if self._chunks.has_mislaid:
-                found = await asyncio.to_thread(self._chunks.find_again)
-                if found and self._limit.allows("found"):
-                    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-                    log.info("chunk %s%s can be read again", short(found[0]), others)
-                for blob in found:
-                    self._dispatch(ev.ChunkArrived(blob))
 
     def holds(self, blob: bytes) -> bool:
         """Whether a chunk is here. A snapshot that it is part of counts as used."""
@@ -363,21 +287,18 @@ class LocalChunks:
         return self._core.fetcher.expected_size(blob)
 
     async def can_keep(self) -> bool:
-        return await self.keeping.works_soon()
+        return await self._disk.writable_within(PATIENCE_S)
 
     async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
-        """Keep a chunk that we wanted and whose hash is right. Returns whether that is done; if not, it is
-        later.
+        """Keep a chunk whose hash is right. Returns whether that is done; if not, it is fetched again.
 
         A chunk that is no longer of use, since what it belongs to was given up meanwhile, is dropped.
         """
-        is_kept = await self.keeping.keep(blob, data)
-        if is_kept:
-            self._arrived(blob)
-        return is_kept
-
-    def _arrived(self, blob: bytes) -> None:
+        is_wanted = self._core.fetcher.wants.keys_of(blob)
+        if is_wanted and not await self._disk.try_write(self._chunks.put, blob, data):
+            return False
         self._dispatch(ev.ChunkArrived(blob))
+        return True
 
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
         self._dispatch(ev.ChunkFailed(link.number, blob))

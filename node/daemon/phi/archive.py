@@ -8,7 +8,7 @@ round, it writes the snapshot again after a moment. It drops closed rounds from 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from gossamer.node.daemon.phi import snapshots
@@ -16,8 +16,8 @@ from gossamer.node.daemon.phi.loop import Merging
 from gossamer.node.daemon.phi.restore import is_held, restore_merger
 from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
+from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.storage.records import Base, Digests, RecordStore, Rounds
-from gossamer.node.logs import Fault
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.claims import Claim
@@ -208,6 +208,7 @@ class Archive:
         merging: Merging,
         chunks: ChunkStore,
         records: RecordStore,
+        disk: Disk,
         shelf: snapshots.SnapshotShelf,
         dispatch: Callable[[ev.Event], object],
     ) -> None:
@@ -215,6 +216,7 @@ class Archive:
         self._merging = merging
         self._chunks = chunks
         self._records = records
+        self._disk = disk
         self._shelf = shelf
         self._dispatch = dispatch
         self._seal_round = 0
@@ -228,7 +230,6 @@ class Archive:
         self._lost: set[bytes] = set()
         """Chunks of kept snapshots that turned out damaged on disk."""
         self._news = asyncio.Event()
-        self.fault = Fault(log, "snapshots can be written again")
         self._fetch = SnapshotFetch(core, chunks, dispatch, self._news.set)
         self._reach = self._reach_noted = 0
 
@@ -259,7 +260,6 @@ class Archive:
             claims=self._shelf.claims,
             floor=history.base.round,
             own_last=history.own_last,
-            is_copy=self._records.is_copy,
             credentials=[*kept, *credentials],
         )
 
@@ -302,18 +302,11 @@ class Archive:
     async def run(self) -> None:
         """Work until cancelled."""
         while True:
+            await self._disk.writable()
             try:
                 await self._one_thing()
-                self.fault.worked()
-            except StorageError as error:
-                await self._later(str(error))
-            except OSError as error:
-                problem = f"cannot write or remove {error.filename or 'chunks'}: {error.strerror or error}"
-                await self._later(problem, event=("chunks", error.errno))
-
-    async def _later(self, problem: str, event: Hashable = None) -> None:
-        self.fault.failed(f"{problem}; trying again every {RETRY_S:.0f} s", event)
-        await asyncio.sleep(RETRY_S)
+            except (OSError, StorageError) as error:
+                self._disk.failed(error)
 
     async def _one_thing(self) -> None:
         """Do what comes next or, if nothing is to be done, wait for news."""

@@ -1,12 +1,9 @@
 """Chunks on disk, by hash, as they travel: packed if that makes them smaller.
 
 Every chunk is packed here, even one that came packed: we do not pass on what another node's release of the
-library made of it.
-
-A chunk is written aside and renamed, and its hash is checked whenever it is read, so a torn write or a
-flipped bit is found before anyone uses it. The file is then removed, and the chunk counts as missing again. A
-chunk whose file is not there, or cannot be read from the disk, counts as missing too, but is looked for
-again: the disk may have been away for a moment.
+library made of it. A chunk is written aside and renamed, and its hash is checked whenever it is read, so a
+torn write or a flipped bit is found before anyone uses it. A chunk that is damaged, or cannot be read from
+the disk, counts as missing from then on, and is fetched again.
 """
 
 import errno
@@ -19,22 +16,15 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from gossamer.node.files import (
-    SameFolder,
-    cannot_write,
-    leads_nowhere,
-    remove_unfinished,
-    sync_folder,
-    write_atomically,
-)
+from gossamer.node.files import cannot_write, leads_nowhere, remove_unfinished, sync_folder, write_atomically
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.payloads.chunks import Chunk, unpack_chunk
 
 _NAME = re.compile(r"([0-9a-f]{64})(?:\.([0-9]+)\.([0-9]+))?")
 """Name of a chunk's file: its hash and, if it holds a zstd frame, the lengths of chunk and frame."""
-_FOLDER_NAME = re.compile("[0-9a-f]{2}")
-"""Name of a folder of chunks. There may be others beside them: a disk of its own has a ``lost+found``."""
+_FOLDER_NAMES = [f"{first:02x}" for first in range(256)]
+"""A folder for each first byte of a hash. There may be others: a disk of its own has a ``lost+found``."""
 
 
 class MissingChunkError(StorageError):
@@ -54,14 +44,19 @@ class _File(NamedTuple):
     length: int
     """Bytes of the file."""
 
-    @property
-    def is_packed(self) -> bool:
-        return "." in self.name
-
     @classmethod
     def of(cls, blob: bytes, chunk: Chunk) -> "_File":
         size, length = len(chunk.data), len(chunk.as_it_travels)
         return cls(blob.hex() if chunk.frame is None else f"{blob.hex()}.{size}.{length}", size, length)
+
+    def chunk_in(self, data: bytes) -> Chunk | None:
+        """The chunk in the file's content, None if that is damaged."""
+        if "." not in self.name:
+            return Chunk(data, None)
+        with suppress(PayloadError):
+            if len(chunk := unpack_chunk(data)) == self.size:
+                return Chunk(chunk, data)
+        return None
 
 
 class ChunkStore:
@@ -75,26 +70,20 @@ class ChunkStore:
         self._root = root
         self._read_only = read_only
         self._counting = Lock()
-        self._making_folders = Lock()
         self._reserving = Lock()
         self._reserved: set[bytes] = set()
         """Chunks of a record that is about to be signed: nothing else shows yet that they are needed."""
-        self._is_synced = False
-        """Whether all folders of chunks survive a power cut. Unknown for those found at the start."""
         try:
             if not read_only:
-                self._make_root()
-            self._home = SameFolder(root.parent)
-            self._files = dict(_found_in(root))
-            if not read_only:
+                _make_folders(root)
                 remove_unfinished(root.glob("[0-9a-f][0-9a-f]/.*-*"), _NAME.fullmatch)
+            here = set(_FOLDER_NAMES).intersection(os.listdir(root))
+            self._files = {blob: file for name in here for blob, file in _files_in(root / name)}
         except OSError as error:
             otherwise = leads_nowhere(root) or f"cannot use {root}: {error.strerror}"
             raise cannot_write(root, error, otherwise) from None
         self._unchecked = set(self._files)
         """Chunks that a power cut may have torn: found here at the start, and not read since."""
-        self._mislaid: dict[bytes, _File] = {}
-        """Chunks that could not be read, and may be readable again later."""
         self._held = sum(file.length for file in self._files.values())
         self._came = 0
 
@@ -136,51 +125,24 @@ class ChunkStore:
         except StorageError:
             return None
 
-    def _path(self, blob: bytes, file: _File) -> Path:
-        return self._root / blob.hex()[:2] / file.name
-
     def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
         """Store bytes whose SHA-256 is `blob`, as the caller has checked. Raises OSError (disk full, ...)."""
-        chunk, before = Chunk.of(bytes(data)), self._known(blob)
+        chunk = Chunk.of(bytes(data))
         file = _File.of(blob, chunk)
-        path = self._path(blob, file)
-        self._home.check()
-        self._make_folder(path.parent, durable=durable)
-        write_atomically(path, chunk.as_it_travels, durable=durable)
+        write_atomically(self._path(blob, file), chunk.as_it_travels, durable=durable)
         with self._counting:
             fresh = file.length - self.length(blob)
             self._files[blob] = file
             self._held += fresh
             self._came += max(0, fresh)
             self._unchecked.discard(blob)
-            self._mislaid.pop(blob, None)
-        if before is not None and before.name != file.name:  # packed by an earlier release, ours or zstd's
-            with suppress(OSError):
-                self._path(blob, before).unlink()
 
-    def _known(self, blob: bytes) -> _File | None:
-        return self._files.get(blob) or self._mislaid.get(blob)
-
-    def _make_root(self) -> None:
-        """Make the folder of all chunks unless it is there, but not the node's own folder. Raises OSError."""
-        if not self._root.is_dir():
-            self._root.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(self._root.parent)
-
-    def _make_folder(self, folder: Path, *, durable: bool) -> None:
-        """Make the folder for a chunk, unless it is there. Raises OSError."""
-        with self._making_folders:
-            if not folder.is_dir():
-                self._make_root()
-                folder.mkdir(mode=0o700, exist_ok=True)
-                self._is_synced = False
-            if durable and not self._is_synced:
-                sync_folder(self._root)
-                self._is_synced = True
+    def _path(self, blob: bytes, file: _File) -> Path:
+        return self._root / blob.hex()[:2] / file.name
 
     def drop(self, blob: bytes) -> None:
         """Remove a chunk that nobody needs any more. Raises OSError."""
-        file = self._known(blob)
+        file = self._files.get(blob)
         if file is not None:  # forgotten only once it is gone: if that fails, a caller tries again
             self._path(blob, file).unlink(missing_ok=True)
             self._forget(blob)
@@ -212,33 +174,6 @@ class ChunkStore:
             self._held -= self.length(blob)
             self._files.pop(blob, None)
             self._unchecked.discard(blob)
-            self._mislaid.pop(blob, None)
-
-    def _mislay(self, blob: bytes) -> None:
-        """A chunk cannot be read: it counts as missing until `find_again` finds it, unless it was dropped."""
-        with self._counting:
-            if not self._read_only and blob in self._files:
-                self._held -= self.length(blob)
-                self._unchecked.discard(blob)
-                self._mislaid[blob] = self._files.pop(blob)
-
-    @property
-    def has_mislaid(self) -> bool:
-        """Whether there is anything for `find_again` to look for."""
-        return bool(self._mislaid)
-
-    def find_again(self) -> list[bytes]:
-        """Look for chunks that could not be read; returns those that can be read now."""
-        found = []
-        for blob in list(self._mislaid):
-            with suppress(StorageError):
-                self.get(blob)
-                with self._counting:
-                    if blob in self._mislaid:  # not put or dropped meanwhile
-                        self._files[blob] = self._mislaid.pop(blob)
-                        self._held += self.length(blob)
-                        found.append(blob)
-        return found
 
     def get(self, blob: bytes) -> bytes:
         """Read a chunk's bytes, as `read` does."""
@@ -246,44 +181,30 @@ class ChunkStore:
 
     def read(self, blob: bytes) -> Chunk:
         """Read a chunk and check it. Raises MissingChunkError; StorageError if it cannot be read just now."""
-        file = self._known(blob) or self._now(blob)
+        file = self._files.get(blob) or self._put_since(blob)
         if file is None:
             raise MissingChunkError(blob)
+        path = self._path(blob, file)
         try:
-            data = self._path(blob, file).read_bytes()
+            chunk = file.chunk_in(path.read_bytes())
         except OSError as error:
-            now = self._now(blob)
-            if now is not None and now.name != file.name:
-                self._files[blob] = now
-                return self.read(blob)
-            if not self._is_lost(error):
-                raise StorageError(f"cannot read {self._path(blob, file)}: {error.strerror}") from None
-            self._mislay(blob)
-            raise MissingChunkError(blob) from None
-        chunk = _chunk_in(data, file)
+            if error.errno not in (errno.EIO, errno.ENOENT):  # too many open files, say: it passes
+                raise StorageError(f"cannot read {path}: {error.strerror}") from None
+            chunk = None
         if chunk is None or sha256(chunk.data).digest() != blob:
             if not self._read_only:
-                try:
-                    self.drop(blob)
-                except OSError:  # the chunk counts as missing even if its file cannot be removed
-                    self._forget(blob)
+                with suppress(OSError):  # the chunk counts as missing even if its file cannot be removed
+                    path.unlink()
+                self._forget(blob)
             raise MissingChunkError(blob)
         self._unchecked.discard(blob)
         return chunk
 
-    def _now(self, blob: bytes) -> _File | None:
-        """The file that holds a chunk by now: a daemon may have put the chunk into the folder that we only
-        look at, or put it again under another name."""
-        if not self._read_only:
-            return self._files.get(blob)
+    def _put_since(self, blob: bytes) -> _File | None:
+        """A chunk that a daemon has put into a folder that we only look at, since we opened it."""
         with suppress(OSError):
-            return dict(_files_in(self._root / blob.hex()[:2])).get(blob)
+            return dict(_files_in(self._root / blob.hex()[:2])).get(blob) if self._read_only else None
         return None
-
-    def _is_lost(self, error: OSError) -> bool:
-        """Whether a file's content has to be fetched again: too many open files are no reason, nor is a
-        folder that is away altogether."""
-        return error.errno == errno.EIO or (error.errno == errno.ENOENT and self._root.is_dir())
 
     def join(self, blobs: Iterable[bytes]) -> bytes:
         """Read chunks and join them. Raises MissingChunkError for one of them, but only after all damaged
@@ -300,29 +221,23 @@ class ChunkStore:
         return b"".join(found)
 
 
-def _chunk_in(data: bytes, file: _File) -> Chunk | None:
-    """The chunk that a file holds, None if the file is damaged."""
-    if not file.is_packed:
-        return Chunk(data, None)
-    with suppress(PayloadError):
-        if len(chunk := unpack_chunk(data)) == file.size:
-            return Chunk(chunk, data)
-    return None
+def _make_folders(root: Path) -> None:
+    """Make the folder of all chunks and those in it, durably, unless they are there. Raises OSError."""
+    if not root.is_dir():
+        root.mkdir(mode=0o700)
+        sync_folder(root.parent)
+    lacking = set(_FOLDER_NAMES) - set(os.listdir(root))
+    for name in lacking:
+        (root / name).mkdir(mode=0o700)
+    if lacking:
+        sync_folder(root)
 
 
-def _found_in(root: Path) -> Iterator[tuple[bytes, _File]]:
-    """Every chunk under a folder, with its hash. Raises OSError."""
-    for folder in os.scandir(root):
-        if _FOLDER_NAME.fullmatch(folder.name) and folder.is_dir():
-            yield from _files_in(folder)
-
-
-def _files_in(folder: os.PathLike[str]) -> Iterator[tuple[bytes, _File]]:
-    """The chunks directly in one folder. A daemon may drop some meanwhile. Raises OSError."""
+def _files_in(folder: Path) -> Iterator[tuple[bytes, _File]]:
+    """The chunks in one folder. A daemon may drop some meanwhile. Raises OSError."""
     for entry in os.scandir(folder):
         if (name := _NAME.fullmatch(entry.name)) is not None:
             with suppress(FileNotFoundError):
                 length = entry.stat().st_size
                 size, expected = (length, length) if name[2] is None else (int(name[2]), int(name[3]))
-                found = _File(entry.name, size if length == expected else 0, length)
-                yield bytes.fromhex(name[1]), found
+                yield bytes.fromhex(name[1]), _File(entry.name, size if length == expected else 0, length)

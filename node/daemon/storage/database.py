@@ -4,19 +4,14 @@ Blocking, and used from several threads: changes wait for each other.
 """
 
 import os
-import shutil
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from gossamer.node.files import FULL, cannot_write, disk_full, misplaced
+from gossamer.node.files import cannot_write, disk_full, misplaced
 from gossamer.protocol.errors import StorageError
-
-BESIDE_BYTES = 32 * 1024
-"""Size of the write-ahead log's index, the file beside the database that SQLite maps."""
 
 PATH_BYTES_MAX = 504
 """SQLite as commonly built does not open a file with a longer path."""
@@ -107,7 +102,7 @@ class Database:
 
     def _explained(self, error: Exception) -> StorageError:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are details
-        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._lacks_room()):
+        if code == sqlite3.SQLITE_FULL:
             return disk_full(self._path)
         if code in (*_OUT_OF_REACH, sqlite3.SQLITE_IOERR) and (instead := misplaced(self._path)):
             return StorageError(instead)
@@ -117,32 +112,12 @@ class Database:
                 f" to its folder, and its path must not be longer than {PATH_BYTES_MAX} bytes"
             )
         if code in _HELD:
-            return StorageError(
-                f"another program holds the database {self._path}: nothing is stored or published until it"
-                " releases it"
-            )
+            return StorageError(f"another program holds the database {self._path}: have it release it")
         if code == sqlite3.SQLITE_IOERR:
             return StorageError(
-                f"cannot use the database {self._path} ({error}): check its disk, which failed"
+                f"cannot use the database {self._path} ({error}): check its disk, which is full or failed"
             )
         return self.damaged(str(error))
-
-    def _lacks_room(self) -> bool:
-        """Whether there is no room for the file that SQLite maps beside a database: it looks like a failed
-        disk.
-
-        Or none for this user, who may have a quota: the disk does not show that, and SQLite does not tell.
-        """
-        folder = self._path.parent
-        with suppress(OSError):
-            if shutil.disk_usage(folder).free < BESIDE_BYTES:
-                return True
-        try:
-            with tempfile.TemporaryFile(dir=folder) as probe:
-                probe.write(bytes(BESIDE_BYTES))
-        except OSError as error:
-            return error.errno in FULL
-        return False
 
     def damaged(self, problem: str) -> StorageError:
         """The error to raise for a file that holds something that was never written."""

@@ -3,60 +3,24 @@
 Our own records are committed with a full sync before anybody hears of them ("write before you speak"), so
 that a crash cannot make us sign another delta for the same round. Records of others are committed in batches;
 anti-entropy brings back those that a crash loses.
-
-A copy of the file does not know what was signed after it was made. So together with our own records the file
-notes which file it is, see `original`.
 """
 
 import asyncio
 import logging
-import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.node.daemon.storage.database import Database
-from gossamer.node.files import sync_folder
-from gossamer.node.logs import Fault
+from gossamer.node.daemon.storage.disk import Disk
 from gossamer.protocol.claims import Claim, chain, total
 from gossamer.protocol.errors import MalformedError, PeerError, StorageError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.tokens import TokenCount
 from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.records import Delta, open_envelope, parse_delta
-
-# --- Whether a file is still the original, or a copy of it that has been put back.
-#
-# A file system gives every file a number (the inode), and a copy has another number. But the number of a
-# removed file may be given again, and a backup may be written into the file that was there. So beside the
-# file
-# lies a mark, `MARK_NAME`, which is never written to again, and its time of last change (ctime) is noted too.
-# Nobody can set that time, and whatever restores the folder changes it.
-
-MARK_NAME = "original"
-"""An empty file that tells a node's folder from a copy of it."""
-
-
-def file_identity(path: Path) -> str:
-    """Which file this is, and when its mark was last changed. Makes the mark if need be. Raises OSError."""
-    mark = path.with_name(MARK_NAME)
-    with suppress(FileExistsError):
-        fd = os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        try:
-            os.fsync(fd)
-            sync_folder(mark.parent)
-        finally:
-            os.close(fd)
-    found = mark.stat()
-    return f"{path.stat().st_ino} {found.st_ino} {found.st_ctime_ns}"
-
-
-def is_original(known: str, here: str) -> bool:
-    """Whether `known`, as noted by any version, is of the file that is `here`. The first had no mark."""
-    return known in (here, here.split(maxsplit=1)[0])
-
 
 # --- The base under the rounds that can still change: closed history, in three numbers.
 
@@ -108,21 +72,16 @@ CREATE TABLE IF NOT EXISTS snapshots (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS history (
     one INTEGER PRIMARY KEY CHECK (one = 1),
-    floor INTEGER NOT NULL, chain BLOB NOT NULL, tokens INTEGER NOT NULL, own_last INTEGER NOT NULL
+    floor INTEGER NOT NULL, chain BLOB NOT NULL, tokens INTEGER NOT NULL
 );
-CREATE TABLE IF NOT EXISTS reach (
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    round INTEGER NOT NULL  -- the newest that is merged, where the records do not show that it may be
-);
-CREATE TABLE IF NOT EXISTS place (
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    file TEXT NOT NULL  -- which one this was when we last signed: it may be a copy, and '' always is
+CREATE TABLE IF NOT EXISTS newest (
+    what TEXT PRIMARY KEY,  -- 'signed': by us; 'merged': where the records do not show that it may be
+    round INTEGER NOT NULL
 );
 """
 
-FORMAT = 1
-"""Version of the tables and of the chunks beside them, kept in `PRAGMA user_version`: raised when an older
-Gossamer could not read them."""
+FORMAT = 2
+"""Version of the tables and of the chunks beside them, kept in `PRAGMA user_version`."""
 
 log = logging.getLogger("gossamer.records")
 
@@ -133,6 +92,7 @@ class StoredHistory:
 
     base: Base
     own_last: int
+    """The last round that we have signed a delta for, 0 if none."""
     claims: tuple[Claim, ...]
     covered: frozenset[bytes]
     reach: int
@@ -145,15 +105,11 @@ class RecordStore:
     def __init__(self, path: Path, swarm_id: bytes, *, read_only: bool = False) -> None:
         """Open or create the database; `read_only` leaves it as it is, to only look at a node's records.
 
-        Raises StorageError if it is damaged, another swarm's, or of a newer format than is known here.
+        Raises StorageError if it is damaged, another swarm's, or of another format than is known here.
         """
         self._path = path
         self._swarm_id = swarm_id
         self._read_only = read_only
-        self._file = ""
-        self.is_copy = False
-        """Whether this file is a copy of the one that our own records were last added to, or some of them may
-        have been lost. Either way we may have signed more than is known here."""
         self._db = Database(path, read_only=read_only)
         try:
             with self._db.explained():
@@ -165,34 +121,33 @@ class RecordStore:
     def _open(self) -> None:
         """Check that the database is our swarm's and, unless it is read-only, make a new one so."""
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
-        if found > FORMAT:
-            raise StorageError(f"{self._path} was written by a newer Gossamer: update this one to use it")
-        if not self._read_only:
-            self._db.create(_SCHEMA)
-            if found < FORMAT:
-                self._db.execute(f"PRAGMA user_version = {FORMAT}")
         row = self._db.execute("SELECT id FROM swarm").fetchone() if self._db.has("swarm") else None
+        if row is None and not self._read_only:
+            begun = f"PRAGMA user_version = {FORMAT}; INSERT INTO swarm VALUES (x'{self._swarm_id.hex()}');"
+            self._db.create(f"BEGIN; {_SCHEMA} {begun} COMMIT;")
+            self._path.chmod(0o600)
+        if row is not None and found != FORMAT:
+            raise StorageError(f"{self._path} is of another release of Gossamer: use that one, or join anew")
         if row is not None and row[0] != self._swarm_id:
             raise StorageError(f"{self._path} belongs to another swarm; choose another --dir")
-        if self._read_only:
-            return
-        if row is None:
-            self._db.execute("INSERT INTO swarm VALUES (?)", (self._swarm_id,))
-        self._path.chmod(0o600)
-        place = self._db.execute("SELECT file FROM place").fetchone()
-        self._file = file_identity(self._path)
-        self.is_copy = place is not None and not is_original(str(place[0]), self._file)
 
-    def add(self, deltas: Iterable[Delta], *, durable: bool) -> None:
+    def add(self, deltas: Iterable[Delta], *, durable: bool, own_last: int = 0) -> None:
         """Commit records. With `durable`, as for our own, they survive a power cut once this returns.
 
-        Raises StorageError.
+        `own_last` is the newest round of ours among them. Raises StorageError.
         """
         rows = [(delta.record_id, delta.round, delta.data) for delta in deltas]
         with self._db.transaction(durable=durable) as db:
             db.executemany("INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)", rows)
-            if durable:
-                db.execute("INSERT OR REPLACE INTO place VALUES (1, ?)", (self._file,))
+            if own_last:
+                self._note_newest(db, "signed", own_last)
+
+    @staticmethod
+    def _note_newest(db: sqlite3.Connection, what: str, round_: int) -> None:
+        db.execute(
+            "INSERT INTO newest VALUES (?, ?) ON CONFLICT DO UPDATE SET round = MAX(round, excluded.round)",
+            (what, round_),
+        )
 
     def add_credential(self, record_id: bytes, envelope: bytes) -> None:
         """Commit a grant or a revocation. Durable. Raises StorageError."""
@@ -236,7 +191,7 @@ class RecordStore:
         """Begin history at a snapshot obtained from others: everything up to it is closed. Durable."""
         with self._db.transaction() as db:
             db.execute("DELETE FROM snapshots")
-            db.execute("DELETE FROM reach")
+            db.execute("DELETE FROM newest WHERE what = 'merged'")
             self._insert_snapshot(db, claim)
             db.execute("UPDATE deltas SET covered = 0")
             self._close(db, Base(claim.round, claim.digest, claim.tokens), own_last)
@@ -245,15 +200,15 @@ class RecordStore:
         """Note that rounds up to `round_` were merged, although the records do not show that the swarm has
         reached it. Raises StorageError."""
         with self._db.transaction(durable=False) as db:
-            db.execute("INSERT OR REPLACE INTO reach VALUES (1, ?)", (round_,))
+            self._note_newest(db, "merged", round_)
 
     def close_up_to(self, base: Base, own_last: int) -> None:
         """Drop the records that became part of the base. Durable."""
         with self._db.transaction() as db:
             self._close(db, base, own_last)
 
-    def drop(self, record_ids: Iterable[bytes]) -> None:
-        """Forget records that do not count any more. Durable. Raises StorageError."""
+    def drop(self, record_ids: Iterable[object]) -> None:
+        """Forget records that do not count any more, or are damaged. Durable. Raises StorageError."""
         with self._db.transaction() as db:
             db.executemany("DELETE FROM deltas WHERE record_id = ?", [(one,) for one in record_ids])
 
@@ -264,48 +219,32 @@ class RecordStore:
             (claim.root, claim.round, claim.tokens, claim.digest),
         )
 
-    @staticmethod
-    def _close(db: sqlite3.Connection, base: Base, own_last: int) -> None:
+    @classmethod
+    def _close(cls, db: sqlite3.Connection, base: Base, own_last: int) -> None:
         db.execute("DELETE FROM deltas WHERE round <= ?", (base.round,))
         db.execute(
-            "INSERT OR REPLACE INTO history VALUES (1, ?, ?, ?, ?)",
-            (base.round, base.chain, base.tokens, own_last),
+            "INSERT OR REPLACE INTO history VALUES (1, ?, ?, ?)", (base.round, base.chain, base.tokens)
         )
+        cls._note_newest(db, "signed", own_last)
 
     def load_history(self) -> StoredHistory:
         """Read back what `add_snapshot`, `begin_at` and `close_up_to` wrote. Raises StorageError."""
         with self._db.explained():
-            if not self._db.has("history"):  # read-only, of a node whose first start was cut short
+            if not self._db.has("newest"):  # read-only, of a node whose first start was cut short
                 return StoredHistory(GENESIS, 0, (), frozenset(), 0)
-            row = self._db.execute("SELECT floor, chain, tokens, own_last FROM history").fetchone()
+            row = self._db.execute("SELECT floor, chain, tokens FROM history").fetchone()
             snapshots = self._db.execute(
                 "SELECT round, tokens, digest, root FROM snapshots ORDER BY number DESC"
             ).fetchall()
             covered = self._db.execute("SELECT record_id FROM deltas WHERE covered = 1").fetchall()
-            reach = self._load_reach()
-        kinds = [
-            (row, "ibii"),
-            (reach, "i"),
-            *((s, "iibb") for s in snapshots),
-            *((c, "b") for c in covered),
-        ]
-        if not all(_is_of(found, kind) for found, kind in kinds if found is not None):
-            raise self._db.damaged("a row holds what was never written")
-        base = Base(row[0], row[1], row[2]) if row else GENESIS
+            newest: dict[str, int] = dict(self._db.execute("SELECT what, round FROM newest").fetchall())
         return StoredHistory(
-            base,
-            row[3] if row else 0,
+            Base(*row) if row else GENESIS,
+            newest.get("signed", 0),
             tuple(Claim(*s) for s in snapshots),
             frozenset(r[0] for r in covered),
-            reach[0] if reach else 0,
+            newest.get("merged", 0),
         )
-
-    def _load_reach(self) -> tuple[int] | None:
-        """What `note_reach` wrote. An older folder has no table for it as long as it is only read."""
-        if not self._db.has("reach"):
-            return None
-        row: tuple[int] | None = self._db.execute("SELECT round FROM reach").fetchone()
-        return row
 
     @contextmanager
     def one_state(self) -> Iterator[None]:
@@ -317,8 +256,7 @@ class RecordStore:
         """Read all deltas back, in order of round, checking signatures again.
 
         A database row that does not verify is left out and, unless read-only, dropped: its record is fetched
-        again from nodes that hold it. The record may have been our own. So until others have told us, we may
-        have signed more than what is left shows.
+        again from nodes that hold it.
 
         Raises StorageError, also if a record that verifies cannot be read: it was a delta to the release that
         stored it, and nobody could send it to us again.
@@ -344,32 +282,12 @@ class RecordStore:
                     ) from None
         if broken and not self._read_only:
             log.warning("%d records in %s are damaged; they are fetched again", len(broken), self._path)
-            self._drop_broken(broken)
+            self.drop(broken)
         return found
-
-    def _drop_broken(self, record_ids: Iterable[object]) -> None:
-        """Remove rows that do not verify, and with them the certainty of what we have signed. Durable.
-
-        If nothing was ever signed here, the doubt lasts only as long as we run. The rows may be records of
-        ours that others have brought back. But those of a bootstrap peer are not, and with a lasting doubt it
-        would never sign anything.
-        """
-        with self._db.transaction() as db:
-            db.executemany("DELETE FROM deltas WHERE record_id = ?", [(found,) for found in record_ids])
-            db.execute("UPDATE place SET file = ''")
-        self.is_copy = True
 
     def close(self) -> None:
         """Close the database."""
         self._db.close()
-
-
-def _is_of(row: Sequence[object], kinds: str) -> bool:
-    """Whether a row's values are of these kinds: `i`, an integer that is not negative; `b`, a hash."""
-    return all(
-        (type(value) is int and value >= 0) if kind == "i" else (type(value) is bytes and len(value) == 32)
-        for value, kind in zip(row, kinds, strict=True)
-    )
 
 
 # --- Writes records to disk in batches, durably if any of them is our own.
@@ -377,20 +295,14 @@ def _is_of(row: Sequence[object], kinds: str) -> bool:
 BACKLOG_MAX = 4096
 """Records that may wait to be written. Beyond that, links have to wait with the records that they bring."""
 
-RETRY_S = 5.0
-
 
 class RecordWriter:
     """Stores the records that come in. The archive notes in the same store what became of them."""
 
-    def __init__(
-        self, store: RecordStore, on_own_stored: Callable[[Delta], None], on_failed: Callable[[], object]
-    ) -> None:
-        """`on_failed` is called each time that writing fails, before it is tried again."""
+    def __init__(self, store: RecordStore, disk: Disk, on_own_stored: Callable[[Delta], None]) -> None:
         self._store = store
+        self._disk = disk
         self._on_own_stored = on_own_stored
-        self._on_failed = on_failed
-        self.fault = Fault(log, "records can be written again")
         self._waiting: list[tuple[Delta, bool]] = []
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
@@ -425,19 +337,14 @@ class RecordWriter:
             self._news.clear()
             batch, self._waiting = self._waiting, []
             own = [delta for delta, is_own in batch if is_own]
-            await self._write([delta for delta, _ in batch], durable=bool(own))
+            await self._disk.write(
+                self._store.add,
+                [delta for delta, _ in batch],
+                durable=bool(own),
+                own_last=max((delta.round for delta in own), default=0),
+            )
             for delta in own:
                 self._on_own_stored(delta)
             self._has_room.set()
             if not self._waiting:
                 self._idle.set()
-
-    async def _write(self, deltas: list[Delta], *, durable: bool) -> None:
-        while True:
-            try:
-                await asyncio.to_thread(self._store.add, deltas, durable=durable)
-                return self.fault.worked()
-            except StorageError as error:
-                self._on_failed()
-                self.fault.failed(f"{error}; trying again every {RETRY_S:.0f} s")
-                await asyncio.sleep(RETRY_S)
