@@ -25,9 +25,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gossamer.node.files import SameFolder, open_aside, remove_unfinished
-from gossamer.node.trainer.outer import OuterLoop
+from gossamer.node.trainer.fragments import OuterState
+from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.watchdogs import held_back
-from gossamer.protocol.errors import DivergedError
 
 _DECIDING = ("amsgrad", "beta1", "centered", "momentum")
 """Options of torch.optim and of Adafactor that decide what an optimizer keeps for a parameter, by whether
@@ -466,15 +466,6 @@ CHECKSUM = "crc32"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far this node has come over all its runs."""
-
-    steps: int = 0
-    """Inner steps, which is also the number of batches drawn."""
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Saved:
     """One tensor of a checkpoint."""
 
@@ -503,7 +494,7 @@ class State:
         self._offsets = list(ends)
 
     @classmethod
-    def of(cls, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> "State":
+    def of(cls, outer: OuterState, optimizers: Sequence[torch.optim.Optimizer]) -> "State":
         """The current state. It refers to the live tensors, which go on changing."""
         keepers = state_keepers(optimizers)
         inner = inner_state(keepers) if keepers else None
@@ -513,8 +504,8 @@ class State:
         ]
         for index, state in enumerate(outer.fragments):
             for i, slot in enumerate(state.fragment.slots):
-                tensors.append(Saved(f"residual/{slot.spec.name}", state.residual[i], index))
-                tensors.append(Saved(f"momentum/{slot.spec.name}", state.momentum[i], index))
+                for kind, kept in state.saved.items():
+                    tensors.append(Saved(f"{kind}/{slot.spec.name}", kept[i], index))
         metadata = {"version": VERSION}
         if inner and keepers:
             metadata["inner"] = json.dumps(inner.values)
@@ -646,7 +637,7 @@ class CheckpointCopy:
         path: Path,
         home: SameFolder,
         state: State,
-        outer: OuterLoop,
+        outer: OuterState,
         room: Tensor,
         growth: int,
         submit: Submit,
@@ -848,7 +839,7 @@ _OTHER = "the inner optimizer has different {} than its saved state"
 
 @held_back()  # a watchdog's error would be taken for one of the file's, or of the optimizer's
 def restore(
-    path: Path, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]
+    path: Path, outer: OuterState, optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[Progress, bool] | None:
     """Restore a checkpoint. The fragments' `last_published` must already say what others have of us.
 
@@ -870,9 +861,9 @@ def restore(
         return None
     for state, saved in zip(outer.fragments, rounds, strict=True):
         for i, slot in enumerate(state.fragment.slots):
-            state.momentum[i].copy_(tensors[f"momentum/{slot.spec.name}"])
-            if saved == state.last_published:
-                state.residual[i].copy_(tensors[f"residual/{slot.spec.name}"])
+            for kind, kept in state.saved.items():
+                if kind != "residual" or saved == state.last_published:
+                    kept[i].copy_(tensors[f"{kind}/{slot.spec.name}"])
     return progress, has_inner and progress.steps > 0  # before the first step, an optimizer is fresh
 
 
@@ -888,17 +879,17 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, metadata
 
 
-def _fits(outer: OuterLoop, tensors: Mapping[str, Tensor]) -> bool:
+def _fits(outer: OuterState, tensors: Mapping[str, Tensor]) -> bool:
     return all(
-        tensors[f"{kind}/{slot.spec.name}"].shape == state.residual[i].shape
+        tensors[f"{kind}/{slot.spec.name}"].shape == kept[i].shape
         for state in outer.fragments
         for i, slot in enumerate(state.fragment.slots)
-        for kind in ("residual", "momentum")
+        for kind, kept in state.saved.items()
     )
 
 
 def _take_up_inner(
-    outer: OuterLoop,
+    outer: OuterState,
     optimizers: Sequence[torch.optim.Optimizer],
     tensors: dict[str, Tensor],
     metadata: Mapping[str, str],
@@ -1057,12 +1048,12 @@ class CheckpointWriter:
         """Whether a checkpoint should be begun now: never while one is under way."""
         return self._under_way is None and time.monotonic() - self._begun_at > self._interval
 
-    def begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def begin(self, outer: OuterState, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Begin a checkpoint."""
         with held_back():  # a watchdog's error would be taken for one of the optimizer's
             self._begin(outer, optimizers, self._thread.submit)
 
-    def _begin(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], submit: Submit) -> None:
+    def _begin(self, outer: OuterState, optimizers: Sequence[torch.optim.Optimizer], submit: Submit) -> None:
         state = State.of(outer, optimizers)
         if optimizers and not state.has_inner and not self._said_of_inner:
             log.warning("the inner optimizer's state cannot be saved: after a restart it starts afresh")
@@ -1097,7 +1088,9 @@ class CheckpointWriter:
                 self._give_up()
                 raise
 
-    def save(self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress) -> None:
+    def save(
+        self, outer: OuterState, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
+    ) -> None:
         """Write a whole checkpoint now, in place of one under way; returns when the file is there.
 
         It does not use the thread: a script that never left its peer leaves as the interpreter exits, when
@@ -1110,17 +1103,11 @@ class CheckpointWriter:
             self.advance(progress, wait=True)
 
     def save_if_sound(
-        self, outer: OuterLoop, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
+        self, outer: OuterState, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
     ) -> None:
-        """As `save`, but after an error, which must stay the one to be seen: a failure here is only logged.
-
-        Raises DivergedError, and saves nothing, if parameters are out of range.
-        """
+        """As `save`, but after an error, which must stay the one to be seen: a failure here is only logged."""
         try:
-            outer.check()
             self.save(outer, optimizers, progress)
-        except DivergedError:
-            raise
         except Exception as error:  # such as a failed device, which has ended training
             self._say_cannot(str(error))
 

@@ -309,9 +309,11 @@ class Leader(RankRole):
         if not self._step_watch.is_whole:
             return
         try:
-            self._checkpoint.save_if_sound(self._outer, self._sound_optimizers, self.progress)
+            self._outer.check()
         except DivergedError:
             self._has_diverged = True
+        else:
+            self._checkpoint.save_if_sound(self._outer, self._sound_optimizers, self.progress)
 
     def drop_progress(self) -> None:
         self._binding.check(seldom=False)  # parameters that a script has replaced are not the swarm's

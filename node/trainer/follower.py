@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from gossamer.node.ipc.messages import Report
 from gossamer.node.trainer.beside import Beside
-from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.driver import RankRole
+from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.parameters import Binding
 from gossamer.node.trainer.ranks import Team, Word
 from gossamer.protocol.manifest import Manifest

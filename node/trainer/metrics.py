@@ -1,14 +1,23 @@
 """What a trainer tells its daemon about itself, for peers and displays: twice a second at most."""
 
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 from gossamer.node.ipc.messages import JOINING, Report
-from gossamer.node.trainer.checkpoint import Progress
 
 INTERVAL_S = 0.5
 RATE_OVER_S = 2.0
 """Tokens per second are measured over this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far this node has come over all its runs."""
+
+    steps: int = 0
+    """Inner steps, which is also the number of batches drawn."""
+    tokens: int = 0
 
 
 class Reporting(Protocol):

@@ -15,9 +15,8 @@ piece, in memory that is kept. On the CPU a piece then stays in cache through al
 training loop touches no page for the first time.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import wraps
 from math import inf, isnan
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -25,192 +24,13 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from gossamer.node.trainer.encoders import PIECE_CPU, SectionWriter, piece_numel
+from gossamer.node.trainer.encoders import PIECE_CPU, SectionWriter
+from gossamer.node.trainer.fragments import FragmentState, Losses, OuterState, Part, Piece, Window
 from gossamer.node.trainer.parameters import check_fits
-from gossamer.node.trainer.payload_writer import Bucket, BucketWriter, PayloadWriter, together
+from gossamer.node.trainer.payload_writer import BucketWriter, PayloadWriter
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.manifest import Manifest, Outer
-from gossamer.protocol.payloads.layout import Fragment
-
-# --- The losses of all fragments' windows, summed.
-
-
-class Losses:
-    """A sum for each window. A loss on a device stays there until its window closes.
-
-    Each addition on a device is a call, so a step adds to a single number, however many windows there are.
-    That number is added to all sums whenever a window closes.
-    """
-
-    def __init__(self, windows: int) -> None:
-        self._sums: list[float | Tensor] = [0.0] * windows
-        self._since: float | Tensor = 0.0
-        """Sum over the steps since a window last closed."""
-
-    def add(self, loss: float | Tensor) -> None:
-        """Add one step's loss: a tensor [] of float32 on a device, or a number."""
-        self._since = _sum(self._since, loss)
-
-    def close(self, index: int) -> float | Tensor:
-        """Return a window's sum; the next window begins at 0."""
-        self._sums = [_sum(before, self._since) for before in self._sums]
-        closed, self._sums[index], self._since = self._sums[index], 0.0, 0.0
-        return closed
-
-
-def _sum(before: float | Tensor, loss: float | Tensor) -> float | Tensor:
-    if isinstance(loss, Tensor) and isinstance(before, Tensor):
-        loss = loss.to(before.device)  # the loss of a model spread over devices may be on any of them
-    return before + loss
-
-
-# --- The outer loop's state for a fragment, and the parts in which the loop processes it.
-#
-# A part is one large tensor, cut into pieces, or a bucket of small ones.
-
-
-@dataclass(slots=True)
-class Window:
-    """What the inner loop has done since this node's last delta of a fragment."""
-
-    base: int
-    """The round up to which the fragment was merged when the window began."""
-    steps: int = 0
-    tokens: int = 0
-    loss: float | Tensor = 0.0
-    """Sum over the steps. Set when the window is closed, as is `changed`."""
-    changed: bool = False
-    """Whether its outer step holds anything but zeros."""
-
-    def add(self, tokens: int) -> None:
-        self.steps += 1
-        self.tokens += tokens
-
-    @property
-    def mean_loss(self) -> float:
-        return float(self.loss) / max(1, self.steps)
-
-
-class Piece(NamedTuple):
-    """As much of a part, in row-major order, as is processed at a time."""
-
-    span: slice
-    ref: Tensor
-    residual: Tensor
-    momentum: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Tensors that are processed together."""
-
-    places: Sequence[int]
-    """Which of the fragment's tensors these are."""
-    theta: list[Tensor]
-    pieces: Sequence[Piece]
-    """Views, made once, since making one takes as long as processing a thousand values."""
-    bucket: Bucket | None
-    """None for a single tensor."""
-
-    @property
-    def device(self) -> torch.device:
-        return self.theta[0].device
-
-    def values(self) -> Tensor:
-        """The parameters, one tensor after the other in row-major order; a copy if they do not lie so in
-        memory.
-
-        If their dtypes differ, as after a change while training ran, all come in the widest.
-        """
-        rows = [theta.detach().reshape(-1) for theta in self.theta]
-        if self.bucket is None:
-            return rows[0]
-        if len({row.dtype for row in rows}) > 1:
-            refs = self.pieces[0].ref.split(self.bucket.numels)  # a bucket is one piece
-            rows = [_widened(row, ref) for row, ref in zip(rows, refs, strict=True)]
-        return torch.cat(rows)
-
-    def write_back(self, values: Tensor) -> None:
-        """Write changed `values` back to the parameters, if they were a copy."""
-        if self.bucket is not None:
-            parts = zip(values.split(self.bucket.numels), self.theta, strict=True)
-            torch._foreach_copy_(self.theta, [part.view(theta.shape) for part, theta in parts])
-        elif not self.theta[0].is_contiguous():
-            self.theta[0].copy_(values.view(self.theta[0].shape))
-
-    def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """This part's rows as one, of `tensors` that hold a row for each of the fragment's tensors."""
-        if self.bucket is None:
-            return tensors[self.places[0]]
-        return torch.cat([tensors[place] for place in self.places])
-
-    def section(self, writer: PayloadWriter) -> SectionWriter | BucketWriter:
-        """Begin this part of a payload."""
-        if self.bucket is None:
-            return writer.section(self.places[0], self.device)
-        return writer.bucket(self.places, self.bucket)
-
-
-@dataclass(slots=True)
-class FragmentState:
-    """One fragment's tensors, each list in the order of the fragment's slots."""
-
-    fragment: Fragment
-    theta: list[Tensor]
-    ref: list[Tensor]
-    residual: list[Tensor]
-    """int32 fixed point."""
-    momentum: list[Tensor]
-    parts: list[Part]
-    window: Window
-    last_published: int = 0
-    merged_round: int = 0
-
-    @property
-    def gpu(self) -> torch.device | None:
-        """The CUDA device that holds all of it, if one does; other kinds of devices have not been tried."""
-        devices = {part.device for part in self.parts}
-        return device if len(devices) == 1 and (device := devices.pop()).type == "cuda" else None
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether some tensors that are processed together have different dtypes by now."""
-        return any(len({theta.dtype for theta in part.theta}) > 1 for part in self.parts)
-
-    @classmethod
-    def of(cls, fragment: Fragment, tensors: Mapping[str, Tensor], codec: str, base: int) -> "FragmentState":
-        """The state as training begins; `base` is the base of the first window."""
-        theta = [tensors[slot.spec.name] for slot in fragment.slots]
-        ref, residual, momentum = ([torch.empty(0)] * len(theta) for _ in range(3))
-        parts: list[Part] = []
-        for places in together(codec, theta):
-            mine = [theta[place] for place in places]
-            numels = [tensor.numel() for tensor in mine]
-            image = torch.cat([tensor.detach().reshape(-1).float() for tensor in mine])
-            rows = image, torch.zeros_like(image, dtype=torch.int32), torch.zeros_like(image)
-            for tensors_of, row in zip((ref, residual, momentum), rows, strict=True):
-                for place, values in zip(places, row.split(numels), strict=True):
-                    tensors_of[place] = values.view(theta[place].shape)
-            bucket = Bucket(codec, numels, image.device) if len(places) > 1 else None
-            parts.append(Part(places, mine, _pieces(*rows, piece_numel(image)), bucket))
-        return cls(fragment, theta, ref, residual, momentum, parts, Window(base))
-
-
-def _widened(theta: Tensor, ref: Tensor) -> Tensor:
-    """A parameter in float32 or wider: `ref`, plus theta's progress from the image of `ref` in its own dtype.
-
-    What bf16 cannot hold of `ref` is not progress.
-    """
-    if theta.dtype in (torch.float32, torch.float64):
-        return theta
-    return theta.float().sub_(ref.to(theta.dtype)).add_(ref)
-
-
-def _pieces(ref: Tensor, residual: Tensor, momentum: Tensor, size: int) -> list[Piece]:
-    spans = (slice(start, min(start + size, ref.numel())) for start in range(0, ref.numel(), size))
-    return [Piece(span, ref[span], residual[span], momentum[span]) for span in spans]
-
 
 # --- The outer step of a fragment that is on one device, which is not waited for before the end.
 #
@@ -232,7 +52,11 @@ class DeviceStep:
         self._outer = outer
         reaches = [
             torch.stack(
-                [_largest(piece.ref), _largest(_learnt(values[piece.span], piece)), _largest(piece.momentum)]
+                [
+                    _largest(piece.ref),
+                    _largest(_learnt(values[piece.span], piece)),
+                    _largest(piece.buffers[0]),
+                ]
             )
             for part in state.parts
             for values in (part.values(),)
@@ -247,7 +71,7 @@ class DeviceStep:
 
     def take(self, theta: Tensor, piece: Piece, section: SectionWriter | BucketWriter) -> None:
         """Encode a piece's step, and set the parameters to what all others will decode."""
-        _, ref, residual, momentum = piece
+        _, ref, residual, (momentum,) = piece
         step, mu = _learnt(theta, piece), self._outer.momentum
         if mu:
             newer = torch.hardshrink(torch.add(step, momentum, alpha=mu), FADED)
@@ -318,7 +142,7 @@ def check_length(state: FragmentState, part: Part, step: Tensor) -> float:
     """The largest magnitude in a step. Raises DivergedError if fixed point cannot hold it."""
     longest = magnitude(step)
     if not longest < VALUE_LIMIT:
-        clear(state.momentum)
+        clear(state.buffers["momentum"])
         raise _diverged(state, part, step, MOVED)
     return longest
 
@@ -326,7 +150,7 @@ def check_length(state: FragmentState, part: Part, step: Tensor) -> float:
 def check_end(state: FragmentState, part: Part, end: Tensor) -> None:
     """Raise DivergedError if a step ends where no healthy Phi is: it would be the end of the swarm's, too."""
     if not magnitude(end) < VALUE_LIMIT:
-        clear(state.momentum)
+        clear(state.buffers["momentum"])
         raise _diverged(state, part, end, BEYOND)
 
 
@@ -403,20 +227,14 @@ class Scratch(NamedTuple):
         return self if numel == self.step.numel() else Scratch(self.step[:numel], self.sent[:numel])
 
 
-class OuterLoop:
+class OuterLoop(OuterState):
     """All fragments of one model."""
 
     def __init__(self, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
         """Bind to a model's parameters by name. Raises ConfigError naming the first that does not fit."""
         check_fits(tensors, manifest)
-        self.names = {tensor: name for name, tensor in tensors.items()}
-        """The names of all the model's parameters."""
         self._outer = manifest.outer
-        layout = manifest.plan()
-        self.fragments = [
-            FragmentState.of(fragment, tensors, self._outer.codec, base)
-            for fragment, base in zip(layout.fragments, _first_bases(len(layout.fragments)), strict=True)
-        ]
+        super().__init__(tensors, manifest.plan(), self._outer.codec, ("momentum",))
         self.device_types = {"cpu", *(part.device.type for state in self.fragments for part in state.parts)}
         """Types of the devices that it computes on."""
         self._scratch = Scratch.to_keep(PIECE_CPU)
@@ -490,7 +308,7 @@ class OuterLoop:
         """
         state = self.fragments[index]
         # With mixed dtypes, `write_back` rounds its values, even where nothing was to change.
-        if state.gpu is not None and not state.is_mixed:
+        if state.gpu is not None and not _is_mixed(state):
             if (done := self._publish_if_sound(state, round_, out)) is not None:
                 return done
         found = check_values(state)
@@ -513,7 +331,7 @@ class OuterLoop:
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
         step = DeviceStep(state, self._outer)
         for part in state.parts:
-            section, values = part.section(writer), part.values()
+            section, values = _section(part, writer), part.values()
             for piece in part.pieces:
                 step.take(values[piece.span], piece, section)
             part.write_back(values)
@@ -537,7 +355,7 @@ class OuterLoop:
         healthy Phi."""
         room = self._room(part)
         for piece in part.pieces:
-            aside = piece._replace(momentum=piece.momentum.clone())
+            aside = piece._replace(buffers=(piece.buffers[0].clone(),))
             step = self._outer_step(values[piece.span], aside, room)
             check_length(state, part, step)
             check_end(state, part, piece.ref * ONE - step)
@@ -548,7 +366,7 @@ class OuterLoop:
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
         longest = 0.0
         for part, (values, reach) in zip(state.parts, found, strict=True):
-            section, room = part.section(writer), self._room(part)
+            section, room = _section(part, writer), self._room(part)
             for piece in part.pieces:
                 step = self._outer_step(values[piece.span], piece, room)
                 length = check_length(state, part, step)
@@ -571,7 +389,7 @@ class OuterLoop:
 
     def _outer_step(self, theta: Tensor, piece: Piece, room: Scratch) -> Tensor:
         """A piece's step, in units of fixed point."""
-        ref, momentum, step = piece.ref, piece.momentum, room.first(piece.ref.numel()).step
+        ref, momentum, step = piece.ref, piece.buffers[0], room.first(piece.ref.numel()).step
         mu, lr = self._outer.momentum, self._outer.learning_rate
         if theta.dtype == torch.float32:
             torch.sub(ref, theta, out=step)
@@ -605,9 +423,16 @@ class OuterLoop:
         return Scratch.of(numel, part.device)
 
 
-def _first_bases(fragments: int) -> list[int]:
-    """For each fragment, the round of its turn before the first one that publishes it."""
-    return [index - fragments if index else 0 for index in range(fragments)]
+def _section(part: Part, writer: PayloadWriter) -> SectionWriter | BucketWriter:
+    """Begin a part of a payload."""
+    if part.bucket is None:
+        return writer.section(part.places[0], part.device)
+    return writer.bucket(part.places, part.bucket)
+
+
+def _is_mixed(state: FragmentState) -> bool:
+    """Whether some tensors that are processed together have different dtypes by now."""
+    return any(len({theta.dtype for theta in part.theta}) > 1 for part in state.parts)
 
 
 def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_progress: bool) -> None:

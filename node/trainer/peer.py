@@ -31,11 +31,10 @@ from gossamer.node.home import Home
 from gossamer.node.inputs import for_a_script
 from gossamer.node.ipc.messages import Report
 from gossamer.node.trainer import attach as attaching
-from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
 from gossamer.node.trainer.data import Schedule, Shard
 from gossamer.node.trainer.driver import Leader, RankRole
-from gossamer.node.trainer.metrics import Reporter
+from gossamer.node.trainer.metrics import Progress, Reporter
 from gossamer.node.trainer.ranks import DONE, GAVE_UP, Alone
 from gossamer.node.trainer.watchdogs import held_back
 from gossamer.protocol.errors import ConfigError, DivergedError, LocalError, UnreachableError

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer
-from gossamer.node.trainer.outer import FragmentState
+from gossamer.node.trainer.fragments import FragmentState
 from gossamer.node.trainer.watchdogs import held_back
 
 PORTABLE = 1

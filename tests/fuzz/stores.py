@@ -291,7 +291,7 @@ def _checkpoint(data: bytes) -> Iterator[None]:
     taken_up = checkpointreader.restore(path, outer, [optimizer])
     if taken_up is None:
         assert not optimizer.state_dict()["state"]
-        assert not any(t.any() for s in outer.fragments for t in (*s.residual, *s.momentum))
+        assert not any(t.any() for s in outer.fragments for t in (*s.residual, *s.buffers["momentum"]))
         raise StorageError("not taken up")
     yield
     progress, _ = taken_up

@@ -12,7 +12,7 @@ import torch
 from gossamer.node.trainer import daemon_link
 from gossamer.node.trainer import payload_writer as buckets
 from gossamer.node.trainer import phi_updates as staging
-from gossamer.node.trainer.outer import FragmentState
+from gossamer.node.trainer.fragments import FragmentState
 from gossamer.protocol.records import Delta
 from tests.node.gpus import Room
 from tests.protocol.builders import identity, random_delta

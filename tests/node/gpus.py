@@ -8,7 +8,7 @@ from torch import Tensor
 from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.node.trainer import phi_updates as staging
 from gossamer.node.trainer.daemon_link import Offer
-from gossamer.node.trainer.outer import FragmentState
+from gossamer.node.trainer.fragments import FragmentState
 
 
 class Room:

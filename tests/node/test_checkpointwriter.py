@@ -335,7 +335,7 @@ def test_it_is_written_where_the_main_thread_has_ended_and_while_the_interpreter
     script = f"""
 import atexit, threading
 from pathlib import Path
-from gossamer.node.trainer.checkpoint import Progress
+from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.checkpoint import CheckpointWriter
 from tests.node.checkpoints import trained
 

@@ -5,7 +5,7 @@ from typing import cast
 
 from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer
-from gossamer.node.trainer.outer import FragmentState
+from gossamer.node.trainer.fragments import FragmentState
 from gossamer.node.trainer.phi_updates import Incoming, Staging
 
 

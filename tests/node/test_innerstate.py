@@ -344,7 +344,7 @@ def test_a_state_that_is_not_taken_up_costs_no_more_than_itself(tmp_path, caplog
     model, again, _ = make()
     again.fragments[0].last_published = 2
     assert restore(tmp_path / "t", again, [NeverLoaded(model.parameters())]) == (Progress(2, 4), False)
-    assert any(momentum.any() for momentum in again.fragments[0].momentum)
+    assert any(momentum.any() for momentum in again.fragments[0].buffers["momentum"])
     assert (
         "NeverLoaded does not take its saved state (RuntimeError: not here): it starts afresh" in caplog.text
     )

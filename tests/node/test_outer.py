@@ -295,7 +295,7 @@ def trajectory(model: nn.Module, codec: str, seed: int) -> list[torch.Tensor]:
         phi = phi - sent
         loop.apply(0, phi, round_)
     state = loop.fragments[0]
-    return [*state.theta, *state.ref, *state.residual, *state.momentum, torch.from_numpy(sent)]
+    return [*state.theta, *state.ref, *state.residual, *state.buffers["momentum"], torch.from_numpy(sent)]
 
 
 @pytest.mark.parametrize("codec", ["exact", "int4", "int2", "topk"])
@@ -472,10 +472,10 @@ def test_where_the_momentum_alone_is_too_long_nothing_is_left_to_be_sent() -> No
         model[0].weight.view(-1)[::64] += 0.12
     loop.step(100, 2.0)
     (state,) = loop.fragments
-    state.momentum[1].fill_(1000.0)
+    state.buffers["momentum"][1].fill_(1000.0)
     with pytest.raises(DivergedError, match="moved by over 64"):
         publish(loop, manifest, 1)
-    assert not any(tensor.any() for tensor in (*state.residual, *state.momentum))
+    assert not any(tensor.any() for tensor in (*state.residual, *state.buffers["momentum"]))
 
 
 @pytest.mark.parametrize(
@@ -544,7 +544,7 @@ def test_which_steps_a_device_takes_without_being_asked(
     (state,) = loop.fragments
     with torch.no_grad():
         model.weight[1, 1] += moved
-        state.momentum[0][2, 2] = momentum
+        state.buffers["momentum"][0][2, 2] = momentum
         done = loop._publish_if_sound(state, 1, area(manifest))
     assert (done is not None) == is_sound
 
@@ -567,7 +567,7 @@ def test_a_step_that_a_device_finds_too_long_changes_nothing(
     with torch.no_grad():
         model[2].view(-1)[0] = value
         state.residual[1].view(-1)[0] = 2**28 + 1  # which float32 cannot hold
-    kept = [*state.theta, *state.ref, *state.residual, *state.momentum]
+    kept = [*state.theta, *state.ref, *state.residual, *state.buffers["momentum"]]
     before, window = [tensor.detach().clone() for tensor in kept], copy.copy(state.window)
     with torch.no_grad():
         assert loop._publish_if_sound(state, 3, area(manifest)) is None
@@ -742,7 +742,7 @@ def test_momentum_fades_to_nothing_where_nothing_trains(codec: str, rng: np.rand
     """Denormal values are slow, and at 0.7 of it each time the smallest of them rounds to itself for ever."""
     manifest = manifest_for(Net(), codec=codec)
     loop = loop_for(Net(), manifest)
-    momentum = loop.fragments[0].momentum
+    momentum = loop.fragments[0].buffers["momentum"]
     train(loop, rng)
     publish(loop, manifest, 1)
     assert all(part.abs().min() > 0 for part in momentum)

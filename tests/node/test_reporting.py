@@ -8,8 +8,7 @@ import pytest
 
 from gossamer.node.ipc.messages import Report
 from gossamer.node.trainer import metrics as reporting
-from gossamer.node.trainer.checkpoint import Progress
-from gossamer.node.trainer.metrics import INTERVAL_S, RATE_OVER_S, Reporter
+from gossamer.node.trainer.metrics import INTERVAL_S, RATE_OVER_S, Progress, Reporter
 
 
 @dataclass

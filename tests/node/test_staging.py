@@ -21,7 +21,8 @@ from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.node.trainer import phi_updates as staging
 from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress
 from gossamer.node.trainer.daemon_link import Offer
-from gossamer.node.trainer.outer import FragmentState, OuterLoop
+from gossamer.node.trainer.fragments import FragmentState
+from gossamer.node.trainer.outer import OuterLoop
 from gossamer.node.trainer.phi_updates import Staging
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.manifest import Manifest

@@ -22,7 +22,7 @@ from gossamer.models.errors import TaskError
 from gossamer.node import processes as exit_status
 from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import trainer
-from gossamer.node.trainer.checkpoint import Progress
+from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.trainer import _Ending, choose_device
 from gossamer.protocol.errors import ConfigError, DivergedError, UnreachableError
 from tests.node.begun_peer import begun
