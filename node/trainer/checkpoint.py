@@ -1091,7 +1091,7 @@ class CheckpointWriter:
     def save(
         self, outer: OuterState, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
     ) -> None:
-        """Write a whole checkpoint now, in place of one under way; returns when the file is there.
+        """Write a whole checkpoint now, in place of one under way; returns once it is there.
 
         It does not use the thread: a script that never left its peer leaves as the interpreter exits, when
         threads take no more work.
@@ -1105,7 +1105,7 @@ class CheckpointWriter:
     def save_if_sound(
         self, outer: OuterState, optimizers: Sequence[torch.optim.Optimizer], progress: Progress
     ) -> None:
-        """As `save`, but after an error, which must stay the one to be seen: a failure here is only logged."""
+        """As `save`, but after an error, which must stay the one to be seen: a failure is only logged."""
         try:
             self.save(outer, optimizers, progress)
         except Exception as error:  # such as a failed device, which has ended training

@@ -21,13 +21,13 @@ from gossamer.node.ipc.messages import Report
 from gossamer.node.trainer.beside import Beside
 from gossamer.node.trainer.checkpoint import (
     CheckpointWriter,
-    Progress,
     inner_state,
     is_sound,
     restore,
     state_keepers,
 )
 from gossamer.node.trainer.daemon_link import OUTDATED, DaemonLink, Offer
+from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.outer import OuterLoop
 from gossamer.node.trainer.parameters import Binding
 from gossamer.node.trainer.phi_updates import Incoming, Staging

@@ -17,7 +17,7 @@ from gossamer.protocol.payloads.layout import Fragment, Layout
 
 
 class Losses:
-    """The sum of the losses of each fragment's window. A loss on a device stays there until its window closes.
+    """The sum of the losses of each window. A loss on a device stays there until its window closes.
 
     Each addition on a device is a call, so a step adds to a single number, however many windows there are.
     That number is added to all sums whenever a window closes.
