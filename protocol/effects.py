@@ -170,3 +170,16 @@ Effect = (
     | Blame
     | Notice
 )
+
+
+class Outbox(list[Effect]):
+    """The effects of one event, in order. All machines of the core append to the same one."""
+
+    def send(self, link: int, message: Message) -> None:
+        self.append(Send(link, message))
+
+    def drain(self) -> list[Effect]:
+        """Take out everything."""
+        effects = list(self)
+        self.clear()
+        return effects

@@ -154,12 +154,11 @@ def _believe_a_lone_voice() -> list[Patch]:
 def _speak_before_it_is_stored() -> list[Patch]:
     original = replica.Replica._dispatch
 
-    def dispatch(self: replica.Replica, event: Event, now: float) -> list[Effect]:
-        effects = original(self, event, now)
-        for effect in list(effects):
+    def dispatch(self: replica.Replica, event: Event, now: float) -> None:
+        original(self, event, now)
+        for effect in list(self.outbox):
             if isinstance(event, Publish) and isinstance(effect, Store):
-                effects += self._stored(effect.delta, now)
-        return effects
+                self._stored(effect.delta, now)
 
     return [(replica.Replica, "_dispatch", dispatch)]
 
@@ -195,7 +194,7 @@ def _who_is_behind_takes_all_back() -> list[Patch]:
 
 def _sleep_unnoticed() -> list[Patch]:
     """Two nodes that slept replace the third one's history with theirs, which has a hole."""
-    return [(replica.Replica, "_woke", lambda self, now: [])]
+    return [(replica.Replica, "_woke", lambda self, now: None)]
 
 
 # --- gossip and fetching -----------------------------------------------------------------------------------
