@@ -221,7 +221,7 @@ def _trainer(parameters: int) -> dict[str, Any]:
                 step()
                 peer.step(tokens=1, loss=1.0)
         whole = _own(pid) - before  # a peer that leaves writes a whole checkpoint
-        size = (Path(folder) / "trainer.safetensors").stat().st_size
+        size = (Path(folder) / "trainer.checkpoint").stat().st_size
     return {"loop_bytes": alone, "trainer_bytes": whole, "checkpoint_bytes": size}
 
 

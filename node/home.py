@@ -12,7 +12,7 @@
     D/original            tells this folder from a copy of it, see `original`
     D/chronicle.sqlite    what happened round by round, for people who watch
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
-    D/trainer.safetensors residuals, momenta and inner optimizer of our own trainer
+    D/trainer.checkpoint  residuals, momenta and inner optimizer of our own trainer
     D/pretrained/         what a Hugging Face model has besides weights: configuration, tokenizer
     D/peers.json          members met, to find the swarm again
     D/incarnation         number of our last start, in milliseconds of Unix time; it always grows
@@ -277,7 +277,7 @@ class Home:
         self.last_daemon_path = root / "daemon.last.json"
         self.peers_path = root / "peers.json"
         self.incarnation_path = root / "incarnation"
-        self.checkpoint_path = root / "trainer.safetensors"
+        self.checkpoint_path = root / "trainer.checkpoint"
         self.pretrained_path = root / "pretrained"
         self.lock = FolderLock(root)
 

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 from gossamer.node.ipc import messages as control
 from gossamer.node.ipc.messages import Report
 from gossamer.node.trainer.beside import Beside
-from gossamer.node.trainer.checkpoint import (
-    CheckpointWriter,
-    inner_state,
-    is_sound,
-    restore,
-    state_keepers,
-)
+from gossamer.node.trainer.checkpoint import CheckpointWriter, restore
 from gossamer.node.trainer.daemon_link import OUTDATED, DaemonLink, Offer
 from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.outer import OuterLoop
@@ -219,7 +213,7 @@ class Leader(RankRole):
         self._has_diverged = False
         """Whether the model has diverged since the last delta."""
         self._idle = IdleWatch(len(self._outer.fragments))
-        self._step_watch = StepWatch(state_keepers(self._saved_optimizers) or ())
+        self._step_watch = StepWatch(self._saved_optimizers)
 
     # -- what the loop does
 
@@ -240,8 +234,6 @@ class Leader(RankRole):
             self.progress, self.resumed = restored
             if self.team.size > 1 and self.progress.steps:
                 log.info("with several ranks, the inner optimizer's state is not kept: it starts afresh")
-        if not self.resumed:
-            self._warn_of_an_inner_state_that_diverged()
         word = self._agree(done=DONE)
         self.begun_at = time.perf_counter()
         self._published_at = time.monotonic()
@@ -312,8 +304,10 @@ class Leader(RankRole):
             self._outer.check()
         except DivergedError:
             self._has_diverged = True
+        except Exception:  # such as a failed device, which has ended training
+            return
         else:
-            self._checkpoint.save_if_sound(self._outer, self._sound_optimizers, self.progress)
+            self._checkpoint.save(self._outer, self._sound_optimizers, self.progress)
 
     def drop_progress(self) -> None:
         self._binding.check(seldom=False)  # parameters that a script has replaced are not the swarm's
@@ -436,16 +430,6 @@ class Leader(RankRole):
         window = self._outer.fragments[round_ % len(self._outer.fragments)].window
         return round_ if window.steps > 0 and round_ <= clock + 1 else None
 
-    def _warn_of_an_inner_state_that_diverged(self) -> None:
-        """Warn if the optimizer's state is not finite: a notebook may reuse one whose last peer diverged."""
-        keepers = state_keepers(self._saved_optimizers)
-        inner = inner_state(keepers) if keepers else None
-        if inner is not None and not is_sound(inner.tensors, inner.learnt):
-            log.warning(
-                "the inner optimizer holds values that are not finite, as after training that diverged, and"
-                " its next step would spoil the model: leave, make a new optimizer, and attach again"
-            )
-
     def _warn_of_a_loop_without_steps(self) -> None:
         if not self._has_stepped and self.team.size == 1 and self._outer.has_moved:
             log.warning(
@@ -496,9 +480,7 @@ class Leader(RankRole):
             self._share_waits = True
             return
         self._share_waits = False
-        if self._checkpoint.is_due():
-            self._checkpoint.begin(self._outer, self._sound_optimizers)
-        self._checkpoint.advance(self.progress)
+        self._checkpoint.step(self._outer, self._sound_optimizers, self.progress)
 
     def _apply(self, offer: Offer) -> None:
         """Take Phi over, and keep the progress of the open windows on top of it."""

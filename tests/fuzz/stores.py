@@ -30,16 +30,15 @@ from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.node.daemon.storage.records import Base, RecordStore
 from gossamer.node.ipc import messages as control
-from gossamer.node.trainer import checkpoint
-from gossamer.node.trainer import checkpoint as checkpointreader
-from gossamer.node.trainer.checkpoint import CheckpointWriter
+from gossamer.node.trainer.checkpoint import CheckpointWriter, restore
+from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.outer import OuterLoop
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import GossamerError, LocalError, StorageError
 from gossamer.protocol.payloads.chunks import chunk_hashes, chunk_sizes
 from tests.fuzz.decoders import SWARM
 from tests.fuzz.forge import blobs_from, forge
-from tests.fuzz.mutate import TEXTS, mutate_bytes, mutate_packed, mutate_value
+from tests.fuzz.mutate import mutate_bytes, mutate_packed, mutate_value
 from tests.fuzz.target import Target
 from tests.protocol import builders
 
@@ -285,10 +284,10 @@ def _train(model: nn.Module, outer: OuterLoop, optimizer: torch.optim.Optimizer)
 
 
 def _checkpoint(data: bytes) -> Iterator[None]:
-    path = _folder() / "trainer.safetensors"
+    path = _folder() / "trainer.checkpoint"
     path.write_bytes(data)
     _, outer, optimizer = _trainer()
-    taken_up = checkpointreader.restore(path, outer, [optimizer])
+    taken_up = restore(path, outer, [optimizer])
     if taken_up is None:
         assert not optimizer.state_dict()["state"]
         assert not any(t.any() for s in outer.fragments for t in (*s.residual, *s.buffers["momentum"]))
@@ -300,50 +299,28 @@ def _checkpoint(data: bytes) -> Iterator[None]:
 
 def _checkpoint_seeds() -> list[bytes]:
     model, outer, optimizer = _trainer()
-    path, progress = _folder() / "seed.safetensors", checkpoint.Progress
-    CheckpointWriter(path).save(outer, [optimizer], progress(0, 0))
+    path = _folder() / "seed.checkpoint"
+    CheckpointWriter(path).save(outer, [optimizer], Progress(0, 0))
     early = path.read_bytes()
     for _ in range(3):
         _train(model, outer, optimizer)
     outer.publish(1, 1, memoryview(bytearray(10_000)))
-    CheckpointWriter(path).save(outer, [optimizer], progress(8, 16))
+    CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
     return [path.read_bytes(), early]
 
 
-def _put_checksum_right(header: Any, data: bytes) -> None:
-    meta = header["__metadata__"]
-    found = {
-        name: zlib.crc32(data[slice(*entry["data_offsets"])])
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
-    others = {key: value for key, value in meta.items() if key != checkpoint.CHECKSUM}
-    meta[checkpoint.CHECKSUM] = checkpoint.checksum(found, others)
-
-
 def _mutate_checkpoint(data: bytes, dice: Random) -> bytes:
-    """Change the header's JSON, or the JSON within its metadata, or any bytes."""
-    length = int.from_bytes(data[:8], "little")
+    """Change the trailer, mostly with a checksum that is right, which would catch nearly all changes; or any
+    bytes."""
+    start = len(data) - 12 - int.from_bytes(data[-12:-4])
     try:
-        header = json.loads(data[8 : 8 + length])
-        if dice.randrange(2):
-            meta = header["__metadata__"]
-            key = dice.choice(sorted(meta))
-            value = mutate_value(json.loads(meta[key]), dice)
-            meta[key] = dice.choice((json.dumps(value, default=repr), dice.choice(TEXTS)))
-        elif dice.randrange(2):
-            first, second = dice.choice(sorted(header)), dice.choice(sorted(header))
-            header[first], header[second] = header[second], header[first]
-        else:
-            header = mutate_value(header, dice)
-        if dice.randrange(4):  # otherwise the checksum would catch nearly all changes
-            _put_checksum_right(header, data[8 + length :])
-        text = json.dumps(header, default=repr).encode()
-    except (ValueError, RecursionError, TypeError, LookupError, AttributeError):
+        trailer = msgpack.packb(mutate_value(msgpack.unpackb(data[start:-12]), dice))
+    except (ValueError, RecursionError, TypeError, OverflowError):
         return mutate_bytes(data, dice)
     if dice.randrange(4) == 0:
         return mutate_bytes(data, dice)
-    return len(text).to_bytes(8, "little") + text + data[8 + length :]
+    whole = data[:start] + trailer + len(trailer).to_bytes(8)
+    return whole + zlib.crc32(whole).to_bytes(4)
 
 
 STORES = [

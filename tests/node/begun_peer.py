@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import nn
 
 from gossamer.models.task import named_tensors
+from gossamer.node.trainer.checkpoint import _Saved
 from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.node.trainer.outer import Ints
 from gossamer.node.trainer.peer import Peer
@@ -25,9 +25,11 @@ from tests.protocol.builders import manifest as build_manifest
 EVERY = 4
 
 
-def metadata_of(checkpoint: Path) -> dict[str, str]:
-    with safe_open(checkpoint, framework="pt") as file:
-        return dict(file.metadata())
+def saved_in(checkpoint: Path) -> tuple[int, bool]:
+    """The steps that a checkpoint counts, and whether it holds the inner optimizer's state."""
+    with open(checkpoint, "rb") as file:
+        saved = _Saved(file)
+    return saved.progress.steps, saved.inner is not None and bool(saved.inner[0])
 
 
 def manifest_for(model: nn.Module, fragments: int = 1) -> Manifest:

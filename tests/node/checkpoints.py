@@ -1,23 +1,24 @@
 """A small model that has trained, and its checkpoint."""
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.trainer.checkpoint import CHECKSUM, CheckpointWriter, Progress, checksum, checksums_of
+from gossamer.node.trainer.checkpoint import CheckpointWriter
+from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.outer import OuterLoop
 from tests.protocol import builders
+
+
+def outer_of(model):
+    tensors = tuple((name, tuple(p.shape), "mean") for name, p in named_tensors(model))
+    return OuterLoop(dict(named_tensors(model)), builders.manifest(tensors=tensors))
 
 
 def make(seed=0):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
-    tensors = tuple((name, tuple(p.shape), "mean") for name, p in named_tensors(model))
-    manifest = builders.manifest(tensors=tensors)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return model, OuterLoop(dict(named_tensors(model)), manifest), optimizer
+    return model, outer_of(model), torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
 def train(model, outer, optimizer, steps):
@@ -39,22 +40,9 @@ def trained():
     return model, outer, optimizer
 
 
-def metadata_of(path):
-    with safe_open(path, framework="pt") as file:
-        return file.metadata()
-
-
 def saved_in(folder):
     """The checkpoint of a model that has trained, and what is in it."""
     _, outer, optimizer = trained()
-    path = folder / "trainer.safetensors"
+    path = folder / "trainer.checkpoint"
     CheckpointWriter(path).save(outer, [optimizer], Progress(8, 16))
     return path, outer, optimizer
-
-
-def without(path, *keys):
-    """Remove keys from a checkpoint, so that it is as earlier releases wrote it."""
-    tensors, changed = load_file(path), metadata_of(path)
-    for key in (CHECKSUM, *keys):
-        del changed[key]
-    path.write_bytes(save(tensors, {**changed, CHECKSUM: checksum(checksums_of(tensors), changed)}))

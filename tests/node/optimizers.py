@@ -1,4 +1,4 @@
-"""Optimizers that wrap another one, as people write them."""
+"""Optimizers as people write them."""
 
 import torch
 
@@ -22,43 +22,53 @@ class Around(torch.optim.Optimizer):
     def state_dict(self):
         return self.optimizer.state_dict()
 
-    def load_state_dict(self, state_dict):
-        self.optimizer.load_state_dict(state_dict)
+
+class FindsItsRate(torch.optim.Optimizer):
+    """Keeps what it learns in its groups, as Prodigy and ScheduleFree do; its first step puts a count there,
+    as those of timm and apex do."""
+
+    def __init__(self, params, lr=1.0, d0=0.125, **others):
+        super().__init__(params, {"lr": lr, "d0": d0, "d": d0, "k": 0, "best": 1.0, "train_mode": False})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["d"], group["k"], group["train_mode"] = group["d"] * 1.5, group["k"] + 1, True
+            group["step"] = group.get("step", 0) + 1
+            for parameter in group["params"]:
+                self.state[parameter]["s"] = torch.ones_like(parameter)
 
 
-class SlowlyAround(Around):
-    """Like timm's Lookahead: its own state is empty, and its `state_dict` is the inner optimizer's."""
+class Tree(torch.optim.Optimizer):
+    """Keeps lists, dicts, texts and float32 tensors of each parameter, whatever its dtype, as SOAP does."""
 
-    state = None
-
-    def __init__(self, params, base=torch.optim.AdamW):
-        super().__init__(params, base)
-        self.state = {}
-
-
-class Sharpness(torch.optim.Optimizer):
-    """Like SAM: it keeps a state of its own beside the inner optimizer's, and saves only its own."""
-
-    def __init__(self, params, base=torch.optim.AdamW):
-        super().__init__(params, {"rho": 0.05})
-        self.base = self._held(base(self.param_groups))
-        self.param_groups = self._base().param_groups
-
-    def _held(self, base):
-        return base
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr})
 
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
-            self.state[parameter]["before"] = parameter.detach().clone()
-        return self._base().step(closure)
+            state = self.state[parameter]
+            if not state:
+                state["mean"] = torch.zeros_like(parameter, dtype=torch.float32)
+                state["kind"], state["none"], state["count"] = "plain", None, 0
+                state["factors"] = [
+                    torch.zeros(2, 3).T,
+                    {"flag": torch.tensor([True, False]), "at": [1, 2.5]},
+                ]
+            state["mean"].add_(1 / 3)
+            state["count"] += 1
 
-    def _base(self):
-        return self.base
 
+class Counting(torch.optim.Optimizer):
+    """Sets all that it keeps of a parameter to its count of steps."""
 
-class SharpnessInList(Sharpness):
-    def _held(self, base):
-        return [base]
+    def __init__(self, params, lr=1.0):
+        super().__init__(params, {"lr": lr})
+        self.count = 0
 
-    def _base(self):
-        return self.base[0]
+    def step(self, closure=None):
+        self.count += 1
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            for key, dtype in (("wide", torch.float64), ("half", torch.bfloat16), ("whole", torch.uint8)):
+                state.setdefault(key, torch.empty_like(parameter, dtype=dtype)).fill_(self.count)
+            state["plain"] = self.count

@@ -639,7 +639,7 @@ async def test_over_a_link_that_was_hung_up_no_chunk_is_put(
 async def test_only_what_a_node_left_unfinished_is_removed_from_its_folder(home: Home) -> None:
     """Which may hold other files, as one does that `--dir .` names."""
     long_ago = time.time() - 2 * UNFINISHED_S
-    left = [home.root / f".{name}-a1b2c3d4" for name in ("peers.json", "key", "trainer.safetensors")]
+    left = [home.root / f".{name}-a1b2c3d4" for name in ("peers.json", "key", "trainer.checkpoint")]
     others = [
         home.root / name for name in (".pre-commit-config.yaml", ".my-notes", ".key-ring", ".x-abcdefgh")
     ]

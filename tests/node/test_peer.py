@@ -46,24 +46,6 @@ async def test_a_model_may_hand_its_parameters_out_as_it_likes(tmp_path: Path) -
         await asyncio.to_thread(peer.close)
 
 
-@pytest.mark.parametrize("value", [0.1, torch.nan, torch.inf])
-async def test_an_optimizer_that_has_diverged_before_is_named_as_it_begins(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: float
-) -> None:
-    """As where a notebook attaches again: the model is the swarm's then, and its state is what it was."""
-    model = nn.Linear(3, 2)
-    manifest = manifest_for(model)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.full((1, 3), value)).sum().backward()
-    optimizer.step()
-    async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
-        peer = leading(model, [optimizer], manifest, link, tmp_path / "c")
-        await daemon.offer(0, np.zeros(manifest.plan().numel, np.int32), merged=0, own=0, version=1)
-        assert await asyncio.to_thread(peer.begin)
-        await asyncio.to_thread(peer.close)
-    assert ("holds values that are not finite" in caplog.text) == (not np.isfinite(value))
-
-
 async def test_it_stops_instead_of_beginning_when_the_node_stops(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     manifest = manifest_for(model)

@@ -19,9 +19,10 @@ from gossamer.bootstrap.manifests import describe
 from gossamer.models.task import named_tensors
 from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.node.trainer import phi_updates as staging
-from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress
+from gossamer.node.trainer.checkpoint import CheckpointWriter
 from gossamer.node.trainer.daemon_link import Offer
 from gossamer.node.trainer.fragments import FragmentState
+from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.outer import OuterLoop
 from gossamer.node.trainer.phi_updates import Staging
 from gossamer.protocol.codecs import CODECS
@@ -158,12 +159,11 @@ def test_a_step_that_takes_phi_over_does_not_wait(rng: np.random.Generator) -> N
 def test_a_step_that_copies_a_share_of_a_checkpoint_does_not_wait(tmp_path: Path) -> None:
     node = Node("cuda")
     writer = CheckpointWriter(tmp_path / "c")
-    writer.begin(node.outer, [])
     with busy_gpu() as behind:
-        writer.advance(Progress(1, 1), wait=True)
+        writer.step(node.outer, [], Progress(1, 1))
         assert not behind.query()
     while not (tmp_path / "c").exists():
-        writer.advance(Progress(1, 1), wait=True)
+        writer.step(node.outer, [], Progress(1, 1))
     writer.close()
 
 
