@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 
-from gossamer.bootstrap.settings import CONFIG_VARIABLE
 from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.home import Home
 from gossamer.node.processes import Child, says_it_ended
@@ -103,7 +102,7 @@ BYTES = ("bytes_sent", "bytes_received", "payload_bytes_sent", "payload_bytes_re
 
 def _no_settings() -> dict[str, str]:
     """Variables that undo the settings of this machine's own nodes; an empty variable counts as unset."""
-    prefixes = (CONFIG_VARIABLE, "GOSSAMER_NODE_", "GOSSAMER_BOOTSTRAP_")
+    prefixes = ("GOSSAMER_NODE_", "GOSSAMER_BOOTSTRAP_")
     return dict.fromkeys((name for name in os.environ if name.startswith(prefixes)), "")
 
 

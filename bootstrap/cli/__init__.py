@@ -1,8 +1,4 @@
-"""The `gossamer` commands about nodes, one function each.
+"""The `gossamer` command: one file a group of commands, all of them in `main`.
 
-They import what they need when they run, so that help and mistakes in flags take no longer than Python
-itself.
+A command imports what it needs when it runs, so that help and mistakes in flags need neither NumPy nor torch.
 """
-
-
-# --- What `gossamer` does for a swarm: one function a command.

@@ -1,123 +1,138 @@
-"""Options that several commands have."""
+"""Flags: those of a node, made from `NodeOptions`, and those that several other commands share.
 
-from collections.abc import Iterable
+`gossamer node` and `gossamer bootstrap` take a value from the flag, else from the environment
+(``GOSSAMER_NODE_JOIN`` for ``--join``), else from the TOML file that ``--config`` names, whose keys are the
+flags without dashes. Click looks in that order; `NodeOptions` checks the values, wherever they come from.
+"""
+
+import difflib
+import inspect
+import tomllib
+from collections.abc import Callable, Iterable
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from gossamer.bootstrap.cli import values as option_values
-from gossamer.models.registry import task_names
-from gossamer.node import logs
+from gossamer.node.options import NodeOptions, flags
 from gossamer.protocol.errors import ConfigError
 
-# --- Options and arguments that several commands have.
+CONFIG_BYTES_MAX = 1024 * 1024
 
-Join = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--join",
-        metavar="ADDRESS",
-        help="A node of the swarm: HOST:PORT, or gossamer://NODE_ID@HOST:PORT to trust no other node there."
-        " May be repeated.",
-        **option_values.contacts(),
-    ),
-]
-Invite = Annotated[
-    str | None,
-    typer.Option(
-        "--invite",
-        metavar="INVITATION",
-        help="What gossamer invite printed for this node, or a file that holds it.",
-    ),
-]
-Dir = Annotated[
+
+def takes_options(*fields: str, **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of these fields of `NodeOptions` (of all, if none is named), and ``--config``.
+
+    Its parameter `options` is filled with what was given. `defaults` replace those of the fields.
+    """
+    chosen = {name: flag for name, flag in flags().items() if not fields or name in fields}
+    names = {flag.name.replace("-", "_"): field for field, flag in chosen.items()}
+    parameters = [_parameter("ctx", typer.Context)]
+    for name, field in names.items():
+        flag, default = chosen[field], defaults.get(field, NodeOptions.model_fields[field].default)
+        metavar = "" if isinstance(default, bool) else flag.metavar
+        option = typer.Option(f"--{flag.name}", help=flag.help, metavar=metavar, show_envvar=False)
+        kind: Any = {bool: bool, tuple: list[str], int: str, str: str}.get(type(default), str | None)
+        value = list(default) if isinstance(default, tuple) else default
+        parameters.append(_parameter(name, Annotated[kind, option], value))
+    parameters.append(_parameter("config", _Config, None))
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(ctx: typer.Context, config: Path | None = None, **values: Any) -> None:
+            given = {field: values.pop(name) for name, field in names.items()}
+            try:
+                options = NodeOptions.of(**defaults | given)
+            except ConfigError as error:
+                raise _with_source(error, ctx, config) from None
+            command(options=options, **values)
+
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
+        everything = [*own, *parameters]
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in everything]
+        )
+        run.__annotations__ = {p.name: p.annotation for p in everything}
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Have click take values that are given in no other way from a file. Raises ConfigError."""
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.loads(file.read(CONFIG_BYTES_MAX).decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # tomllib lets ValueErrors of int() through
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    known = {str(p.name).replace("_", "-"): str(p.name) for p in ctx.command.params if p.name != "config"}
+    for key in found:
+        if key not in known:
+            raise ConfigError(f"{path}: {ctx.command_path} has no flag --{key}{did_you_mean(key, known)}")
+    ctx.default_map = {known[key]: value for key, value in found.items()}
+    return path
+
+
+_Config = Annotated[
     Path | None,
     typer.Option(
-        "--dir",
-        help="The node's folder. Default: ~/.gossamer/SWARM, or SWARM-bootstrap for a bootstrap peer.",
-        autocompletion=option_values.node_folders,
+        metavar="FILE",
+        is_eager=True,
+        callback=_read_config,
+        show_envvar=False,
+        help="A TOML file with values for flags that are given neither here nor in the environment, where"
+        " `GOSSAMER_NODE_JOIN` stands for `gossamer node --join`.",
     ),
 ]
-Data = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="Files or folders to train on. Default: the task's own.", callback=option_values.existing_path()
-    ),
-]
-Listen = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Where to listen. Port 0 picks a free one, [::] is every address, 0.0.0.0 every IPv4 address.",
-        **option_values.address(port_min=0),
-    ),
-]
-Advertise = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Where others can dial this node, if that is not where it listens.",
-        **option_values.address(),
-    ),
-]
-Name = Annotated[str, typer.Option(help="This node's name in displays.", callback=option_values.shown_name())]
+
+
+def _with_source(error: ConfigError, ctx: typer.Context, config: Path | None) -> ConfigError:
+    """The same error, saying where the wrong value is if it was not given as a flag."""
+    flag, _, problem = str(error).partition(": ")
+    name = flag.removeprefix("--").replace("-", "_")
+    source = ctx.get_parameter_source(name)
+    if source is not None and source.name == "ENVIRONMENT":
+        return ConfigError(f"{ctx.auto_envvar_prefix}_{name.upper()}: {problem}")
+    if source is not None and source.name == "DEFAULT_MAP":
+        return ConfigError(f"{config}: {flag.removeprefix('--')}: {problem}")
+    return error
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# --- Of several other commands.
+
 Plaintext = Annotated[
     bool,
     typer.Option(
         "--insecure-plaintext", help="Do not use TLS. For tests on loopback; all nodes must do the same."
     ),
 ]
+Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks.")]
+Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="A running node: HOST:PORT.")]
 Member = Annotated[
     Path | None,
-    typer.Option(
-        "--dir",
-        help="Ask as the node in this folder: an invited swarm answers members only.",
-        autocompletion=option_values.node_folders,
-    ),
-]
-Address = Annotated[
-    str, typer.Argument(metavar="ADDRESS", help="A running node: HOST:PORT.", **option_values.contacts())
-]
-AdminAddress = Annotated[
-    str,
-    typer.Option(
-        "--admin",
-        metavar="HOST:PORT",
-        help="Where to serve the page, the metrics and gossamer top, or off. Default: 127.0.0.1, first free"
-        " port from 7780.",
-        **option_values.admin_address(),
-    ),
+    typer.Option("--dir", help="Ask as the node in this folder: an invited swarm answers members only."),
 ]
 Used = Annotated[
     Path | None,
     typer.Option(
-        "--dir",
-        help="A node's folder; the node may be running. Default: the only one on this machine.",
-        autocompletion=option_values.node_folders,
+        "--dir", help="A node's folder; the node may be running. Default: the only one on this machine."
     ),
 ]
-OwnTask = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        metavar="FILE.py:CLASS",
-        help="The file with the swarm's task, if it does not come with Gossamer. Its code is executed here;"
-        " the node's folder remembers it.",
-    ),
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks.")]
-LogLevel = Annotated[
-    str,
-    typer.Option(help=f"Lowest level to log: {', '.join(logs.LEVELS)}.", **option_values.one_of(logs.LEVELS)),
-]
-LogJson = Annotated[bool, typer.Option("--log-json", help="Log JSON objects, one per line.")]
-
-# Named again here, since importing them brings NumPy, and help should not wait for it.
-CODEC_NAMES = ("exact", "int8", "int4", "int2", "topk")
-RULE_NAMES = ("rda", "mean", "centered-clip")
-ROLE_NAMES = ("train", "observe")
-
 ManifestPath = Annotated[
     Path | None,
     typer.Option(
@@ -135,7 +150,6 @@ TaskName = Annotated[
         "--task",
         metavar="NAME|FILE.py:CLASS",
         help="The task to train: text, or a task of your own, whose file is executed.",
-        autocompletion=lambda: list(task_names()),
     ),
 ]
 TaskSettings = Annotated[
@@ -144,51 +158,32 @@ TaskSettings = Annotated[
 ]
 Preset = Annotated[
     str | None,
-    typer.Option(
-        help="Size of the built-in GPT: tiny, small, medium or 124m. Default: tiny.",
-        autocompletion=lambda: ["tiny", "small", "medium", "124m"],
-    ),
+    typer.Option(help="Size of the built-in GPT: tiny, small, medium or 124m. Default: tiny."),
+]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option(exists=True, help="Files or folders to train on. Default: the task's own."),
 ]
 Codec = Annotated[
-    str,
-    typer.Option(
-        help=f"How deltas are compressed: {', '.join(CODEC_NAMES)}.", **option_values.one_of(CODEC_NAMES)
-    ),
-]
-Averaging = Annotated[
-    str | None,
-    typer.Option(
-        help=f"How deltas of weight matrices are averaged: {', '.join(RULE_NAMES)} (for all tensors)."
-        " Default: the task's choice.",
-        **option_values.one_of(RULE_NAMES),
-    ),
+    str, typer.Option(help="How deltas are compressed: exact, int8, int4, int2, topk ... (docs/protocol.md).")
 ]
 EverySteps = Annotated[
-    int,
+    int | None,
     typer.Option(
-        min=1, max=1_000_000, help="Inner steps per window, that is, between two deltas of a fragment."
+        min=1,
+        max=1_000_000,
+        help="Inner steps per window, that is, between two deltas of a fragment. Default: 30.",
     ),
-]
-EverySeconds = Annotated[
-    float,
-    typer.Option(
-        min=0, max=86_400, help="Window length in seconds, instead of --every-steps; 0 to count steps."
-    ),
-]
-Fragments = Annotated[
-    int, typer.Option(min=1, max=256, help="Number of parts the model is split into; they take turns.")
 ]
 Seed = Annotated[
     int,
-    typer.Option(
-        min=0,
-        help="Seed of the initial parameters and of the order of the data.",
-        callback=option_values.at_most(2**62),
-    ),
+    typer.Option(min=0, max=2**62, help="Seed of the initial parameters and of the order of the data."),
 ]
 
 
-def given(settings: Iterable[str] | None, **options: str | int | None) -> dict[str, str | int | float | bool]:
+def task_options(
+    settings: Iterable[str] | None, **options: str | int | None
+) -> dict[str, str | int | float | bool]:
     """The task's options that have their own flags, as far as they were given.
 
     Raises ConfigError for one that `settings`, the values of --option, have as well.
@@ -196,8 +191,7 @@ def given(settings: Iterable[str] | None, **options: str | int | None) -> dict[s
     found: dict[str, str | int | float | bool] = {
         key: value for key, value in options.items() if value is not None
     }
-    twice = found.keys() & {setting.partition("=")[0] for setting in settings or ()}
-    if twice:
+    if twice := found.keys() & {setting.partition("=")[0] for setting in settings or ()}:
         key = min(twice)
         flag = key.replace("_", "-")
         raise ConfigError(f"--{flag} and --option {key}=... set the same option: give one of them")

@@ -7,16 +7,14 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bootstrap.cli import values as option_values
 from gossamer.bootstrap.cli.flags import (
-    Averaging,
     Codec,
-    EverySeconds,
+    EverySteps,
     Preset,
     Seed,
     TaskName,
     TaskSettings,
-    given,
+    task_options,
 )
 from gossamer.protocol.errors import ConfigError
 
@@ -28,16 +26,20 @@ def init(
     option: TaskSettings = None,
     preset: Preset = None,
     codec: Codec = "int4",
-    every_steps: Annotated[
-        int | None,
+    every_steps: EverySteps = None,
+    every_seconds: Annotated[
+        float,
         typer.Option(
-            min=1,
-            max=1_000_000,
-            help="Inner steps per window, that is, between two deltas of a fragment. Default: 30.",
+            min=0, max=86_400, help="Window length in seconds, instead of --every-steps; 0 to count steps."
+        ),
+    ] = 0.0,
+    averaging: Annotated[
+        str | None,
+        typer.Option(
+            help="How deltas of weight matrices are averaged: rda, mean, or centered-clip (for all tensors)."
+            " Default: the task's choice."
         ),
     ] = None,
-    every_seconds: EverySeconds = 0.0,
-    averaging: Averaging = None,
     fragments: Annotated[
         int | None,
         typer.Option(
@@ -63,9 +65,7 @@ def init(
     ] = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Files or folders to test a task of your own on.", callback=option_values.existing_path()
-        ),
+        typer.Option(exists=True, help="Files or folders to test a task of your own on."),
     ] = None,
     trial: Annotated[
         bool, typer.Option("--trial/--no-trial", help="Test a task of your own for one step.")
@@ -101,17 +101,16 @@ def init(
     With --from, or a task of your own, it also writes the initial parameters beside the manifest, for the
     bootstrap peer.
 
-    Then check the manifest with gossamer config check, and run gossamer bootstrap with it.
+    Then start the swarm's first peer: gossamer bootstrap my.toml.
     """
     from gossamer.bootstrap import genesis as genesis_file
-    from gossamer.bootstrap import invites as owners
-    from gossamer.bootstrap import manifests
+    from gossamer.bootstrap import invites, manifests
     from gossamer.protocol.identity import Identity
 
     if not path.name or path.is_dir():
         raise ConfigError(f"{path} is a folder; name a file, for example {path / 'my.toml'}")
-    if path.suffix == owners.SUFFIX:
-        raise ConfigError(f"{path}: *{owners.SUFFIX} are owners' keys; give the manifest another name")
+    if path.suffix == invites.SUFFIX:
+        raise ConfigError(f"{path}: *{invites.SUFFIX} are owners' keys; give the manifest another name")
     first = genesis_file.beside(path)
 
     def check_free() -> None:
@@ -120,16 +119,16 @@ def init(
                 raise ConfigError(f"{file} already exists; choose another name or replace it with --force")
 
     check_free()
-    owner = owners.read_owner(owner_key) if owner_key is not None else None
-    new_key, secret = path.with_suffix(owners.SUFFIX), b""
+    owner = invites.read_owner(owner_key) if owner_key is not None else None
+    new_key, secret = path.with_suffix(invites.SUFFIX), b""
     if invited and owner is None:
-        owners.check_free(new_key)
-        secret = owners.new_secret()
+        invites.check_free(new_key)
+        secret = invites.new_secret()
         owner = Identity.from_seed(secret)
     manifest, phi = manifests.create(
         name=name or path.stem,
         task=task,
-        options=given(option, preset=preset, horizon_tokens=horizon_tokens),
+        options=task_options(option, preset=preset, horizon_tokens=horizon_tokens),
         settings=option or (),
         weights=weights,
         data=data or (),
@@ -147,7 +146,7 @@ def init(
     has_first = weights is not None or bool(manifest.task.source)
     with (
         genesis_file.writing(manifest, phi, first) if has_first else nullcontext(),
-        owners.kept(new_key, secret) if secret else nullcontext(),
+        invites.kept(new_key, secret) if secret else nullcontext(),
     ):
         manifests.write(manifest, path, replace=True)  # if there is one, --force is given
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")

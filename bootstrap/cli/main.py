@@ -1,12 +1,8 @@
 """The `gossamer` command: all its subcommands, and how errors are reported."""
 
 import atexit
-import codecs
 import gc
-import io
 import logging
-import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,9 +11,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bootstrap.cli import config_command as config
-from gossamer.bootstrap.cli.bootstrap import BootstrapCommand, bootstrap
-from gossamer.bootstrap.cli.config import App, Command
+from gossamer.bootstrap.cli.bootstrap import bootstrap
 from gossamer.bootstrap.cli.init import init
 from gossamer.bootstrap.cli.node import node, show_id
 from gossamer.bootstrap.cli.owner import invite, revoke
@@ -44,16 +38,17 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
 }
 """All commands as the help shows them, in the order in which a person needs them."""
 
-CLASSES: dict[str, type[Command]] = {"bootstrap": BootstrapCommand}
+OF_THE_ENVIRONMENT = ("node", "bootstrap")
+"""Commands whose flags are also environment variables, since they run as services."""
 
-app = App()
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 for panel, commands in PANELS.items():
     for name, command in commands.items():
-        app.command(name, cls=CLASSES.get(name, Command), rich_help_panel=panel)(command)
-app.add_typer(config.app, name="config", rich_help_panel="Configure")
+        prefix = {"auto_envvar_prefix": f"GOSSAMER_{name.upper()}"} if name in OF_THE_ENVIRONMENT else None
+        app.command(name, rich_help_panel=panel, context_settings=prefix)(command)
 
 
-def _tell_version(asked: bool) -> None:
+def _show_version(asked: bool) -> None:
     if asked:
         from gossamer.protocol.access.handshake import PROTOCOL_VERSION
 
@@ -68,7 +63,7 @@ def _gossamer(
         typer.Option(
             "--version",
             is_eager=True,
-            callback=_tell_version,
+            callback=_show_version,
             help="Show the version of this release and of its wire protocol.",
         ),
     ] = False,
@@ -103,8 +98,6 @@ def main() -> None:
 
     A full disk also gives 1, as in a daemon, so that systemd, say, starts the command again.
     """
-    _print_what_the_terminal_has()
-    _forget_sizes_of_nothing()
     atexit.register(gc.freeze)  # with torch loaded, the last garbage collection takes up to a second
     try:
         status = app(standalone_mode=False, prog_name="gossamer")
@@ -117,40 +110,15 @@ def main() -> None:
     except Exception as error:
         if "--debug" in sys.argv or logging.getLogger().isEnabledFor(logging.DEBUG):
             traceback.print_exc()
-        print(f"gossamer: {harmless(_in_words(error))}", file=sys.stderr)
-        status = _status_of(error)
+        print(f"gossamer: {harmless(_in_one_line(error))}", file=sys.stderr)
+        is_ours = not isinstance(error, LocalError | OSError | MemoryError)
+        failed = is_ours or isinstance(error, DiskFullError)
+        status = exit_status.FAILED if failed else exit_status.USER_ERROR
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _status_of(error: Exception) -> int:
-    if isinstance(error, DiskFullError) or not isinstance(error, LocalError | OSError | MemoryError):
-        return exit_status.FAILED
-    return exit_status.USER_ERROR
-
-
-def _print_what_the_terminal_has() -> None:
-    """Print characters that the terminal's encoding lacks (frames in ISO 8859-1, say) as question marks.
-
-    Otherwise they would raise an error. In the C locale, Python's standard output is lenient only about file
-    names that are not text.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if not isinstance(stream, io.TextIOWrapper):
-            continue
-        has_all = codecs.lookup(stream.encoding).name == "utf-8"
-        if stream.errors == "strict" or (stream.errors == "surrogateescape" and not has_all):
-            stream.reconfigure(errors="replace")
-
-
-def _forget_sizes_of_nothing() -> None:
-    """Drop COLUMNS and LINES if they are 0: that means an unknown size, and nothing could be drawn on it."""
-    for name in ("COLUMNS", "LINES"):
-        if not os.environ.get(name, "1").strip("0"):
-            del os.environ[name]
-
-
-def _in_words(error: Exception) -> str:
-    """One line for an error, even an unforeseen one."""
+def _in_one_line(error: Exception) -> str:
+    """What to say of an error, even an unforeseen one."""
     if isinstance(error, LocalError):
         return str(error)
     if isinstance(error, MemoryError):
@@ -158,41 +126,19 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     at = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(f"{type(error).__name__}: {error}".split())
+    what = " ".join(f"{type(error).__name__}: {error}".split())
     where = f"{Path(at.filename).name}:{at.lineno}"
-    return f"a bug in gossamer: {said} ({where}); run it again with --debug and report it"
+    return f"a bug in gossamer: {what} ({where}); run it again with --debug and report it"
 
 
 def _usage_error(error: typer.TyperException) -> str:
     """One line: what is wrong, what may have been meant, and where to find help."""
     known, ctx = getattr(error, "possibilities", None), getattr(error, "ctx", None)
-    said = f"{error.args[0]}; did you mean {known[0]}?" if known else error.format_message()
-    return f"{' '.join(said.split())} (see {ctx.command_path if ctx else 'gossamer'} --help)"
+    what = f"{error.args[0]}; did you mean {known[0]}?" if known else error.format_message()
+    return f"{' '.join(what.split())} (see {ctx.command_path if ctx else 'gossamer'} --help)"
 
+
+main_entry = main
 
 if __name__ == "__main__":
     main()
-
-
-# --- The first code that the installed `gossamer` script calls.
-#
-# Python takes half a second to import the command. Ctrl-C in that time ends it as it ends any program,
-# without
-# a message: there is nothing to clean up yet.
-
-
-def main_entry() -> None:
-    """Import the command, and run it."""
-    if sys.platform == "win32":
-        sys.exit("Gossamer does not run on Windows: install it inside WSL 2")
-    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored with a shell's `&`
-    if is_heard:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    if is_heard:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    main()
-
-
-if __name__ == "__main__":
-    main_entry()

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from gossamer.bootstrap.cli import values as option_values
-from gossamer.bootstrap.cli.flags import ROLE_NAMES, Join, ManifestPath, OwnerKey, Plaintext
+from gossamer.bootstrap import invites
+from gossamer.bootstrap.cli.flags import ManifestPath, OwnerKey, Plaintext
 from gossamer.node.address import parse_node_id
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.limits import ROUND_MAX
@@ -24,20 +24,19 @@ def invite(
     node_id: Annotated[str, typer.Argument(metavar="NODE_ID", help="The id that gossamer id prints there.")],
     days: Annotated[float, typer.Option(min=0, max=36_500, help="How long it is valid; 0 for ever.")] = 30,
     role: Annotated[
-        str,
-        typer.Option(
-            help="train, or observe: hold and serve a replica but publish nothing.",
-            **option_values.one_of(ROLE_NAMES),
-        ),
+        Literal["train", "observe"],
+        typer.Option(help="train, or observe: hold and serve a replica but publish nothing."),
     ] = "train",
-    join: Join = None,
+    join: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ADDRESS", help="A node that it can join, to be named in the invitation."),
+    ] = None,
     tell: Annotated[
         list[str] | None,
         typer.Option(
             "--tell",
             metavar="ADDRESS",
             help="Also hand it to this running node, to renew an invitation before it expires.",
-            **option_values.contacts(),
         ),
     ] = None,
     manifest_path: ManifestPath = None,
@@ -56,13 +55,12 @@ def invite(
 
         gossamer invite NODE_ID --days 30 --tell my.host:7700
     """
-    from gossamer.bootstrap import invites as owners
     from gossamer.node.daemon.network.rpc import deliver
     from gossamer.node.inputs import checked_join
     from gossamer.protocol.access.acl import Role
 
     manifest, owner = _owned(manifest_path, owner_key)
-    invitation = owners.invite(
+    invitation = invites.invite(
         owner,
         manifest.swarm_id,
         parse_node_id(node_id),
@@ -86,14 +84,13 @@ def revoke(
             "--to",
             metavar="ADDRESS",
             help="A running node, which tells the others.",
-            **option_values.contacts(),
         ),
     ],
     after_round: Annotated[
         int | None,
         typer.Option(
             min=0,
-            callback=option_values.at_most(ROUND_MAX),
+            max=ROUND_MAX,
             help="Void its deltas after this round. Default: the swarm's current round.",
         ),
     ] = None,
@@ -109,18 +106,17 @@ def revoke(
 
         gossamer revoke NODE_ID --to my.host:7700 --reason "key stolen"
     """
-    from gossamer.bootstrap import invites as owners
     from gossamer.node.daemon.network.rpc import Asker, deliver, fetch_status
 
     manifest, owner = _owned(manifest_path, owner_key)
     target = parse_node_id(node_id)
     asker = Asker(owner, manifest.swarm_id)
 
-    async def standing(address: str) -> tuple[int, int]:
+    async def rounds_of(address: str) -> tuple[int, int]:
         status = await fetch_status(address, plaintext=plaintext, asker=asker)
-        return _standing(address, status, manifest.swarm_id)
+        return _rounds_of(address, status, manifest.swarm_id)
 
-    found = _from_each(to, standing)
+    found = _from_each(to, rounds_of)
     clock, sealed = map(max, zip(*found.values(), strict=True))
     last_round = clock if after_round is None else after_round
     if last_round < sealed:
@@ -133,7 +129,7 @@ def revoke(
             f"the swarm is at round {clock}: everything this key signs up to round {last_round} would still"
             " count; leave --after-round out, or give an earlier round"
         )
-    record = owners.revoke(owner, manifest.swarm_id, target, last_round=last_round, reason=reason)
+    record = invites.revoke(owner, manifest.swarm_id, target, last_round=last_round, reason=reason)
     _from_each(found, lambda address: deliver(address, record, plaintext=plaintext))
     typer.echo(f"revoked {target.hex()}: its deltas after round {last_round} are void")
 
@@ -155,7 +151,7 @@ def _from_each(addresses: Collection[str], ask: Callable[[str], Coroutine[Any, A
     return answers
 
 
-def _standing(address: str, status: dict[str, Any], swarm_id: bytes) -> tuple[int, int]:
+def _rounds_of(address: str, status: dict[str, Any], swarm_id: bytes) -> tuple[int, int]:
     """A node's clock, and the newest round that it has sealed or closed.
 
     Raises ConfigError if it is of another swarm, or UnreachableError.
@@ -170,9 +166,8 @@ def _standing(address: str, status: dict[str, Any], swarm_id: bytes) -> tuple[in
 
 def _owned(manifest_path: Path | None, owner_key: Path | None) -> "tuple[Manifest, Identity]":
     """A manifest and its owner's key. Raises ConfigError."""
-    from gossamer.bootstrap import invites as owners
     from gossamer.bootstrap import manifests
 
-    path = owners.find_manifest(manifest_path)
+    path = invites.find_manifest(manifest_path)
     manifest = manifests.read(path)
-    return manifest, owners.owner_of(manifest, path, owner_key)
+    return manifest, invites.owner_of(manifest, path, owner_key)

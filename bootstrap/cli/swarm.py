@@ -10,13 +10,12 @@ from gossamer.bootstrap.cli.flags import (
     Data,
     Debug,
     EverySteps,
-    Fragments,
     Plaintext,
     Preset,
     Seed,
     TaskName,
     TaskSettings,
-    given,
+    task_options,
 )
 
 
@@ -30,8 +29,10 @@ def swarm(
     preset: Preset = None,
     data: Data = None,
     codec: Codec = "int4",
-    every_steps: EverySteps = 30,
-    fragments: Fragments = 1,
+    every_steps: EverySteps = None,
+    fragments: Annotated[
+        int, typer.Option(min=1, max=256, help="Number of parts the model is split into; they take turns.")
+    ] = 1,
     seed: Seed = 0,
     folder: Annotated[
         Path | None,
@@ -39,17 +40,8 @@ def swarm(
     ] = None,
     json_path: Annotated[
         Path | None,
-        typer.Option(
-            "--json", help="Write the summary to this file as JSON; /dev/stdout then gets nothing else."
-        ),
+        typer.Option("--json", help="Also write the summary to this file, as JSON."),
     ] = None,
-    chaos: Annotated[
-        bool,
-        typer.Option(
-            "--chaos",
-            help="Kill and restart a node, add one late, split the network and kill the bootstrap peer.",
-        ),
-    ] = False,
     plaintext: Plaintext = False,
     debug: Debug = False,
 ) -> None:
@@ -60,10 +52,6 @@ def swarm(
 
         gossamer swarm
         gossamer swarm --nodes 6 --rounds 60 --codec topk
-
-    With a killed node, a late joiner, a split network and a dead bootstrap peer along the way:
-
-        gossamer swarm --chaos
     """
     from gossamer.bootstrap.local_swarm import SwarmOptions, run_swarm
 
@@ -71,16 +59,15 @@ def swarm(
         nodes=nodes,
         rounds=rounds,
         task=task,
-        options=given(option, preset=preset),
+        options=task_options(option, preset=preset),
         settings=tuple(option or ()),
         data=tuple(map(str, data or ())),
         codec=codec,
-        every_steps=every_steps,
+        every_steps=every_steps or 30,
         fragments=fragments,
         seed=seed,
         folder=folder,
         json_path=json_path,
-        chaos=chaos,
         plaintext=plaintext,
         debug=debug,
     )

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bootstrap.cli import values as option_values
-from gossamer.bootstrap.cli.flags import OwnTask, Used
+from gossamer.bootstrap.cli.flags import Used
 from gossamer.node.formatting import harmless
+from gossamer.node.options import flags
 from gossamer.protocol.errors import StorageError
 
 
@@ -23,17 +23,21 @@ def generate(
     ] = 0.7,
     seed: Annotated[
         int,
-        typer.Option(
-            min=0, help="A different seed gives a different text.", callback=option_values.at_most(2**62)
-        ),
+        typer.Option(min=0, max=2**62, help="A different seed gives a different text."),
     ] = 0,
-    task: OwnTask = None,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:CLASS", help=flags()["task"].help),
+    ] = None,
 ) -> None:
     """Continue a prompt with the model in a node's folder.
 
     It reads only the folder, and works while the node is running.
 
         gossamer generate --prompt "def "
+
+    Of another node on this machine, longer and more even:
+
         gossamer generate --dir d0 --length 2000 --temperature 0.3 --seed 7
     """
     from gossamer.node.home import node_in

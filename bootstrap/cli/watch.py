@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bootstrap.cli import values as option_values
 from gossamer.bootstrap.cli.flags import Address, Member, Plaintext
 from gossamer.node.formatting import WRONG_SHAPE, harmless_line
 from gossamer.protocol.errors import ConfigError, UnreachableError
@@ -57,7 +56,8 @@ def peers(
 ) -> None:
     """List the members: their health, and how good their deltas are.
 
-    A member whose deltas are usually bad gets a verdict.
+    A member whose deltas are usually bad gets a verdict. Any running node can be asked; nodes of an invited
+    swarm answer members only.
 
         gossamer peers 192.168.1.5:7700
         gossamer peers 192.168.1.5:7700 --json
@@ -87,7 +87,6 @@ def top(
         typer.Argument(
             metavar="ADDRESS",
             help="A node's admin address, HOST:PORT, as shown in its log.",
-            autocompletion=option_values.admin_addresses,
         ),
     ] = None,
     folder: Annotated[
@@ -95,7 +94,6 @@ def top(
         typer.Option(
             "--dir",
             help="A node's folder. Default: the only node on this machine, or the only one that trains.",
-            autocompletion=option_values.node_folders,
         ),
     ] = None,
 ) -> None:
@@ -118,9 +116,7 @@ def top(
 def verify(
     addresses: Annotated[
         list[str],
-        typer.Argument(
-            metavar="ADDRESS...", help="Two or more running nodes: HOST:PORT.", **option_values.contacts()
-        ),
+        typer.Argument(metavar="ADDRESS...", help="Two or more running nodes: HOST:PORT."),
     ],
     wait: Annotated[
         float, typer.Option(min=0, max=3600, help="Seconds to wait for them to hold the same records.")

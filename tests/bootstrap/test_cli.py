@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,18 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap.cli import config_command as config_check
-from gossamer.bootstrap.cli import flags
-from gossamer.bootstrap.cli.values import warning
 from gossamer.bootstrap.manifests import read
 from gossamer.node import __version__, verify
 from gossamer.node.exports import generate
 from gossamer.node.home import Home
 from gossamer.node.verify import Verdict
-from gossamer.protocol.access.acl import Role
 from gossamer.protocol.access.handshake import PROTOCOL_VERSION
-from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.rules import RULES
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.node.full_disk import no_room_in
 from tests.protocol import builders
@@ -54,7 +47,6 @@ def free_port() -> int:
         (["swarm", "--seed", -1], "--seed"),
         (["swarm", "--seed", 2**62 + 1], "--seed"),
         (["swarm", "--frobnicate"], "--frobnicate"),
-        (["swarm", "--codec", "zip"], "zip"),
         (["swarm", "--preset", "huge"], "huge"),
         (["swarm", "--fragments", 99], "--fragments"),
         (["swarm", "--data", "missing.txt"], "missing.txt"),
@@ -71,7 +63,6 @@ def free_port() -> int:
         (["init", "m.toml", "--every-seconds", "nan"], "--every-seconds"),
         (["init", "m.toml", "--fragments", 99], "--fragments"),
         (["init", "m.toml", "--name", "bell\a"], "name"),
-        (["init", "m.toml", "--name", "n" * 201], "name"),
         (["init", "missing/m.toml"], "missing/m.toml"),
         (["bootstrap", "missing.toml"], "missing.toml"),
         (["node"], "--join"),
@@ -80,7 +71,7 @@ def free_port() -> int:
         (["node", "--join", "127.0.0.1:70000"], "127.0.0.1:70000"),
         (["node", "--join", "127.0.0.1:1", "--data", "missing.txt"], "missing.txt"),
         (["node", "--join", "127.0.0.1:1", "--threads", 9999], "--threads"),
-        (["node", "--join", "127.0.0.1:1", "--trust", "abc"], "--trust': 'abc' is not a node id"),
+        (["node", "--join", "127.0.0.1:1", "--trust", "abc"], "--trust: 'abc' is not a node id"),
         (["node", "--join", "127.0.0.1:1", "--swarm-id", ""], "'' is not a swarm id"),
         (["node", "--join", "127.0.0.1:1", "--swarm-id", "demo"], "'demo' is not a swarm id"),
         (["status", "127.0.0.1"], "HOST:PORT"),
@@ -93,18 +84,15 @@ def free_port() -> int:
         (["verify", "127.0.0.1:1"], "two or more"),
         (["generate", "--dir", "missing"], "missing"),
         (["generate", "--dir", ".", "--length", 0], "--length"),
-        (["generate", "--dir", ".", "--seed", 2**64], f"'--seed': {2**64} is more than"),
+        (["generate", "--dir", ".", "--seed", 2**64], "--seed"),
         (["export", "--dir", "missing", "out.safetensors"], "missing"),
         (["export", "--dir", ".", "out", "--dtype", "int8"], "bfloat16"),
         (["export", "--dir", "."], "OUT"),
         (["frobnicate"], "frobnicate"),
-        (["init", ""], "the path is empty"),
-        (["id", "--dir", ""], "the path is empty"),
-        (["config", "check", ""], "the path is empty"),
+        (["node", "--dir", ""], "--dir: the path is empty"),
         (["node", "--dir", ".", "--name", "bell\a"], "--name"),
         (["node", "--dir", ".", "--name", "\udcfc"], "--name"),
         (["bootstrap", "m.toml", "--name", "n" * 257], "at most 256 bytes"),
-        (["swarm", "--data", ""], "the path is empty"),
         (["init", "m.toml", "--data", "missing.txt"], "missing.txt"),
         (["bootstrap", "/dev/zero"], "too large for a manifest"),
         (["node", "--invite", "missing"], "'missing': No such file or directory"),
@@ -129,12 +117,6 @@ def test_the_version(run: Run) -> None:
     assert run("--version").out == f"gossamer {__version__}, wire protocol {PROTOCOL_VERSION}\n"
 
 
-def test_names_in_the_help_are_those_that_there_are() -> None:
-    assert tuple(CODECS) == flags.CODEC_NAMES
-    assert tuple(RULES) == flags.RULE_NAMES
-    assert {name.upper() for name in flags.ROLE_NAMES} == {role.name for role in Role}
-
-
 def test_a_bug_of_ours_is_one_line_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(folder: object) -> str:
         raise RuntimeError("no\nidea")
@@ -154,81 +136,18 @@ def test_a_full_disk_under_the_output_is_no_bug(run: Run, monkeypatch: pytest.Mo
     run("id").assert_user_error("No space left on device")
 
 
-def test_help_and_mistakes_come_without_numpy_and_aiohttp() -> None:
-    code = "import sys, gossamer.bootstrap.cli.main; print({'numpy', 'aiohttp', 'torch'} & set(sys.modules))"
+def test_help_and_mistakes_come_without_aiohttp_and_torch() -> None:
+    code = "import sys, gossamer.bootstrap.cli.main; print({'aiohttp', 'torch'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60) == "set()\n"
 
 
-def interrupted_at(module: str, *, ignored: bool = False) -> subprocess.CompletedProcess[bytes]:
-    """`gossamer --version`, as it is installed, with a Ctrl-C at the moment when it imports a module."""
-    code = f"""
-import os, signal, sys
-class Interrupt:
-    def find_spec(self, name, path=None, target=None):
-        if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Interrupt())
-# As on a terminal: whoever runs the tests in the background of a shell has them ignore it.
-signal.signal(signal.SIGINT, signal.SIG_IGN if {ignored} else signal.default_int_handler)
-from gossamer.bootstrap.cli.main import main
-main()
-"""
-    return subprocess.run(
-        [sys.executable, "-c", code, "--version"], capture_output=True, timeout=60, check=False
-    )
-
-
-def test_a_command_that_is_interrupted_while_it_is_read_in_says_nothing() -> None:
-    done = interrupted_at("typer")
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")  # a shell says 130
-
-
-def test_ctrl_c_stays_ignored_where_it_was() -> None:
-    done = interrupted_at("typer", ignored=True)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-@pytest.mark.parametrize(
-    "use", ["from gossamer.bootstrap.cli.main import main; main()", "from gossamer.node import Peer"]
-)
-def test_windows_is_told_to_take_wsl(use: str) -> None:
+def test_windows_is_told_to_take_wsl() -> None:
+    code = "import sys; sys.platform = 'win32'; from gossamer.node import Peer"
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.platform = 'win32'; {use}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("does not run on Windows: install it inside WSL 2")
-
-
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
-def test_a_terminal_without_all_of_unicode_is_enough(encoding: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gossamer.bootstrap.cli.main", "init", "--help"],
-        env={**os.environ, "PYTHONIOENCODING": encoding},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert b"--preset" in done.stdout
-
-
-def test_so_is_a_locale_without_any() -> None:
-    """In which Python's own leniency is for names of files, and for nothing else."""
-    load = "from gossamer.bootstrap.cli import main; main._print_what_the_terminal_has()"
-    say = f"{load}; print('\\u00e9 \\u2500')"
-    for utf8, said in (("0", b"? ?\n"), ("1", "\u00e9 \u2500\n".encode())):
-        done = subprocess.run(
-            [sys.executable, "-X", f"utf8={utf8}", "-c", say],
-            env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (0, said, b"")
 
 
 def test_no_command_shows_help_and_nothing_else(run: Run) -> None:
@@ -326,25 +245,6 @@ def test_an_answer_of_the_wrong_shape_is_one_line(
         outcome.assert_user_error("gossamer: 127.0.0.1:1 ")
 
 
-@pytest.mark.parametrize("command", ["status", "peers"])
-def test_an_answer_that_nests_deeper_than_it_can_be_written_is_one_line(
-    run: Run, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    """Python 3.12 reads such JSON; 3.11 refuses it, and 3.13 writes it, too."""
-
-    async def fetch_status(*_: object, **__: object) -> dict[str, object]:
-        deep: list[object] = []
-        for _ in range(1200):
-            deep = [deep]
-        return {"swarm": "s", "node_id": "cd", "name": "", "round": 1, "conduct": {}, "agreement": 0} | {
-            "members": deep
-        }
-
-    monkeypatch.setattr("gossamer.node.daemon.network.rpc.fetch_status", fetch_status)
-    outcome = run(command, "127.0.0.1:1", "--json", "--insecure-plaintext")
-    assert "a bug" not in outcome.err
-
-
 def test_no_mistake_commands_a_terminal(run: Run) -> None:
     run("init", "m.toml", "--from", "gone\x1b[2J").assert_user_error(
         "--from gone\N{REPLACEMENT CHARACTER}[2J"
@@ -377,11 +277,3 @@ def test_what_a_model_writes_cannot_steer_the_terminal(
     said = run("generate", "--dir", "d")
     assert said.out == "a\N{REPLACEMENT CHARACTER}[2Jb"
     said.assert_user_error("cannot write the text: No space left on device")
-
-
-def test_what_nodes_say_of_themselves_cannot_steer_the_terminal_of_a_check(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = [warning("join", "its name is \x1b[2J")]
-    monkeypatch.setattr(config_check, "check", lambda *_: said)
-    assert "its name is \\x1b[2J\n" in run("config", "check").out

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.cli.config_check import check_manifest
 from gossamer.models.errors import TaskError
 from gossamer.node.exports.generate import generate
 from gossamer.node.home import Home, manifest_of
@@ -171,18 +170,3 @@ def test_a_mistake_that_shows_while_text_is_written_is_one_line(
     assert next(pieces) == "a"
     with pytest.raises(ConfigError, match=r"own_line\.py:\d+, in sample: ValueError: no more"):
         next(pieces)
-
-
-def test_a_check_of_the_settings_says_the_same(home: Home, text: str, task_folder: Path) -> None:
-    def said(**known: Any) -> list[tuple[str, str]]:
-        findings = check_manifest(manifest_of(home), **known)
-        return [(f.level, f.text) for f in findings if f.subject.startswith("task")]
-
-    ((level, line),) = said()
-    assert level == "ok" and "nodes that train need --task" in line
-    ((level, line),) = said(trains=True)
-    assert level == "error" and "--task own_line.py:Line" in line
-    assert said(trains=True, task=text) == []
-    write_task(task_folder, "# HERE", "# a comment")
-    ((level, line),) = said(trains=True, task=text)
-    assert level == "warning" and "is not the file" in line
