@@ -11,6 +11,7 @@ import numpy as np
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.archive import Archive
+from gossamer.node.daemon.phi.loop import Merging
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.phi.state import Merger, Prefix
 from gossamer.node.daemon.storage.chunks import ChunkStore
@@ -23,6 +24,7 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.payloads.chunks import root_of
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec
+from tests.node.full_disk import disk_of
 from tests.node.world import OWN
 from tests.protocol.builders import SMALL, manifest
 
@@ -54,6 +56,19 @@ def core_with(ledger: Ledger, **changes: Any) -> Any:
     return SimpleNamespace(ledger=ledger, **{**usual, **changes})
 
 
+def merging_of(core: Any) -> Merging:
+    """A merge loop without a trainer."""
+    nobody: Any = SimpleNamespace(attached=False, attachments=0)
+    return Merging(
+        core,
+        nobody,
+        lambda blob: None,
+        on_merged=lambda round_: None,
+        on_judged=lambda round_, deltas, found: None,
+        before_offer=lambda: None,
+    )
+
+
 class Sealing:
     """An archive, and the merger that it asks for one fragment after another."""
 
@@ -66,8 +81,6 @@ class Sealing:
         self.between: Callable[[Fragment], None] = lambda fragment: None
         """Called after each fragment that the archive asked for."""
         self.told: list[Event] = []
-        self.lost: list[bytes] = []
-        self.chunk_lost = self.lost.append
         self.covered: list[list[bytes]] = []
         self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
         self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
@@ -87,7 +100,16 @@ class Sealing:
             holdings=SimpleNamespace(revoked=[]),
             sealing=SimpleNamespace(adopting=None, joined=True),
         )
-        self.archive = Archive(self.core, self, chunks, records, self.shelf, self.told.append)  # type: ignore[arg-type]
+        self.disk = disk_of(chunks._root)
+        self.archive = Archive(
+            self.core,
+            self,  # type: ignore[arg-type]
+            chunks,
+            records,  # type: ignore[arg-type]
+            self.disk,
+            self.shelf,
+            self.told.append,
+        )
 
     async def settled(self, round_: int) -> bool:
         return self.is_reached

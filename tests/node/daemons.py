@@ -59,7 +59,7 @@ async def started(home: Home, **options: Any) -> AsyncIterator[tuple[Daemon, asy
     finally:
         daemon.stop()
         await asyncio.wait([task], timeout=10)
-        daemon.home.lock.let_go()  # as the end of its process would do
+        daemon.store.home.lock.let_go()  # as the end of its process would do
         await task
 
 

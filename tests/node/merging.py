@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,10 +66,20 @@ class Setup:
             rests=False,
             fetcher=SimpleNamespace(wants=SimpleNamespace(any_has_holder=False)),
         )
-        self.merging = Merging(self.core, self.port, self.lost.append)  # type: ignore[arg-type]
         self.merged: list[int] = []
-        self.merging.on_merged = self.merged.append
+        self.before_offer: Callable[[], None] = lambda: None
+        self.merging = Merging(
+            self.core,  # type: ignore[arg-type]
+            self.port,  # type: ignore[arg-type]
+            self.lost.append,
+            on_merged=self.merged.append,
+            on_judged=lambda round_, deltas, found: None,
+            before_offer=self._before_offer,
+        )
         self.merger = world.merger()
+
+    def _before_offer(self) -> None:
+        self.before_offer()
 
     def arrive(self, *deltas: Delta) -> None:
         for delta in deltas:

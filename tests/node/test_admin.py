@@ -35,7 +35,9 @@ TOKEN = "a secret of some length"
 
 def admin_server(daemon: Daemon, option: str, token: str = "") -> AdminServer:
     """Another one beside the daemon's own."""
-    return AdminServer(daemon.view, daemon.watching, daemon.bulletin, option, token)
+    return AdminServer(
+        daemon.monitoring.view, daemon.monitoring.watching, daemon.monitoring.bulletin, option, token
+    )
 
 
 def shape(value: Any) -> Any:
@@ -57,11 +59,11 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             training(first) as at_a,
             training(second) as at_b,
         ):
-            await until(lambda: b.merging.ready and len(a.links) == 1, 20)
+            await until(lambda: b.phi.loop.ready and len(a.network.links) == 1, 20)
             at_a.send(report())
             await publish(first, at_a, 1)
             await publish(second, at_b, 1, loss=4.0)
-            await until(lambda: a.merging.tokens == b.merging.tokens == 200, 10)
+            await until(lambda: a.phi.loop.tokens == b.phi.loop.tokens == 200, 10)
             _, _, state = await get(first, "/api/state")
             while (
                 state["now"]["swarm_tokens"] != 200
@@ -104,17 +106,17 @@ async def test_events_begin_with_the_state_and_go_on_with_what_is_new(
     caplog.set_level(logging.INFO, "gossamer")
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
         address = facts(home)["admin"]
         listening = asyncio.create_task(events_until(address, "rounds", lambda d: d["rounds"][0][4]))
-        await until(lambda: len(daemon.bulletin.feed))
+        await until(lambda: len(daemon.monitoring.bulletin.feed))
         await publish(home, link, 1)
         seen = await listening
         assert seen[0][0] == "state"
         assert seen[-1][1]["rounds"][0][3:5] == [100, 100]
         again = await events_until(address, "notice")
         assert again[0][0] == "state" and "watch this node at http://" in again[-1][1]["text"]
-        await until(lambda: not len(daemon.bulletin.feed))
+        await until(lambda: not len(daemon.monitoring.bulletin.feed))
 
 
 # -- to whom
@@ -123,7 +125,7 @@ async def test_events_begin_with_the_state_and_go_on_with_what_is_new(
 async def test_every_answer_has_the_headers_and_only_get_is_answered(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
         for path in (*PATHS, "/nowhere", "/api/rounds?from=x", "/api/rounds?to=-1", LONG):
             if path == "/api/events":
                 continue
@@ -293,7 +295,7 @@ async def test_listeners_are_bounded_and_slow_ones_let_go(
     monkeypatch.setattr(feeds, "LISTENERS_MAX", 2)
     home = founded(tmp_path / "a")
     async with running(home) as daemon, aiohttp.ClientSession(read_bufsize=1024) as session:
-        url, feed = f"http://{facts(home)['admin']}/api/events", daemon.bulletin.feed
+        url, feed = f"http://{facts(home)['admin']}/api/events", daemon.monitoring.bulletin.feed
         slow, other = await session.get(url), await session.get(url)
         assert slow.status == other.status == 200 and len(feed) == 2
         refused = await session.get(url)
@@ -324,7 +326,7 @@ async def test_who_reads_nothing_loses_its_place_within_minutes(tmp_path: Path) 
         host, _, port = facts(home)["admin"].rpartition(":")
         with socket.create_connection((host, int(port))) as page:
             page.sendall(f"GET /api/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-            feed, told = daemon.bulletin.feed, 0
+            feed, told = daemon.monitoring.bulletin.feed, 0
             await until(lambda: len(feed) == 1)
             while len(feed):
                 feed.publish([b"x" * 4096])
@@ -344,7 +346,7 @@ async def test_a_diverged_loss_is_none(tmp_path: Path) -> None:
     async with running(home) as daemon, training(home) as link:
         nothing = float("nan")
         link.send(report(loss=nothing, val_loss=float("inf"), tokens_per_s=nothing))
-        await until(lambda: daemon.port.report)
+        await until(lambda: daemon.phi.port.report)
         _, _, state = await get(home, "/api/state")
         assert state["now"]["loss"] is None and state["now"]["val_loss"] is None
         _, _, status = await get(home, "/status")
@@ -505,7 +507,7 @@ async def test_who_is_refused_or_idle_takes_no_place_from_who_looks_on(
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
             await session.get(f"http://{facts(home)['admin']}/healthz")  # by then all are accepted
         assert not idle[-1].at_eof(), "who says nothing gives way before who has asked, and may"
-        daemon.bulletin.feed.publish([b"event: still here\n\n"])
+        daemon.monitoring.bulletin.feed.publish([b"event: still here\n\n"])
         await asyncio.wait_for(page.readuntil(b"event: still here"), 5)
         for writer in writers:
             writer.close()

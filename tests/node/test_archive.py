@@ -19,7 +19,6 @@ import pytest
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.archive import Archive
-from gossamer.node.daemon.phi.loop import Merging
 from gossamer.node.daemon.phi.restore import restore_merger
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.phi.state import Merger
@@ -32,8 +31,18 @@ from gossamer.protocol.events import Adopted, Event, Sealed
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec
 from gossamer.protocol.records import Delta
-from tests.node.archives import LARGE, NOTHING_ELSE, Fetching, Sealing, core_with, delta, merge_all
+from tests.node.archives import (
+    LARGE,
+    NOTHING_ELSE,
+    Fetching,
+    Sealing,
+    core_with,
+    delta,
+    merge_all,
+    merging_of,
+)
 from tests.node.chunkfiles import file_of
+from tests.node.full_disk import disk_of
 from tests.node.merging import delta_of
 from tests.node.trainer_side import until
 from tests.node.world import OWN, World, arrive
@@ -282,7 +291,7 @@ async def test_a_damaged_chunk_of_the_newest_snapshot_is_written_anew(world: Wor
     claim = await sealing.seal(4)
     blob = claim.root if what == "index" else world.chunks.get(claim.root)[:32]
     world.chunks.drop(blob)
-    sealing.archive.snapshot_lost(blob)
+    sealing.archive.damaged(blob)
     await sealing.archive._one_thing()
     assert sealing.shelf.claims[0] == claim
     assert snapshots.missing(claim.root, 4 * LAYOUT.numel, world.chunks) == ()
@@ -301,7 +310,7 @@ async def test_an_older_snapshot_with_a_damaged_chunk_is_given_up(world: World, 
     hashes = world.chunks.get(older.root)
     blob = older.root if what == "index" else hashes[:32]
     world.chunks.drop(blob)
-    sealing.archive.snapshot_lost(blob)
+    sealing.archive.damaged(blob)
     await sealing.archive._one_thing()
     assert sealing.shelf.claims == (newer,) and sealing.dropped == [older.root]
     assert sealing.told[-1] == Sealed((newer,))
@@ -427,13 +436,13 @@ async def test_what_came_late_is_sealed_before_it_is_closed(
     records = RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
     ledger = Ledger()
     core = core_with(ledger, clock=100, horizon=100, caught_up=True, rests=False)
-    merging = Merging(core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
+    merging = merging_of(core)
     merger, shelf = world.merger(), SnapshotShelf(world.chunks, LAYOUT.snapshot_bytes)
     genesis = Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, world.chunks))
     records.add_snapshot(genesis, [], [])
     records.add(world.deltas, durable=False)
     shelf.restore([genesis])
-    archive = Archive(core, merging, world.chunks, records, shelf, lambda event: None)
+    archive = Archive(core, merging, world.chunks, records, disk_of(tmp_path), shelf, lambda event: None)
     await merging.begin(merger)
     late, *rest = world.deltas
     assert late.round == 1
@@ -476,9 +485,10 @@ class Adopting:
         self.chunks = ChunkStore(tmp_path / "chunks")
         self.records = RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
         self.core = core_with(Ledger(), own_last=own_last)
-        self.merging = Merging(self.core, SimpleNamespace(attached=False, attachments=0), lambda blob: None)  # type: ignore[arg-type]
+        self.merging = merging_of(self.core)
         shelf = SnapshotShelf(self.chunks, LAYOUT.snapshot_bytes)
-        self.archive = Archive(self.core, self.merging, self.chunks, self.records, shelf, self._tell)
+        disk = disk_of(tmp_path)
+        self.archive = Archive(self.core, self.merging, self.chunks, self.records, disk, shelf, self._tell)
         self.told: Callable[[Event], None] = lambda event: None
 
     def _tell(self, event: Event) -> None:
@@ -522,7 +532,7 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
     [
         lambda archive: archive.seal(8),
         lambda archive: archive.close(Close(4, ())),
-        lambda archive: archive.snapshot_lost(bytes(32)),
+        lambda archive: archive.damaged(bytes(32)),
         lambda archive: archive.chunk_here(),
     ],
     ids=["seal", "close", "mend", "go on"],

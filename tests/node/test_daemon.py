@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import errno
 import os
-import shutil
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,18 +21,16 @@ import pytest
 
 from gossamer.bootstrap.top import as_told
 from gossamer.node.address import Contact
-from gossamer.node.daemon import daemon as timekeeping
-from gossamer.node.daemon import trainer_port as publisher
+from gossamer.node.daemon import daemon as daemon_module
 from gossamer.node.daemon.daemon import Daemon, main
 from gossamer.node.daemon.dashboard import server as admin
 from gossamer.node.daemon.dashboard.client import find_admin
 from gossamer.node.daemon.monitoring import watching
 from gossamer.node.daemon.network import address_book as acquaintances
-from gossamer.node.daemon.network import chunk_transfer as keeping
 from gossamer.node.daemon.network.links import Traffic
 from gossamer.node.daemon.network.rpc import deliver, fetch_status
 from gossamer.node.daemon.phi.archive import Archive
-from gossamer.node.daemon.storage import records as recordwriter
+from gossamer.node.daemon.storage import disk as disk_module
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.files import UNFINISHED_S
 from gossamer.node.home import Home, manifest_of
@@ -50,6 +47,7 @@ from gossamer.protocol.errors import ConfigError, DiskFullError, NobodyThereErro
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import Delta
+from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
 from tests.net.processes import wait_for
 from tests.net.stranger import linked
 from tests.node.chunkfiles import file_of
@@ -64,6 +62,15 @@ from tests.protocol.builders import identity, row
 def home(tmp_path: Path) -> Home:
     """A folder with a manifest and the first model."""
     return founded(tmp_path / "d")
+
+
+@pytest.fixture
+def idle(home: Home) -> Iterator[Daemon]:
+    """A daemon that does not run."""
+    daemon = Daemon(NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0"))
+    yield daemon
+    daemon.store.records.close()
+    daemon.store.home.lock.let_go()
 
 
 @contextlib.asynccontextmanager
@@ -106,12 +113,12 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         assert second is not None and (second.merged_round, second.own_round) == (1, 1)
         status = await ask(home)
         assert (status["round"], status["records"], status["state"]) == (1, 1, "starting")
-        assert status["conduct"] == daemon.merging.conduct.of(daemon.identity.node_id)._asdict()
-        assert daemon.merging.conduct.of(daemon.identity.node_id).judged == 1
+        assert status["conduct"] == daemon.phi.loop.conduct.of(daemon.core.identity.node_id)._asdict()
+        assert daemon.phi.loop.conduct.of(daemon.core.identity.node_id).judged == 1
         assert status["agreement"] is None, "one delta alone agrees with nobody"
         assert as_told(status)["itself"]["round"] == status["round"]
         await asyncio.to_thread(link.close)
-        await until(lambda: not daemon.port.attached)
+        await until(lambda: not daemon.phi.port.attached)
 
 
 async def test_peers_clocks_are_compared_anew_once_ours_was_set(
@@ -120,27 +127,27 @@ async def test_peers_clocks_are_compared_anew_once_ours_was_set(
     """It may be right now, and a link over which no chunk comes would tell of before for ever."""
     async with running(home) as daemon:
         link = SimpleNamespace(number=7, outbound=False, clock_offset_s=-3600.0, traffic=Traffic())
-        daemon.links.add(link)  # type: ignore[arg-type]
+        daemon.network.links.add(link)  # type: ignore[arg-type]
         daemon.dispatch(ev.Wake())
         assert link.clock_offset_s == -3600.0
-        before_s = timekeeping.unix_offset_s()
-        monkeypatch.setattr(timekeeping, "unix_offset_s", lambda: before_s - 3600.0)
+        before_s = daemon_module.unix_offset_s()
+        monkeypatch.setattr(daemon_module, "unix_offset_s", lambda: before_s - 3600.0)
         daemon.dispatch(ev.Wake())
         assert link.clock_offset_s is None
-        daemon.links.remove(link)  # type: ignore[arg-type]
+        daemon.network.links.remove(link)  # type: ignore[arg-type]
 
 
 async def test_what_a_trainer_handed_in_before_it_died_is_published_once_the_disk_has_room(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.05)
+    monkeypatch.setattr(disk_module, "PROBE_S", 0.05)
     async with running(home) as daemon:
-        disk = FullDisk(daemon.chunks, 10**6, monkeypatch)
+        disk = FullDisk(daemon.store.chunks, 10**6, monkeypatch)
         async with training(home) as link:
             hand_over(link, 1, payload(home))
             await until(lambda: disk.left < 10**6)
-        await until(lambda: not daemon.port.attached)
-        assert daemon.port.done.is_set(), "that it is gone is seen at once"
+        await until(lambda: not daemon.phi.port.attached)
+        assert daemon.phi.port.done.is_set(), "that it is gone is seen at once"
         async with training(home) as link:
             assert link.own_last == 1, "so that the next is of a later round"
             hand_over(link, 2, payload(home))
@@ -265,7 +272,7 @@ async def test_while_a_daemon_starts_nobody_is_sent_where_the_last_one_answered(
 
 async def test_a_model_that_is_damaged_on_disk_is_said(home: Home) -> None:
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
     root = manifest_of(home).genesis.root
     file_of(ChunkStore(home.chunks_path), root).write_bytes(b"damaged")
     with pytest.raises(StorageError, match="damaged; fetch it again with --join"):
@@ -281,7 +288,7 @@ async def test_a_key_that_misbehaves_is_refused_with_a_reason_until_its_points_h
     forged[-1] ^= 1
     now = time.monotonic()
     async with running(home) as daemon:
-        daemon.scores._clock = lambda: now
+        daemon.network.scores._clock = lambda: now
         await until(home.read_daemon)
         address = str(home.read_daemon()["address"])  # type: ignore[index]
         async with linked(address, swarm_id, liar, tls=False) as peer:
@@ -298,7 +305,7 @@ async def test_a_key_that_misbehaves_is_refused_with_a_reason_until_its_points_h
             assert (status["greylisted"], status["turned_away"], status["misbehaviours_seen"]) == (1, 1, 5)
         now += limits.GREYLIST_HALF_LIFE_S + 1.0
         async with linked(address, swarm_id, liar, tls=False):
-            await until(lambda: any(link.node_id == liar.node_id for link in daemon.links.values()))
+            await until(lambda: any(link.node_id == liar.node_id for link in daemon.network.links.values()))
     assert sum("misbehaved" in record.getMessage() for record in caplog.records) == 3
 
 
@@ -318,7 +325,7 @@ async def test_a_clock_that_jumps_is_noticed_while_the_node_runs(
 async def test_stopping_leaves_no_task_and_no_socket(home: Home) -> None:
     before = asyncio.all_tasks()
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
         assert Path(home.socket_path()).exists()
     await until(lambda: asyncio.all_tasks() <= before)
     assert not Path(home.socket_path()).exists()
@@ -331,7 +338,7 @@ async def test_a_daemon_that_an_error_ends_begins_nothing_more(
     answers: list[list[fx.Effect]] = []
     with pytest.raises(StorageError, match="failed"):
         async with started(home) as (daemon, task):
-            await until(lambda: daemon.merging.ready)
+            await until(lambda: daemon.phi.loop.ready)
             handle = daemon.core.handle
 
             def dials(event: ev.Event, now: float) -> list[fx.Effect]:
@@ -360,17 +367,17 @@ async def test_a_node_that_still_writes_its_chronicle_takes_nobody_in(
 ) -> None:
     writing, written = asyncio.Event(), asyncio.Event()
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
         facts = home.read_daemon()
         assert facts is not None
-        close = daemon.watching.close
+        close = daemon.monitoring.watching.close
 
         async def slowly() -> None:
             writing.set()
             await written.wait()
             await close()
 
-        monkeypatch.setattr(daemon.watching, "close", slowly)
+        monkeypatch.setattr(daemon.monitoring.watching, "close", slowly)
         daemon.stop()
         try:
             async with asyncio.timeout(10):
@@ -394,7 +401,7 @@ async def test_a_node_does_not_go_before_somebody_has_its_last_delta(
         await until(home.read_daemon)
         address = str(home.read_daemon()["address"])  # type: ignore[index]
         async with linked(address, daemon.core.swarm_id, tls=False):
-            await until(lambda: daemon.links)
+            await until(lambda: daemon.network.links)
             async with training(home) as link:
                 await publish(home, link, 1)
             daemon.stop()
@@ -405,42 +412,48 @@ async def test_a_node_does_not_go_before_somebody_has_its_last_delta(
 async def test_what_a_trainer_handed_in_is_stored_before_the_node_goes(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publisher, "DISK_RETRY_S", 0.2)
+    monkeypatch.setattr(disk_module, "PROBE_S", 0.2)
     monkeypatch.setattr("gossamer.node.daemon.daemon.STOP_GRACE_S", 60.0)
     async with running(home) as daemon:
-        disk = FullDisk(daemon.chunks, 10**6, monkeypatch)
+        disk = FullDisk(daemon.store.chunks, 10**6, monkeypatch)
         async with training(home) as link:
             hand_over(link, 1, payload(home))
             await until(lambda: disk.left < 10**6)
-        await until(lambda: not daemon.port.attached)
+        await until(lambda: not daemon.phi.port.attached)
         daemon.stop()
         disk.left = 0
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
         assert daemon.core.own_last == 1
 
 
 async def test_what_was_signed_is_written_down_before_the_node_goes(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recordwriter, "RETRY_S", 0.2)
+    monkeypatch.setattr(disk_module, "PROBE_S", 0.2)
     monkeypatch.setattr("gossamer.node.daemon.daemon.STOP_GRACE_S", 60.0)
     refused: list[object] = []
 
-    def full(deltas: object, *, durable: bool) -> None:
-        refused.append(deltas)
-        raise StorageError("the disk is full")
+    has_room = False
 
     async with running(home) as daemon:
-        with monkeypatch.context() as patch:
-            patch.setattr(daemon.records, "add", full)
-            async with training(home) as link:
-                hand_over(link, 1, payload(home))
-                await until(lambda: refused)
-            await until(lambda: not daemon.port.attached)
-            daemon.stop()
+        add = daemon.store.records.add
+
+        def add_if_room(deltas: Any, **options: Any) -> None:
+            refused.append(deltas)
+            if not has_room:
+                raise StorageError("the disk is full")
+            add(deltas, **options)
+
+        monkeypatch.setattr(daemon.store.records, "add", add_if_room)
+        async with training(home) as link:
+            hand_over(link, 1, payload(home))
+            await until(lambda: refused)
+        await until(lambda: not daemon.phi.port.attached)
+        daemon.stop()
+        has_room = True
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
         assert daemon.core.own_last == 1
 
 
@@ -477,7 +490,7 @@ async def test_a_folder_that_became_read_only_is_no_reason_not_to_start_or_to_st
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
     ChunkStore(home.chunks_path).put(sha256(b"orphan").digest(), b"orphan")
     unlink = Path.unlink
     readonly = [home.chunks_path]
@@ -490,7 +503,7 @@ async def test_a_folder_that_became_read_only_is_no_reason_not_to_start_or_to_st
     monkeypatch.setattr(Path, "unlink", refuse)
     monkeypatch.setattr("gossamer.protocol.history.joining.RETURN_S", 0.0)
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.ready and Path(home.socket_path()).exists())
+        await until(lambda: daemon.phi.loop.ready and Path(home.socket_path()).exists())
         said = "cannot remove chunks that are no longer needed: Read-only file system"
         await until(lambda: said in caplog.text)
         readonly.append(home.root)
@@ -500,52 +513,14 @@ async def test_chunks_that_an_earlier_run_left_go_once_it_is_known_that_they_are
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
     left = sha256(b"left").digest()
     ChunkStore(home.chunks_path).put(left, b"left")
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.ready)
-        assert left in daemon.chunks, "it may be of the snapshot from which this node has to begin anew"
+        await until(lambda: daemon.phi.loop.ready)
+        assert left in daemon.store.chunks, "it may be of the snapshot from which this node has to begin anew"
         monkeypatch.setattr("gossamer.protocol.history.joining.RETURN_S", 0.0)
-        await until(lambda: left not in daemon.chunks)
-
-
-def put_back(home: Home, tmp_path: Path) -> None:
-    """Replace a node's folder by a backup of it."""
-    shutil.copytree(home.root, tmp_path / "backup", ignore=shutil.ignore_patterns("*.sock"))
-    shutil.copytree(tmp_path / "backup", home.root, dirs_exist_ok=True)
-
-
-async def test_a_lone_node_goes_on_though_its_folder_was_put_back(
-    home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """There is nobody who could tell, and nobody who would know. It says so, and not that it waits."""
-    async with running(home) as daemon, training(home) as link:
-        await until(lambda: daemon.merging.ready)
-        await publish(home, link, 1)
-    put_back(home, tmp_path)
-    async with running(home) as daemon, training(home) as link:
-        assert daemon.records.is_copy
-        await until(lambda: daemon.merging.ready)
-        await publish(home, link, 2)
-        assert daemon.core.own_last == 2
-    assert "it publishes anyway, knowing no other node that could say what it signed since" in caplog.text
-    assert "nothing is published" not in caplog.text
-
-
-async def test_one_that_knows_of_others_says_that_it_waits_for_them(
-    home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running(home) as daemon, training(home) as link:
-        await until(lambda: daemon.merging.ready)
-        await publish(home, link, 1)
-    put_back(home, tmp_path)
-    home.write_peers(["127.0.0.1:1"])
-    async with running(home) as daemon:
-        assert daemon.records.is_copy
-        said = "nothing is published until another node says what it signed since"
-        await until(lambda: said in caplog.text)
-        assert not daemon.core.caught_up
+        await until(lambda: left not in daemon.store.chunks)
 
 
 @pytest.mark.parametrize(
@@ -558,10 +533,10 @@ async def test_a_daemon_that_lacks_something_is_started_again(
     monkeypatch.setattr(
         "sys.argv", ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").to_json()]
     )
-    for name in ("logs.configure", "lifeline.reset_signals", "ask_for_open_files"):
+    for name in ("logs.configure", "processes.reset_signals", "ask_for_open_files"):
         monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", lambda **_: None)
 
-    monkeypatch.setattr("gossamer.node.daemon.daemon.RecordStore", Mock(side_effect=trouble))
+    monkeypatch.setattr("gossamer.node.daemon.build.RecordStore", Mock(side_effect=trouble))
     assert main() == 1
 
 
@@ -576,7 +551,7 @@ def test_one_that_can_start_no_thread_says_so_in_one_line(
     monkeypatch.setattr(
         "sys.argv", ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").to_json()]
     )
-    for name in ("logs.configure", "lifeline.reset_signals", "lifeline.watch", "ask_for_open_files"):
+    for name in ("logs.configure", "processes.reset_signals", "processes.watch", "ask_for_open_files"):
         monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", Mock())
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
@@ -591,35 +566,12 @@ def test_one_that_has_no_memory_left_says_so_in_one_line(
     monkeypatch.setattr(
         "sys.argv", ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").to_json()]
     )
-    for name in ("logs.configure", "lifeline.reset_signals", "lifeline.watch", "ask_for_open_files"):
+    for name in ("logs.configure", "processes.reset_signals", "processes.watch", "ask_for_open_files"):
         monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", Mock())
     monkeypatch.setattr("gossamer.node.daemon.phi.archive.restore_merger", Mock(side_effect=MemoryError))
     assert main() == 1
     (said,) = caplog.records
     assert (said.getMessage(), said.exc_info) == ("not enough memory: free some, or raise the limit", None)
-
-
-async def test_nobody_is_asked_for_what_the_disk_would_not_take(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeping, "PATIENCE_S", 0.01)
-
-    sent: list[bytes] = []
-    failed: list[bytes] = []
-    question = msg.Want(bytes(32))
-    async with running(home) as daemon:
-        await until(lambda: daemon._tasks is not None)
-        with monkeypatch.context() as patch:
-            patch.setitem(daemon.links._links, 7, SimpleNamespace(number=7, send=sent.append))
-            daemon.carry_out([fx.Send(7, question)])
-            assert sent == [msg.encode(question)], "at once"
-            patch.setattr(daemon.chunks, "put", full)
-            patch.setattr(daemon.local_chunks.keeping, "_is_wanted", lambda blob: True)
-            patch.setattr(daemon.local_chunks, "chunk_failed", lambda link, blob: failed.append(blob))
-            assert not await daemon.local_chunks.chunk_arrived(sha256(b"x").digest(), b"x")
-            daemon.carry_out([fx.Send(7, question)])
-            await until(lambda: failed == [question.blob])
-            assert len(sent) == 1
 
 
 async def test_over_a_link_that_was_hung_up_no_chunk_is_put(
@@ -629,10 +581,10 @@ async def test_over_a_link_that_was_hung_up_no_chunk_is_put(
     line, blob = Line(monkeypatch), manifest_of(home).genesis.root
     async with running(home) as daemon:
         await until(lambda: daemon._tasks is not None)
-        daemon.transfers.begin(link)
+        daemon.network.transfers.begin(link)
         await asyncio.sleep(0)
         daemon.carry_out([fx.Hangup(link.number, "it says nothing")])
-        daemon.transfers.asked(link, blob)
+        daemon.network.transfers.asked(link, blob)
         assert link.sent == [msg.encode(msg.Decline(blob))] and not line.put
 
 
@@ -649,3 +601,46 @@ async def test_only_what_a_node_left_unfinished_is_removed_from_its_folder(home:
     async with running(home):
         assert [file.name for file in left if file.exists()] == []
         assert [file.name for file in others if not file.exists()] == []
+
+
+# -- the trainer
+
+
+def attach(daemon: Any) -> list[control.ControlMessage]:
+    """Have a trainer attached to a daemon that does not run; returns what it is sent."""
+    sent: list[control.ControlMessage] = []
+    daemon.core = SimpleNamespace(
+        identity=identity(0), own_last=3, clock_to_publish_by=7, is_contradicted=False
+    )
+    daemon.phi = SimpleNamespace(
+        port=SimpleNamespace(attached=True, send=sent.append),
+        loop=SimpleNamespace(diverged="", tokens=100, unmerged=0),
+        publisher=SimpleNamespace(handed_in=4, acknowledged=3),
+    )
+    return sent
+
+
+def test_nothing_is_published_for_a_model_that_diverged(idle: Any) -> None:
+    sent = attach(idle)
+    for diverged, clock in (("", 7), ("fragment 1", BEFORE_ALL_ROUNDS), ("", 7)):
+        idle.phi.loop.diverged = diverged
+        assert idle.welcome().clock == clock
+        idle.tell_clock()
+        assert sent[-1] == control.Clock(clock, 100, 0, 0)
+    count = len(sent)
+    idle.tell_clock()
+    assert len(sent) == count, "said once"
+    idle.core.is_contradicted = True
+    idle.tell_clock()
+    assert sent[-1] == control.Clock(7, 100, 0, 1), "what is refused is not merged"
+    welcome = idle.welcome()
+    assert (welcome.own_last, welcome.handed_in, welcome.acknowledged) == (4, 4, 3), "one is being stored"
+
+
+def test_a_new_trainer_is_told_what_the_one_before_was(idle: Any) -> None:
+    """Else it would know neither the swarm's tokens nor what is unmerged, until one of them changes."""
+    sent = attach(idle)
+    for _ in range(2):
+        idle.welcome()
+        idle.tell_clock()
+    assert sent == [control.Clock(7, 100, 0, 0)] * 2

@@ -151,7 +151,7 @@ async def test_only_what_is_held_is_merged(setup: Setup) -> None:
 async def test_of_how_many_tokens_phi_is_is_told_before_it_is_offered(setup: Setup) -> None:
     """A joiner's schedule begins where the swarm is, and not where it was when it attached."""
     told: list[int] = []
-    setup.merging.offering.before = lambda: told.append(len(setup.offered()))
+    setup.before_offer = lambda: told.append(len(setup.offered()))
     await setup.merging.begin(setup.merger)
     setup.port.attach()
     setup.merging.look()

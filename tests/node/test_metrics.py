@@ -29,7 +29,7 @@ async def scraped(tmp_path: Path) -> tuple[dict[str, Metric], str]:
     async with running(home, name='a "name"\\') as daemon, training(home) as link:
         link.send(report())
         await publish(home, link, 1)
-        await until(lambda: daemon.port.report and daemon.merging.seconds and daemon.merging.ready)
+        await until(lambda: daemon.phi.port.report and daemon.phi.loop.seconds and daemon.phi.loop.ready)
         status, headers, text = await get(home, "/metrics")
         assert status == 200 and headers["Content-Type"].startswith("text/plain; version=")
         odd = {"Accept": "application/openmetrics-text; version=abc"}
@@ -72,7 +72,9 @@ async def test_a_loss_that_is_none_has_no_sample(tmp_path: Path) -> None:
     async with running(home) as daemon, training(home) as link:
         for said in (report(loss=math.nan), report(inner_steps=0, loss=0.0), report(loss=0.0)):
             link.send(said)
-            await until(lambda said=said: daemon.port.report and repr(daemon.port.report) == repr(said))
+            await until(
+                lambda said=said: daemon.phi.port.report and repr(daemon.phi.port.report) == repr(said)
+            )
             (loss,) = (
                 family
                 for family in text_string_to_metric_families((await get(home, "/metrics"))[2])
@@ -94,10 +96,12 @@ async def test_a_counter_goes_on_where_its_total_falls(
     """A trainer that was killed goes on from its checkpoint, and records turn out void."""
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
         for steps, counted in [(400, 0), (410, 10), (391, 10), (395, 14), (0, 14), (3, 17)]:
             link.send(report(inner_steps=steps, tokens=10 * steps))
-            await until(lambda steps=steps: daemon.port.report and daemon.port.report.inner_steps == steps)
+            await until(
+                lambda steps=steps: daemon.phi.port.report and daemon.phi.port.report.inner_steps == steps
+            )
             assert await counter_of(home, "gossamer_inner_steps") == counted
             assert await counter_of(home, "gossamer_tokens") == 10 * counted
         for tokens, counted in [(4000, 4000), (3000, 4000), (3500, 4500)]:
@@ -112,7 +116,7 @@ async def test_what_a_node_has_trained_on_is_not_known_before_it_has_joined(tmp_
         for state, steps, counted in (("joining", 0, None), ("training", 400, 0), ("training", 410, 10)):
             said = report(state=state, inner_steps=steps)
             link.send(said)
-            await until(lambda said=said: daemon.port.report == said)
+            await until(lambda said=said: daemon.phi.port.report == said)
             assert await counter_of(home, "gossamer_inner_steps") == counted
 
 
@@ -126,7 +130,9 @@ async def test_a_trainer_that_goes_back_while_its_daemon_restarts_has_not_traine
         async with running(home) as daemon, training(home) as link:
             for done in steps:
                 link.send(report(inner_steps=done))
-                await until(lambda done=done: daemon.port.report and daemon.port.report.inner_steps == done)
+                await until(
+                    lambda done=done: daemon.phi.port.report and daemon.phi.port.report.inner_steps == done
+                )
                 seen.append(await counter_of(home, "gossamer_inner_steps"))
     assert seen == [0, 10, 0, 5]
 

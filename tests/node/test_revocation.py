@@ -68,13 +68,13 @@ class Folder(folders.Folder):
     @contextlib.asynccontextmanager
     async def running(self, *, trains: bool = False, join: tuple[str, ...] = ()) -> AsyncIterator[Daemon]:
         async with started(self.home, trains=trains, join=join) as (daemon, task):
-            await until(lambda: daemon.merging.ready or task.done())
+            await until(lambda: daemon.phi.loop.ready or task.done())
             yield daemon
 
 
 async def digests(daemon: Daemon) -> tuple[bytes, bytes]:
-    await until(lambda: not daemon.merging.behind)
-    found = await daemon.merging.digest()
+    await until(lambda: not daemon.phi.loop.behind)
+    found = await daemon.phi.loop.digest()
     assert found is not None
     return found
 
@@ -110,12 +110,12 @@ async def test_a_revoked_delta_whose_payload_was_damaged_on_disk_is_fetched_agai
     (blob,) = void.body.chunks
     async with folder.running() as daemon:
         await digests(daemon)
-        path, sound = file_of(daemon.chunks, blob), daemon.chunks.get(blob)
+        path, sound = file_of(daemon.store.chunks, blob), daemon.store.chunks.get(blob)
         path.write_bytes(bytes(path.stat().st_size))
-        daemon.merging._merger._payloads._in_memory.clear()  # type: ignore[union-attr]
+        daemon.phi.loop._merger._payloads._in_memory.clear()  # type: ignore[union-attr]
         daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         await until(lambda: void.record_id in daemon.core.fetcher.wants)
-        daemon.chunks.put(blob, sound)
+        daemon.store.chunks.put(blob, sound)
         daemon.dispatch(ev.ChunkArrived(blob))
         assert await digests(daemon) == expected
 
@@ -140,7 +140,7 @@ async def test_phi_is_rid_of_what_is_void_now_and_after_a_restart(folder: Folder
         daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         after = await digests(daemon)
         assert len(daemon.core.ledger) == 3
-        await daemon.access.kept_all(5)
+        await daemon.network.access.kept_all(5)
     expected = await without_the_outcast(folder, tmp_path / "other", 1, 2, 4)
     assert after == expected != before
     async with folder.running() as daemon:
@@ -172,9 +172,9 @@ async def test_payloads_of_what_is_void_go_with_their_round(folder: Folder) -> N
         await digests(daemon)
         assert all(blob in folder.chunks for blob in void.body.chunks), "another merge may need it"
         daemon.carry_out([daemon.core.holdings.close(2)])
-        await until(lambda: not any(blob in daemon.chunks for blob in void.body.chunks))
-        assert all(blob in daemon.chunks for blob in kept.body.chunks)
-        await until(lambda: daemon.archive._closing is None)
+        await until(lambda: not any(blob in daemon.store.chunks for blob in void.body.chunks))
+        assert all(blob in daemon.store.chunks for blob in kept.body.chunks)
+        await until(lambda: daemon.phi.archive._closing is None)
     with folder.records() as store:
         assert [delta.record_id for delta in store.load(folder.manifest.plan())] == [kept.record_id]
 
@@ -225,7 +225,7 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
             await fetch_status(facts["address"], plaintext=True, asker=Asker(OUTCAST, swarm_id))
         said = await fetch_status(facts["address"], plaintext=True, asker=Asker(FRIEND, swarm_id))
         assert said["node_id"] == folder.identity.node_id.hex()
-        await daemon.access.kept_all(5)
+        await daemon.network.access.kept_all(5)
     with folder.records() as store:
         assert store.load_credentials() == [later]
     async with folder.running() as daemon:
@@ -281,7 +281,7 @@ async def test_what_an_owner_gives_a_running_node_is_what_its_next_start_goes_by
             daemon.dispatch(ev.Deliver(credential))
             if credential is promoted:
                 await until(lambda: kept().grant.data == promoted)
-        await daemon.access.kept_all(5)
+        await daemon.network.access.kept_all(5)
         assert kept().grant.data == renewed
         keep_better(home, first)  # as `gossamer node` with the line that the newcomer was sent
         assert kept().grant.data == renewed
@@ -299,12 +299,15 @@ async def test_a_node_knows_until_when_it_is_let_in_and_why_it_is_not(tmp_path: 
     folder, ends = Folder(tmp_path / "d", manifest("invited")), int(time.time()) + 7200
     folder.home.keep_invitation(invitation(folder.manifest, folder.identity, expires=ends))
     async with folder.running() as daemon:
-        assert describe(daemon.view)["invited_until"] == ends
-        look = daemon.watching._look(0.0)
+        assert describe(daemon.monitoring.view)["invited_until"] == ends
+        look = daemon.monitoring.watching._look(0.0)
         assert re.fullmatch(r"the invitation runs out in \d.\d hours; have it renewed", look.runs_out)
         assert look.refused == "" and look.has_model
         daemon.core._unix_time.set_offset(unix_offset_s() + 3 * 7200)
-        assert "ran out 4.0 hours ago; ask an owner for a new one" in daemon.watching._look(0.0).refused
+        assert (
+            "ran out 4.0 hours ago; ask an owner for a new one"
+            in daemon.monitoring.watching._look(0.0).refused
+        )
 
 
 async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_node_goes_on(
@@ -321,11 +324,11 @@ async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_nod
         monkeypatch.setattr(Home, "keep_invitation", fail)
         promoted = grant(folder.identity, folder.manifest)
         daemon.dispatch(ev.Deliver(promoted))
-        await daemon.access.kept_all(5)
-        assert daemon.access.own_credential() == promoted
+        await daemon.network.access.kept_all(5)
+        assert daemon.network.access.own_credential() == promoted
         assert folder.home.invitation() == first
         monkeypatch.undo()
-        await daemon.access.keep_own()
+        await daemon.network.access.keep_own()
     assert "No space left on device: the next start of this node may use an older invitation" in caplog.text
     found = folder.home.invitation()
     assert found is not None and found.grant.data == promoted

@@ -59,7 +59,7 @@ async def test_the_documented_fields_are_the_actual_ones(tmp_path: Path) -> None
         training(first) as link,
     ):
         members = daemon.core.roster.members
-        await until(lambda: daemon.merging.ready and any(m.record.body.dialled for m in members()), 20)
+        await until(lambda: daemon.phi.loop.ready and any(m.record.body.dialled for m in members()), 20)
         link.send(report())
         await publish(first, link, 1)
         _, _, status = await get(first, "/status?digest=1&up_to=1")
@@ -112,11 +112,14 @@ async def test_who_has_no_trainer_any_more_has_no_speed(tmp_path: Path) -> None:
     async with running(home) as daemon:
         async with training(home) as link:
             link.send(report(tokens_per_s=50000.0))
-            await until(lambda: daemon.port.report)
-            assert admin_state(daemon.view, daemon.watching)["now"]["tokens_per_s"] == 50000.0
-        await until(lambda: not daemon.port.attached)
+            await until(lambda: daemon.phi.port.report)
+            assert (
+                admin_state(daemon.monitoring.view, daemon.monitoring.watching)["now"]["tokens_per_s"]
+                == 50000.0
+            )
+        await until(lambda: not daemon.phi.port.attached)
         _, _, status = await get(home, "/status")
-        state = admin_state(daemon.view, daemon.watching)
+        state = admin_state(daemon.monitoring.view, daemon.monitoring.watching)
         _, _, metrics = await get(home, "/metrics")
         assert status["trainer"]["tokens_per_s"] == state["now"]["tokens_per_s"] == 0.0
         assert "\ngossamer_tokens_per_second 0.0\n" in metrics
@@ -132,7 +135,7 @@ async def test_an_observer_with_a_model_serves_it_though_nobody_else_is_up(
     monkeypatch.setattr(limits, "RESUME_PATIENCE_S", 0.5)
     home = founded(tmp_path / "a")
     async with running(home, trains=False) as daemon:
-        await until(lambda: daemon.view.state == "serving")
+        await until(lambda: daemon.monitoring.view.state == "serving")
     async with running(home, join=("127.0.0.1:1",), trains=False) as daemon:
-        assert daemon.view.state == "joining"
-        await until(lambda: daemon.view.state == "serving")
+        assert daemon.monitoring.view.state == "joining"
+        await until(lambda: daemon.monitoring.view.state == "serving")

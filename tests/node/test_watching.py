@@ -29,14 +29,14 @@ from tests.protocol import builders
 async def test_a_founder_that_is_alone_knows_whom_it_dials(tmp_path: Path) -> None:
     """It was given nobody to join, and whom it met is down for it as soon as its network is gone."""
     async with running(founded(tmp_path / "a")) as daemon:
-        assert daemon.watching._look(0.0).known == 0
+        assert daemon.monitoring.watching._look(0.0).known == 0
         members = [builders.identity(number) for number in (1, 2, 3)]
         for number, member in enumerate(members):
             row = builders.row(member, addresses=(f"10.0.0.{number}:7700",))
             daemon.core.roster.update(row, 0.0)
         daemon.core.roster.judge(members[0].node_id, Health.DOWN, 1.0)
         daemon.core.roster.judge(members[1].node_id, Health.LEFT, 1.0)
-        assert daemon.watching._look(0.0).known == 2, "nobody dials who has left"
+        assert daemon.monitoring.watching._look(0.0).known == 2, "nobody dials who has left"
 
 
 async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
@@ -46,7 +46,7 @@ async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
     spaces = {home.root: (10**12, None), home.chunks_path: (3 << 20, None)}
     monkeypatch.setattr("gossamer.node.daemon.monitoring.watching._free_at", spaces.__getitem__)
     async with running(home, trains=False) as daemon:
-        await until(lambda: daemon.watching.vitals.problem)
+        await until(lambda: daemon.monitoring.watching.vitals.problem)
         assert (await get(home, "/healthz"))[::2] == (
             503,
             {"healthy": False, "reason": "the disk is full: 3 MiB are free"},
@@ -63,15 +63,15 @@ async def test_what_cannot_be_stored_is_a_problem_though_the_disk_has_room(
     monkeypatch.setattr("gossamer.node.logs.CALM_S", 0.5)
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
-        disk = FullDisk(daemon.chunks, 10**6, monkeypatch, errno.EFBIG)
+        disk = FullDisk(daemon.store.chunks, 10**6, monkeypatch, errno.EFBIG)
         publishing = asyncio.create_task(publish(home, link, 1))
-        await until(lambda: daemon.watching.vitals.problem)
+        await until(lambda: daemon.monitoring.watching.vitals.problem)
         status, _, said = await get(home, "/healthz")
         assert (status, said["healthy"]) == (503, False)
         assert said["reason"].startswith("cannot store our own delta: File too large; publishing pauses")
         disk.left = 0
         await publishing
-        await until(lambda: daemon.watching.vitals.problem is None)
+        await until(lambda: daemon.monitoring.watching.vitals.problem is None)
 
 
 def test_a_file_system_without_a_bound_on_files_has_room_for_more(
@@ -90,7 +90,7 @@ async def test_what_happened_is_known_after_a_restart(
     async with running(home) as daemon, training(home) as link:
         await publish(home, link, 1)
         link.send(report())
-        await until(lambda: daemon.watching.evaluations.to_json()["losses"], 5)
+        await until(lambda: daemon.monitoring.watching.evaluations.to_json()["losses"], 5)
         await publish(home, link, 2)
         before = (await get(home, "/api/rounds"))[2]
         while before["rounds"][-1][4] is None:
@@ -102,7 +102,7 @@ async def test_what_happened_is_known_after_a_restart(
         assert kept["losses"] == [[1, 2.5]], "held-out losses too, for pages that were not open"
     monkeypatch.setattr("gossamer.node.daemon.monitoring.round_history.ENTRIES_MAX", 1)
     async with running(home) as daemon:
-        assert daemon.watching.chronicle.oldest() == 2
+        assert daemon.monitoring.watching.chronicle.oldest() == 2
         _, headers, after = await get(home, "/api/rounds")
         assert after == before, "from memory and from the disk"
         assert headers["Content-Encoding"] in ("deflate", "gzip")
@@ -122,7 +122,7 @@ async def test_what_could_not_be_written_of_the_past_is_written_later(
         raise StorageError("No space left on device")
 
     async with running(home) as daemon, training(home) as link:
-        watched = daemon.watching
+        watched = daemon.monitoring.watching
         await until(lambda: watched.vitals._lags)
         save = watched.store.save
         monkeypatch.setattr(watched.store, "save", fail)
@@ -150,7 +150,7 @@ async def test_what_is_about_to_be_written_of_the_past_when_the_node_stops_is_wr
     async with running(home) as daemon, training(home) as link:
         await publish(home, link, 1)
         before = await rounds_of(home, [100])
-        watched, in_thread, never = daemon.watching, asyncio.to_thread, asyncio.Event().wait
+        watched, in_thread, never = daemon.monitoring.watching, asyncio.to_thread, asyncio.Event().wait
         save = watched.store.save
         with monkeypatch.context() as busy:
             busy.setattr(asyncio, "to_thread", lambda do, *a: never() if do == save else in_thread(do, *a))
@@ -170,8 +170,8 @@ async def test_a_file_that_is_lost_is_said_while_the_node_still_runs(
     home = founded(tmp_path / "a")
     async with running(home, trains=False) as daemon:
         home.key_path.unlink()
-        await until(lambda: daemon.watching.vitals.problem)
-        assert f"{home.key_path} no longer exists" in str(daemon.watching.vitals.problem)
+        await until(lambda: daemon.monitoring.watching.vitals.problem)
+        assert f"{home.key_path} no longer exists" in str(daemon.monitoring.watching.vitals.problem)
 
 
 async def test_one_answer_tells_of_so_many_rounds_and_the_next_of_older_ones(
@@ -184,10 +184,10 @@ async def test_one_answer_tells_of_so_many_rounds_and_the_next_of_older_ones(
             await publish(home, link, round_)
         whole = await rounds_of(home, [100, 200, 300, 400, 500])
         assert [line[0] for line in whole["rounds"]] == [1, 2, 3, 4, 5]
-        await daemon.watching._save()
+        await daemon.monitoring.watching._save()
     monkeypatch.setattr("gossamer.node.daemon.monitoring.round_history.ENTRIES_MAX", 2)
     async with running(home) as daemon:
-        assert daemon.watching.chronicle.oldest() == 4
+        assert daemon.monitoring.watching.chronicle.oldest() == 4
         for bound, parts in (
             ("TOLD_ROUNDS_MAX", [[3, 4, 5], [1, 2]]),
             ("TOLD_ENTRIES_MAX", [[3, 4, 5], [1, 2]]),
@@ -209,11 +209,11 @@ async def test_our_delta_is_not_void_while_it_is_written(
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
         written = threading.Event()
-        add = daemon.records.add
-        monkeypatch.setattr(daemon.records, "add", lambda *a, **kw: (written.wait(10), add(*a, **kw)))
+        add = daemon.store.records.add
+        monkeypatch.setattr(daemon.store.records, "add", lambda *a, **kw: (written.wait(10), add(*a, **kw)))
         publishing = asyncio.create_task(publish(home, link, 1))
-        await until(lambda: daemon.writer._waiting or not daemon.writer._idle.is_set())
-        daemon.merging.on_judged(1, (), None)  # as when another's delta of the round is merged
+        await until(lambda: daemon.store.writer._waiting or not daemon.store.writer._idle.is_set())
+        daemon.phi.loop.on_judged(1, (), None)  # as when another's delta of the round is merged
         written.set()
         await publishing
         (line,) = (await get(home, "/api/rounds"))[2]["rounds"]
@@ -236,8 +236,8 @@ async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
         await publish(home, link, 1)
         before = await rounds_of(home, [100])
         daemon.core.ledger.close(1)
-        await daemon.merging.close_up_to(1, lambda: True)
-        daemon.merging.on_judged(1, (), None)
+        await daemon.phi.loop.close_up_to(1, lambda: True)
+        daemon.phi.loop.on_judged(1, (), None)
         assert (await get(home, "/api/rounds"))[2] == before
         await publish(home, link, 2)
         after = await rounds_of(home, [100, 200])
@@ -258,9 +258,9 @@ async def test_sums_stay_as_they_were_until_all_rounds_are_merged_again(
     monkeypatch.setattr(MergeSchedule, "look", lambda self, now: due(self, now)[2:])
     monkeypatch.setattr(MergeSchedule, "look_whether_ready", lambda self, now: None)
     async with running(home) as daemon:
-        await until(lambda: daemon.merging.version)
-        looks = len(daemon.watching.vitals._lags)
-        await until(lambda: len(daemon.watching.vitals._lags) > looks + 3)
+        await until(lambda: daemon.phi.loop.version)
+        looks = len(daemon.monitoring.watching.vitals._lags)
+        await until(lambda: len(daemon.monitoring.watching.vitals._lags) > looks + 3)
         assert (await get(home, "/api/rounds"))[2] == before
 
 
@@ -279,44 +279,44 @@ async def test_who_waits_for_its_trainer_is_healthy(
     monkeypatch.setattr("gossamer.node.daemon.monitoring.health.STANDSTILL_S", 0.4)
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
-        looks = daemon.watching.vitals._lags
+        looks = daemon.monitoring.watching.vitals._lags
         await until(lambda: len(looks) == 60)
         assert (await get(home, "/healthz"))[::2] == (200, {"healthy": True, "reason": "starting"})
         assert "is it stuck" not in caplog.text
         async with training(home):
             await until(lambda: "is it stuck" in caplog.text)
             assert (await get(home, "/healthz"))[0] == 503
-        await until(lambda: daemon.watching.vitals.problem is None)
+        await until(lambda: daemon.monitoring.watching.vitals.problem is None)
 
 
 async def test_who_only_looks_on_has_no_trainer_to_lack(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
     async with running(home, trains=False) as daemon:
-        assert not daemon.watching._look(0.0).lacks_trainer
+        assert not daemon.monitoring.watching._look(0.0).lacks_trainer
     async with running(home) as daemon:
-        assert daemon.watching._look(0.0).lacks_trainer
+        assert daemon.monitoring.watching._look(0.0).lacks_trainer
 
 
 async def test_who_has_the_model_is_not_joining_while_its_trainer_has_not_begun(tmp_path: Path) -> None:
     """The first evaluation of a large model takes minutes, and so may what a script does after `attach`."""
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
         link.send(report(state="joining"))
-        await until(lambda: daemon.port.report)
+        await until(lambda: daemon.phi.port.report)
         assert (await get(home, "/healthz"))[::2] == (200, {"healthy": True, "reason": "starting"})
 
 
 async def test_a_trainer_that_has_no_step_to_do_is_not_late_with_it(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
         link.send(report())
-        await until(lambda: daemon.view.state == "training")
-        assert daemon.watching._look(0.0).overdue_s != 0.0
+        await until(lambda: daemon.monitoring.view.state == "training")
+        assert daemon.monitoring.watching._look(0.0).overdue_s != 0.0
         link.send(report(state="finished"))
-        await until(lambda: daemon.view.state == "finished")
-        assert daemon.watching._look(0.0).overdue_s == 0.0
+        await until(lambda: daemon.monitoring.view.state == "finished")
+        assert daemon.monitoring.watching._look(0.0).overdue_s == 0.0
 
 
 async def test_a_fault_in_watching_does_not_stop_the_node(
@@ -325,12 +325,12 @@ async def test_a_fault_in_watching_does_not_stop_the_node(
     monkeypatch.setattr("gossamer.node.daemon.monitoring.watching.TICK_S", 0.01)
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
-        monkeypatch.setattr(daemon.watching, "_look", None)
-        monkeypatch.setattr(daemon.watching.chronicle, "heard", None)
+        monkeypatch.setattr(daemon.monitoring.watching, "_look", None)
+        monkeypatch.setattr(daemon.monitoring.watching.chronicle, "heard", None)
         await until(lambda: "an error while watching" in caplog.text)
-        await until(lambda: daemon.merging.ready)
+        await until(lambda: daemon.phi.loop.ready)
         async with training(home) as link:
             await publish(home, link, 1)
-            await until(lambda: daemon.merging.version)
+            await until(lambda: daemon.phi.loop.version)
         assert (await get(home, "/api/state"))[0] == 200
     assert caplog.text.count("an error while watching") == 1

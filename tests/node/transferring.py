@@ -84,11 +84,14 @@ class Setup:
             ledger=[], holdings=SimpleNamespace(revoked=()), fetcher=SimpleNamespace(wants=wants)
         )
         self.events: list[ev.Event] = []
+        self.damaged: list[bytes] = []
         self.blamed: list[tuple[bytes, Offence]] = []
         self.charged: list[bytes] = []
         self.link = FakeLink()
         self.disk = disk_of(chunks._root)
-        self.local = LocalChunks(chunks, self.disk, SnapshotShelf(chunks, 16), self.core, self.events.append)
+        self.local = LocalChunks(
+            chunks, self.disk, SnapshotShelf(chunks, 16), self.core, self.events.append, self.damaged.append
+        )
         self.transfers = Transfers(
             self.local,
             UploadLimits(),

@@ -19,7 +19,6 @@ from gossamer.node.daemon.network.upload_limits import BusyError, Turn, UploadLi
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.disk import Disk
-from gossamer.node.logs import RateLimit
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import Offence, PayloadError, PeerError, RefusedError, StorageError
@@ -33,7 +32,7 @@ from gossamer.protocol.limits import (
     SMALL_CHUNK_BYTES,
 )
 from gossamer.protocol.messages import Decline, Want, encode
-from gossamer.protocol.payloads.chunks import Chunk, packed_size, payload_chunk_sizes, unpack_chunk
+from gossamer.protocol.payloads.chunks import Chunk, packed_size, unpack_chunk
 from gossamer.protocol.replica import Replica
 
 # --- A chunk as the body of an answer or a request, packed or as it is, in both directions.
@@ -255,15 +254,15 @@ class LocalChunks:
         shelf: SnapshotShelf,
         core: Replica,
         dispatch: Callable[[ev.Event], object],
+        damaged: Callable[[bytes], None],
     ) -> None:
+        """`damaged` is called with the hash of a chunk that turned out damaged on disk."""
         self._chunks = chunks
         self._disk = disk
         self._shelf = shelf
         self._core = core
         self._dispatch = dispatch
-        self._limit = RateLimit()
-        self.on_snapshot_lost: Callable[[bytes], None] = lambda blob: None
-        """Called with the hash of a chunk of a kept snapshot that turned out to be damaged on disk."""
+        self._damaged = damaged
 
     def holds(self, blob: bytes) -> bool:
         """Whether a chunk is here. A snapshot that it is part of counts as used."""
@@ -277,7 +276,7 @@ class LocalChunks:
         try:
             return await asyncio.to_thread(self._chunks.read, blob)
         except MissingChunkError:
-            self.refetch(blob)
+            self._damaged(blob)
             return None
         except StorageError as error:
             log.debug("%s", error)
@@ -302,21 +301,6 @@ class LocalChunks:
 
     def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
         self._dispatch(ev.ChunkFailed(link.number, blob))
-
-    def refetch(self, blob: bytes) -> None:
-        """A chunk on disk turned out to be damaged: fetch it again if it is part of a delta. The archive
-        repairs our snapshots."""
-        deltas = [d for d in (*self._core.ledger, *self._core.holdings.revoked) if blob in d.body.chunks]
-        if deltas:
-            # Every line helps to find the damage, but a failing disk damages hundreds of chunks in a minute.
-            is_due = self._limit.allows("damaged")
-            level = logging.WARNING if is_due else logging.DEBUG
-            log.log(level, "chunk %s was damaged on disk; fetching it again", short(blob))
-        for delta in deltas:
-            sizes = payload_chunk_sizes(delta.body.payload_bytes)
-            self._dispatch(ev.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
-        if self._shelf.claim_with(blob) is not None:
-            self.on_snapshot_lost(blob)
 
 
 _Asked = tuple[bytes, int]

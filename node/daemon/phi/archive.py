@@ -18,12 +18,14 @@ from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.storage.records import Base, Digests, RecordStore, Rounds
+from gossamer.node.logs import RateLimit
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.payloads.chunks import chunk_sizes
+from gossamer.protocol.identity import short
+from gossamer.protocol.payloads.chunks import chunk_sizes, payload_chunk_sizes
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 
@@ -229,6 +231,7 @@ class Archive:
         """When the last such record was merged."""
         self._lost: set[bytes] = set()
         """Chunks of kept snapshots that turned out damaged on disk."""
+        self._limit = RateLimit()
         self._news = asyncio.Event()
         self._fetch = SnapshotFetch(core, chunks, dispatch, self._news.set)
         self._reach = self._reach_noted = 0
@@ -284,10 +287,18 @@ class Archive:
         self._closing = fx.Close(effect.round, earlier + effect.deltas)
         self._news.set()
 
-    def snapshot_lost(self, blob: bytes) -> None:
-        """A chunk of a kept snapshot turned out damaged on disk."""
-        self._lost.add(blob)
-        self._news.set()
+    def damaged(self, blob: bytes) -> None:
+        """A chunk on disk turned out damaged: if it is part of a delta, fetch it again; if it is part of a
+        snapshot that we keep, repair that."""
+        for delta in self._open_records():
+            if blob in delta.body.chunks:
+                if self._limit.allows("damaged"):  # a failing disk damages hundreds of chunks in a minute
+                    log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
+                sizes = payload_chunk_sizes(delta.body.payload_bytes)
+                self._dispatch(ev.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
+        if self._shelf.claim_with(blob) is not None:
+            self._lost.add(blob)
+            self._news.set()
 
     def chunk_here(self) -> None:
         """Chunks that were asked for have arrived."""
@@ -443,7 +454,7 @@ class Archive:
             self._shelf.claims = (claim, *keep)
         except MissingChunkError as error:
             await asyncio.to_thread(writer.give_up)
-            self._merging.chunk_lost(error.blob)
+            self.damaged(error.blob)
             await asyncio.sleep(RETRY_S)
             return False
         except (OSError, StorageError):
@@ -506,7 +517,7 @@ class Archive:
         try:
             await asyncio.to_thread(self._shelf.drop_others, self._open_records(), (), sought, blobs)
         except MissingChunkError as error:  # as below
-            self.snapshot_lost(error.blob)
+            self.damaged(error.blob)
             return
         except OSError as error:  # a read-only disk, say: the chunks only take up space
             log.warning("cannot remove chunks that are no longer needed: %s", error.strerror or error)
@@ -519,7 +530,7 @@ class Archive:
             await asyncio.to_thread(self._shelf.drop_others, self._open_records(), given_up, sought)
         except MissingChunkError as error:  # an index: the shelf knows what it listed until that is mended
             self._fetch.put_back(given_up)
-            self.snapshot_lost(error.blob)
+            self.damaged(error.blob)
         except (OSError, StorageError):
             self._fetch.put_back(given_up)
             raise

@@ -34,14 +34,17 @@ from gossamer.protocol.replica import Replica
 class Offering:
     """Which fragments the current trainer does not have yet, and how they are offered to it."""
 
-    def __init__(self, core: Replica, port: TrainerPort, schedule: MergeSchedule) -> None:
+    def __init__(
+        self, core: Replica, port: TrainerPort, schedule: MergeSchedule, before: Callable[[], None]
+    ) -> None:
+        """`before` is called before a fragment is offered: the trainer must know first how many tokens it is
+        of."""
+        self._before = before
         self._core = core
         self._port = port
         self._schedule = schedule
         self._unoffered: set[int] = set()
         self._attachments = 0
-        self.before: Callable[[], None] = lambda: None
-        """Called before a fragment is offered: the trainer must know first how many tokens it is of."""
 
     def changed(self, index: int) -> None:
         """A fragment has changed since the trainer was offered it."""
@@ -62,7 +65,7 @@ class Offering:
             if index not in merger.diverged and self._port.attached and self._port.is_free(index):
                 fragment = self._core.layout.fragments[index]
                 self._unoffered.discard(index)
-                self.before()
+                self._before()
                 await self._port.offer(fragment, merger.view(fragment), self._told_of(fragment, merger))
 
     def _told_of(self, fragment: Fragment, merger: Merger) -> control.Phi:
@@ -100,15 +103,21 @@ class Merging:
         core: Replica,
         port: TrainerPort,
         chunk_lost: Callable[[bytes], None],
+        *,
+        on_merged: Callable[[int], None],
+        on_judged: OnJudged,
+        before_offer: Callable[[], None],
     ) -> None:
-        """`chunk_lost` is called with the hash of a payload chunk that turned out damaged on disk."""
+        """`chunk_lost` is called with the hash of a payload chunk that turned out damaged on disk.
+
+        `on_merged` is called with every round that was merged; `on_judged` after every merge, with the round,
+        all deltas merged in it, and what was found in them; `before_offer` before a fragment is offered.
+        """
         self._core = core
         self._port = port
         self.chunk_lost = chunk_lost
-        self.on_merged: Callable[[int], None] = lambda round_: None
-        """Called with every round that was merged."""
-        self.on_judged: OnJudged = lambda round_, deltas, found: None
-        """Called after every merge, with the round, all deltas merged in it, and what was found in them."""
+        self.on_merged = on_merged
+        self.on_judged = on_judged
         self.seconds = 0.0
         """Wall time spent in merges so far."""
         self.conduct = Conduct()
@@ -116,7 +125,7 @@ class Merging:
         self._merger: Merger | None = None
         self._begun = asyncio.Event()
         self.schedule = MergeSchedule(core)
-        self.offering = Offering(core, port, self.schedule)
+        self.offering = Offering(core, port, self.schedule, before_offer)
         self.recent_digest = RecentDigest(self.digest)
         self._fault = Fault(log, "payloads can be read again")
         self._held_back_limit = RateLimit()

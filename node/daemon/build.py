@@ -1,0 +1,259 @@
+"""The composition root: every object of a daemon is made here, once, each after those that it needs.
+
+There are four groups: the store (the folder, and what is in it), the core (which decides), the network, and
+Phi (with the trainer to which it is offered). Monitoring reads all of them. Whatever a part has to tell the
+rest goes through one of the daemon's `Edges`, so no part holds another one that is made after it.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from gossamer.node import __version__
+from gossamer.node.address import parse_contact
+from gossamer.node.daemon.dashboard.server import AdminServer, token_here
+from gossamer.node.daemon.dashboard.sse import Bulletin
+from gossamer.node.daemon.monitoring.status import NodeView
+from gossamer.node.daemon.monitoring.watching import Watching
+from gossamer.node.daemon.network.access import Access
+from gossamer.node.daemon.network.address_book import AddressBook, OwnAddresses, whom_to_join
+from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, LocalChunks, Transfers
+from gossamer.node.daemon.network.links import LinkTable
+from gossamer.node.daemon.network.peer_scores import PeerScores
+from gossamer.node.daemon.network.server import Dialler, Reception, RpcServer, Server
+from gossamer.node.daemon.network.tls import Certificate
+from gossamer.node.daemon.network.upload_limits import UploadLimits
+from gossamer.node.daemon.phi.archive import Archive
+from gossamer.node.daemon.phi.loop import Merging, OnJudged
+from gossamer.node.daemon.phi.snapshots import SnapshotShelf
+from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.disk import Disk
+from gossamer.node.daemon.storage.records import RecordStore, RecordWriter
+from gossamer.node.daemon.trainer_port import Publisher, TrainerPort
+from gossamer.node.home import Home
+from gossamer.node.options import NodeOptions
+from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.records import Delta
+from gossamer.protocol.replica import Replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edges:
+    """What the parts of a daemon may ask of it, and tell it."""
+
+    dispatch: Callable[[ev.Event], list[fx.Effect]]
+    """Give the core an event, and carry out its effects."""
+    carry_out: Callable[[Iterable[fx.Effect]], None]
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    """Run a short-lived task of a link."""
+    own_stored: Callable[[Delta], None]
+    """A delta of ours is durable."""
+    damaged: Callable[[bytes], None]
+    """A chunk on disk, named by its hash, is damaged or gone."""
+    merged: Callable[[int], None]
+    """A round has been merged."""
+    judged: OnJudged
+    before_offer: Callable[[], None]
+    """A fragment is about to be offered to the trainer."""
+    status: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
+    """The answer to a node that asks for our status."""
+    stopping: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The node's folder."""
+
+    home: Home
+    disk: Disk
+    chunks: ChunkStore
+    shelf: SnapshotShelf
+    records: RecordStore
+    writer: RecordWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Links with other nodes, and chunks over them."""
+
+    links: LinkTable
+    scores: PeerScores
+    address_book: AddressBook
+    own_addresses: OwnAddresses
+    access: Access
+    chunks: LocalChunks
+    transfers: Transfers
+    server: Server
+    dialler: Dialler
+
+
+@dataclass(frozen=True, slots=True)
+class Phi:
+    """The model, and the trainer to which it is offered."""
+
+    port: TrainerPort
+    loop: Merging
+    archive: Archive
+    publisher: Publisher
+
+
+@dataclass(frozen=True, slots=True)
+class Monitoring:
+    """What a person sees of all this."""
+
+    view: NodeView
+    watching: Watching
+    bulletin: Bulletin
+    admin: AdminServer
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A daemon, put together."""
+
+    store: Store
+    core: Replica
+    network: Network
+    phi: Phi
+    monitoring: Monitoring
+
+
+def build(options: NodeOptions, edges: Edges) -> Parts:
+    """Take the node's folder and put the parts together. Raises ConfigError or StorageError."""
+    home, manifest = _opened(options)
+    identity = home.identity()
+    certificate = None if options.plaintext else Certificate.of(home.tls_path)
+    store = _store(home, manifest, edges)
+    core = Replica(
+        identity=identity,
+        manifest=manifest,
+        info=_info(options, home, certificate.fingerprint if certificate else b""),
+        fits=store.chunks.fits,
+        unix_offset_s=unix_offset_s(),
+        rng=random.Random(),
+    )
+    network = _network(identity, certificate, store, core, edges)
+    phi = _phi(TrainerPort(options.socket or home.socket_path(), manifest), store, core, edges)
+    return Parts(store, core, network, phi, _monitoring(options, store, core, network, phi, edges))
+
+
+def unix_offset_s() -> float:
+    """Unix time minus the monotonic clock, in seconds."""
+    return time.time() - time.monotonic()
+
+
+def _opened(options: NodeOptions) -> tuple[Home, Manifest]:
+    """A node's folder, locked for as long as this process lives. Raises StorageError.
+
+    A missing folder is not created: it has been moved, and a new one would be in the way when it comes back.
+    """
+    home = Home(options.root)
+    manifest = home.own_manifest()
+    home.lock.take()
+    home.set_daemon_aside()
+    with suppress(OSError):  # what a crash left may stay
+        home.tidy()
+    return home, manifest
+
+
+def _store(home: Home, manifest: Manifest, edges: Edges) -> Store:
+    chunks = ChunkStore(home.chunks_path)
+    records = RecordStore(home.ledger_path, manifest.swarm_id)
+    disk = Disk(home.root, home.chunks_path, on_closed=lambda: edges.dispatch(ev.Paused()))
+    shelf = SnapshotShelf(chunks, manifest.plan().snapshot_bytes)
+    return Store(home, disk, chunks, shelf, records, RecordWriter(records, disk, edges.own_stored))
+
+
+def _info(options: NodeOptions, home: Home, fingerprint: bytes) -> NodeInfo:
+    """What the core has to know about this node. Raises ConfigError for invalid contacts."""
+    contacts = whom_to_join(options.join, home)
+    given = {parse_contact(text).address for text in options.join}
+    return NodeInfo(
+        name=options.name,
+        trains=not options.observe,
+        incarnation=home.next_incarnation(),
+        bootstrap=tuple(contact.address for contact in contacts),
+        pins={contact.address: contact.node_id for contact in contacts if contact.node_id},
+        remembered=frozenset(contact.address for contact in contacts) - given,
+        trusted=frozenset(map(bytes.fromhex, options.trust)),
+        fingerprint=fingerprint,
+        version=__version__,
+    )
+
+
+def _network(
+    identity: Identity, certificate: Certificate | None, store: Store, core: Replica, edges: Edges
+) -> Network:
+    fingerprint = certificate.fingerprint if certificate else b""
+    links = LinkTable()
+    scores = PeerScores(links.turn_away)
+    own_addresses = OwnAddresses(core, edges.carry_out)
+    access = Access(core, store.home, store.records, edges.dispatch, edges.spawn, edges.stopping)
+    chunks = LocalChunks(store.chunks, store.disk, store.shelf, core, edges.dispatch, edges.damaged)
+    uploads = UploadLimits(store.chunks)
+    transfers = Transfers(chunks, uploads, scores, edges.spawn)
+    server = Server(
+        identity,
+        core.swarm_id,
+        Reception(links, transfers, own_addresses, scores, store.writer, edges.dispatch, edges.stopping),
+        access,
+        RpcServer(identity, core.swarm_id, fingerprint, core.manifest.canonical(), access, edges.status),
+        ChunkRoutes(chunks, scores, uploads),
+        certificate,
+        scores,
+    )
+    return Network(
+        links=links,
+        scores=scores,
+        address_book=AddressBook(store.home, core),
+        own_addresses=own_addresses,
+        access=access,
+        chunks=chunks,
+        transfers=transfers,
+        server=server,
+        dialler=Dialler(server, scores, core, edges.dispatch),
+    )
+
+
+def _phi(port: TrainerPort, store: Store, core: Replica, edges: Edges) -> Phi:
+    loop = Merging(
+        core,
+        port,
+        edges.damaged,
+        on_merged=edges.merged,
+        on_judged=edges.judged,
+        before_offer=edges.before_offer,
+    )
+    archive = Archive(core, loop, store.chunks, store.records, store.disk, store.shelf, edges.dispatch)
+    return Phi(port, loop, archive, Publisher(store.chunks, store.disk, edges.dispatch, port.send))
+
+
+def _monitoring(
+    options: NodeOptions, store: Store, core: Replica, network: Network, phi: Phi, edges: Edges
+) -> Monitoring:
+    view = NodeView(
+        home=store.home,
+        core=core,
+        port=phi.port,
+        merging=phi.loop,
+        archive=phi.archive,
+        links=network.links,
+        server=network.server,
+        scores=network.scores,
+        disk=store.disk,
+        stopping=edges.stopping,
+    )
+    watching = Watching(view)
+    bulletin = Bulletin(view, watching)
+    watching.on_look = bulletin.publish
+    return Monitoring(
+        view, watching, bulletin, AdminServer(view, watching, bulletin, options.admin, token_here())
+    )
