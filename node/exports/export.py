@@ -5,6 +5,7 @@ records write the same bytes.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,10 @@ import numpy.typing as npt
 
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import task_names
-from gossamer.node.home import Home
+from gossamer.node import __version__
+from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.files import placed, written
+from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer import data as own_task
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
@@ -24,19 +28,23 @@ from gossamer.protocol.payloads.layout import Layout
 
 if TYPE_CHECKING:
     from gossamer.models.task import Task
-import os
 
-from gossamer.node import __version__
-from gossamer.node.daemon.phi.restore import replay
-from gossamer.node.files import is_mount_point, is_of_mount, placed, written
-from gossamer.node.home import manifest_of
+SUFFIX = ".safetensors"
+WEIGHTS = "model.safetensors"
+CARD = "README.md"
+CONFIG = "config.json"
+FROZEN = "frozen.json"
+"""In `Home.pretrained_path`: a list of the names that the model has beside those that the swarm trains."""
+
+FOREIGN_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".index.json")
+"""How names of weight files end, and the index of several. Our own weights are in one file."""
+
 
 # --- Phi as a safetensors file, written tensor by tensor.
 #
 # This does not use the safetensors library, which needs all tensors in memory at once and writes the metadata
-# in a different order each time. Here the same Phi gives the same bytes. The format is the header's length
-# in 8
-# bytes, little endian; the header, JSON padded with spaces; and the tensors' bytes one after another
+# in a different order each time. Here the same Phi gives the same bytes. The format is the header's length in
+# 8 bytes, little endian; the header, JSON padded with spaces; and the tensors' bytes one after another
 # (https://huggingface.co/docs/safetensors).
 
 _ALIGNMENT = 8
@@ -87,15 +95,7 @@ def write(file: BinaryIO, layout: Layout, phi: Ints, dtype: Dtype, metadata: Map
 # --- What a Hugging Face folder holds beside the weights: configuration, tokenizer, model card.
 #
 # A task, built in or from a file, provides these itself. For a model of `transformers`, the script that
-# trains
-# it has left them in `Home.pretrained_path`, as `save_pretrained` writes them.
-
-CONFIG = "config.json"
-FROZEN = "frozen.json"
-"""In `Home.pretrained_path`: a list of the names that the model has beside those that the swarm trains."""
-
-FOREIGN_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".index.json")
-"""How names of weight files end, and the index of several. Our own weights are in one file."""
+# trains it has left them in `Home.pretrained_path`, as `save_pretrained` writes them.
 
 
 def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]:
@@ -181,11 +181,6 @@ def _with_dtype(config: bytes, dtype: str) -> bytes:
     return (json.dumps({**values, "dtype": dtype}, indent=2) + "\n").encode()
 
 
-SUFFIX = ".safetensors"
-WEIGHTS = "model.safetensors"
-CARD = "README.md"
-
-
 @dataclass(frozen=True, slots=True)
 class Exported:
     """What was written, and from which model."""
@@ -238,9 +233,9 @@ def export(
         place = out.resolve()
         _check_place(home, out, place)
         if files is None:
-            _check_file(out, place, force)
+            _check_file(out, force)
         else:
-            _check_folder(out, place, force, {WEIGHTS, CARD, *(Path(name).parts[0] for name in files)})
+            _check_folder(out, force, {WEIGHTS, CARD, *(Path(name).parts[0] for name in files)})
         model = _read(home, dtype, sealed)
         with placed(place) as aside:
             size = _write_weights(aside, model) if files is None else _write_folder(aside, model, files)
@@ -256,16 +251,14 @@ def _check_place(home: Home, out: Path, place: Path) -> None:
         raise ConfigError(f"{out} is inside the node's own folder; choose a place outside it")
 
 
-def _check_file(out: Path, place: Path, force: bool) -> None:
+def _check_file(out: Path, force: bool) -> None:
     if out.is_dir():
         raise ConfigError(f"{out} is a folder; choose another name")
     if out.exists() and not force:
         raise ConfigError(f"{out} already exists; choose another name or replace it with --force")
-    if out.exists() and is_mount_point(place):
-        raise ConfigError(f"{out} is a mount point and cannot be replaced; mount the folder around it")
 
 
-def _check_folder(out: Path, place: Path, force: bool, names: set[str]) -> None:
+def _check_folder(out: Path, force: bool, names: set[str]) -> None:
     """Only an earlier export is replaced: a wrong name must not cost somebody their own files."""
     if out.suffix in FOREIGN_WEIGHTS:
         raise ConfigError(f"{out}: a file of weights must end in {SUFFIX}; any other name means a folder")
@@ -273,7 +266,7 @@ def _check_folder(out: Path, place: Path, force: bool, names: set[str]) -> None:
         return
     if not out.is_dir():
         raise ConfigError(f"{out} is a file; choose a folder, or a name that ends in {SUFFIX}")
-    found = sorted(name for name in os.listdir(place) if not is_of_mount(place, name))
+    found = sorted(os.listdir(out))
     if found and not force:
         raise ConfigError(f"{out} is not empty; choose another folder or replace it with --force")
     others = [name for name in found if name not in names]

@@ -5,13 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -27,7 +23,6 @@ from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.node.exports import export as tensorfile
 from gossamer.node.exports.export import export
-from gossamer.node.files import is_mount_point, is_of_mount
 from gossamer.node.home import Home
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, StorageError
@@ -293,23 +288,6 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_else(
     assert files(tmp_path) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_one_that_is_killed_leaves_nothing_else_either(tmp_path: Path, number: signal.Signals) -> None:
-    """As by the terminal that closes over a large model."""
-    script = """
-import os, sys
-from pathlib import Path
-from gossamer.node.files import placed
-with placed(Path(sys.argv[1])) as aside:
-    aside.write_bytes(bytes(1000))
-    os.kill(os.getpid(), int(sys.argv[2]))
-"""
-    command = [sys.executable, "-c", script, str(tmp_path / "out.safetensors"), str(int(number))]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-    assert (ran.returncode, ran.stderr) == (-number, ""), "as without anything to clean up"
-    assert not files(tmp_path)
-
-
 def test_a_failed_swap_puts_the_old_folder_back(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,91 +308,23 @@ def test_a_failed_swap_puts_the_old_folder_back(
     assert next(renames, "all made") == "all made" and files(tmp_path) == before
 
 
-@pytest.fixture
-def volume(folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is a mount point, as in a container: nothing can be put in its place."""
-    as_pretrained(folder)
-    out = tmp_path / "out"
-    out.mkdir()
-
-    def unless_mounted(do: Callable[[Path, Path], None]) -> Callable[[Path, Path], None]:
-        def move(old: Path, new: Path) -> None:
-            if out in (old, new):
-                raise OSError(errno.EBUSY, "Device or resource busy")
-            assert out in old.parents and out in new.parents, "the place beside it is on another disk"
-            do(old, new)
-
-        return move
-
-    for name in ("rename", "replace"):
-        monkeypatch.setattr(f"gossamer.node.files.os.{name}", unless_mounted(getattr(os, name)))
-    monkeypatch.setattr("gossamer.node.files.os.path.ismount", lambda path: path == out)
-    return out
-
-
-def test_a_mounted_folder_is_filled_and_filled_anew(folder: Folder, volume: Path) -> None:
-    whose = volume.stat().st_ino
-    export(folder.home, volume)
-    assert sorted(os.listdir(volume)) == ["README.md", "config.json", "model.safetensors"]
-    before = facts(volume / "model.safetensors")
-    with pytest.raises(ConfigError, match="--force"):
-        export(folder.home, volume)
-    folder.home.pretrained_path.joinpath("tokenizer.json").write_bytes(b"{}")
-    export(folder.home, volume, dtype="float16", force=True)
-    assert sorted(os.listdir(volume)) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
-    assert {t.dtype for t in load_file(volume / "model.safetensors").values()} == {torch.float16}
-    assert facts(volume / "model.safetensors") == before and volume.stat().st_ino == whose
-
-
-def test_what_a_file_system_or_a_killed_export_left_in_a_mounted_folder_is_in_nobodys_way(
-    folder: Folder, volume: Path
-) -> None:
-    (volume / "lost+found").mkdir()
-    (volume / f".{volume.name}-0123abcd").mkdir()
-    export(folder.home, volume)
-    assert sorted(os.listdir(volume)) == ["README.md", "config.json", "lost+found", "model.safetensors"]
-    export(folder.home, volume, force=True)
-    assert (volume / "lost+found").is_dir()
-
-
-def test_what_has_such_a_name_in_another_folder_is_somebodys(tmp_path: Path) -> None:
-    assert not is_of_mount(tmp_path, "lost+found")
-
-
-@pytest.mark.parametrize("failing", [1, 2, 4, 6])
-def test_a_mounted_folder_is_as_it_was_after_a_failure(
-    folder: Folder, volume: Path, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
-    export(folder.home, volume)
-    before, rename, count = files(volume), os.rename, 0
-
-    def one_fails(old: Path, new: Path) -> None:
-        nonlocal count
-        count += 1
-        if count == failing:
-            raise OSError(errno.EIO, "Input/output error")
-        rename(old, new)
-
-    monkeypatch.setattr("gossamer.node.files.os.rename", one_fails)
-    with pytest.raises(StorageError, match="cannot write .*: Input/output error"):
-        export(folder.home, volume, dtype="float16", force=True)
-    assert count >= failing and files(volume) == before and len(os.listdir(volume)) == len(before)
-
-
-def test_a_mount_of_the_same_file_system_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not is_mount_point(tmp_path)
-    monkeypatch.setattr("gossamer.node.files.disk_partitions", lambda all: [Mock(mountpoint=str(tmp_path))])
-    assert is_mount_point(tmp_path)
-
-
-def test_a_mounted_file_is_not_written_for_nothing(
+def test_a_pipe_or_a_mount_point_is_refused_in_a_line(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "out.safetensors"
-    out.write_bytes(b"")
-    monkeypatch.setattr("gossamer.node.files.os.path.ismount", lambda path: path == out)
-    with pytest.raises(ConfigError, match="is a mount point and cannot be replaced; mount the folder"):
-        export(folder.home, out, force=True)
+    """As a container's volume, in whose place nothing can be put."""
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(StorageError, match="it is a device, a pipe or a socket, not a file"):
+        export(folder.home, tmp_path / "pipe.safetensors", force=True)
+    as_pretrained(folder)
+    before = files(tmp_path)
+
+    def is_mounted(old: Path, new: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr("gossamer.node.files.os.replace", is_mounted)
+    with pytest.raises(StorageError, match="cannot write .*out: Device or resource busy"):
+        export(folder.home, tmp_path / "out")
+    assert files(tmp_path) == before
 
 
 # -- Hugging Face folders
