@@ -80,8 +80,7 @@ def store(phi: Ints, chunks: ChunkStore, path: Path) -> None:
 def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
     """Whether all of Phi_0 is in the chunk store and undamaged; damaged chunks are removed."""
     try:
-        for _ in snapshots.pieces(manifest.genesis.root, manifest.plan().snapshot_bytes, chunks):
-            pass
+        snapshots.load(manifest.genesis.root, manifest.plan().numel, chunks)
     except MissingChunkError:
         return False
     return True

@@ -25,7 +25,7 @@ from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.payloads.chunks import root_of
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec
 from tests.node.full_disk import disk_of
-from tests.node.world import OWN
+from tests.node.world import OWN, World
 from tests.protocol.builders import SMALL, manifest
 
 
@@ -37,7 +37,7 @@ def delta(*chunks: bytes) -> Any:
 
 NOTHING_ELSE: dict[str, Any] = {
     "holdings": SimpleNamespace(revoked=[]),
-    "sealing": SimpleNamespace(adopting=None, joined=True),
+    "sealing": SimpleNamespace(adopting=None, joined=True, is_in_a_hurry=False),
 }
 """Attributes of a core that has joined."""
 
@@ -98,7 +98,7 @@ class Sealing:
             ledger=Ledger(),
             own_last=0,
             holdings=SimpleNamespace(revoked=[]),
-            sealing=SimpleNamespace(adopting=None, joined=True),
+            sealing=SimpleNamespace(adopting=None, joined=True, is_in_a_hurry=False),
         )
         self.disk = disk_of(chunks._root)
         self.archive = Archive(
@@ -110,6 +110,20 @@ class Sealing:
             self.shelf,
             self.told.append,
         )
+
+    @classmethod
+    def of_world(cls, world: World) -> Sealing:
+        """One whose ledger has all of a world's records; none is merged yet."""
+        sealing = cls(world.merger(), world.chunks)
+        for one in world.deltas:
+            sealing.core.ledger.add(one)
+        return sealing
+
+    async def look(self) -> None:
+        """Have the archive do one thing, if there is any, and sweep."""
+        for _ in range(2):
+            self.archive._news.set()  # so that it does not wait for news
+            await self.archive._one_thing()
 
     async def settled(self, round_: int) -> bool:
         return self.is_reached
@@ -166,7 +180,3 @@ class Fetching(Sealing):
     def here(self) -> str:
         """The letters of the chunks on disk."""
         return "".join(x for x in "abcdefg" if sha256(x.encode() * CHUNK_BYTES_MAX).digest() in self.chunks)
-
-    async def look(self) -> None:
-        self.archive._news.set()  # so that it does not wait for news
-        await self.archive._one_thing()

@@ -33,7 +33,6 @@ from gossamer.protocol.payloads.layout import Fragment, TensorSpec
 from gossamer.protocol.records import Delta
 from tests.node.archives import (
     LARGE,
-    NOTHING_ELSE,
     Fetching,
     Sealing,
     core_with,
@@ -42,7 +41,7 @@ from tests.node.archives import (
     merging_of,
 )
 from tests.node.chunkfiles import file_of
-from tests.node.full_disk import disk_of
+from tests.node.full_disk import FullDisk, disk_of
 from tests.node.merging import delta_of
 from tests.node.trainer_side import until
 from tests.node.world import OWN, World, arrive
@@ -67,7 +66,8 @@ async def test_a_model_of_which_no_snapshot_is_whole_is_fetched_again(tmp_path: 
     )
     chunks = ChunkStore(tmp_path / "chunks")
     shelf = SnapshotShelf(chunks, LAYOUT.snapshot_bytes)
-    archive = Archive(core, SimpleNamespace(), chunks, records, shelf, lambda event: None)  # type: ignore[arg-type]
+    merging: Any = SimpleNamespace()
+    archive = Archive(core, merging, chunks, records, disk_of(tmp_path), shelf, lambda event: None)
     if contacts:
         await archive.restore()
         assert restored == [()]
@@ -78,38 +78,30 @@ async def test_a_model_of_which_no_snapshot_is_whole_is_fetched_again(tmp_path: 
 
 
 async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(tmp_path: Path) -> None:
-    chunks = ChunkStore(tmp_path / "chunks")
+    node = Adopting(tmp_path, own_last=7)
+    await node.begin()
     for data in (b"old", b"shared", b"new"):
-        chunks.put(sha256(data).digest(), data)
+        node.chunks.put(sha256(data).digest(), data)
     closed, still_open = delta(b"old", b"shared"), delta(b"shared", b"new")
-    noted: list[tuple[Base, int]] = []
-
-    async def close_up_to(floor: int, may_close: Callable[[], bool]) -> Base:
-        assert may_close()
-        return Base(floor, bytes(32), 0)
-
-    archive = Archive(
-        SimpleNamespace(ledger=[still_open], own_last=7, **NOTHING_ELSE),  # type: ignore[arg-type]
-        SimpleNamespace(close_up_to=close_up_to),  # type: ignore[arg-type]
-        chunks,
-        SimpleNamespace(close_up_to=lambda base, own_last: noted.append((base, own_last))),  # type: ignore[arg-type]
-        SnapshotShelf(chunks, 0),
-        dispatch=lambda event: None,
-    )
-    archive.close(Close(5, (closed,)))
-    await archive._one_thing()
-    assert noted == [(Base(5, bytes(32), 0), 7)]
-    assert [data for data in (b"old", b"shared", b"new") if sha256(data).digest() in chunks] == [
+    node.core.ledger = [still_open]
+    node.archive.close(Close(5, (closed,)))
+    for _ in range(2):
+        node.archive._news.set()
+        await node.archive._one_thing()
+    history = node.records.load_history()
+    assert (history.base.round, history.own_last) == (5, 7)
+    assert [data for data in (b"old", b"shared", b"new") if sha256(data).digest() in node.chunks] == [
         b"shared",
         b"new",
     ]
+    node.records.close()
 
 
 async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_meanwhile(
     world: World,
 ) -> None:
     """A record of a sealed round arrives while the snapshot is written, after its fragment was."""
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     first, *rest = world.deltas
     assert first.round == 1
     merge_all(sealing.merger, rest)
@@ -144,7 +136,7 @@ async def test_late_records_that_go_on_coming_do_not_put_the_snapshot_off_for_ev
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One each second and a half, from somebody who wants our claim to stay another than the others'."""
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, [delta for delta in world.deltas if delta.round > 1])
     await sealing.seal(4)
     sealing.merger.merge(1, tuple(delta for delta in world.deltas if delta.round == 1))
@@ -168,7 +160,7 @@ async def test_a_snapshot_that_has_to_wait_for_the_swarm_is_written_once_that_ha
 ) -> None:
     """What is to be adopted meanwhile does not wait with it."""
     monkeypatch.setattr("gossamer.node.daemon.phi.archive.RETRY_S", 0.0)
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, world.deltas)
     sealing.is_reached = False
     sealing.archive.seal(4)
@@ -185,7 +177,7 @@ async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
 ) -> None:
     """In a swarm that rests there is no next snapshot: the claim to this one would stay wrong for ever."""
     monkeypatch.setattr("gossamer.node.daemon.phi.archive.RETRY_S", 0.0)
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, [delta for delta in world.deltas if delta.round > 1])
     await sealing.seal(4)
     sealing.merger.merge(1, tuple(delta for delta in world.deltas if delta.round == 1))
@@ -204,7 +196,6 @@ async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
             await sealing.archive._one_thing()
     assert sealing.shelf.claims[0].digest == sealing.merger.chain(4)
     assert sealing.archive._late_since is None, "and once is enough"
-    assert sealing.lost == ([bytes(32)] if isinstance(error, MissingChunkError) else [])
 
 
 async def test_sealing_takes_memory_for_a_fragment_and_not_for_phi(
@@ -231,7 +222,7 @@ async def test_sealing_takes_memory_for_a_fragment_and_not_for_phi(
 async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_made_later(
     world: World, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, world.deltas)
     genesis, before = sealing.shelf.claims, len(world.chunks)
     put = world.chunks.put
@@ -259,26 +250,19 @@ async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_ma
     assert snapshots.missing(claim.root, 4 * LAYOUT.numel, world.chunks) == ()
 
 
-async def test_a_folder_that_is_away_is_said_once_and_in_words(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_while_the_disk_takes_nothing_no_snapshot_is_begun(
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossamer.node.daemon.phi.archive.RETRY_S", 0.001)
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, world.deltas)
-    tries: list[bytes] = []
-
-    def refuse(blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
-        tries.append(blob)
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-
     with monkeypatch.context() as patch:
-        patch.setattr(world.chunks, "put", refuse)
+        disk = FullDisk(world.chunks, 10**6, patch)
         sealing.archive.seal(4)
         running = asyncio.create_task(sealing.archive.run())
-        await until(lambda: len(tries) > 3)
-    assert caplog.messages == [
-        "cannot write or remove chunks: No such file or directory; trying again every 0 s"
-    ]
+        await until(lambda: not sealing.disk.is_writable)
+        await asyncio.sleep(0.05)
+        assert disk.left == 10**6 - 1
+    sealing.disk._open.set()
     await until(lambda: sealing.shelf.claims[0].round == 4)
     running.cancel()
     await asyncio.wait([running])
@@ -286,24 +270,23 @@ async def test_a_folder_that_is_away_is_said_once_and_in_words(
 
 @pytest.mark.parametrize("what", ["index", "chunk"])
 async def test_a_damaged_chunk_of_the_newest_snapshot_is_written_anew(world: World, what: str) -> None:
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, world.deltas)
     claim = await sealing.seal(4)
     blob = claim.root if what == "index" else world.chunks.get(claim.root)[:32]
     world.chunks.drop(blob)
     sealing.archive.damaged(blob)
-    await sealing.archive._one_thing()
+    await sealing.look()
     assert sealing.shelf.claims[0] == claim
     assert snapshots.missing(claim.root, 4 * LAYOUT.numel, world.chunks) == ()
     told = len(sealing.told)
-    sealing.archive._news.set()
-    await sealing.archive._one_thing()
-    assert len(sealing.told) == told and not sealing.archive._lost, "once is enough"
+    await sealing.look()
+    assert len(sealing.told) == told and not sealing.archive._damaged, "once is enough"
 
 
 @pytest.mark.parametrize("what", ["index", "chunk"])
 async def test_an_older_snapshot_with_a_damaged_chunk_is_given_up(world: World, what: str) -> None:
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, world.deltas)
     older, newer = await sealing.seal(2), await sealing.seal(4)
     assert sealing.shelf.claims == (newer, older)
@@ -311,7 +294,7 @@ async def test_an_older_snapshot_with_a_damaged_chunk_is_given_up(world: World, 
     blob = older.root if what == "index" else hashes[:32]
     world.chunks.drop(blob)
     sealing.archive.damaged(blob)
-    await sealing.archive._one_thing()
+    await sealing.look()
     assert sealing.shelf.claims == (newer,) and sealing.dropped == [older.root]
     assert sealing.told[-1] == Sealed((newer,))
     assert older.root not in world.chunks and hashes[:32] not in world.chunks
@@ -321,13 +304,14 @@ async def test_an_older_snapshot_with_a_damaged_chunk_is_given_up(world: World, 
 async def test_an_index_that_is_found_damaged_as_another_snapshot_comes_takes_nothing_along(
     world: World,
 ) -> None:
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, world.deltas)
     await sealing.seal(2)
     claim = await sealing.seal(4)
     file_of(world.chunks, claim.root).write_bytes(b"damaged")
     newest = await sealing.seal(6)
-    await sealing.archive._one_thing()
+    for _ in range(3):
+        await sealing.look()
     assert sealing.shelf.claims == (newest,)
     assert snapshots.missing(newest.root, 4 * LAYOUT.numel, world.chunks) == ()
     assert len(world.chunks) == len(
@@ -339,34 +323,15 @@ async def test_a_payload_keeps_the_chunks_that_it_shares_with_a_snapshot_when_th
     world: World,
 ) -> None:
     """A liar can publish what a snapshot consists of; all would lose it at the same time."""
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     genesis = sealing.shelf.blobs()
     shared = min(genesis - {sealing.shelf.claims[0].root})
     sealing.core.ledger = [SimpleNamespace(body=SimpleNamespace(chunks=(shared,)))]
     merge_all(sealing.merger, world.deltas)
     for round_ in (2, 4, 6):
         await sealing.seal(round_)
+    await sealing.look()
     assert {blob for blob in genesis if blob in world.chunks} == {shared}
-
-
-async def test_what_a_disk_refuses_is_said_with_the_file_and_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    archive = Fetching(ChunkStore(tmp_path / "chunks")).archive
-    errors: list[BaseException] = [
-        OSError("it is gone"),
-        OSError(errno.EIO, "Input/output error", "chunks/ab"),
-    ]
-
-    async def one_thing() -> None:
-        raise errors.pop(0) if errors else asyncio.CancelledError
-
-    monkeypatch.setattr("gossamer.node.daemon.phi.archive.RETRY_S", 0.0)
-    monkeypatch.setattr(archive, "_one_thing", one_thing)
-    with pytest.raises(asyncio.CancelledError):
-        await archive.run()
-    assert "cannot write or remove chunks: it is gone;" in caplog.text
-    assert "cannot write or remove chunks/ab: Input/output error;" in caplog.text
 
 
 async def test_our_snapshot_is_kept_until_it_is_noted_durably_that_another_took_its_place(
@@ -399,14 +364,14 @@ async def test_the_chunks_of_all_records_are_looked_at_beside_the_event_loop(wor
             looked.append(threading.get_ident())
             return ()
 
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, world.deltas)
     sealing.core.ledger = [SimpleNamespace(body=Body())]
     if what == "seal":
         await sealing.seal(4)
     else:
         sealing.archive.close(Close(1))
-        await sealing.archive._one_thing()
+    await sealing.look()
     assert looked and threading.get_ident() not in looked
 
 
@@ -422,7 +387,7 @@ async def test_the_records_of_a_snapshot_are_counted_beside_the_event_loop(
         return tokens_with(*args)
 
     monkeypatch.setattr(Base, "tokens_with", noted)
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, world.deltas)
     assert (await sealing.seal(4)).tokens > 0
     assert counted and threading.get_ident() not in counted
@@ -451,6 +416,7 @@ async def test_what_came_late_is_sealed_before_it_is_closed(
     await archive._one_thing()
 
     def comes() -> None:
+        world.keep(late, world.payloads[late.record_id])
         arrive(merger, ledger, [late])
         archive.note_merged(late.round)
 
@@ -520,7 +486,8 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
     closed = node.closed()
     node.archive.close(Close(100, (closed,)))
     winner = node.adopt(200)
-    for _ in range(2):
+    for _ in range(3):
+        node.archive._news.set()
         await node.archive._one_thing()
     assert node.merging.base == node.records.load_history().base == Base(200, winner.digest, winner.tokens)
     assert closed.body.chunks[0] not in node.chunks
@@ -532,10 +499,9 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
     [
         lambda archive: archive.seal(8),
         lambda archive: archive.close(Close(4, ())),
-        lambda archive: archive.damaged(bytes(32)),
         lambda archive: archive.chunk_here(),
     ],
-    ids=["seal", "close", "mend", "go on"],
+    ids=["seal", "close", "go on"],
 )
 async def test_it_rests_until_it_is_told_that_there_is_something_to_do(
     tmp_path: Path, tell: Callable[[Archive], None]
@@ -556,7 +522,9 @@ async def test_of_a_snapshot_that_was_adopted_nothing_stays_once_another_is(tmp_
     await node.archive._one_thing()
     assert first.root in node.chunks
     second = node.adopt(200, value=2)
-    await node.archive._one_thing()
+    for _ in range(2):
+        node.archive._news.set()
+        await node.archive._one_thing()
     assert first.root not in node.chunks and len(node.chunks) == 2
     assert np.all(snapshots.load(second.root, LAYOUT.numel, node.chunks) == 2)
     node.records.close()
@@ -579,7 +547,8 @@ async def test_who_goes_back_to_an_earlier_snapshot_closes_nothing_of_what_waite
     closed = node.closed()
     node.archive.close(Close(186, (closed,)))
     winner = node.adopt(30)
-    for _ in range(2):
+    for _ in range(3):
+        node.archive._news.set()
         await node.archive._one_thing()
     history = node.records.load_history()
     assert node.merging.base == history.base == Base(30, winner.digest, winner.tokens)
@@ -608,7 +577,7 @@ async def test_who_goes_back_merges_nothing_by_how_far_it_was_before(
             core.clock, core.horizon = 30, 31
 
     node.told = told
-    monkeypatch.setattr(SnapshotShelf, "drop_others", lambda *_: time.sleep(0.1))
+    monkeypatch.setattr(SnapshotShelf, "sweep", lambda *_: time.sleep(0.1))
     node.adopt(30)
     running = asyncio.create_task(node.merging.run())
     await node.archive._one_thing()
@@ -644,7 +613,9 @@ async def test_what_the_core_drops_as_it_goes_back_is_neither_merged_nor_on_disk
     await node.archive._one_thing()
     assert node.merging.schedule.waiting(10**6) == [100]
     core.ledger.add(back)
-    await node.archive._one_thing()
+    for _ in range(2):
+        node.archive._news.set()
+        await node.archive._one_thing()
     assert node.records.load(LAYOUT) == [kept, back]
     assert gone.body.chunks[0] not in node.chunks and back.body.chunks[0] in node.chunks
     node.records.close()

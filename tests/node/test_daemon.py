@@ -504,7 +504,7 @@ async def test_a_folder_that_became_read_only_is_no_reason_not_to_start_or_to_st
     monkeypatch.setattr("gossamer.protocol.history.joining.RETURN_S", 0.0)
     async with running(home) as daemon:
         await until(lambda: daemon.phi.loop.ready and Path(home.socket_path()).exists())
-        said = "cannot remove chunks that are no longer needed: Read-only file system"
+        said = "Read-only file system; nothing is stored, fetched or published until that works"
         await until(lambda: said in caplog.text)
         readonly.append(home.root)
 

@@ -6,11 +6,12 @@ import logging
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from gossamer.node.daemon.phi import archive as snapshot_fetch
+from gossamer.node.daemon.phi import archive as archive_module
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.archive import SnapshotFetch
 from gossamer.node.daemon.storage.chunks import ChunkStore
@@ -33,20 +34,22 @@ async def test_what_is_fetched_ahead_is_not_adopted(tmp_path: Path) -> None:
     hashes = chunk_hashes(b"\0" * 16)
     wanted, other = (Claim(8, 1, bytes(32), root) for root in (root_of(hashes), bytes(32)))
     asked: list[Event] = []
-    core = SimpleNamespace(layout=SimpleNamespace(snapshot_bytes=16))
-    fetch = SnapshotFetch(core, chunks, asked.append, on_change=lambda: None)  # type: ignore[arg-type]
-    fetch.seek(None, wanted)
-    assert not await fetch.go_on(wanted)
+    core: Any = SimpleNamespace(
+        layout=SimpleNamespace(snapshot_bytes=16), sealing=SimpleNamespace(adopting=None)
+    )
+    fetch = SnapshotFetch(core, chunks, asked.append)
+    fetch.want(wanted)
+    assert not await fetch.advance()
     assert asked == [Need(wanted.key, ((wanted.root, HASH_BYTES),))]
     chunks.put(wanted.root, b"".join(hashes))
-    assert not await fetch.go_on(wanted)
+    assert not await fetch.advance()
     assert asked[1:] == [Need(wanted.key, ((hashes[0], 16),))]
     chunks.put(hashes[0], b"\0" * 16)
-    assert await fetch.go_on(wanted)
+    assert await fetch.advance()
     assert len(asked) == 2, "all of it is here, and only the core's word is missing"
-    fetch.seek(other, None)
+    fetch.want(other, adopts=True)
     chunks.drop(hashes[0])
-    await fetch.go_on(wanted)
+    await fetch.advance()
     assert len(asked) == 2, "the core has chosen another one since"
 
 
@@ -55,27 +58,29 @@ async def test_how_far_it_is_is_said_when_that_has_changed(
 ) -> None:
     """Where a line brings nothing for hours, its log is no flood."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(snapshot_fetch, "PROGRESS_S", 0.0)
+    monkeypatch.setattr(archive_module, "PROGRESS_S", 0.0)
     chunks, size = ChunkStore(tmp_path / "chunks"), 2 * CHUNK_BYTES_MAX
     parts = [bytes([number]) * CHUNK_BYTES_MAX for number in range(2)]
     hashes = [sha256(part).digest() for part in parts]
     wanted = Claim(8, 1, bytes(32), root_of(hashes))
-    core = SimpleNamespace(layout=SimpleNamespace(snapshot_bytes=size))
-    fetch = SnapshotFetch(core, chunks, lambda event: None, on_change=lambda: None)  # type: ignore[arg-type]
-    fetch.seek(None, wanted)
+    core: Any = SimpleNamespace(
+        layout=SimpleNamespace(snapshot_bytes=size), sealing=SimpleNamespace(adopting=None)
+    )
+    fetch = SnapshotFetch(core, chunks, lambda event: None)
+    fetch.want(wanted)
     chunks.put(wanted.root, b"".join(hashes))
     for _ in range(3):
-        await fetch.go_on(wanted)
+        await fetch.advance()
     chunks.put(hashes[0], parts[0])
     for _ in range(3):
-        await fetch.go_on(wanted)
+        await fetch.advance()
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"fetching the model of round 8: {number} of 2 MiB" for number in range(2)]
 
 
 async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: World) -> None:
     """A lineage that was to win has gone on, and nobody has that snapshot any more."""
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, world.deltas)
     gone = Claim(4, 1, bytes(32), bytes(32))
     sealing.adopt(gone)
@@ -93,14 +98,14 @@ async def test_what_the_core_gives_up_while_it_is_read_is_not_adopted(
     """A large model that lies here already is read for minutes, and its claim may be gone by then."""
     fetching = Fetching(ChunkStore(tmp_path / "chunks"))
     claim = fetching.claim(b"A", b"B", b"C")
-    read_on = snapshots.SnapshotReader.read_on
+    read = snapshots.SnapshotReader.read
 
-    def slowly(reader: snapshots.SnapshotReader) -> bool:
-        is_read = read_on(reader)
+    def slowly(reader: snapshots.SnapshotReader) -> Any:
+        lacking = read(reader)
         fetching.adopt(None)
-        return is_read
+        return lacking
 
-    monkeypatch.setattr(snapshots.SnapshotReader, "read_on", slowly)
+    monkeypatch.setattr(snapshots.SnapshotReader, "read", slowly)
     own = fetching.shelf.claims
     fetching.adopt(claim)
     await fetching.look()
@@ -114,7 +119,7 @@ async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
     world: World, is_adopted: bool
 ) -> None:
     """A liar lists a chunk that all have, of another size."""
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     merge_all(sealing.merger, world.deltas)
     short = sha256(b"short").digest()
     world.chunks.put(short, b"short")
@@ -126,21 +131,29 @@ async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
         sealing.archive.prefetch(lie)
     sealing.archive.seal(4)
     await sealing.archive._one_thing()
-    assert sealing.told == [Unusable(lie)] and sealing.archive.progress() is None
+    assert sealing.told[0] == Unusable(lie) and sealing.archive.progress() is None
     sealing.adopt(None)
-    await sealing.archive._one_thing()
+    await sealing.look()
     assert sealing.shelf.claims[0].round == 4
 
 
 async def test_another_snapshot_is_fetched_though_the_one_before_turns_out_unusable_meanwhile(
-    world: World,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     index = bytes(31)
     lie, other = (Claim(8, 1, bytes(32), root) for root in (sha256(index).digest(), bytes(32)))
     world.chunks.put(lie.root, index)
-    sealing.adopt(other)
-    await sealing.archive._fetch.go_on(lie)
+    sealing.adopt(lie)
+    read = snapshots.SnapshotReader.read
+
+    def slowly(reader: snapshots.SnapshotReader) -> Any:
+        sealing.adopt(other)
+        return read(reader)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots.SnapshotReader, "read", slowly)
+        await sealing.archive._one_thing()
     assert sealing.told == [Unusable(lie)]
     await sealing.archive._one_thing()
     assert sealing.told[1:] == [Need(other.key, ((other.root, HASH_BYTES),))]
@@ -189,7 +202,7 @@ async def test_of_the_snapshot_of_another_lineage_only_what_differs_is_fetched(t
     fetching.shelf.restore([fetching.claim(b"A", b"B", b"C")])
     fetching.adopt(fetching.claim(b"a", b"d", b"c"))
     await fetching.look()
-    (need,) = fetching.told
+    need = fetching.told[-1]
     assert isinstance(need, Need)
     assert need.chunks == ((sha256(b"d" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
     assert fetching.here() == "abc"
@@ -198,7 +211,7 @@ async def test_of_the_snapshot_of_another_lineage_only_what_differs_is_fetched(t
 async def test_a_joiner_whose_network_fails_for_a_while_goes_on_with_what_it_has(tmp_path: Path) -> None:
     """As long as it has no model, and seeks no other."""
     fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    fetching.core.sealing.joined = False
+    fetching.core.sealing.joined, fetching.core.sealing.is_in_a_hurry = False, True
     claim = fetching.claim(b"A", b"B", b"c")
     fetching.adopt(claim)
     await fetching.look()
@@ -221,7 +234,7 @@ class Restarted(Fetching):
         self.fetched = self.claim(b"A", b"B", b"c")
         self.core.sealing.joined = joined
         self.core.sealing.is_in_a_hurry = True  # as until it is known what it goes on with
-        self.archive._fetch.has_leftovers = True
+        self.archive._is_sweep_due = True
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["came back after long", "joiner"])
@@ -233,7 +246,7 @@ async def test_who_is_killed_while_it_fetches_a_snapshot_goes_on_with_what_had_c
     node.core.sealing.joined = False  # the swarm has outlived what it holds, as it finds out again
     node.adopt(node.fetched)
     await node.look()
-    (need,) = node.told
+    need = node.told[-1]
     assert isinstance(need, Need)
     assert need.chunks == ((sha256(b"c" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
 
@@ -253,7 +266,7 @@ async def test_what_had_come_of_another_snapshot_goes_once_the_index_of_the_one_
     await node.look()
     assert node.here() == "abd" and node.fetched.root not in node.chunks
     node.core.ledger = []
-    node.archive._fetch.has_leftovers = True
+    node.archive._is_sweep_due = True
     await node.look()
     assert node.here() == "ad"
 
@@ -286,12 +299,11 @@ async def test_what_is_given_up_is_removed_though_that_fails_at_first(
 
 
 async def test_the_index_of_a_liar_is_removed_as_well(world: World) -> None:
-    sealing = Sealing(world.merger(), world.chunks)
+    sealing = Sealing.of_world(world)
     lie = Claim(8, 1, bytes(32), sha256(bytes(31)).digest())
     world.chunks.put(lie.root, bytes(31))
     sealing.adopt(lie)
     await sealing.archive._one_thing()
     sealing.adopt(None)
-    sealing.archive._news.set()
-    await sealing.archive._one_thing()
+    await sealing.look()
     assert lie.root not in world.chunks

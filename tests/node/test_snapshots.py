@@ -18,6 +18,7 @@ from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
 from tests.node.archives import delta
 from tests.node.chunkfiles import file_of
+from tests.node.full_disk import disk_of
 
 NUMEL = CHUNK_BYTES_MAX // 4 * 2 + 100
 TOTAL = 4 * NUMEL
@@ -74,13 +75,13 @@ def test_what_is_here_is_read_while_the_rest_is_still_to_come(chunks, tmp_path):
     here = ChunkStore(tmp_path / "other")
     reader = SnapshotReader(root, TOTAL, here)
     for blob in (root, index[64:], index[:32]):
-        assert not reader.read_on()
+        assert reader.read()
         here.put(blob, chunks.get(blob))
-    assert not reader.read_on()
+    assert reader.read() == ((index[32:64], CHUNK_BYTES_MAX),)
     for blob in (index[64:], index[:32]):
         file_of(here, blob).write_bytes(b"not looked at again")
     here.put(index[32:64], chunks.get(index[32:64]))
-    assert reader.read_on()
+    assert reader.read() == ()
     assert reader.phi.dtype == np.int32
     assert np.array_equal(reader.phi, values(1))
 
@@ -91,11 +92,10 @@ def test_a_reader_goes_on_when_what_was_damaged_has_come_again(chunks):
     sound = chunks.get(blob)
     file_of(chunks, blob).write_bytes(sound[:-1] + b"x")
     reader = SnapshotReader(root, TOTAL, chunks)
-    with pytest.raises(MissingChunkError):
-        reader.read_on()
-    assert not reader.read_on()
+    for _ in range(2):
+        assert reader.read() == ((blob, CHUNK_BYTES_MAX),)
     chunks.put(blob, sound)
-    assert reader.read_on()
+    assert reader.read() == ()
     assert np.array_equal(reader.phi, values(1))
 
 
@@ -104,14 +104,14 @@ def test_an_index_of_another_size_is_refused(chunks):
     with pytest.raises(PayloadError):
         snapshots.missing(root, TOTAL + CHUNK_BYTES_MAX, chunks)
     with pytest.raises(PayloadError):
-        SnapshotReader(root, TOTAL + CHUNK_BYTES_MAX, chunks).read_on()
+        SnapshotReader(root, TOTAL + CHUNK_BYTES_MAX, chunks).read()
 
 
 def add(shelf, chunks, round_, seed):
     claim = Claim(round_, round_, bytes([seed]) * 32, snapshots.store(values(seed), chunks))
     keep = shelf.kept_beside(claim)
-    shelf.claims = (claim, *keep)
-    shelf.drop_others(())
+    shelf.keep((claim, *keep))
+    shelf.sweep(chunks.blobs, (), ())
     return claim, keep
 
 
@@ -169,8 +169,8 @@ def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
         same_but_last = values(0)
         same_but_last[-1] = n
         claim = Claim(16 * n, n, bytes([n]) * 32, snapshots.store(same_but_last, chunks))
-        shelf.claims = (claim, *shelf.kept_beside(claim))
-        shelf.drop_others(())
+        shelf.keep((claim, *shelf.kept_beside(claim)))
+        shelf.sweep(chunks.blobs, (), ())
     assert all(snapshots.missing(claim.root, TOTAL, chunks) == () for claim in shelf.claims)
 
 
@@ -207,7 +207,7 @@ def test_an_index_that_lists_one_chunk_with_two_sizes_is_refused(chunks):
         with pytest.raises(PayloadError, match="two sizes"):
             snapshots.missing(sha256(index).digest(), TOTAL, chunks)
         with pytest.raises(PayloadError, match="two sizes"):
-            SnapshotReader(sha256(index).digest(), TOTAL, chunks).read_on()
+            SnapshotReader(sha256(index).digest(), TOTAL, chunks).read()
 
 
 def test_a_snapshot_that_is_given_up_leaves_only_what_was_there(chunks):
@@ -231,14 +231,16 @@ async def test_what_we_publish_survives_the_closing_of_what_is_the_same(tmp_path
     (zeros, old) = closed.body.chunks
     for blob, data in ((zeros, b"zeros"), (old, b"old")):
         chunks.put(blob, data)
-    publisher = Publisher(chunks, lambda event: [Store(delta(b"zeros"), own=True)], lambda message: None)
+    publisher = Publisher(
+        chunks, disk_of(tmp_path), lambda event: [Store(delta(b"zeros"), own=True)], lambda message: None
+    )
     publisher.hand_in(control.Publish(9, 8, 100, 10, 2.0, "int4", 5), memoryview(bytearray(b"zeros")))
     running = asyncio.create_task(publisher.run())
     await publisher.drained()
     running.cancel()
-    shelf.drop_unneeded({zeros, old}, [])
+    shelf.sweep({zeros, old}, (), [])
     assert zeros in chunks and old not in chunks
-    shelf.drop_unneeded({zeros}, [delta(b"zeros")])
+    shelf.sweep({zeros}, (), [delta(b"zeros")])
     assert zeros in chunks, "the record is here now"
-    shelf.drop_unneeded({zeros}, [])
+    shelf.sweep({zeros}, (), [])
     assert zeros not in chunks, "and closed"

@@ -7,7 +7,8 @@ records, so that a joiner can take chunks from all of them at once.
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 
 import numpy as np
@@ -17,7 +18,14 @@ from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
-from gossamer.protocol.payloads.chunks import chunk_hashes, chunk_sizes, parse_index, root_of, split
+from gossamer.protocol.payloads.chunks import (
+    HASH_BYTES,
+    chunk_hashes,
+    chunk_sizes,
+    parse_index,
+    root_of,
+    split,
+)
 from gossamer.protocol.records import Delta
 
 KEPT = 2
@@ -106,9 +114,13 @@ def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, i
 
     Raises MissingChunkError (fetch again) or PayloadError (an impossible index).
     """
-    if root not in chunks:
-        return ((root, 32 * len(chunk_sizes(total))),)
+    if lacking := _index_if_missing(root, total, chunks):
+        return lacking
     return tuple((blob, size) for blob, size in _listed(root, total, chunks) if blob not in chunks)
+
+
+def _index_if_missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
+    return () if root in chunks else ((root, HASH_BYTES * len(chunk_sizes(total))),)
 
 
 def _listed(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
@@ -121,33 +133,6 @@ def _listed(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, i
     if any(sizes[blob] != size for blob, size in listed):  # no such chunk can exist, so it would never come
         raise PayloadError("a snapshot's index lists one chunk with two sizes")
     return listed
-
-
-def pieces(root: bytes, total: int, chunks: ChunkStore) -> Iterator[bytes]:
-    """Read a snapshot of `total` bytes chunk by chunk, checking each.
-
-    Raises MissingChunkError or PayloadError.
-    """
-    for blob, size in _listed(root, total, chunks):
-        yield _piece(blob, size, chunks)
-
-
-def _piece(blob: bytes, size: int, chunks: ChunkStore) -> bytes:
-    data = chunks.get(blob)
-    if len(data) != size:  # it was here before, as part of something else
-        raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
-    return data
-
-
-def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
-    """Read a snapshot: int32[numel]. Raises MissingChunkError or PayloadError."""
-    phi = np.empty(numel, dtype="<i4")
-    view = memoryview(phi.data).cast("B")
-    start = 0
-    for piece in pieces(root, 4 * numel, chunks):
-        view[start : start + len(piece)] = piece
-        start += len(piece)
-    return phi.astype(np.int32, copy=False)
 
 
 class SnapshotReader:
@@ -167,22 +152,38 @@ class SnapshotReader:
         """All values, int32; complete once all chunks are read."""
         return self._phi.astype(np.int32, copy=False)
 
-    def read_on(self) -> bool:
-        """Read what has come since the last call; returns whether all of it is read now.
+    def read(self) -> tuple[tuple[bytes, int], ...]:
+        """Read what has come since the last call; returns what is still missing, see `missing`.
 
-        Raises MissingChunkError or PayloadError.
+        Raises PayloadError for a snapshot that cannot be one of this model, MissingChunkError for an index
+        that turns out damaged, or StorageError.
         """
+        if lacking := _index_if_missing(self.root, self._total, self._chunks):
+            return lacking
         if self._unread is None:
-            if self.root not in self._chunks:
-                return False
             self._unread = dict(enumerate(_listed(self.root, self._total, self._chunks)))
         view = memoryview(self._phi.data).cast("B")
         for place, (blob, size) in list(self._unread.items()):
-            if blob in self._chunks:
+            with suppress(MissingChunkError):  # still, or again
                 start = place * CHUNK_BYTES_MAX
                 view[start : start + size] = _piece(blob, size, self._chunks)
                 del self._unread[place]
-        return not self._unread
+        return tuple(dict.fromkeys(self._unread.values()))
+
+
+def _piece(blob: bytes, size: int, chunks: ChunkStore) -> bytes:
+    data = chunks.get(blob)
+    if len(data) != size:  # it was here before, as part of something else
+        raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
+    return data
+
+
+def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
+    """Read a snapshot: int32[numel]. Raises MissingChunkError or PayloadError."""
+    reader = SnapshotReader(root, 4 * numel, chunks)
+    if lacking := reader.read():
+        raise MissingChunkError(lacking[0][0])
+    return reader.phi
 
 
 class SnapshotShelf:
@@ -194,22 +195,7 @@ class SnapshotShelf:
         self.claims: tuple[Claim, ...] = ()
         self._used: dict[bytes, float] = {}
         self._owner: dict[bytes, bytes] = {}
-
-    def _blobs(self, root: bytes) -> tuple[bytes, ...]:
-        """The chunks of a snapshot, as far as they are known: its index, then those it lists. Raises
-        StorageError."""
-        if root not in self._chunks:
-            return (root,)
-        index = self._chunks.get(root)
-        try:
-            return (root, *parse_index(index, self._total))
-        except PayloadError:  # a liar's index
-            return (root,)
-
-    def _learn_owners(self) -> None:
-        self._owner = {
-            blob: claim.root for claim in reversed(self.claims) for blob in self._blobs(claim.root)
-        }
+        """Of each chunk of a kept snapshot, the root of the newest one that it belongs to."""
 
     def blobs(self) -> set[bytes]:
         """All chunks that the kept snapshots consist of."""
@@ -227,10 +213,7 @@ class SnapshotShelf:
             self._used[root] = time.monotonic()
 
     def kept_beside(self, claim: Claim) -> tuple[Claim, ...]:
-        """Which snapshots are kept beside a new one.
-
-        Once this is recorded durably, put the new one in front of them, and then call `drop_others`.
-        """
+        """Which snapshots are kept beside a new one. Once this is recorded durably, `keep` all of them."""
         # A late record has superseded one of the same round: nobody should start from it any more.
         older = [known for known in self.claims if known.round < claim.round]
         now = time.monotonic()
@@ -242,10 +225,14 @@ class SnapshotShelf:
         self._used = {known.root: self._used[known.root] for known in kept if known.root in self._used}
         return tuple(kept)
 
+    def keep(self, claims: tuple[Claim, ...]) -> None:
+        """Keep these snapshots from now on, newest first."""
+        self.claims = claims
+        self._owner = {blob: claim.root for claim in reversed(claims) for blob in self._blobs(claim.root)}
+
     def restore(self, claims: Iterable[Claim]) -> None:
         """Take over the snapshots that an earlier run kept, except those that are no longer whole."""
-        self.claims = tuple(filter(self._is_whole, claims))
-        self._learn_owners()
+        self.keep(tuple(filter(self._is_whole, claims)))
 
     def _is_whole(self, claim: Claim) -> bool:
         """Whether all chunks of a snapshot are here, as far as can be seen without reading them."""
@@ -257,40 +244,28 @@ class SnapshotShelf:
             log.warning("the snapshot of round %d was damaged on disk: discarding it", claim.round)
         return not lacking
 
-    def give_up(self, claim: Claim) -> None:
-        """Stop keeping a snapshot. Call `drop_others` afterwards."""
-        self.claims = tuple(known for known in self.claims if known != claim)
+    def sweep(self, blobs: set[bytes], wanted: Iterable[bytes], open_records: Iterable[Delta]) -> None:
+        """Remove all of these chunks but those that are of use: for a snapshot that is kept or, by its root,
+        wanted, for the payload of an open record, or reserved for one that is about to be signed.
 
-    def replace(self, claim: Claim) -> None:
-        """Start over with one snapshot."""
-        self.claims = (claim,)
-
-    def drop_others(
-        self,
-        open_records: Iterable[Delta],
-        given_up: Iterable[bytes] = (),
-        sought: Iterable[bytes] = (),
-        leftovers: Iterable[bytes] = (),
-    ) -> None:
-        """Remove the chunks of snapshots that are no longer kept, see `drop_unneeded`.
-
-        Also removes `leftovers`, and what has come of the snapshots with the roots `given_up`, except chunks
-        of those in `sought`. Raises OSError or StorageError.
+        Chunks are known by their content, so anybody may publish one that is part of something else. Raises
+        OSError or StorageError: MissingChunkError, and removes nothing, if an index turns out damaged.
         """
-        others = self.blobs().union(leftovers, *map(self._blobs, given_up))
-        others.difference_update(*map(self._blobs, sought))
-        self._learn_owners()
-        self.drop_unneeded(others, open_records)
-
-    def drop_unneeded(self, blobs: set[bytes], open_records: Iterable[Delta]) -> None:
-        """Remove chunks, except those that a kept snapshot or the payload of an open record also needs.
-
-        Chunks are known by their content, so anybody may publish one that is part of something else; so may
-        we, at this moment.
-        """
-        unneeded = blobs - self._owner.keys()
+        self.keep(self.claims)
+        roots = [claim.root for claim in self.claims] + list(wanted)
+        unneeded = blobs.difference(*map(self._blobs, roots))
+        for root in roots:
+            if root not in self._chunks:
+                raise MissingChunkError(root)
         for delta in open_records:  # one by one, since all their chunks together would be millions
             unneeded.difference_update(delta.body.chunks)
             self._chunks.release(delta.body.chunks)
         for blob in unneeded:
             self._chunks.drop_unreserved(blob)
+
+    def _blobs(self, root: bytes) -> tuple[bytes, ...]:
+        """The chunks of a snapshot, as far as they are known: its index, then those it lists. Raises
+        StorageError."""
+        with suppress(MissingChunkError, PayloadError):  # the latter for a liar's index
+            return (root, *parse_index(self._chunks.get(root), self._total))
+        return (root,)
