@@ -9,19 +9,22 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.tables import Table
-from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, get_chunk
-from gossamer.node.daemon.network.links import PeerLink
+from gossamer.node.daemon.network.chunk_transfer import ChunkTransfer
+from gossamer.node.daemon.network.links import Dialler, LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
-from gossamer.node.daemon.network.server import RpcServer, Server
-from gossamer.node.daemon.network.tls import Certificate
-from gossamer.node.daemon.network.upload_limits import UploadLimits
+from gossamer.node.daemon.network.rpc import RpcServer
+from gossamer.node.daemon.network.server import Server
+from gossamer.node.daemon.network.tls import Certificate, LocalNode
+from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.payloads.chunks import Chunk
@@ -34,6 +37,29 @@ CHUNK = bytes(range(256)) * (CHUNK_BYTES_MAX // 256)
 CHUNK_HASH = sha256(CHUNK).digest()
 
 
+class _Links(LinkTable):
+    """Links whose messages nobody reads, and a queue of those that come up."""
+
+    came: asyncio.Queue[PeerLink]
+
+    async def carry(self, link: PeerLink) -> None:
+        with suppress(asyncio.QueueFull):
+            self.came.put_nowait(link)
+        await super().carry(link)
+
+
+class _Store(dict[bytes, bytes]):
+    """Chunks in memory."""
+
+    stock = Stock(1 << 60, 0)
+
+    def length(self, blob: bytes) -> int:
+        return len(self[blob])
+
+    def read(self, blob: bytes) -> Chunk:
+        return Chunk(self[blob], None)
+
+
 class _Node:
     """A node that lets everybody in and has one chunk."""
 
@@ -41,53 +67,33 @@ class _Node:
     is_stopping = False
 
     def __init__(self, *, tls: bool) -> None:
-        self.came: asyncio.Queue[PeerLink] = asyncio.Queue(64)
-        certificate = Certificate.fresh() if tls else None
-        identity = Identity.from_seed(os.urandom(32))
-        fingerprint = certificate.fingerprint if certificate else b""
-        questions = RpcServer(identity, SWARM, fingerprint, b"", self, self.status)
-        scores = PeerScores()
-        routes = ChunkRoutes(self, scores, UploadLimits())
-        self.transport = Server(identity, SWARM, self, self, questions, routes, certificate, scores)
+        local = LocalNode(Identity.from_seed(os.urandom(32)), SWARM, Certificate.fresh() if tls else None)
+        this: Any = self
+        store: Any = _Store({CHUNK_HASH: CHUNK})
+        own_addresses: Any = SimpleNamespace(learn=lambda name: None)
+        writer: Any = SimpleNamespace(has_room=True)
+        shelf: Any = SimpleNamespace(touch=lambda blob: None)
+        links = _Links(PeerScores(), own_addresses, writer, lambda event: [])
+        self.came = links.came = asyncio.Queue(64)
+        self.links = links
+        self.chunks = ChunkTransfer(links, store, shelf, this, this, lambda event: [], lambda blob: None)
+        self.dialler = Dialler(local, this, links, this, lambda event: [])
+        self.server = Server(local, links, this, RpcServer(local, b"", this, self.status), self.chunks)
+
+    async def start(self) -> int:
+        port = await self.server.start("127.0.0.1", 0)
+        self.dialler.start()
+        return port
+
+    async def stop(self) -> None:
+        await self.server.stop()
+        await self.dialler.stop()
 
     def own_credential(self) -> bytes:
         return b""
 
     def vet(self, node_id: bytes, credential: bytes) -> None:
         pass
-
-    vet_question = vet
-
-    def deliver(self, credential: bytes) -> None:
-        pass
-
-    def link_up(self, link: PeerLink) -> None:
-        with suppress(asyncio.QueueFull):
-            self.came.put_nowait(link)
-
-    def link_down(self, link: PeerLink) -> None:
-        pass
-
-    async def message(self, link: PeerLink, data: bytes) -> None:
-        pass
-
-    def expected_size(self, blob: bytes) -> int | None:
-        return len(CHUNK) if blob == CHUNK_HASH else None
-
-    async def can_keep(self) -> bool:
-        return True
-
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
-        return True
-
-    def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
-        pass
-
-    def holds(self, blob: bytes) -> bool:
-        return blob == CHUNK_HASH
-
-    async def read_chunk(self, blob: bytes) -> Chunk | None:
-        return Chunk(CHUNK, None)
 
     async def status(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {}
@@ -98,10 +104,10 @@ def _serve(pipe: Connection) -> None:
 
     async def serve() -> None:
         nodes = [_Node(tls=True), _Node(tls=False)]
-        pipe.send([await node.transport.start("127.0.0.1", 0) for node in nodes])
+        pipe.send([await node.start() for node in nodes])
         await asyncio.to_thread(pipe.recv)
         for node in nodes:
-            await node.transport.stop()
+            await node.stop()
 
     asyncio.run(serve())
 
@@ -113,7 +119,10 @@ async def _timed(work: Callable[[], Awaitable[object]]) -> float:
 
 
 async def _connect(node: _Node, port: int) -> tuple[PeerLink, asyncio.Task[None]]:
-    dial = asyncio.create_task(node.transport.dial(f"127.0.0.1:{port}", None))
+    async def connect() -> None:
+        await node.links.carry(await node.dialler.connect(f"127.0.0.1:{port}", None))
+
+    dial = asyncio.create_task(connect())
     async with asyncio.timeout(10):
         return await node.came.get(), dial
 
@@ -123,7 +132,7 @@ async def _measure(ports: list[int], handshakes: int, chunks: int) -> list[dict[
     hello_s: list[list[float]] = [[], []]
     get_s: list[list[float]] = [[], []]
     for node in nodes:
-        await node.transport.start("127.0.0.1", 0)
+        await node.start()
     try:
         for _ in range(handshakes):
             for node, port, times in zip(nodes, ports, hello_s, strict=True):
@@ -134,14 +143,15 @@ async def _measure(ports: list[int], handshakes: int, chunks: int) -> list[dict[
                 await dial
         links = [await _connect(node, port) for node, port in zip(nodes, ports, strict=True)]
         for _ in range(chunks):
-            for (link, _), times in zip(links, get_s, strict=True):
-                times.append(await _timed(lambda k=link: get_chunk(k, CHUNK_HASH, len(CHUNK))))  # type: ignore[misc]
+            for node, (link, _), times in zip(nodes, links, get_s, strict=True):
+                get = partial(node.chunks.get_chunk, link, CHUNK_HASH, len(CHUNK))
+                times.append(await _timed(get))
         for link, dial in links:
             link.close_soon()
             await dial
     finally:
         for node in nodes:
-            await node.transport.stop()
+            await node.stop()
     return [
         {
             "channel": name,

@@ -21,12 +21,12 @@ from gossamer.node.daemon.monitoring.status import NodeView
 from gossamer.node.daemon.monitoring.watching import Watching
 from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.address_book import AddressBook, OwnAddresses, whom_to_join
-from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, LocalChunks, Transfers
-from gossamer.node.daemon.network.links import LinkTable
+from gossamer.node.daemon.network.chunk_transfer import ChunkTransfer
+from gossamer.node.daemon.network.links import Dialler, LinkTable
 from gossamer.node.daemon.network.peer_scores import PeerScores
-from gossamer.node.daemon.network.server import Dialler, Reception, RpcServer, Server
-from gossamer.node.daemon.network.tls import Certificate
-from gossamer.node.daemon.network.upload_limits import UploadLimits
+from gossamer.node.daemon.network.rpc import RpcServer
+from gossamer.node.daemon.network.server import Server
+from gossamer.node.daemon.network.tls import Certificate, LocalNode
 from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.phi.loop import Merging, OnJudged
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
@@ -38,7 +38,6 @@ from gossamer.node.home import Home
 from gossamer.node.options import NodeOptions
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
-from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.member_records import NodeInfo
 from gossamer.protocol.records import Delta
@@ -89,8 +88,7 @@ class Network:
     address_book: AddressBook
     own_addresses: OwnAddresses
     access: Access
-    chunks: LocalChunks
-    transfers: Transfers
+    transfers: ChunkTransfer
     server: Server
     dialler: Dialler
 
@@ -129,18 +127,18 @@ class Parts:
 def build(options: NodeOptions, edges: Edges) -> Parts:
     """Take the node's folder and put the parts together. Raises ConfigError or StorageError."""
     home, manifest = _opened(options)
-    identity = home.identity()
     certificate = None if options.plaintext else Certificate.of(home.tls_path)
+    local = LocalNode(home.identity(), manifest.swarm_id, certificate)
     store = _store(home, manifest, edges)
     core = Replica(
-        identity=identity,
+        identity=local.identity,
         manifest=manifest,
-        info=_info(options, home, certificate.fingerprint if certificate else b""),
+        info=_info(options, home, local.fingerprint),
         fits=store.chunks.fits,
         unix_offset_s=unix_offset_s(),
         rng=random.Random(),
     )
-    network = _network(identity, certificate, store, core, edges)
+    network = _network(local, store, core, edges)
     phi = _phi(TrainerPort(options.socket or home.socket_path(), manifest), store, core, edges)
     return Parts(store, core, network, phi, _monitoring(options, store, core, network, phi, edges))
 
@@ -189,37 +187,24 @@ def _info(options: NodeOptions, home: Home, fingerprint: bytes) -> NodeInfo:
     )
 
 
-def _network(
-    identity: Identity, certificate: Certificate | None, store: Store, core: Replica, edges: Edges
-) -> Network:
-    fingerprint = certificate.fingerprint if certificate else b""
-    links = LinkTable()
-    scores = PeerScores(links.turn_away)
+def _network(local: LocalNode, store: Store, core: Replica, edges: Edges) -> Network:
+    scores = PeerScores()
     own_addresses = OwnAddresses(core, edges.carry_out)
     access = Access(core, store.home, store.records, edges.dispatch, edges.spawn, edges.stopping)
-    chunks = LocalChunks(store.chunks, store.disk, store.shelf, core, edges.dispatch, edges.damaged)
-    uploads = UploadLimits(store.chunks)
-    transfers = Transfers(chunks, uploads, scores, edges.spawn)
-    server = Server(
-        identity,
-        core.swarm_id,
-        Reception(links, transfers, own_addresses, scores, store.writer, edges.dispatch, edges.stopping),
-        access,
-        RpcServer(identity, core.swarm_id, fingerprint, core.manifest.canonical(), access, edges.status),
-        ChunkRoutes(chunks, scores, uploads),
-        certificate,
-        scores,
+    links = LinkTable(scores, own_addresses, store.writer, edges.dispatch)
+    transfers = ChunkTransfer(
+        links, store.chunks, store.shelf, store.disk, core, edges.dispatch, edges.damaged
     )
+    rpc = RpcServer(local, core.manifest.canonical(), access, edges.status)
     return Network(
         links=links,
         scores=scores,
         address_book=AddressBook(store.home, core),
         own_addresses=own_addresses,
         access=access,
-        chunks=chunks,
         transfers=transfers,
-        server=server,
-        dialler=Dialler(server, scores, core, edges.dispatch),
+        server=Server(local, links, access, rpc, transfers),
+        dialler=Dialler(local, access, links, core, edges.dispatch),
     )
 
 

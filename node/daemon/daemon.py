@@ -132,6 +132,7 @@ class Daemon:
             bound = await server.start(host, port, last=port_of(before.get("address")))
             if self.options.check:
                 return
+            self.network.dialler.start(server.dials_from)
             await self._serve(host, bound, admin_address)
         except BaseExceptionGroup as group:
             raise _first(group) from None
@@ -139,6 +140,7 @@ class Daemon:
             self._has_left = True
             self.monitoring.bulletin.feed.close()
             await server.stop()
+            await self.network.dialler.stop()
             await self.monitoring.watching.close()
             await admin.stop()
             self.store.records.close()
@@ -200,8 +202,7 @@ class Daemon:
         advertised = self.options.advertise or (
             (format_address(host, port),) if host not in WILDCARDS else ()
         )
-        assert server.door is not None
-        self.network.own_addresses.listening(port, advertised, server.door.families)
+        self.network.own_addresses.listening(port, advertised, server.families)
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
         try:
             self.store.home.write_daemon(
@@ -233,6 +234,7 @@ class Daemon:
             log.warning("stopping before our last delta was passed on to another node")
         self.network.address_book.remember()
         self.dispatch(ev.Leave())
+        self._has_left = True
         for link in links.values():
             link.close_soon()
         if self._link_tasks:
@@ -280,12 +282,11 @@ class Daemon:
                         self.spawn(network.transfers.get(network.links[effect.link], effect))
                 case fx.Put():
                     if effect.link in network.links:
-                        network.transfers.asked(network.links[effect.link], effect.blob)
+                        self.spawn(network.transfers.put(network.links[effect.link], effect.blob))
                 case fx.Dial():
                     self.spawn(network.dialler.dial(effect))
                 case fx.Hangup():
                     network.links.hang_up(effect.link, effect.reason)
-                    network.transfers.end(effect.link)
                 case fx.Fetched():
                     archive.chunk_here()
                 case fx.Seal():
@@ -299,7 +300,7 @@ class Daemon:
                 case fx.Blame():
                     if effect.link in network.links:
                         node_id = network.links[effect.link].node_id
-                        network.scores.blame(node_id, effect.reason, effect.offence)
+                        network.links.blame(node_id, effect.reason, effect.offence)
                 case fx.Notice() if effect.culprit:
                     network.scores.complain(effect.culprit, effect.text)
                 case fx.Notice():

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gossamer.node.daemon.network.server import PREFIX
+from gossamer.node.daemon.network.links import PREFIX
 from gossamer.node.daemon.network.tls import client_context
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg

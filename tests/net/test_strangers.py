@@ -15,8 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gossamer.node.daemon.network.links import SESSION_HEADER
-from gossamer.node.daemon.network.server import PREFIX
+from gossamer.node.daemon.network.links import PREFIX, SESSION_HEADER
 from gossamer.node.daemon.network.tls import client_context
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import RefusedError

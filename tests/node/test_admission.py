@@ -14,10 +14,18 @@ import aiohttp
 import pytest
 
 from gossamer.node.address import Contact, parse_contact
-from gossamer.node.daemon.network.chunk_transfer import get_chunk
-from gossamer.node.daemon.network.rpc import Asker, asker_for, asker_of, deliver, fetch_manifest, fetch_status
-from gossamer.node.daemon.network.server import NONCE_HEADER, PREFIX, PROOF_HEADER
-from gossamer.node.daemon.network.tls import Certificate, client_context, cut
+from gossamer.node.daemon.network.links import PREFIX
+from gossamer.node.daemon.network.rpc import (
+    NONCE_HEADER,
+    PROOF_HEADER,
+    Asker,
+    asker_for,
+    asker_of,
+    deliver,
+    fetch_manifest,
+    fetch_status,
+)
+from gossamer.node.daemon.network.tls import Certificate, LocalNode, client_context, cut
 from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.node.home import Home, new_home, nodes_root
 from gossamer.protocol.access.acl import Invitation, parse_grant
@@ -33,7 +41,7 @@ from gossamer.protocol.errors import (
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
 from gossamer.protocol.records import open_envelope
 from tests.node.trainer_side import until
-from tests.node.wires import End, linked, listening, put
+from tests.node.wires import End, get_chunk, linked, listening, put
 from tests.protocol import builders
 from tests.protocol.builders import SMALL, grant, identity
 
@@ -76,11 +84,11 @@ async def test_both_ends_show_their_credentials_before_a_link_is_up() -> None:
 async def test_whoever_is_turned_away_hears_why_and_there_is_no_link(who: str) -> None:
     dialler, listener = End(1), End(2)
     judge, judged = (listener, dialler) if who == "dialler" else (dialler, listener)
-    judge.turned_away[judged.identity.node_id] = "not invited, ask an owner"
+    judge.refused[judged.identity.node_id] = "not invited, ask an owner"
     async with listening(dialler, listener):
         with pytest.raises(RefusedError, match="not invited, ask an owner"):
             await dialler.dial(listener)
-        await until(lambda: not listener.transport._sessions)
+        await until(lambda: not listener.server._sessions)
         assert dialler.links == []
         assert dialler.messages == listener.messages == []
 
@@ -91,14 +99,14 @@ async def test_a_link_that_was_hung_up_serves_no_chunk_however_slowly_it_closes(
     async with listening(dialler, listener):
         out, inward = await linked(dialler, listener)
         assert await get_chunk(out, blob, 5) == b"model"
-        inward._closing = True  # as close_soon does, with a queue that the peer takes slowly
+        inward._ending.set()  # as close_soon does, with a queue that the peer takes slowly
         with pytest.raises(RefusedError):
             await get_chunk(out, blob, 5)
         listener.wanted[blob] = 5
         with pytest.raises(RefusedError):
             await put(out, blob, b"model")
         assert not listener.arrived
-        assert len(listener.transport._sessions) == 1
+        assert len(listener.server._sessions) == 1
 
 
 # -- questions
@@ -122,14 +130,14 @@ async def test_members_are_answered_and_vetted_first(node: End) -> None:
     contact = parse_contact(node.address)
     manifest = await asyncio.to_thread(fetch_manifest, (contact,), None, plaintext=False, asker=asker())
     assert manifest == SMALL
-    node.turned_away[ALICE.node_id] = "your invitation ran out"
+    node.refused[ALICE.node_id] = "your invitation ran out"
     with pytest.raises(NotAnsweredError, match="refuses: your invitation ran out"):
         await fetch_status(node.address, asker=asker())
 
 
 async def test_a_question_for_another_swarm_channel_or_path_is_none(node: End) -> None:
     path = f"{PREFIX}/status"
-    good = {"binding": node.transport._fingerprint, "swarm_id": SMALL.swarm_id, "path": path}
+    good = {"binding": node.local.fingerprint, "swarm_id": SMALL.swarm_id, "path": path}
 
     async def status_of(header: str) -> int:
         async with (
@@ -173,7 +181,7 @@ async def test_a_pinned_contact_is_that_node_or_nobody(tls: bool) -> None:
 async def test_a_proof_of_another_channel_is_none(monkeypatch: pytest.MonkeyPatch, node: End) -> None:
     """As one in the middle would show, who relays to the right node over a channel of its own."""
     node.answers_anyone = True
-    monkeypatch.setattr(node.questions, "_fingerprint", bytes(32))
+    monkeypatch.setattr(node.rpc, "_local", LocalNode(node.identity, SMALL.swarm_id, Certificate.fresh()))
     with pytest.raises(UnreachableError, match="does not prove which node it is"):
         await fetch_status(str(Contact(node.address, BOB.node_id)))
 
@@ -187,9 +195,7 @@ async def test_who_sends_a_nonce_is_shown_whose_channel_it_is(node: End) -> None
                 proof = answer.headers.get(PROOF_HEADER)
                 assert (proof is not None) == proven
                 if proof is not None:
-                    found = check_proof(
-                        bytes.fromhex(proof), node.transport._fingerprint, bytes.fromhex(nonce)
-                    )
+                    found = check_proof(bytes.fromhex(proof), node.local.fingerprint, bytes.fromhex(nonce))
                     assert found == BOB.node_id
 
 
@@ -426,17 +432,6 @@ def test_credentials_survive(tmp_path: Path) -> None:
     store.close()
     again = RecordStore(path, INVITED.swarm_id)
     assert again.load_credentials() == [b"envelope 1", b"envelope 2"]
-    again.close()
-
-
-def test_a_database_from_before_there_were_credentials(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    store = RecordStore(path, INVITED.swarm_id)
-    store._db.execute("DROP TABLE credentials")
-    store.close()
-    again = RecordStore(path, INVITED.swarm_id)
-    again.add_credential(bytes(32), b"x")
-    assert again.load_credentials() == [b"x"]
     again.close()
 
 

@@ -16,8 +16,8 @@ from gossamer.node import verify
 from gossamer.node.address import parse_contact
 from gossamer.node.daemon.network import rpc as asking
 from gossamer.node.daemon.network import rpc as client
+from gossamer.node.daemon.network.links import PREFIX
 from gossamer.node.daemon.network.rpc import fetch_status
-from gossamer.node.daemon.network.server import PREFIX
 from gossamer.node.daemon.network.tls import Certificate
 from gossamer.protocol.errors import ConfigError, NobodyThereError, UnreachableError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX

@@ -237,4 +237,4 @@ async def test_a_name_with_an_address_that_leads_nowhere_is_asked_at_the_next(
         monkeypatch.setattr(socket, "getaddrinfo", both)
         _, port = parse_address(listener.address)
         found = await asyncio.wait_for(fingerprint_at(f"a.name:{port}"), 5)
-    assert found == listener.transport._fingerprint
+    assert found == listener.local.fingerprint

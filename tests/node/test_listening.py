@@ -1,15 +1,30 @@
-"""`gossamer.node.daemon.network.listening`: a port for either kind of address."""
+"""Listening by either kind of address, looking names up, and the limit on open files."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
+import aiohttp
 import pytest
 
-from gossamer.node.daemon.network.listening import families_of, is_gone, listen, own_address, why_not
+from gossamer.node.daemon.network import listening as open_files
+from gossamer.node.daemon.network.listening import (
+    Resolver,
+    families_of,
+    is_gone,
+    listen,
+    own_address,
+    why_not,
+)
+from tests.node.trainer_side import until
+from tests.node.wires import End, listening
 
 
 class Told(asyncio.Protocol):
@@ -106,3 +121,142 @@ def test_the_address_that_this_machine_goes_out_from_is_its_own() -> None:
     for family in (socket.AF_INET, socket.AF_INET6):
         found = own_address(family, loopback=False)
         assert found is None or not is_gone(found)  # None where no way leads out
+
+
+async def test_names_that_nobody_can_look_up_hold_neither_the_disk_up_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name server that is out of reach holds each lookup up for half a minute."""
+    asked, answer = [], threading.Event()
+
+    def wait(host: str, *_: object, **__: object) -> list[object]:
+        asked.append(host)
+        answer.wait(30)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    dialler = End(1)
+    async with listening(dialler):
+        monkeypatch.setattr(socket, "getaddrinfo", wait)
+        names = {f"n{number}.example.org" for number in range(40)}
+        dials = [dialler.dial(f"{name}:7700") for name in names]
+        try:
+            await until(lambda: set(asked) == names)
+            assert await asyncio.wait_for(asyncio.to_thread(os.getpid), 5) == os.getpid()
+        finally:
+            answer.set()
+        for dial in dials:
+            with pytest.raises(aiohttp.ClientConnectorError, match="Temporary failure"):
+                await dial
+        monkeypatch.undo()
+        (found, *_) = await Resolver().resolve("localhost", 7700, socket.AF_INET)
+        assert (found["host"], found["port"], found["family"]) == ("127.0.0.1", 7700, socket.AF_INET)
+
+
+@pytest.mark.parametrize("name", ["a" * 64 + ".example.org", "a..example.org"])
+async def test_what_cannot_be_a_name_is_an_error_like_others(name: str) -> None:
+    with pytest.raises(OSError, match="is not a host name"):
+        await asyncio.wait_for(Resolver().resolve(name), 10)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_an_address_is_no_name_that_this_machine_has_to_have_a_way_to(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its own interfaces are of the other family, as the system's lookups see it."""
+    look_up = socket.getaddrinfo
+
+    def of_the_other_family(*arguments: Any, flags: int, **options: Any) -> list[Any]:
+        if flags & socket.AI_ADDRCONFIG:
+            raise socket.gaierror(socket.EAI_FAMILY, "Address family for hostname not supported")
+        return look_up(*arguments, flags=flags, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", of_the_other_family)
+    (found,) = await Resolver().resolve(address, 7700, socket.AF_UNSPEC)
+    assert found["host"] == address
+
+
+async def test_where_no_thread_can_be_started_a_lookup_is_an_error_like_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="cannot start a thread"):
+        await Resolver().resolve("localhost")
+
+
+def test_a_daemon_takes_the_open_files_that_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr("resource.getrlimit", lambda which: (256, 4096))
+    monkeypatch.setattr("resource.setrlimit", lambda which, limits: asked.append(limits))
+    open_files.ask_for_open_files()
+    assert asked == [(1024, 4096)]
+    monkeypatch.setattr("resource.getrlimit", lambda which: (4096, -1))
+    open_files.ask_for_open_files()
+    assert asked == [(1024, 4096)], "more is left as it is"
+
+
+@pytest.mark.parametrize(("files", "connections"), [(1024, 768), (512, 256), (256, 64), (16, 64)])
+def test_a_machine_that_allows_few_open_files_has_some_left_for_the_nodes_own(
+    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
+) -> None:
+    monkeypatch.setattr(open_files, "open_files_allowed", lambda: files)
+    assert open_files.connections_allowed() == connections
+
+
+@pytest.fixture
+def log() -> Iterator[logging.Logger]:
+    """asyncio's, as a daemon has it."""
+    log, seldom = logging.getLogger("asyncio"), open_files.NothingLeft()
+    log.addFilter(seldom)
+    yield log
+    log.removeFilter(seldom)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EMFILE, "Too many open files (ulimit -n)"),
+        (errno.ENOBUFS, os.strerror(errno.ENOBUFS)),
+        (errno.ENOMEM, os.strerror(errno.ENOMEM)),
+    ],
+)
+def test_that_nothing_is_left_for_a_connection_is_said_in_one_line(
+    caplog: pytest.LogCaptureFixture, log: logging.Logger, number: int, said: str
+) -> None:
+    """By asyncio, for each of them."""
+    for met in (number, number, errno.EPERM):
+        error = OSError(met, os.strerror(met))
+        log.error("socket.accept() out of system resource", exc_info=error)
+    waiting, other = (record for record in caplog.records if record.name == "asyncio")
+    assert waiting.getMessage() == f"connections wait: {said}"
+    assert waiting.exc_info is None
+    assert other.exc_info is not None and "system resource" in other.getMessage()
+
+
+async def test_who_stops_while_connections_wait_for_files_shows_no_traceback(
+    caplog: pytest.LogCaptureFixture, log: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio stops listening for a second then, and tries to go on also if the server is closed by then."""
+    loop = asyncio.get_running_loop()
+    met, over = asyncio.Event(), asyncio.Event()
+
+    def no_file(listening: socket.socket) -> NoReturn:
+        loop.call_soon(met.set)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def in_a_moment(delay: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        loop.call_at(loop.time() + 0.02, over.set)
+        return loop.call_at(loop.time() + 0.01, callback, *args)
+
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    monkeypatch.setattr(socket.socket, "accept", no_file)
+    monkeypatch.setattr(loop, "call_later", in_a_moment)
+    with socket.create_connection((host, port)):
+        await met.wait()
+    server.close()
+    await over.wait()
+    said = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert said == ["connections wait: Too many open files (ulimit -n)"]

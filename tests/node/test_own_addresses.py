@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import logging
 import socket
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from gossamer.node.daemon.network.address_book import OwnAddresses
-from gossamer.node.daemon.network.links import PeerLink
 from gossamer.node.home import Home
 from tests.node.cores import new_core
 from tests.node.daemons import facts, founded, joining, running
 from tests.node.trainer_side import until
-
-
-@dataclass
-class FakeLink:
-    """A link whose end here has an address."""
-
-    host: str
-
-    def socket_name(self) -> tuple[str, int]:
-        return self.host, 40000
-
 
 IPV4 = frozenset({socket.AF_INET})
 BOTH = frozenset({socket.AF_INET, socket.AF_INET6})
@@ -49,7 +35,7 @@ class Moving:
 
     def links_from(self, host: str) -> tuple[str, ...]:
         """A link comes up; returns where the node now says that it can be dialled."""
-        self.own_addresses.learn(cast(PeerLink, FakeLink(host)))
+        self.own_addresses.learn((host, 40000))
         return self.core.own_record.addresses
 
 

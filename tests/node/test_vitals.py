@@ -12,7 +12,7 @@ from gossamer.node.daemon.monitoring import health as keywatch
 from gossamer.node.daemon.monitoring import health as trainerwatch
 from gossamer.node.daemon.monitoring import health as vitals
 from gossamer.node.daemon.monitoring.health import DISK_FREE_MIN, FILES_FREE_MIN, STUCK_S, Look, Vitals
-from gossamer.node.daemon.network.clocks import judge, offset_of
+from gossamer.node.daemon.network.clocks import judge
 from gossamer.node.logs import REPEAT_S
 
 
@@ -334,12 +334,6 @@ def test_a_clock_by_which_the_others_cannot_be_where_they_are_is_a_problem(shown
 )
 def test_the_median_peer_is_believed(offsets: tuple[float | None, ...], said: str | None) -> None:
     assert judge(offsets) == said
-
-
-def test_offsets_from_date_headers() -> None:
-    assert offset_of("Thu, 01 Jan 1970 00:01:40 GMT", 40.5) == 60.0
-    for date in (None, "", "yesterday", "Thu, 99 Jan 1970 00:01:40 GMT", "Thu, 01 Jan 99999 00:00:00 GMT"):
-        assert offset_of(date, 40.5) is None, date
 
 
 def test_a_folder_that_cannot_be_written_to_is_a_problem(shown: Shown) -> None:

@@ -1,4 +1,4 @@
-"""Two transports on loopback, and a record of what each received."""
+"""Two nodes' networks on loopback, over a core, a disk and an access list that record what each is told."""
 
 from __future__ import annotations
 
@@ -6,109 +6,166 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 
-from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, put_chunk
-from gossamer.node.daemon.network.links import PeerLink
+from gossamer.node.daemon.network.chunk_transfer import ChunkTransfer, put_chunk
+from gossamer.node.daemon.network.links import Dialler, LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
-from gossamer.node.daemon.network.server import RpcServer, Server
-from gossamer.node.daemon.network.tls import Certificate
-from gossamer.node.daemon.network.upload_limits import Uplink, UploadLimits
+from gossamer.node.daemon.network.rpc import RpcServer
+from gossamer.node.daemon.network.server import Server
+from gossamer.node.daemon.network.tls import Certificate, LocalNode
+from gossamer.node.daemon.network.upload_limits import UploadLimits
+from gossamer.node.daemon.storage.chunks import MissingChunkError
+from gossamer.protocol import events as ev
+from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import RefusedError, SignatureError
 from gossamer.protocol.payloads.chunks import Chunk
 from tests.node.trainer_side import until
 from tests.protocol.builders import SMALL, identity
 
 
+class _Store(dict[bytes, bytes]):
+    """Chunks in memory, and the encoded form in which some of them are sent, correct or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames: dict[bytes, bytes] = {}
+        self.arrived: dict[bytes, bytes] = {}
+        self.stock = Stock(1 << 40, 0)
+
+    def length(self, blob: bytes) -> int:
+        return len(self.get(blob, b""))
+
+    def read(self, blob: bytes) -> Chunk:
+        if blob not in self:
+            raise MissingChunkError(blob)
+        return Chunk(self[blob], self.frames[blob]) if blob in self.frames else Chunk.of(self[blob])
+
+    def put(self, blob: bytes, data: bytes) -> None:
+        self.arrived[blob] = data
+
+
+class _Links(LinkTable):
+    """Records links as they come and go, and the messages that they carry."""
+
+    end: End
+
+    async def carry(self, link: PeerLink) -> None:
+        link.end = self.end  # type: ignore[attr-defined]
+        self.end.links.append(link)
+        try:
+            await super().carry(link)
+        finally:
+            self.end.gone.append(link)
+
+    async def _receive(self, link: PeerLink, data: bytes) -> None:
+        await self.end.message(link, data)
+
+
 class End:
-    """One node's transport, and a node behind it that records everything."""
+    """One node's network, and a node behind it that records everything."""
 
     def __init__(self, number: int, *, tls: bool = True, swarm_id: bytes = SMALL.swarm_id) -> None:
         self.identity = identity(number)
-        certificate = Certificate.fresh() if tls else None
         self.tls = tls
-        self.scores = PeerScores()
-        fingerprint = certificate.fingerprint if certificate else b""
-        self.questions = RpcServer(self.identity, swarm_id, fingerprint, SMALL.canonical(), self, self.status)
-        routes = ChunkRoutes(self, self.scores, UploadLimits())
-        self.transport = Server(
-            self.identity, swarm_id, self, self, self.questions, routes, certificate, self.scores
-        )
+        self.local = LocalNode(self.identity, swarm_id, Certificate.fresh() if tls else None)
         self.answers_anyone = True
         self.is_stopping = False
         self.disk_is_full = False
-        self.turned_away: dict[bytes, str] = {}
-        """Node ids that this end turns away at every door, and why."""
+        self.refused: dict[bytes, str] = {}
+        """Node ids that this end's access list refuses, and why."""
         self.credential = b""
         self.shown: list[tuple[bytes, bytes]] = []
         self.delivered: list[bytes] = []
         self.links: list[PeerLink] = []
         self.gone: list[PeerLink] = []
         self.messages: list[bytes] = []
-        self.chunks: dict[bytes, bytes] = {}
-        self.frames: dict[bytes, bytes] = {}
-        """The encoded form in which some chunks are sent, correct or not."""
-        self.wanted: dict[bytes, int] = {}
-        self.arrived: dict[bytes, bytes] = {}
+        self.events: list[ev.Event] = []
         self.failed: list[tuple[PeerLink, bytes]] = []
+        self.damaged: list[bytes] = []
+        self.wanted: dict[bytes, int] = {}
         self.address = ""
         self.dials: list[asyncio.Task[None]] = []
 
-    # -- the transport's Receiver, Chunks and Admission
+        this: Any = self
+        self.store: Any = _Store()
+        self.frames, self.arrived = self.store.frames, self.store.arrived
+        self.chunks: dict[bytes, bytes] = self.store
+        wants = SimpleNamespace(keys_of=lambda blob: (b"key",))
+        self.core: Any = SimpleNamespace(
+            fetcher=SimpleNamespace(expected_size=self.wanted.get, wants=wants),
+            roster=SimpleNamespace(members=list),
+            own_record=SimpleNamespace(fingerprint=b""),
+        )
+        self.scores = PeerScores()
+        own_addresses: Any = SimpleNamespace(learn=lambda name: None)
+        self.writer: Any = SimpleNamespace(has_room=True)
+        self.table = _Links(self.scores, own_addresses, self.writer, self.dispatch)
+        self.table.end = self
+        self.dialler = Dialler(self.local, this, self.table, self.core, self.dispatch)
+        shelf: Any = SimpleNamespace(touch=lambda blob: None)
+        self.transfers = ChunkTransfer(
+            self.table, self.store, shelf, this, self.core, self.dispatch, self.damaged.append
+        )
+        self.rpc = RpcServer(self.local, SMALL.canonical(), this, self.status)
+        self.server = Server(self.local, self.table, this, self.rpc, self.transfers)
 
-    def link_up(self, link: PeerLink) -> None:
-        self.links.append(link)
+    # -- the core
 
-    def link_down(self, link: PeerLink) -> None:
-        self.gone.append(link)
+    def dispatch(self, event: ev.Event) -> list[Any]:
+        self.events.append(event)
+        if isinstance(event, ev.ChunkFailed):
+            link = next(link for link in self.links if link.number == event.link)
+            self.failed.append((link, event.blob))
+        return []
 
     async def message(self, link: PeerLink, data: bytes) -> None:
         self.messages.append(data)
-        self.scores.heard(link, len(data), 0.0, 0)
+        self.scores.charge_message(link.node_id, link.origin, received=len(data), sent=0, cpu_s=0.0, fresh=0)
+
+    # -- the access list
 
     def own_credential(self) -> bytes:
         return self.credential
 
     def vet(self, node_id: bytes, credential: bytes) -> None:
         self.shown.append((node_id, credential))
-        if node_id in self.turned_away:
-            raise RefusedError(self.turned_away[node_id])
+        if node_id in self.refused:
+            raise RefusedError(self.refused[node_id])
 
-    def vet_question(self, node_id: bytes, credential: bytes) -> None:
-        self.vet(node_id, credential)
+    vet_question = vet
 
     def deliver(self, credential: bytes) -> None:
         if not credential.startswith(b"good"):
             raise SignatureError("no owner signed this")
         self.delivered.append(credential)
 
-    def expected_size(self, blob: bytes) -> int | None:
-        return self.wanted.get(blob)
+    # -- the disk
 
-    async def can_keep(self) -> bool:
-        return True
-
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
-        self.arrived[blob] = data
+    async def writable_within(self, seconds: float) -> bool:
         return not self.disk_is_full
 
-    def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
-        self.failed.append((link, blob))
-
-    def holds(self, blob: bytes) -> bool:
-        return blob in self.chunks
-
-    async def read_chunk(self, blob: bytes) -> Chunk | None:
-        if blob in self.frames:
-            return Chunk(self.chunks[blob], self.frames[blob])
-        return Chunk.of(self.chunks[blob]) if blob in self.chunks else None
+    async def try_write(self, work: Any, *arguments: object) -> bool:
+        if not self.disk_is_full:
+            work(*arguments)
+        return not self.disk_is_full
 
     async def status(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {"swarm_id": "", "node_id": self.identity.node_id.hex(), **query}
 
     # -- what tests do
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        port = await self.server.start(host, port)
+        self.dialler.start(self.server.dials_from)
+        return port
+
+    async def stop(self) -> None:
+        await self.server.stop()
+        await self.dialler.stop()
 
     def hold(self, data: bytes) -> bytes:
         """Put a chunk on the fake disk; returns its hash."""
@@ -119,8 +176,11 @@ class End:
     def dial(
         self, other: End | str, expected: bytes | None = None, fingerprint: bytes = b""
     ) -> asyncio.Task[None]:
-        address = other if isinstance(other, str) else other.address
-        task = asyncio.create_task(self.transport.dial(address, expected, fingerprint))
+        async def dial() -> None:
+            address = other if isinstance(other, str) else other.address
+            await self.table.carry(await self.dialler.connect(address, expected, fingerprint))
+
+        task = asyncio.create_task(dial())
         self.dials.append(task)
         return task
 
@@ -128,12 +188,12 @@ class End:
 @contextlib.asynccontextmanager
 async def listening(*ends: End) -> AsyncIterator[None]:
     for end in ends:
-        end.address = f"127.0.0.1:{await end.transport.start('127.0.0.1', 0)}"
+        end.address = f"127.0.0.1:{await end.start()}"
     try:
         yield
     finally:
         for end in ends:
-            await end.transport.stop()
+            await end.stop()
         await asyncio.gather(*(task for end in ends for task in end.dials), return_exceptions=True)
         for end in ends:
             await hung_up(int(end.address.rpartition(":")[2]))
@@ -157,10 +217,13 @@ async def linked(dialler: End, listener: End) -> tuple[PeerLink, PeerLink]:
     return dialler.links[-1], listener.links[-1]
 
 
+async def get_chunk(link: Any, blob: bytes, size: int) -> bytes:
+    """Get a chunk over a link that was dialled."""
+    transfers: ChunkTransfer = link.end.transfers
+    return await transfers.get_chunk(link, blob, size)
+
+
 async def put(link: PeerLink, blob: bytes, data: bytes) -> None:
     """Put a chunk over a line that nothing else uses."""
-    turn = await Uplink().turn(link)
-    try:
-        await put_chunk(link, blob, Chunk.of(data), turn)
-    finally:
-        turn.end()
+    async with UploadLimits().place(link.uploads) as upload:
+        await put_chunk(link, blob, Chunk.of(data), upload)

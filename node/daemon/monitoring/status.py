@@ -205,7 +205,7 @@ def describe(view: "NodeView") -> dict[str, Any]:
         "throttled": scores.throttled,
         "greylisted": scores.greylisted,
         "turned_away": scores.turned_away,
-        "door": view.server.door.describe() if view.server.door is not None else {},
+        "door": view.server.limiter.describe(),
         "tasks": len(asyncio.all_tasks()),
         "bytes_sent": sent + payload_sent,
         "bytes_received": received + payload_received,

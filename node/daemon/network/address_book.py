@@ -1,4 +1,4 @@
-"""Where others can dial this node, as its owner has said or as its links show."""
+"""Addresses: where the members are that this node has met, and where others can dial this node."""
 
 import asyncio
 import logging
@@ -8,15 +8,12 @@ from contextlib import suppress
 from socket import AddressFamily
 
 from gossamer.node.address import Contact, format_address, is_loopback, is_of_one_interface, parse_contact
-from gossamer.node.daemon.network.links import PeerLink
 from gossamer.node.daemon.network.listening import family_of, is_gone, own_address
 from gossamer.node.home import Home
 from gossamer.node.logs import RateLimit
 from gossamer.protocol.effects import Effect
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.replica import Replica
-
-# --- Finding others again: remembers, from one run to the next, where the members are that a node has met.
 
 REMEMBER_FIRST_S = 1.0
 REMEMBER_INTERVAL_S = 30.0
@@ -39,7 +36,7 @@ def whom_to_join(told: tuple[str, ...], home: Home) -> tuple[Contact, ...]:
 
 
 class AddressBook:
-    """Writes down where members are."""
+    """Writes down, for the next run, where the members are."""
 
     def __init__(self, home: Home, core: Replica) -> None:
         self._home = home
@@ -121,13 +118,12 @@ class OwnAddresses:
         self._learns = not advertised
         self._carry_out(self._core.announce(advertised))
 
-    def learn(self, link: PeerLink) -> None:
-        """Learn our address from a link, unless we were told which to advertise.
+    def learn(self, name: tuple[str, int] | None) -> None:
+        """Learn our address from our end of a link, unless we were told which to advertise.
 
         An address that only this machine can reach gives way to a better one. So does one that this machine
         no longer has: a laptop moves from one network to the next, and routers hand out new addresses.
         """
-        name = link.socket_name()
         if name is None or not self._learns:
             return
         shown = self._dialable(name[0])

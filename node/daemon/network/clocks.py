@@ -1,29 +1,15 @@
 """Whether our clock is right, judged by the clocks of our peers.
 
-HTTP answers carry the time (RFC 9110, section 6.6.1), and so do our requests that bring a chunk. So every
-chunk tells how far our clock is from its sender's, to about a second. That is enough: the protocol tolerates
-two minutes.
+Every chunk tells how far our clock is from its sender's, to about a second (see `links.clock_offset`).
 """
 
 from collections.abc import Iterable
-from email.utils import parsedate_to_datetime
 from statistics import median_high, median_low
 
 PEERS_MIN = 3
 """With fewer peers it cannot be told whose clock is wrong."""
 
 OFF_S = 30.0
-
-
-def offset_of(date: str | None, unix_s: float) -> float | None:
-    """How many seconds a peer's clock is ahead of ours, from a Date header just received."""
-    if date is None:
-        return None
-    try:
-        theirs = parsedate_to_datetime(date).timestamp()
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return theirs + 0.5 - unix_s
 
 
 def judge(offsets: Iterable[float | None]) -> str | None:

@@ -1,26 +1,52 @@
-"""One authenticated WebSocket to a peer: a bounded queue out, a stream of messages in."""
+"""Links: one authenticated WebSocket to each peer, how they are dialled, and the table of those that are up.
+
+A link carries messages both ways: out through a bounded queue, in to the core. Whoever has dialled also makes
+the HTTP requests that belong to it (`chunk_transfer`), pinned to the certificate that the link has shown.
+Accepted links come from `server`.
+"""
 
 import asyncio
 import logging
+import os
 import ssl
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from itertools import count
 from socket import SHUT_RDWR
-from typing import Protocol
+from typing import Any, NoReturn, TypeVar
 
 import aiohttp
 from aiohttp import web
 
-from gossamer.node.address import network_group, origin_of, unmapped
-from gossamer.node.daemon.network.clocks import offset_of
-from gossamer.protocol.limits import SEND_QUEUE_BYTES_MAX
-from gossamer.protocol.messages import Message, encode
-from gossamer.protocol.payloads.chunks import Chunk
+from gossamer.node.address import network_group, origin_of, parse_address, unmapped
+from gossamer.node.daemon.network.access import Access
+from gossamer.node.daemon.network.address_book import OwnAddresses
+from gossamer.node.daemon.network.listening import Resolver, sockets_at
+from gossamer.node.daemon.network.peer_scores import PeerScores
+from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of, hang_up
+from gossamer.node.daemon.network.upload_limits import PeerUploads
+from gossamer.node.daemon.storage.records import RecordWriter
+from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
+from gossamer.protocol.access.handshake import NONCE_BYTES, ClientHandshake
+from gossamer.protocol.errors import ConfigError, Offence, PeerError, RefusedError
+from gossamer.protocol.identity import short
+from gossamer.protocol.limits import FETCH_TIMEOUT_S, MESSAGE_BYTES_MAX, PAUSE_MAX_S, SEND_QUEUE_BYTES_MAX
+from gossamer.protocol.messages import Message, Records, decode, encode
+from gossamer.protocol.records import RecordKind
+from gossamer.protocol.replica import Replica
 
-WebSocket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
+PREFIX = "/gossamer/1"
+"""Of the paths that a node serves."""
+
+SESSION_HEADER = "Gossamer-Session"
+"""Hex of the session that a link's handshake agreed on: it tells which peer an HTTP request is from."""
+
+HANDSHAKE_TIMEOUT_S = 10.0
 
 WRITE_TIMEOUT_S = 30.0
 """A peer that reads nothing for this long is cut off; it will be dialled again."""
@@ -32,8 +58,12 @@ counts as one, so without this limit a peer that reads slowly could keep any num
 CLOSE_TIMEOUT_S = 2.0
 """For the other side to confirm that the link is closed."""
 
-SESSION_HEADER = "Gossamer-Session"
-"""Hex of the session that a link's handshake agreed on: it tells which peer an HTTP request is from."""
+WebSocket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
+T = TypeVar("T")
+
+log = logging.getLogger("gossamer.node")
+
+_numbers = count(1)
 
 
 @dataclass(slots=True)
@@ -58,12 +88,24 @@ class Dialled:
     ssl: aiohttp.Fingerprint | ssl.SSLContext | bool
 
 
+def clock_offset(date: str | None) -> float | None:
+    """How many seconds a peer's clock is ahead of ours, from a Date header just received.
+
+    Answers carry the time (RFC 9110, section 6.6.1), and so do our requests that bring a chunk: to about a
+    second, which is enough, since the protocol tolerates two minutes.
+    """
+    try:
+        theirs = parsedate_to_datetime(date or "").timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return theirs + 0.5 - time.time()
+
+
 class PeerLink:
     """A link whose handshake is done."""
 
     def __init__(
         self,
-        number: int,
         node_id: bytes,
         socket: WebSocket,
         session: bytes,
@@ -71,7 +113,7 @@ class PeerLink:
         credential: bytes = b"",
         dialled: Dialled | None = None,
     ) -> None:
-        self.number = number
+        self.number = next(_numbers)
         self.node_id = node_id
         self.session = session
         self.credential = credential
@@ -79,11 +121,9 @@ class PeerLink:
         self.dialled = dialled
         """None if the peer dialled us."""
         self.traffic = Traffic()
-        self.serving = asyncio.Lock()
-        """Held while a chunk waits for its turn and goes out, see `uplink`. Chunks go one after another,
-        since the first of several is of use before all have been sent."""
+        self.uploads = PeerUploads()
         self.clock_offset_s: float | None = None
-        """How far the peer's clock is ahead of ours, if it has told since ours was last set."""
+        """How far the peer's clock is ahead of ours, if a chunk has shown it since ours was last set."""
         self.dropped = 0
         """Number of messages dropped because the peer reads too slowly."""
         self.throttled_s = 0.0
@@ -96,8 +136,7 @@ class PeerLink:
         self.group = network_group(str(peer[0])) if peer else None
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._news = asyncio.Event()
-        self._closing = False
+        self._queued = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
         """When a link that was hung up is cut."""
         self._ending = asyncio.Event()
@@ -105,12 +144,6 @@ class PeerLink:
     @property
     def outbound(self) -> bool:
         return self.dialled is not None
-
-    def note_date(self, date: str | None) -> None:
-        """Note the peer's time, from the Date header of a request or answer that has just begun."""
-        told = offset_of(date, time.time())
-        if told is not None:
-            self.clock_offset_s = told
 
     @property
     def address(self) -> str | None:
@@ -120,7 +153,13 @@ class PeerLink:
     @property
     def is_closing(self) -> bool:
         """Whether nothing but what is queued will be carried any more."""
-        return self._closing
+        return self._ending.is_set()
+
+    def note_date(self, date: str | None) -> None:
+        """Note the peer's time, from the Date header of a request or answer that has just begun."""
+        offset_s = clock_offset(date)
+        if offset_s is not None:
+            self.clock_offset_s = offset_s
 
     def socket_name(self) -> tuple[str, int] | None:
         """The address of our end, None if the link is gone."""
@@ -134,28 +173,31 @@ class PeerLink:
             return
         self._queue.append(data)
         self._queued_bytes += len(data)
-        self._news.set()
+        self._queued.set()
 
     def close_soon(self) -> None:
         """Close once the queue has gone out, within `CLOSING_TIMEOUT_S`."""
-        if not self._closing:
-            self._closing = True
+        if not self.is_closing:
             self._deadline = asyncio.get_running_loop().call_later(CLOSING_TIMEOUT_S, self._cut)
-        self._news.set()
         self._ending.set()
+        self._queued.set()
 
-    async def ended(self) -> None:
-        """Wait until the link ends."""
-        await self._ending.wait()
+    async def while_up(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T | None:
+        """The result of `work`; None if the link ends before, or the time: then `work` is cancelled."""
+        task, ending = asyncio.create_task(work), asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait((task, ending), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            ending.cancel()
 
-    async def rest(self, seconds: float) -> None:
+    async def pause(self, seconds: float) -> None:
         """Read nothing for `seconds`, or until the link ends: its peer sends more than it may."""
         self.throttled_s += seconds
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ending.wait()
+        await self.while_up(asyncio.sleep(seconds))
 
-    async def run(self, on_message: Callable[[bytes], Awaitable[None]]) -> None:
+    async def run(self, on_message: Callable[["PeerLink", bytes], Coroutine[Any, Any, None]]) -> None:
         """Carry messages both ways until either side closes; always ends with the socket closed."""
         writer = asyncio.create_task(self._write(), name=f"link-{self.number}-write")
         try:
@@ -163,8 +205,8 @@ class PeerLink:
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     break
                 self.traffic.received += len(message.data)
-                await on_message(message.data)
-                await asyncio.sleep(0)  # others' turn: hundreds of messages may have come at once
+                await on_message(self, message.data)
+                await asyncio.sleep(0)  # let others run: hundreds of messages may have come at once
         except (OSError, aiohttp.ClientError):
             pass  # the line broke, or TLS found flipped bits: either way the link is over
         finally:
@@ -176,16 +218,16 @@ class PeerLink:
 
     async def _write(self) -> None:
         try:
-            while self._queue or not self._closing:
+            while self._queue or not self.is_closing:
                 while self._queue:
                     data = self._queue.popleft()
                     self._queued_bytes -= len(data)
                     async with asyncio.timeout(WRITE_TIMEOUT_S):
                         await self._socket.send_bytes(data)
                     self.traffic.sent += len(data)
-                self._news.clear()
-                if not self._closing:
-                    await self._news.wait()
+                self._queued.clear()
+                if not self.is_closing:
+                    await self._queued.wait()
         except TimeoutError:
             self._cut()
         except (OSError, aiohttp.ClientError):
@@ -209,87 +251,25 @@ class PeerLink:
                 self._connection.shutdown(SHUT_RDWR)
 
 
-# --- What the transport asks of the node that it works for: three interfaces, without implementation.
-
-
-class Receiver(Protocol):
-    """Takes links as they come and go, and the messages that they carry."""
-
-    def link_up(self, link: PeerLink) -> None: ...
-
-    def link_down(self, link: PeerLink) -> None: ...
-
-    async def message(self, link: PeerLink, data: bytes) -> None: ...
-
-
-class Chunks(Protocol):
-    """Gives chunks to linked peers, and takes those that we want from them."""
-
-    def expected_size(self, blob: bytes) -> int | None:
-        """The largest size of a chunk that we want now, None for any other."""
-        ...
-
-    async def can_keep(self) -> bool:
-        """Whether a chunk that comes now could be stored. If none can, the answer takes a moment."""
-        ...
-
-    async def chunk_arrived(self, blob: bytes, data: bytes) -> bool:
-        """A wanted chunk has come, and its hash is right. Returns whether it could be stored."""
-        ...
-
-    def chunk_failed(self, link: PeerLink, blob: bytes) -> None:
-        """A peer did not bring a chunk, or brought a wrong one: there is no need to wait for it."""
-        ...
-
-    def holds(self, blob: bytes) -> bool:
-        """Whether a chunk is here, as far as is known without reading it."""
-        ...
-
-    async def read_chunk(self, blob: bytes) -> Chunk | None: ...
-
-
-class Admission(Protocol):
-    """Decides who may link to us and who may ask us questions."""
-
-    @property
-    def answers_anyone(self) -> bool:
-        """Whether strangers may ask for the manifest and the status."""
-        ...
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether what is delivered now might not be kept."""
-        ...
-
-    def own_credential(self) -> bytes:
-        """The credential that we show to others to be let in."""
-        ...
-
-    def vet(self, node_id: bytes, credential: bytes) -> None:
-        """Check that a node may link to us. Raises RefusedError."""
-        ...
-
-    def vet_question(self, node_id: bytes, credential: bytes) -> None:
-        """Check that a node may ask how we are doing. Raises RefusedError."""
-        ...
-
-    def deliver(self, credential: bytes) -> None:
-        """Take in a grant or revocation from anybody. Raises PeerError if no owner has signed it."""
-        ...
-
-
-# --- The links that are up, by number: sending over them, hanging up, and their traffic so far.
-
-log = logging.getLogger("gossamer.node")
-
-
 class LinkTable(Mapping[int, PeerLink]):
-    """A table of links. `Reception` adds them as they come up, and removes them."""
+    """The links that are up, by number. Each is carried here, and its messages are given to the core."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        scores: PeerScores,
+        own_addresses: OwnAddresses,
+        writer: RecordWriter,
+        dispatch: Callable[[ev.Event], list[fx.Effect]],
+    ) -> None:
+        self.scores = scores
+        self._own_addresses = own_addresses
+        self._writer = writer
+        self._dispatch = dispatch
         self._links: dict[int, PeerLink] = {}
         self._past_traffic = [0, 0, 0, 0]
         self._encoded: tuple[Message, bytes] | None = None
+        self._disk_is_stuck = False
+        """Whether a link has waited in vain for the disk to take records."""
         self.dialled_by_others = 0
         """How often another node has reached us."""
 
@@ -301,16 +281,6 @@ class LinkTable(Mapping[int, PeerLink]):
 
     def __len__(self) -> int:
         return len(self._links)
-
-    def add(self, link: PeerLink) -> None:
-        """A link has come up."""
-        self._links[link.number] = link
-        self.dialled_by_others += not link.outbound
-
-    def remove(self, link: PeerLink) -> None:
-        """A link has ended."""
-        self._links.pop(link.number, None)
-        self._past_traffic = _sum(self._past_traffic, link)
 
     def send(self, number: int, message: Message) -> None:
         """Send over a link, if it is still up. A message to several links in a row is serialised once."""
@@ -326,11 +296,12 @@ class LinkTable(Mapping[int, PeerLink]):
             log.debug("closing link %d: %s", number, reason)
             self._links[number].close_soon()
 
-    def turn_away(self, node_id: bytes) -> None:
-        """A peer misbehaved too often: end its links."""
-        for link in self._links.values():
-            if link.node_id == node_id:
-                link.close_soon()
+    def blame(self, node_id: bytes, reason: str, offence: Offence) -> None:
+        """Note an offence of a peer; end its links if that was one too many."""
+        if self.scores.blame(node_id, reason, offence):
+            for link in self._links.values():
+                if link.node_id == node_id:
+                    link.close_soon()
 
     def forget_clocks(self) -> None:
         """Our clock was set: forget how far the clocks of our peers are from it."""
@@ -344,8 +315,208 @@ class LinkTable(Mapping[int, PeerLink]):
             total = _sum(total, link)
         return total
 
+    async def carry(self, link: PeerLink) -> None:
+        """Carry a link that has come up, until it ends."""
+        self._links[link.number] = link
+        self.dialled_by_others += not link.outbound
+        self._own_addresses.learn(link.socket_name())
+        self._dispatch(
+            ev.LinkUp(link.number, link.node_id, link.outbound, link.address, link.credential, link.group)
+        )
+        try:
+            await link.run(self._receive)
+        finally:
+            del self._links[link.number]
+            self._past_traffic = _sum(self._past_traffic, link)
+            self._dispatch(ev.LinkDown(link.number))
+
+    async def _receive(self, link: PeerLink, data: bytes) -> None:
+        """Give a message to the core. Returns once the sender may go on, so that its next message is read.
+
+        Deltas wait for a disk that takes no records; if it stays so, anti-entropy brings them later. Member
+        records, pings and all other messages do not wait for the disk.
+        """
+        size = len(data)
+        begun = time.thread_time()
+        if self._writer.has_room:
+            self._disk_is_stuck = False
+        elif (rest := _without_deltas(data)) is not data:
+            parsing_s = time.thread_time() - begun
+            if not self._disk_is_stuck:
+                await link.while_up(self._writer.room(), PAUSE_MAX_S)
+            self._disk_is_stuck = not self._writer.has_room
+            data = rest if self._disk_is_stuck else data
+            begun = time.thread_time() - parsing_s
+        effects = self._dispatch(ev.Received(link.number, data))
+        sent, link.traffic.charged = link.traffic.sent - link.traffic.charged, link.traffic.sent
+        pause = self.scores.charge_message(
+            link.node_id,
+            link.origin,
+            received=size,
+            sent=sent,
+            cpu_s=time.thread_time() - begun,
+            fresh=sum(isinstance(effect, fx.Store) for effect in effects),
+        )
+        if pause > 0.0:
+            await link.pause(pause)
+
 
 def _sum(total: list[int], link: PeerLink) -> list[int]:
     traffic = link.traffic
     counts = (traffic.sent, traffic.received, traffic.payload_sent, traffic.payload_received)
     return [past + now for past, now in zip(total, counts, strict=True)]
+
+
+def _without_deltas(data: bytes) -> bytes:
+    """A message without the deltas in it; the same bytes if there are none."""
+    try:
+        message = decode(data)
+    except PeerError:
+        return data  # the core says what is wrong with it
+    if not isinstance(message, Records):
+        return data
+    others = tuple(entry for entry in message.entries if entry[0][0] != RecordKind.DELTA)
+    return encode(Records(others)) if len(others) < len(message.entries) else data
+
+
+class Dialler:
+    """Dials peers, except those that are turned away, and carries the links that come up."""
+
+    def __init__(
+        self,
+        local: LocalNode,
+        access: Access,
+        links: LinkTable,
+        core: Replica,
+        dispatch: Callable[[ev.Event], object],
+    ) -> None:
+        self._local = local
+        self._access = access
+        self._links = links
+        self._core = core
+        self._dispatch = dispatch
+        self._tls: ssl.SSLContext | bool = client_context() if local.certificate else False
+        self._client: aiohttp.ClientSession | None = None
+
+    def start(self, dials_from: str | None = None) -> None:
+        """Make ready to dial, from this address of ours if it is of the kind of what is dialled."""
+        no_redirects = aiohttp.TraceConfig()
+        no_redirects.on_request_redirect.append(_refuse_redirect)
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=64,
+                ssl=self._tls,
+                resolver=Resolver(),
+                socket_factory=sockets_at(dials_from) if dials_from else None,
+            ),
+            auto_decompress=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),  # a third of a chunk's request
+            timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
+            trace_configs=[no_redirects],
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def stop(self) -> None:
+        """Close the links that were dialled, and all their connections."""
+        if self._client is not None:
+            await hang_up(self._client)
+
+    async def dial(self, effect: fx.Dial) -> None:
+        """Dial a peer and carry the link until it ends. The core is told if it never came up."""
+        scores, link = self._links.scores, None
+        try:
+            parse_address(effect.address)  # a peer may have made it up
+            if not scores.refused_for(effect.node_id):
+                link = await self.connect(effect.address, effect.node_id, effect.fingerprint)
+        except ConfigError as error:
+            log.debug("%s", error)
+        except PeerError as error:
+            scores.complain(f"{effect.address}:", str(error))
+        except aiohttp.ServerFingerprintMismatch as error:
+            if self._is_shared(effect.address, error.got):
+                log.debug("%s is also the address of another member, which answers there", effect.address)
+            else:
+                what = "shows a different certificate than its own member record names"
+                scores.complain(f"{effect.address}:", what)
+        except (OSError, TimeoutError, aiohttp.ClientError) as error:
+            log.debug("cannot reach %s: %s", effect.address, error)
+        if link is None:
+            self._dispatch(ev.DialFailed(effect.address))
+        else:
+            await self._links.carry(link)
+
+    async def connect(self, address: str, expected: bytes | None, fingerprint: bytes = b"") -> PeerLink:
+        """Connect and shake hands.
+
+        `expected` and `fingerprint` pin the node id and the certificate, if they are known. Raises OSError,
+        TimeoutError, aiohttp.ClientError or PeerError if no link comes up.
+        """
+        assert self._client is not None
+        base_url = f"{self._local.scheme}://{address}{PREFIX}"
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            try:
+                socket = await self._client.ws_connect(
+                    f"{base_url}/link",
+                    ssl=aiohttp.Fingerprint(fingerprint) if fingerprint and self._local.certificate else True,
+                    compress=0,
+                    autoping=False,
+                    max_msg_size=MESSAGE_BYTES_MAX,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
+                )
+            except aiohttp.WSServerHandshakeError as error:
+                wait_s = error.headers.get("Retry-After", "") if error.headers else ""
+                if error.status == 429 and wait_s.isdecimal():
+                    raise RefusedError(f"it turns our address away for another {wait_s} s") from None
+                raise
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                link = await self._shake_hands(socket, address, base_url, expected)
+            if self._links.scores.refused_for(link.node_id):
+                who = short(link.node_id)
+                raise RefusedError(f"{who} answers there, and is turned away for misbehaviour")
+        except TypeError:  # the peer closed, or sent text, where bytes were due
+            await socket.close()
+            raise RefusedError("the peer ended the handshake") from None
+        except BaseException:
+            await socket.close()
+            raise
+        return link
+
+    async def _shake_hands(
+        self, socket: aiohttp.ClientWebSocketResponse, address: str, base_url: str, expected: bytes | None
+    ) -> PeerLink:
+        """Raises PeerError, or TypeError if the peer sends no bytes."""
+        assert self._client is not None
+        tls = socket.get_extra_info("ssl_object")
+        binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
+        shake = ClientHandshake(
+            self._local.identity,
+            self._local.swarm_id,
+            binding,
+            os.urandom(NONCE_BYTES),
+            expected,
+            credential=self._access.own_credential(),
+            vet=self._access.vet,
+        )
+        await socket.send_bytes(shake.hello(await socket.receive_bytes()))
+        node_id, session = shake.finish(await socket.receive_bytes())
+        pin = aiohttp.Fingerprint(binding) if binding else self._tls
+        dialled = Dialled(address, base_url, self._client, pin)
+        return PeerLink(node_id, socket, session, credential=shake.peer_credential, dialled=dialled)
+
+    def _is_shared(self, address: str, fingerprint: bytes) -> bool:
+        """Whether the certificate is that of another member that states the same address, or our own.
+
+        Two members in two homes may have the same private address: each is reached by nodes in its own home.
+        And the address of a member that listens on loopback leads every other node to itself.
+        """
+        records = [member.record.body for member in self._core.roster.members()]
+        theirs = any(address in body.addresses and body.fingerprint == fingerprint for body in records)
+        return theirs or fingerprint == self._core.own_record.fingerprint
+
+
+async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> NoReturn:
+    """Refuse redirects: a peer that we dial must not make us send a request to something that only this
+    machine can reach."""
+    params.response.close()
+    raise RefusedError("it redirects us to another address")

@@ -1,16 +1,15 @@
 """What peers have cost us and done wrong: budgets, points, and the log lines about them.
 
-`protocol.admission.budget` and `protocol.admission.greylist` decide. This module applies them to the daemon's
-links and connections, and reads the clock for them.
+`protocol.access.rate_limits` and `protocol.access.peer_scores` decide. This module applies them to links and
+connections, and reads the clock for them.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from gossamer.node.daemon.network.links import PeerLink
+from gossamer.node.logs import REPEAT_S
 from gossamer.protocol import limits
 from gossamer.protocol.access.peer_scores import Greylist
 from gossamer.protocol.access.rate_limits import PER_ADDRESS, PER_NODE, Budgets, Resource, cost_of_message
@@ -18,12 +17,6 @@ from gossamer.protocol.errors import Offence
 from gossamer.protocol.identity import short
 
 SWEEP_S = 5.0
-COMPLAINT_INTERVAL_S = 30.0
-"""Between the first two log lines about one peer; complaints in between are counted."""
-
-COMPLAINT_INTERVAL_MAX_S = 300.0
-"""If complaints go on, as with a join address that now leads to another node, each wait is twice as long as
-the one before, up to this."""
 
 COMPLAINTS_MAX = 16
 """Peers with log lines of their own at a time; the others are counted together."""
@@ -33,68 +26,46 @@ OTHERS = "other peers"
 log = logging.getLogger("gossamer.node")
 
 
-@dataclass(slots=True)
-class _Complaint:
-    due: float
-    wait: float = COMPLAINT_INTERVAL_S
-    unsaid: int = 0
-    last: str = ""
-
-
 class PeerScores:
-    """Watches over peers. `turn_away` is called with the node id of a peer that has misbehaved too often."""
+    """Budgets and points of all peers, by node id and by address. An address is None for our own machine."""
 
-    def __init__(
-        self,
-        turn_away: Callable[[bytes], None] = lambda node_id: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._turn_away = turn_away
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._nodes = Budgets(PER_NODE)
         self._addresses = Budgets(PER_ADDRESS)
         self._greylist = Greylist()
-        self._complaints: dict[str, _Complaint] = {}
+        self._complaints: dict[str, tuple[float, int, str]] = {}
+        """Of each peer that a line was logged about: until when, how often since, and the last of those."""
         self.blamed = 0
         self.turned_away = 0
         """Handshakes refused because the peer is on the greylist."""
         self.throttled = 0
         """How often a link was left unread for a while."""
 
-    # -- budgets
+    # -- budgets: each charge returns the seconds for which to leave the peer unread, or to let it wait
 
-    def heard(self, link: PeerLink, received: int, cpu_s: float, fresh: int) -> float:
-        """Charge a peer for a message; returns the seconds for which to leave its link unread."""
-        sent, link.traffic.charged = link.traffic.sent - link.traffic.charged, link.traffic.sent
+    def charge_message(
+        self, node_id: bytes, origin: str | None, *, received: int, sent: int, cpu_s: float, fresh: int
+    ) -> float:
+        """Charge a message of `received` bytes. See `cost_of_message`."""
         costs = cost_of_message(received=received, sent=sent, cpu_s=cpu_s, fresh=fresh)
-        return self._charge(link.node_id, link.origin, costs)
+        return self._charge(node_id, origin, costs)
 
-    def parsed(self, node_id: bytes, origin: str | None, cpu_s: float) -> float:
-        """Charge a peer for bytes that took `cpu_s` to parse, whether or not they became a message."""
+    def charge_parsing(self, node_id: bytes, origin: str | None, cpu_s: float) -> float:
+        """Charge bytes that took `cpu_s` to parse, whether or not they became a message."""
         return self._charge(node_id, origin, {Resource.CPU: cpu_s})
 
-    def missed(self, node_id: bytes) -> float:
-        """A peer asked for a chunk that is not here; returns the seconds for which to let it wait."""
-        return self._miss(node_id, 1.0)
+    def charge_misses(self, node_id: bytes, count: float = 1.0) -> float:
+        """Charge a request for a chunk that was not sent, or brought little."""
+        return self._nodes.spend(node_id, {Resource.MISSES: count}, self._clock())
 
-    def gave_little(self, node_id: bytes) -> float:
-        """A peer was sent a small chunk; returns the seconds for which to let it wait."""
-        return self._miss(node_id, 1.0)
-
-    def declined(self, node_id: bytes) -> float:
-        """A peer asked for a chunk and was declined; returns the seconds for which to let it wait."""
-        return self._miss(node_id, limits.DECLINED_MISSES)
-
-    def asked(self, origin: str | None) -> float:
-        """Charge an address for a request, except for members' chunks; returns the seconds to let it wait."""
+    def charge_request(self, origin: str | None) -> float:
+        """Charge an address for a request, except for members' chunks."""
         return self._addresses.spend(origin or "", {Resource.REQUESTS: 1.0}, self._clock())
 
     def may_connect(self, origin: str | None) -> bool:
         """Whether an address may open one more connection now."""
         return self._addresses.afford(origin or "", Resource.CONNECTIONS, self._clock())
-
-    def _miss(self, node_id: bytes, count: float) -> float:
-        return self._nodes.spend(node_id, {Resource.MISSES: count}, self._clock())
 
     def _charge(self, node_id: bytes, origin: str | None, costs: dict[Resource, float]) -> float:
         now = self._clock()
@@ -106,37 +77,35 @@ class PeerScores:
 
     # -- misbehaviour
 
-    def blame(self, node_id: bytes, reason: str, offence: Offence) -> None:
-        """Note an offence of a peer; turn the peer away if that was one too many."""
+    def blame(self, node_id: bytes, reason: str, offence: Offence) -> bool:
+        """Note an offence of a peer. Returns whether that was one too many: from now on it is refused."""
         self.blamed += 1
         name = short(node_id)
         self.complain(name, f"misbehaved: {reason}")
-        if self._greylist.add(node_id, offence, self._clock()):
-            self._said_last(name)
-            minutes = self._greylist.remaining(node_id, self._clock()) / 60.0
-            log.warning("%s is turned away for about %.0f min: it misbehaved too often", name, minutes)
-            self._turn_away(node_id)
+        if not self._greylist.add(node_id, offence, self._clock()):
+            return False
+        minutes = self.refused_for(node_id) / 60.0
+        log.warning("%s is turned away for about %.0f min: it misbehaved too often", name, minutes)
+        return True
 
-    def blame_address(self, origin: str | None, reason: str, *, stalled: bool = False) -> None:
-        """Note that a connection from an address failed to prove a key, or to say anything in time. Our own
-        machine is never turned away."""
-        offence = Offence.STALLED if stalled else Offence.HANDSHAKE
+    def blame_address(self, origin: str | None, offence: Offence) -> None:
+        """Note that a hello from an address failed. Our own machine is never turned away."""
         if origin is not None and self._greylist.add(origin, offence, self._clock()):
-            log.warning("connections from %s are turned away for a while: %s", origin, reason)
+            log.warning("connections from %s are turned away for a while: handshakes failed", origin)
 
     def refusal(self, node_id: bytes) -> str | None:
         """Why a peer that has proven its key gets no link now; None if it may have one."""
-        seconds = self._greylist.remaining(node_id, self._clock())
+        seconds = self.refused_for(node_id)
         if seconds > 0.0:
             self.turned_away += 1
             return f"turned away for misbehaviour, for another {seconds:.0f} s"
         if not self._nodes.afford(node_id, Resource.HANDSHAKES, self._clock()):
-            return "too many handshakes; try again later"
+            return f"too many handshakes; try again in {1.0 / limits.HANDSHAKES_PER_NODE_S:.0f} s"
         return None
 
-    def is_greylisted(self, key: bytes | str | None) -> bool:
-        """Whether a node id or an address is turned away now."""
-        return key is not None and self._greylist.remaining(key, self._clock()) > 0.0
+    def refused_for(self, key: bytes | str | None) -> float:
+        """Seconds for which a node id or an address is still turned away; 0 if it is not."""
+        return 0.0 if key is None else self._greylist.remaining(key, self._clock())
 
     @property
     def greylisted(self) -> int:
@@ -149,33 +118,24 @@ class PeerScores:
         """Log a line about a peer, or only count it if there was one lately."""
         if who not in self._complaints and len(self._complaints) >= COMPLAINTS_MAX:
             who = OTHERS
-        complaint = self._complaints.get(who)
-        if complaint is None:
-            self._complaints[who] = _Complaint(self._clock() + COMPLAINT_INTERVAL_S)
-            log.warning("%s %s", who, what)
+        if who in self._complaints:
+            due, count, _ = self._complaints[who]
+            self._complaints[who] = (due, count + 1, what)
         else:
-            complaint.unsaid += 1
-            complaint.last = what
+            self._complaints[who] = (self._clock() + REPEAT_S, 0, "")
+            log.warning("%s %s", who, what)
 
     def sweep(self) -> None:
         """Log what was counted, and which peers are let in again."""
         now = self._clock()
-        for who in [who for who, complaint in self._complaints.items() if complaint.due <= now]:
-            if not self._said_last(who):
+        for who, (due, count, last) in list(self._complaints.items()):
+            if due <= now:
                 del self._complaints[who]
+                if count:
+                    self._complaints[who] = (now + REPEAT_S, 0, "")
+                    log.warning("%s (%d more times) %s", who, count, last)
         for key in self._greylist.released(now):
             log.warning("%s is let in again", short(key) if isinstance(key, bytes) else key)
-
-    def _said_last(self, who: str) -> bool:
-        """Log what was counted about a peer, or about it and all others. Returns whether anything was."""
-        who = who if who in self._complaints else OTHERS
-        complaint = self._complaints[who]
-        if not complaint.unsaid:
-            return False
-        log.warning("%s (%d more times) %s", who, complaint.unsaid, complaint.last)
-        complaint.wait = min(2 * complaint.wait, COMPLAINT_INTERVAL_MAX_S)
-        complaint.unsaid, complaint.due = 0, self._clock() + complaint.wait
-        return True
 
     async def run(self) -> None:
         """Sweep now and then, until cancelled."""

@@ -1,4 +1,8 @@
-"""One request to a running node, from outside any link: pinned to the node, and signed by who asks."""
+"""Requests outside a link: a node's manifest and status, and owners' grants and revocations.
+
+In an invited swarm the asker signs its request. A node proves to any asker that sends a nonce that the
+channel is its own. `RpcServer` answers; `request` and what is below it ask.
+"""
 
 import asyncio
 import json
@@ -7,7 +11,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import isfinite
@@ -16,15 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohappyeyeballs import start_connection
+from aiohttp import web
 
 from gossamer.node.address import Contact, check_is_swarm, parse_address, parse_contact
-from gossamer.node.daemon.network.clocks import offset_of
+from gossamer.node.daemon.network.access import Access
+from gossamer.node.daemon.network.links import PREFIX, clock_offset
 from gossamer.node.daemon.network.listening import Resolver
-from gossamer.node.daemon.network.server import ASK_HEADER, NONCE_HEADER, PREFIX, PROOF_HEADER
-from gossamer.node.daemon.network.tls import client_context, fingerprint_of, hang_up
+from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of, hang_up
 from gossamer.node.home import Home, nodes_root
 from gossamer.protocol.access.handshake import NONCE_BYTES
-from gossamer.protocol.access.rpc_auth import ask, check_proof
+from gossamer.protocol.access.rpc_auth import ask, check_proof, check_question, prove
 from gossamer.protocol.errors import (
     ConfigError,
     LocalError,
@@ -37,10 +42,86 @@ from gossamer.protocol.errors import (
     UnsupportedError,
 )
 from gossamer.protocol.identity import Identity, short
-from gossamer.protocol.limits import MANIFEST_BYTES_MAX, STRANGER_TIMEOUT_S, TEXT_BYTES_MAX
+from gossamer.protocol.limits import (
+    CREDENTIAL_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
+    STRANGER_TIMEOUT_S,
+    TEXT_BYTES_MAX,
+)
 
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest
+
+ASK_HEADER = "Gossamer-Ask"
+"""Hex of a signed request, see `protocol.access.rpc_auth`."""
+
+NONCE_HEADER = "Gossamer-Nonce"
+PROOF_HEADER = "Gossamer-Proof"
+"""Hex of 32 bytes from the asker, and of the proof which node answers."""
+
+BODY_TIMEOUT_S = 10.0
+"""A credential is a few hundred bytes: a sender that takes longer is not waited for."""
+
+Status = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
+
+
+class RpcServer:
+    """Answers requests, or says why not. `status` takes a request's query and returns what becomes JSON."""
+
+    def __init__(self, local: LocalNode, manifest: bytes, access: Access, status: Status) -> None:
+        """`manifest` is in canonical bytes."""
+        self._local = local
+        self._manifest = manifest
+        self._access = access
+        self._status = status
+
+    async def serve_manifest(self, request: web.Request) -> web.Response:
+        self._check(request)
+        return web.Response(body=self._manifest, content_type="application/octet-stream")
+
+    async def serve_status(self, request: web.Request) -> web.Response:
+        self._check(request)
+        return web.json_response(await self._status(request.query))
+
+    async def take_credential(self, request: web.Request) -> web.Response:
+        if request.content_length is None or request.content_length > CREDENTIAL_BYTES_MAX:
+            raise web.HTTPRequestEntityTooLarge(CREDENTIAL_BYTES_MAX, request.content_length or 0)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                data = await request.read()
+            if self._access.is_stopping:
+                raise web.HTTPServiceUnavailable(text="this node is stopping; use another one")
+            self._access.deliver(data)
+        except (PeerError, OSError, TimeoutError, web.RequestPayloadError) as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        return web.Response(status=204)
+
+    async def prove(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Prove to an asker that sends a nonce, with any request, that this channel is ours."""
+        try:
+            nonce = bytes.fromhex(request.headers.get(NONCE_HEADER, ""))
+        except ValueError:
+            return
+        if len(nonce) == NONCE_BYTES:
+            proof = prove(self._local.identity, self._local.fingerprint, nonce)
+            response.headers[PROOF_HEADER] = proof.hex()
+
+    def _check(self, request: web.Request) -> None:
+        """Raise HTTPForbidden, with a reason, unless the asker may be answered."""
+        if self._access.answers_anyone:
+            return
+        asked = request.headers.get(ASK_HEADER)
+        if asked is None:
+            raise web.HTTPForbidden(text="this swarm answers its members only")
+        local = self._local
+        try:
+            question = check_question(
+                bytes.fromhex(asked), local.swarm_id, local.fingerprint, time.time(), request.path_qs
+            )
+            self._access.vet_question(question.node_id, question.credential)
+        except (PeerError, ValueError) as error:
+            raise web.HTTPForbidden(text=str(error)) from None
+
 
 ASK_TIMEOUT_S = 10.0
 """For an answer to begin and, unless it may be long, to be complete."""
@@ -51,7 +132,7 @@ NEXT_ADDRESS_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Whose key signs our questions: a member's or an owner's."""
+    """Whose key signs our requests, since an invited swarm answers only its members and owners."""
 
     identity: Identity
     swarm_id: bytes
@@ -106,7 +187,7 @@ async def request(
                 await _check_status(address, response)
                 if body_s:
                     limit.reschedule(asyncio.get_running_loop().time() + body_s)
-                offset_s = offset_of(response.headers.get("Date"), time.time())
+                offset_s = clock_offset(response.headers.get("Date"))
                 body = await _read(response, bytes_max + 1)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         speaks = isinstance(error, ssl.SSLError | aiohttp.ClientResponseError)
@@ -210,9 +291,6 @@ def _reason(error: Exception, plaintext: bool) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-# --- Whose key to ask questions with: an invited swarm answers only its members and owners.
-
-
 def asker_of(home: Home) -> Asker:
     """Ask as the node in a folder. Raises ConfigError or StorageError."""
     manifest = home.manifest()
@@ -257,8 +335,6 @@ def _host_and_port(text: str) -> tuple[str, int]:
     host, port = parse_address(parse_contact(text).address)
     return "127.0.0.1" if host.lower() == "localhost" else host.lower(), port
 
-
-# --- Asking a running node for its manifest and its status, and handing it credentials.
 
 _HASHES = frozenset({"swarm_id", "node_id", "ledger_digest", "merged_digest", "phi_digest"})
 _HASH = re.compile("[0-9A-Za-z]*")

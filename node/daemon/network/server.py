@@ -1,4 +1,4 @@
-"""The network: one port, TLS, a WebSocket per peer, and plain HTTP for chunks.
+"""The server: one port, TLS, a WebSocket per peer, and plain HTTP for chunks and questions.
 
 ================================== ====================================================================
 ``GET /gossamer/1/link``           WebSocket: hello, then records and control, both ways
@@ -9,9 +9,11 @@
 ``PUT /gossamer/1/credential``     a grant or revocation, signed by an owner
 ================================== ====================================================================
 
-Nothing here judges content: apart from the hashes of chunks, bytes go to the `Receiver` as they came. The
-`Admission` decides who may speak to us, and is asked before we tell anything. Chunks and questions have
-modules of their own: this one listens, dials and shakes hands.
+Every accepted connection counts from its first byte, so it is a `Connection` before there is TLS or HTTP on
+it. It is a *stranger's* until a handshake or the session of a link proves whose it is. Strangers have little
+time and few bytes. When there are too many of them the oldest gives way, so that half-open connections do not
+lock out nodes whose hello takes milliseconds. What never speaks the protocol, such as the probes of a load
+balancer, costs its address nothing but these limits; only a hello that fails counts against it.
 """
 
 import asyncio
@@ -19,227 +21,53 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from itertools import count
-from typing import Any, NoReturn
+from math import ceil
+from socket import AddressFamily
+from typing import Any, cast
 
-import aiohttp
 from aiohttp import web
 
-from gossamer.node.address import (
-    WILDCARDS,
-    check_plaintext,
-    format_address,
-    is_loopback,
-    origin_of,
-    parse_address,
-)
-from gossamer.node.daemon.network.address_book import OwnAddresses
-from gossamer.node.daemon.network.chunk_transfer import ChunkRoutes, Transfers
-from gossamer.node.daemon.network.connections import IDLE_TIMEOUT_S, ConnectionLimiter, guest_of
+from gossamer.node.address import WILDCARDS, check_plaintext, format_address, is_loopback, origin_of
+from gossamer.node.daemon.network.access import Access
+from gossamer.node.daemon.network.chunk_transfer import ChunkTransfer
 from gossamer.node.daemon.network.links import (
+    HANDSHAKE_TIMEOUT_S,
+    PREFIX,
     SESSION_HEADER,
-    Admission,
-    Dialled,
     LinkTable,
     PeerLink,
-    Receiver,
 )
-from gossamer.node.daemon.network.listening import Resolver, http_log, sockets_at, why_not
+from gossamer.node.daemon.network.listening import (
+    connections_allowed,
+    families_of,
+    http_log,
+    listen,
+    why_not,
+)
 from gossamer.node.daemon.network.peer_scores import PeerScores
-from gossamer.node.daemon.network.tls import Certificate, client_context, fingerprint_of, hang_up
-from gossamer.node.daemon.storage.records import RecordWriter
-from gossamer.protocol import effects as fx
-from gossamer.protocol import events as ev
-from gossamer.protocol.access.handshake import (
-    HELLO_BYTES_MAX,
-    NONCE_BYTES,
-    ClientHandshake,
-    ServerHandshake,
-    refusal,
+from gossamer.node.daemon.network.rpc import RpcServer
+from gossamer.node.daemon.network.tls import WRITE_BUFFER_BYTES, LocalNode, cut
+from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, NONCE_BYTES, ServerHandshake, refusal
+from gossamer.protocol.errors import ConfigError, Offence, PeerError, RefusedError
+from gossamer.protocol.limits import (
+    CONNECTIONS_PER_LINK_MAX,
+    MESSAGE_BYTES_MAX,
+    REQUEST_TIMEOUT_S,
+    STRANGER_BYTES_MAX,
+    STRANGER_TIMEOUT_S,
+    STRANGERS_MAX,
+    STRANGERS_PER_ADDRESS_MAX,
+    TLS_HANDSHAKE_TIMEOUT_S,
 )
-from gossamer.protocol.access.rpc_auth import check_question, prove
-from gossamer.protocol.errors import ConfigError, PeerError, RefusedError
-from gossamer.protocol.identity import Identity, short
-from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX, FETCH_TIMEOUT_S, MESSAGE_BYTES_MAX, PAUSE_MAX_S
-from gossamer.protocol.messages import Records, decode, encode
-from gossamer.protocol.records import RecordKind
-from gossamer.protocol.replica import Replica
 
-# --- RpcServer from outside any link: the manifest, the status, and owners' grants and revocations.
-#
-# In an invited swarm the asker signs the question. A node that answers proves that the channel is its own to
-# any asker that sends a nonce. `client` is the other end.
+IDLE_TIMEOUT_S = 30.0
+"""A connection without a request is closed after this."""
 
-BODY_TIMEOUT_S = 10.0
-"""A credential is a few hundred bytes: a sender that takes longer is not waited for."""
-
-ASK_HEADER = "Gossamer-Ask"
-"""Hex of a signed question, see `protocol.admission.ask`."""
-
-NONCE_HEADER = "Gossamer-Nonce"
-PROOF_HEADER = "Gossamer-Proof"
-"""Hex of 32 bytes from the asker, and of the proof which node answers."""
-
-Status = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
-
-
-class RpcServer:
-    """Answers questions, or says why not. `status` takes a request's query and returns what becomes JSON."""
-
-    def __init__(
-        self,
-        identity: Identity,
-        swarm_id: bytes,
-        fingerprint: bytes,
-        manifest: bytes,
-        admission: Admission,
-        status: Status,
-    ) -> None:
-        """`fingerprint` is that of our certificate, empty without TLS; `manifest` is in canonical bytes."""
-        self._identity = identity
-        self._swarm_id = swarm_id
-        self._fingerprint = fingerprint
-        self._manifest = manifest
-        self._admission = admission
-        self._status = status
-
-    async def serve_manifest(self, request: web.Request) -> web.Response:
-        self._vet(request)
-        return web.Response(body=self._manifest, content_type="application/octet-stream")
-
-    async def serve_status(self, request: web.Request) -> web.Response:
-        self._vet(request)
-        return web.json_response(await self._status(request.query))
-
-    async def take_credential(self, request: web.Request) -> web.Response:
-        if request.content_length is None or request.content_length > CREDENTIAL_BYTES_MAX:
-            raise web.HTTPRequestEntityTooLarge(CREDENTIAL_BYTES_MAX, request.content_length or 0)
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                data = await request.read()
-            if self._admission.is_stopping:
-                raise web.HTTPServiceUnavailable(text="this node is stopping; use another one")
-            self._admission.deliver(data)
-        except (PeerError, OSError, TimeoutError, web.RequestPayloadError) as error:
-            raise web.HTTPBadRequest(text=str(error)) from None
-        return web.Response(status=204)
-
-    async def prove(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Prove to an asker that sends a nonce, with any request, that this channel is ours."""
-        try:
-            nonce = bytes.fromhex(request.headers.get(NONCE_HEADER, ""))
-        except ValueError:
-            return
-        if len(nonce) == NONCE_BYTES:
-            response.headers[PROOF_HEADER] = prove(self._identity, self._fingerprint, nonce).hex()
-
-    def _vet(self, request: web.Request) -> None:
-        """Raise HTTPForbidden, with a reason, unless the asker may be answered."""
-        if self._admission.answers_anyone:
-            return
-        asked = request.headers.get(ASK_HEADER)
-        if asked is None:
-            raise web.HTTPForbidden(text="this swarm answers its members only")
-        try:
-            question = check_question(
-                bytes.fromhex(asked), self._swarm_id, self._fingerprint, time.time(), request.path_qs
-            )
-            self._admission.vet_question(question.node_id, question.credential)
-        except (PeerError, ValueError) as error:
-            raise web.HTTPForbidden(text=str(error)) from None
-
-
-# --- Links come up and go down, and the messages that they carry go to the core.
-
-
-class Reception:
-    """The transport's `Receiver`, for one daemon."""
-
-    def __init__(
-        self,
-        links: LinkTable,
-        transfers: Transfers,
-        own_addresses: OwnAddresses,
-        scores: PeerScores,
-        writer: RecordWriter,
-        dispatch: Callable[[ev.Event], list[fx.Effect]],
-        stopping: asyncio.Event,
-    ) -> None:
-        """Once `stopping` is set, the core is not told of links that end: it would dial others."""
-        self._links = links
-        self._transfers = transfers
-        self._own_addresses = own_addresses
-        self._scores = scores
-        self._writer = writer
-        self._dispatch = dispatch
-        self._stopping = stopping
-        self._is_stuck = False
-        """Whether a link has waited in vain for the disk to take records."""
-
-    def link_up(self, link: PeerLink) -> None:
-        self._links.add(link)
-        if link.outbound:
-            self._transfers.begin(link)
-        self._own_addresses.learn(link)
-        self._dispatch(
-            ev.LinkUp(link.number, link.node_id, link.outbound, link.address, link.credential, link.group)
-        )
-
-    def link_down(self, link: PeerLink) -> None:
-        self._links.remove(link)
-        self._transfers.gone(link.number)
-        if not self._stopping.is_set():
-            self._dispatch(ev.LinkDown(link.number))
-
-    async def message(self, link: PeerLink, data: bytes) -> None:
-        """Give a message to the core. Returns once the sender may go on, so that its next message is read."""
-        size = len(data)
-        begun = time.thread_time()
-        if self._writer.has_room:
-            self._is_stuck = False
-        elif (rest := _without_deltas(data)) is not data:
-            parsing_s = time.thread_time() - begun
-            data = data if await self._finds_room(link) else rest
-            begun = time.thread_time() - parsing_s
-        effects = self._dispatch(ev.Received(link.number, data))
-        fresh = sum(isinstance(effect, fx.Store) for effect in effects)
-        pause = self._scores.heard(link, size, time.thread_time() - begun, fresh)
-        if pause > 0.0:
-            await link.rest(pause)
-
-    async def _finds_room(self, link: PeerLink) -> bool:
-        """Whether the disk takes deltas now or soon; if not, anti-entropy brings them later.
-
-        Rows, pings and all other messages do not wait for the disk.
-        """
-        if not self._is_stuck:
-            ends = [asyncio.ensure_future(end) for end in (self._writer.room(), link.ended())]
-            try:
-                await asyncio.wait(ends, timeout=PAUSE_MAX_S, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for end in ends:
-                    end.cancel()
-        self._is_stuck = not self._writer.has_room
-        return not self._is_stuck
-
-
-def _without_deltas(data: bytes) -> bytes:
-    """A message without the deltas in it; the same bytes if there are none."""
-    try:
-        message = decode(data)
-    except PeerError:
-        return data  # the core says what is wrong with it
-    if not isinstance(message, Records):
-        return data
-    others = tuple(entry for entry in message.entries if entry[0][0] != RecordKind.DELTA)
-    return encode(Records(others)) if len(others) < len(message.entries) else data
-
-
-HANDSHAKE_TIMEOUT_S = 10.0
-
-PREFIX = "/gossamer/1"
+BACKLOG = 128
+"""Connections that the system keeps for us until we accept them."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LinkHandler = Callable[[PeerLink, web.Request], Awaitable[web.StreamResponse]]
@@ -247,80 +75,302 @@ LinkHandler = Callable[[PeerLink, web.Request], Awaitable[web.StreamResponse]]
 log = logging.getLogger("gossamer.transport")
 
 
-async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> NoReturn:
-    """Refuse redirects: a peer that we dial must not make us send a request to something that only this
-    machine can reach."""
-    params.response.close()
-    raise RefusedError("it redirects us to another address")
+class Connection(asyncio.Protocol):
+    """One accepted connection, from its first byte to its end.
 
-
-def _new_client(tls: ssl.SSLContext | bool, dials_from: str | None) -> aiohttp.ClientSession:
-    """The HTTP client of one node, for links and for the requests that belong to them."""
-    no_redirects = aiohttp.TraceConfig()
-    no_redirects.on_request_redirect.append(_refuse_redirect)
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(
-            limit=64,
-            ssl=tls,
-            resolver=Resolver(),
-            socket_factory=sockets_at(dials_from) if dials_from else None,
-        ),
-        auto_decompress=False,
-        skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),  # a third of a request for a chunk
-        timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
-        trace_configs=[no_redirects],
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
-
-
-def _dial_from(asked: str, bound: str) -> str | None:
-    """The address to dial from, None for any: a node that listens on one address also dials from it.
-
-    The usual loopback address, or another one that only a name led to, is not used: the system chooses it
-    anyway for what it leads to, and it leads to no other machine.
+    It stands between the socket and one of the HTTP server's protocols, whose transport it is: that protocol
+    reads on only if the connection allows it too.
     """
-    is_usual = bound in (*WILDCARDS, "127.0.0.1", "::1")
-    return None if is_usual or _is_misnamed(asked, bound) else bound
+
+    def __init__(self, limiter: "ConnectionLimiter") -> None:
+        self._limiter = limiter
+        self._transport: asyncio.Transport | None = None
+        self._http: asyncio.Protocol | None = None
+        self._early: list[bytes] = []
+        self._received = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._tls: asyncio.Task[None] | None = None
+        self._stranger_until = 0.0
+        self._http_reads = True
+        self._paused_until: asyncio.TimerHandle | None = None
+        self.origin: str | None = None
+        self.node_id: bytes | None = None
+        """The node id whose connection it is, once that is proven."""
+        self.is_link = False
+        """Whether it carries a link, and so ends with that link by itself."""
+
+    # -- below: the socket's protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.origin = origin_of(str(peer[0])) if peer else None
+        if not self._limiter.admit(self):
+            self._transport.abort()
+            return
+        self._stranger_until = asyncio.get_running_loop().time() + STRANGER_TIMEOUT_S
+        self._close_in(REQUEST_TIMEOUT_S)
+        if self._limiter.tls is None:
+            self._begin_http()
+        else:
+            self._transport.pause_reading()
+            self._tls = asyncio.create_task(self._begin_tls(self._transport, self._limiter.tls))
+
+    async def _begin_tls(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        try:
+            secure = await asyncio.get_running_loop().start_tls(
+                transport, self, context, server_side=True, ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S
+            )
+        except OSError:
+            self._tls = None
+            self._limiter.counts["tls_failed"] += 1
+            self.abort()
+            self._limiter.remove(self)
+            return
+        self._tls = None
+        if secure is not None and self in self._limiter:
+            secure.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+            self._transport = secure
+            self._begin_http()
+
+    def _begin_http(self) -> None:
+        self._http = self._limiter.new_protocol()
+        self._http.connection_made(cast(asyncio.BaseTransport, self))
+        early, self._early = self._early, []
+        for data in early:
+            self._http.data_received(data)
+
+    def data_received(self, data: bytes) -> None:
+        if self.node_id is None:
+            self._received += len(data)
+            if self._received > STRANGER_BYTES_MAX:
+                self._limiter.counts["too_many_bytes"] += 1
+                self.abort()
+                return
+        if self._http is None:
+            self._early.append(data)
+            return
+        begun = time.thread_time()
+        self._http.data_received(data)
+        if self.is_link and self.node_id is not None:
+            cpu_s = time.thread_time() - begun
+            pause = self._limiter.scores.charge_parsing(self.node_id, self.origin, cpu_s)
+            if pause > 0.0:
+                self.pause_for(pause)
+
+    def eof_received(self) -> bool | None:
+        return self._http.eof_received() if self._http else None
+
+    def pause_writing(self) -> None:
+        if self._http:
+            self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._http:
+            self._http.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._limiter.remove(self)
+        for timer in (self._timer, self._paused_until):
+            if timer is not None:
+                timer.cancel()
+        if self._http is not None:
+            self._http.connection_lost(error)
+
+    # -- above: the HTTP server's transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def pause_reading(self) -> None:
+        assert self._transport is not None
+        self._http_reads = False
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        assert self._transport is not None
+        self._http_reads = True
+        if self._paused_until is None:
+            self._transport.resume_reading()
+
+    def pause_for(self, seconds: float) -> None:
+        """Read nothing for a while, whatever the HTTP server wants."""
+        assert self._transport is not None
+        if self._paused_until is not None:
+            self._paused_until.cancel()
+        self._transport.pause_reading()
+        self._paused_until = asyncio.get_running_loop().call_later(seconds, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._paused_until = None
+        if self._http_reads and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._tls is not None:
+            self._tls.cancel()
+        if self._transport is not None:
+            cut(self._transport)
+
+    # -- its time
+
+    def request_begins(self) -> None:
+        """A whole request is here. A stranger has what is left of its time for the answer, a member any
+        time."""
+        if self.node_id is None:
+            self._close_in(self._stranger_until - asyncio.get_running_loop().time())
+        elif self._timer is not None:
+            self._timer.cancel()
+
+    def request_ends(self) -> None:
+        """A request has been answered, and the next one may come."""
+        self._close_in(IDLE_TIMEOUT_S + REQUEST_TIMEOUT_S)
+
+    def _close_in(self, seconds: float) -> None:
+        if self not in self._limiter:
+            return
+        loop = asyncio.get_running_loop()
+        when = loop.time() + seconds
+        if self.node_id is None:
+            when = min(when, self._stranger_until)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(when, self._time_is_over)
+
+    def _time_is_over(self) -> None:
+        self._limiter.counts["timed_out"] += 1
+        self.abort()
+
+    def proves(self, node_id: bytes, *, is_link: bool) -> None:
+        """The connection is proven to be a member's."""
+        self.node_id = node_id
+        self.is_link = is_link
+        if self._timer is not None:
+            self._timer.cancel()
 
 
-def _is_misnamed(asked: str, bound: str) -> bool:
-    """Whether a name that seems meant for others leads to loopback, as /etc/hosts often has it."""
-    return is_loopback(bound) and not is_loopback(asked)
+def connection_of(request: web.Request) -> Connection:
+    """The connection on which a request came. Raises ConnectionResetError if it is gone."""
+    if request.transport is None:
+        raise ConnectionResetError("the connection is gone")
+    return cast(Connection, request.transport)
 
 
-class Server:
-    """The server and client of one node."""
+class ConnectionLimiter:
+    """All accepted connections: how many there may be, and from where."""
 
     def __init__(
         self,
-        identity: Identity,
-        swarm_id: bytes,
-        receiver: Receiver,
-        admission: Admission,
-        questions: RpcServer,
-        chunk_routes: ChunkRoutes,
-        certificate: Certificate | None,
+        new_protocol: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
         scores: PeerScores,
     ) -> None:
-        """Without a certificate there is no TLS, and everything stays on loopback."""
-        self._identity = identity
-        self._swarm_id = swarm_id
-        self._receiver = receiver
-        self._admission = admission
-        self._questions = questions
-        self._chunk_routes = chunk_routes
-        self._scores = scores
-        self.door: ConnectionLimiter | None = None
+        """`new_protocol` makes one of the HTTP server's protocols."""
+        self.new_protocol = new_protocol
+        self.tls = tls
+        self.scores = scores
+        self.counts: Counter[str] = Counter()
+        """Connections since the start, and causes for refusing or cutting them, for the status."""
+        self._open: dict[Connection, None] = {}
+        """All connections, oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, connection: Connection) -> bool:
+        return connection in self._open
+
+    def describe(self) -> dict[str, int | dict[str, int]]:
+        """How many connections are open, came, and were refused or cut since the start, and why."""
+        causes = {cause: count for cause, count in sorted(self.counts.items()) if cause != "connections"}
+        return {
+            "open": len(self._open),
+            "strangers": len(self.strangers()),
+            "connections": self.counts["connections"],
+            "refused": sum(causes.values()),
+            "causes": causes,
+        }
+
+    def strangers(self) -> list[Connection]:
+        return [connection for connection in self._open if connection.node_id is None]
+
+    def connections_of(self, node_id: bytes) -> list[Connection]:
+        return [connection for connection in self._open if connection.node_id == node_id]
+
+    def admit(self, connection: Connection) -> bool:
+        """Accept a new connection if it is allowed; strangers may have to give way. Returns whether it is."""
+        self.counts["connections"] += 1
+        refused = None if self.scores.may_connect(connection.origin) else "too_fast"
+        if refused is None and not self._make_room(connection.origin):
+            refused = "no_room"
+        if refused is not None:
+            self.counts[refused] += 1
+            return False
+        self._open[connection] = None
+        return True
+
+    def remove(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
+
+    def refused_for(self, connection: Connection) -> float:
+        """Seconds for which a stranger's address is still turned away; 0 if it is not, or while a linked peer
+        has the same address: others may be behind the same router."""
+        seconds = self.scores.refused_for(connection.origin)
+        if seconds and any(
+            other.node_id is not None and other.origin == connection.origin for other in self._open
+        ):
+            return 0.0
+        return seconds
+
+    def _make_room(self, origin: str | None) -> bool:
+        """Make a stranger give way if there is no room: of the same address if that has too many, else of the
+        address with the most. Returns whether one more connection fits."""
+        strangers = self.strangers()
+        same = [connection for connection in strangers if connection.origin == origin]
+        if len(same) >= STRANGERS_PER_ADDRESS_MAX:
+            self._gives_way(same[0])
+        elif len(strangers) >= STRANGERS_MAX or len(self._open) >= connections_allowed():
+            if not strangers:
+                return False
+            busiest = Counter(connection.origin for connection in strangers).most_common(1)[0][0]
+            self._gives_way(next(one for one in strangers if one.origin == busiest))
+        return True
+
+    def _gives_way(self, connection: Connection) -> None:
+        self.counts["gave_way"] += 1
+        self.remove(connection)
+        connection.abort()
+
+
+class Server:
+    """Accepts connections, shakes hands, and routes requests to `ChunkTransfer` and `RpcServer`."""
+
+    def __init__(
+        self,
+        local: LocalNode,
+        links: LinkTable,
+        access: Access,
+        rpc: RpcServer,
+        chunks: ChunkTransfer,
+    ) -> None:
+        self._local = local
+        self._links = links
+        self._access = access
+        self._rpc = rpc
+        self._chunks = chunks
         self.dials_from: str | None = None
         """The address of this machine from which addresses of its kind are dialled, None for any."""
-        self._numbers = count(1)
+        self.families: frozenset[AddressFamily] = frozenset()
+        """The kinds of address by which this node can be reached, once it listens."""
+        tls = local.certificate.context if local.certificate else None
+        self.limiter = ConnectionLimiter(self._new_protocol, tls, links.scores)
         self._sessions: dict[bytes, PeerLink] = {}
-        self._server_ssl = certificate.context if certificate else None
-        self._client_ssl: ssl.SSLContext | bool = client_context() if certificate else False
-        self._fingerprint = certificate.fingerprint if certificate else b""
-        self._scheme = "https" if certificate else "http"
+        self._answering = asyncio.Lock()
         self._runner: web.AppRunner | None = None
-        self._client: aiohttp.ClientSession | None = None
+        self._listener: asyncio.Server | None = None
 
     # -- life
 
@@ -329,11 +379,10 @@ class Server:
 
         For port 0 the `last` port is used again if it is free, since others look for us there.
         """
-        if not self._server_ssl:
+        if self._local.certificate is None:
             check_plaintext(host)
-        self.door = ConnectionLimiter(self._protocol, self._server_ssl, self._scores)
         self._runner = web.AppRunner(
-            self._application(self.door),
+            self._application(),
             access_log=None,
             handle_signals=False,
             shutdown_timeout=1.0,
@@ -344,177 +393,177 @@ class Server:
         )
         await self._runner.setup()
         try:
-            bound_host, bound_port = await self._open(self.door, host, port, last)
+            self._listener = await self._listen(host, port, last)
         except OSError as error:
             await self._runner.cleanup()
             where = format_address(host, port)
             raise ConfigError(
                 f"cannot listen on {where}: {why_not(error)}; choose another --listen"
             ) from None
-        if _is_misnamed(host, bound_host):
+        self.families = families_of(self._listener)
+        bound_host, bound_port = self._listener.sockets[0].getsockname()[:2]
+        is_misnamed = is_loopback(bound_host) and not is_loopback(host)  # as /etc/hosts often has it
+        if is_misnamed:
             log.warning(
                 "%s is %s, which only this machine can reach: listen on [::], or on an address that others"
                 " can reach",
                 host,
                 bound_host,
             )
-        self.dials_from = _dial_from(host, bound_host)
-        self._client = _new_client(self._client_ssl, self.dials_from)
-        return bound_port
+        # A node that listens on one address also dials from it. The system chooses the usual ones anyway.
+        is_usual = bound_host in (*WILDCARDS, "127.0.0.1", "::1")
+        self.dials_from = None if is_usual or is_misnamed else str(bound_host)
+        return int(bound_port)
 
-    async def _open(self, door: ConnectionLimiter, host: str, port: int, last: int) -> tuple[str, int]:
+    async def _listen(self, host: str, port: int, last: int) -> asyncio.Server:
         if not port and last:
             with suppress(OSError):
-                return await door.open(host, last)
-        return await door.open(host, port)
+                return await listen(self._new_connection, host, last, BACKLOG)
+        return await listen(self._new_connection, host, port, BACKLOG)
 
-    def _application(self, door: ConnectionLimiter) -> web.Application:
-        """All routes, behind the door."""
-        app = web.Application(client_max_size=HELLO_BYTES_MAX, middlewares=[door.attend(self._member_of)])
-        chunk = f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}"
-        app.router.add_get(f"{PREFIX}/link", self._serve_link)
-        app.router.add_get(f"{PREFIX}/manifest", self._questions.serve_manifest)
-        app.router.add_get(chunk, self._for_links(self._chunk_routes.serve))
-        app.router.add_put(chunk, self._for_links(self._chunk_routes.take))
-        app.router.add_get(f"{PREFIX}/status", self._questions.serve_status)
-        app.router.add_put(f"{PREFIX}/credential", self._questions.take_credential)
-        app.on_response_prepare.append(self._questions.prove)
-        return app
+    def _new_connection(self) -> Connection:
+        return Connection(self.limiter)
 
-    def _protocol(self) -> asyncio.Protocol:
-        """One of the HTTP server's own protocols, for a new connection."""
+    def _new_protocol(self) -> asyncio.Protocol:
         assert self._runner is not None
         assert self._runner.server is not None
         return self._runner.server()
 
     def close(self) -> None:
-        """Accept no more connections, and end the links that others have dialled."""
+        """Accept no more connections, and end those of strangers and the links that others have dialled."""
         for link in list(self._sessions.values()):
             link.close_soon()
-        if self.door is not None:
-            self.door.close()
+        if self._listener is not None:
+            self._listener.close()
+        for connection in self.limiter.strangers():
+            connection.abort()
 
     async def stop(self) -> None:
         """Stop listening and close everything."""
         self.close()
-        if self._client:
-            await hang_up(self._client)
         if self._runner:
             await self._runner.cleanup()
 
-    # -- dialling
+    # -- requests
 
-    async def dial(self, address: str, expected: bytes | None, fingerprint: bytes = b"") -> None:
-        """Connect, shake hands and carry the link until it ends.
+    def _application(self) -> web.Application:
+        app = web.Application(client_max_size=HELLO_BYTES_MAX, middlewares=[self._middleware()])
+        chunk = f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}"
+        app.router.add_get(f"{PREFIX}/link", self._serve_link)
+        app.router.add_get(f"{PREFIX}/manifest", self._rpc.serve_manifest)
+        app.router.add_get(chunk, self._for_links(self._chunks.serve))
+        app.router.add_put(chunk, self._for_links(self._chunks.take))
+        app.router.add_get(f"{PREFIX}/status", self._rpc.serve_status)
+        app.router.add_put(f"{PREFIX}/credential", self._rpc.take_credential)
+        app.on_response_prepare.append(self._rpc.prove)
+        return app
 
-        `expected` and `fingerprint` pin the node id and the certificate, if they are known. Raises OSError,
-        TimeoutError, aiohttp.ClientError or PeerError if the link never came up.
-        """
-        assert self._client is not None
-        base_url = f"{self._scheme}://{address}{PREFIX}"
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            socket = await self._client.ws_connect(
-                f"{base_url}/link",
-                ssl=aiohttp.Fingerprint(fingerprint) if fingerprint and self._server_ssl else True,
-                compress=0,
-                autoping=False,
-                max_msg_size=MESSAGE_BYTES_MAX,
-                timeout=aiohttp.ClientWSTimeout(ws_close=2.0),
+    def _middleware(self) -> Any:
+        @web.middleware
+        async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
+            connection, link = connection_of(request), self._link_of(request)
+            if connection.node_id is None:
+                self._prove_or_refuse(connection, link)
+            connection.request_begins()
+            try:
+                return await self._answer(request, handler, link)
+            finally:
+                connection.request_ends()
+
+        return admit
+
+    def _prove_or_refuse(self, connection: Connection, link: PeerLink | None) -> None:
+        """A request's session proves whose its connection is. A stranger may be turned away."""
+        if link is not None:
+            if len(self.limiter.connections_of(link.node_id)) > CONNECTIONS_PER_LINK_MAX:  # the link's is one
+                self.limiter.counts["too_many_of_one_link"] += 1
+                raise web.HTTPTooManyRequests(text="too many connections of one link")
+            connection.proves(link.node_id, is_link=False)
+        elif seconds := self.limiter.refused_for(connection):
+            self.limiter.counts["greylisted"] += 1
+            wait = str(ceil(seconds))
+            raise web.HTTPTooManyRequests(
+                text=f"this address is turned away for misbehaviour, for another {wait} s",
+                headers={"Retry-After": wait, "Connection": "close"},
             )
+
+    async def _answer(
+        self, request: web.Request, handler: Handler, link: PeerLink | None
+    ) -> web.StreamResponse:
+        scores = self._links.scores
+        if link is None or "hash" not in request.match_info:  # members may ask freely for chunks only
+            await asyncio.sleep(scores.charge_request(connection_of(request).origin))
+            async with self._answering:  # one answer per turn of the event loop, however many ask at once
+                await asyncio.sleep(0)
+            return await handler(request)
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                link = await self._introduce(socket, address, base_url, expected)
-            if self._scores.is_greylisted(link.node_id):
-                raise RefusedError(
-                    f"{short(link.node_id)} answers there, and is turned away for misbehaviour"
-                )
-        except TypeError:  # the peer closed, or sent text, where bytes were due
-            await socket.close()
-            raise RefusedError("the peer ended the handshake") from None
-        except BaseException:
-            await socket.close()
+            return await handler(request)
+        except (web.HTTPNotFound, web.HTTPConflict):
+            await asyncio.sleep(scores.charge_misses(link.node_id))
             raise
-        await self._carry(link)
 
-    async def _introduce(
-        self,
-        socket: aiohttp.ClientWebSocketResponse,
-        address: str,
-        base_url: str,
-        expected: bytes | None,
-    ) -> PeerLink:
-        """Shake hands with a peer that we dialled. Raises PeerError, or TypeError if it sends no bytes."""
-        assert self._client is not None
-        tls = socket.get_extra_info("ssl_object")
-        binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
-        shake = ClientHandshake(
-            self._identity,
-            self._swarm_id,
-            binding,
-            os.urandom(NONCE_BYTES),
-            expected,
-            credential=self._admission.own_credential(),
-            vet=self._admission.vet,
-        )
-        await socket.send_bytes(shake.hello(await socket.receive_bytes()))
-        node_id, session = shake.finish(await socket.receive_bytes())
-        pin = aiohttp.Fingerprint(binding) if binding else self._client_ssl
-        return PeerLink(
-            next(self._numbers),
-            node_id,
-            socket,
-            session,
-            credential=shake.peer_credential,
-            dialled=Dialled(address, base_url, self._client, pin),
-        )
+    def _for_links(self, handler: LinkHandler) -> Handler:
+        """A route for linked peers: its handler is given the link that a request belongs to."""
 
-    async def _carry(self, link: PeerLink) -> None:
-        self._receiver.link_up(link)
+        async def handle(request: web.Request) -> web.StreamResponse:
+            link = self._link_of(request)
+            if link is None:
+                raise web.HTTPForbidden(text="no such session")
+            return await handler(link, request)
+
+        return handle
+
+    def _link_of(self, request: web.Request) -> PeerLink | None:
+        """The link whose session a request carries. One that we hung up does not count, however slowly it
+        closes."""
         try:
-            await link.run(lambda data: self._receiver.message(link, data))
-        finally:
-            self._receiver.link_down(link)
+            link = self._sessions.get(bytes.fromhex(request.headers.get(SESSION_HEADER, "")))
+        except ValueError:
+            return None
+        return None if link is None or link.is_closing else link
 
-    # -- the server
+    # -- accepted links
 
     async def _serve_link(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(
             compress=False, autoping=False, max_msg_size=MESSAGE_BYTES_MAX, timeout=2.0
         )
         await socket.prepare(request)
-        link = await self._welcome(socket, request)
+        link = await self._shake_hands(socket, request)
         if link is None:
             await socket.close()
             return socket
         self._sessions[link.session] = link
         try:
-            await self._carry(link)
+            await self._links.carry(link)
         finally:
             del self._sessions[link.session]
+            # With a member's last link end its other connections, whatever is under way on them.
             if not any(other.node_id == link.node_id for other in self._sessions.values()):
-                assert self.door is not None
-                self.door.dismiss(link.node_id)
+                for connection in self.limiter.connections_of(link.node_id):
+                    if not connection.is_link:
+                        connection.abort()
         return socket
 
-    async def _welcome(self, socket: web.WebSocketResponse, request: web.Request) -> PeerLink | None:
+    async def _shake_hands(self, socket: web.WebSocketResponse, request: web.Request) -> PeerLink | None:
         """Shake hands with a peer that dialled us; None if that failed."""
-        session = os.urandom(32)
+        scores, session = self._links.scores, os.urandom(32)
         shake = ServerHandshake(
-            self._identity,
-            self._swarm_id,
-            self._fingerprint,
+            self._local.identity,
+            self._local.swarm_id,
+            self._local.fingerprint,
             os.urandom(NONCE_BYTES),
             session,
-            credential=self._admission.own_credential(),
-            vet=self._admission.vet,
+            credential=self._access.own_credential(),
+            vet=self._access.vet,
         )
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await socket.send_bytes(shake.challenge())
                 node_id, welcome = shake.answer(await socket.receive_bytes())
-                if (reason := self._scores.refusal(node_id)) is not None:
+                if (reason := scores.refusal(node_id)) is not None:
                     raise RefusedError(reason)
-                guest_of(request).proves(node_id, is_link=True)
+                connection_of(request).proves(node_id, is_link=True)
                 await socket.send_bytes(welcome)
         except RefusedError as error:
             await socket.send_bytes(refusal(str(error)))
@@ -522,89 +571,7 @@ class Server:
         except (PeerError, TypeError, OSError) as error:
             log.debug("handshake with %s failed: %s", request.remote, error)
             if isinstance(error, PeerError | TimeoutError):  # a peer that merely went away did nothing wrong
-                stalled = isinstance(error, TimeoutError)
-                self._scores.blame_address(
-                    origin_of(request.remote or ""), "handshakes failed", stalled=stalled
-                )
+                offence = Offence.STALLED if isinstance(error, TimeoutError) else Offence.HANDSHAKE
+                scores.blame_address(origin_of(request.remote or ""), offence)
             return None
-        return PeerLink(next(self._numbers), node_id, socket, session, credential=shake.peer_credential)
-
-    def _for_links(self, handler: LinkHandler) -> Handler:
-        """A route for linked peers: its handler is given the link that a request belongs to."""
-
-        async def handle(request: web.Request) -> web.StreamResponse:
-            return await handler(self._session_of(request), request)
-
-        return handle
-
-    def _member_of(self, request: web.Request) -> bytes | None:
-        """The node id whose session a request carries, None for a stranger's request."""
-        try:
-            return self._session_of(request).node_id
-        except web.HTTPForbidden:
-            return None
-
-    def _session_of(self, request: web.Request) -> PeerLink:
-        """The link that a request belongs to. One that we hung up does not count, however slowly it
-        closes."""
-        try:
-            link = self._sessions.get(bytes.fromhex(request.headers.get(SESSION_HEADER, "")))
-        except ValueError:
-            link = None
-        if link is None or link.is_closing:
-            raise web.HTTPForbidden(text="no such session")
-        return link
-
-
-# --- Carries out `Dial` effects, and tells the core of dials that failed.
-
-log_dialling = logging.getLogger("gossamer.node")
-
-
-class Dialler:
-    """Dials peers, except those that are turned away."""
-
-    def __init__(
-        self,
-        transport: Server,
-        scores: PeerScores,
-        core: Replica,
-        dispatch: Callable[[ev.Event], object],
-    ) -> None:
-        self._transport = transport
-        self._scores = scores
-        self._core = core
-        self._dispatch = dispatch
-
-    async def dial(self, effect: fx.Dial) -> None:
-        """Dial a peer and carry the link until it ends. The core is told if it never came up."""
-        try:
-            parse_address(effect.address)  # a peer may have made it up
-            if not self._scores.is_greylisted(effect.node_id):
-                await self._transport.dial(effect.address, effect.node_id, effect.fingerprint)
-                return
-        except ConfigError as error:
-            log_dialling.debug("%s", error)
-        except PeerError as error:
-            self._scores.complain(f"{effect.address}:", str(error))
-        except aiohttp.ServerFingerprintMismatch as error:
-            if self._is_namesake(effect.address, error.got):
-                log_dialling.debug(
-                    "%s is also the address of another member, which answers there", effect.address
-                )
-            else:
-                what = "shows a different certificate than its own row names"
-                self._scores.complain(f"{effect.address}:", what)
-        except (OSError, TimeoutError, aiohttp.ClientError) as error:
-            log_dialling.debug("cannot reach %s: %s", effect.address, error)
-        self._dispatch(ev.DialFailed(effect.address))
-
-    def _is_namesake(self, address: str, fingerprint: bytes) -> bool:
-        """Whether the certificate is that of another member that states the same address, or our own.
-
-        Two members in two homes may have the same private address: each is reached by nodes in its own home.
-        And the address of a member that listens on loopback leads every other node to itself.
-        """
-        rows = [member.record.body for member in self._core.roster.members()]
-        theirs = any(address in row.addresses and row.fingerprint == fingerprint for row in rows)
-        return theirs or fingerprint == self._core.own_record.fingerprint
+        return PeerLink(node_id, socket, session, credential=shake.peer_credential)

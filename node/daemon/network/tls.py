@@ -2,8 +2,8 @@
 
 A daemon makes a self-signed certificate when it first starts. Nobody trusts what the certificate says.
 Instead, both nodes sign its fingerprint with their Ed25519 keys in the hello
-(`protocol.admission.handshake`), so a man in the middle with a certificate of his own breaks the signatures.
-The fingerprint is also in the node's signed row, and later connections are pinned to it.
+(`protocol.access.handshake`), so a man in the middle with a certificate of his own breaks the signatures.
+The fingerprint is also in the node's signed member record, and later connections are pinned to it.
 """
 
 import asyncio
@@ -23,10 +23,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from gossamer.node.files import cannot_write, write_atomically
+from gossamer.protocol.identity import Identity
+
+WRITE_BUFFER_BYTES = 64 * 1024
+"""Bytes that may wait in a connection's write buffer, over TLS too, where asyncio would let half a chunk
+wait. A small buffer shows how fast a chunk goes out."""
 
 _BEGIN = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _VALID = datetime.timedelta(days=36500)
-"""Nobody looks at the dates: admission decides who may take part."""
+"""Nobody looks at the dates: the access list decides who may take part."""
 
 
 def _self_signed() -> bytes:
@@ -83,6 +88,25 @@ class Certificate:
         context.load_cert_chain(path)
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
         return cls(context, sha256(certificate.public_bytes(serialization.Encoding.DER)).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """This node, as it proves itself to others."""
+
+    identity: Identity
+    swarm_id: bytes
+    certificate: Certificate | None
+    """None without TLS: then everything stays on loopback."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """That of the certificate; empty without TLS."""
+        return self.certificate.fingerprint if self.certificate else b""
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.certificate else "http"
 
 
 def client_context() -> ssl.SSLContext:

@@ -1,37 +1,46 @@
-"""Whose turn it is to be sent a chunk: few at a time on a slow line, many side by side on a fast one.
+"""Which chunks are sent, and when: how many in all and to each member, and how many share our line.
+
+A peer that asks while we are busy, or that has used up its ration, is declined at once and turns to another
+holder. Otherwise everybody would wait at the nodes with many links, while the same chunks were available
+nearby.
 
 If too many bodies share our line, all of them come too late, and the parts that have come are thrown away. So
-only as many bodies are sent at a time as the line has lately carried at SHARE_BYTES_PER_S each. Only what the
-takers read shows how fast the line is. So a taker that reads next to nothing holds no place, and takers known
-to be slow compete for places only with each other. On a slow line that is all of them.
+only as many bodies are sent at a time as the line has lately carried at SHARE_BYTES_PER_S each: few on a slow
+line, many side by side on a fast one. Only what peers read shows how fast the line is. So a peer that reads
+next to nothing holds no place, and peers known to be slow compete for places only with each other. On a slow
+line that is all of them.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
-from itertools import count
-from weakref import WeakKeyDictionary
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
-from gossamer.node.daemon.network.links import PeerLink
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol.access.rate_limits import Rations
 from gossamer.protocol.errors import GossamerError
-from gossamer.protocol.limits import TURN_PATIENCE_S, UPLOAD_SLOT_S, UPLOADS_MAX, UPLOADS_PER_MEMBER_MAX
+from gossamer.protocol.limits import (
+    PUTS_PER_LINK_MAX,
+    TURN_PATIENCE_S,
+    UPLOAD_SLOT_S,
+    UPLOADS_MAX,
+    UPLOADS_PER_MEMBER_MAX,
+)
 
 SHARE_BYTES_PER_S = 32 * 1024
-"""The least that a body should get of the line: a MiB in 32 s. Its taker waits 48 s for that, but buffers
-make a line seem faster than it is. If this were more, many takers with slow lines of their own would be
+"""The least that a body should get of the line: a MiB in 32 s. Its reader waits 48 s for that, but buffers
+make a line seem faster than it is. If this were more, many readers with slow lines of their own would be
 mistaken for one slow line of ours."""
 
 PLACES_MIN = 2
-"""With two, the line is not idle between two chunks, nor while a taker pauses."""
+"""With two, the line is not idle between two chunks, nor while a reader pauses."""
 
 PACE_AT_FIRST = 128 * 1024
 """Bytes per second that the line is assumed to carry until it has shown more: 1 Mbit/s."""
 
 FAST_BYTES_PER_S = 256 * 1024
-"""2 Mbit/s: a line that has carried more is fast, and so is a taker that read its last chunks faster."""
+"""2 Mbit/s: a line that has carried more is fast, and so is a peer that read its last chunks faster."""
 
 PACE_HALF_LIFE_S = 120.0
 """Half-life of the best rate that the line has carried, while it carries anything: lines change."""
@@ -45,23 +54,29 @@ STALL_S = 4.0
 the rate of the slowest holder worth waiting for (FETCH_TIMEOUT_S), since two share a line."""
 
 LARGE_PIECE_BYTES = 256 * 1024
-"""Size of the pieces on a fast line, for takers that are not known to be slow: small ones cost CPU time."""
+"""Size of the pieces on a fast line, for peers that are not known to be slow: small ones cost CPU time."""
 
 BUFFERED_BYTES = 256 * 1024
 """Up to this many bytes may merely fill a link's buffers. Only more shows how fast line and peer are."""
 
-LOOK_S = 0.5
-"""How often the waiter that is next looks whether a body has stalled."""
+STALL_CHECK_S = 0.5
+"""How often the waiter that is next checks whether a body has stalled."""
 
 
 class BusyError(GossamerError):
-    """The line has been full for as long as a peer may wait."""
+    """Too much is being sent, or the member's ration is used up: other holders may have the chunk."""
 
 
-class _Taker:
-    """How fast a link's peer reads what it is sent."""
+class PeerUploads:
+    """What goes out over one link, and how fast its peer reads it."""
 
     def __init__(self) -> None:
+        self.sending = asyncio.Lock()
+        """Held while a body waits for its place and goes out. Bodies go one after another, since the first
+        of several chunks is of use before all have been sent."""
+        self.puts = asyncio.Semaphore(PUTS_PER_LINK_MAX)
+        self.asked = 0
+        """Chunks that the peer has asked us to put and not yet received."""
         self.is_slow = False
         """Whether the peer is known to read slowly."""
         self.free_at = -math.inf
@@ -94,15 +109,14 @@ class _Taker:
             self._seconds /= 2
 
 
-class Turn:
-    """One body that may be sent now. Its owner must call `end`."""
+class Upload:
+    """One body that may be sent now."""
 
-    def __init__(self, uplink: "Uplink", link: PeerLink, taker: _Taker) -> None:
-        self._uplink = uplink
-        self._link = link
-        self.taker = taker
-        self.began = self._since = uplink.clock()
-        taker.begins(self.began)
+    def __init__(self, limits: "UploadLimits", peer: PeerUploads) -> None:
+        self._limits = limits
+        self.peer = peer
+        self.began = self._since = limits.clock()
+        peer.begins(self.began)
         self.size = 0
         """Bytes of it that have gone out."""
         self._is_over = False
@@ -114,7 +128,7 @@ class Turn:
         """
         rest = memoryview(data)
         while rest:
-            is_fast = self._uplink.is_fast and not self.taker.is_slow
+            is_fast = self._limits.is_fast and not self.peer.is_slow
             size = LARGE_PIECE_BYTES if is_fast else PIECE_BYTES
             piece, rest = rest[:size], rest[size:]
             yield piece
@@ -122,37 +136,41 @@ class Turn:
 
     def sent(self, size: int) -> None:
         """One more piece of the body has gone out."""
-        self._uplink.carried(self.taker.past_buffers(size))
+        self._limits.carried(self.peer.past_buffers(size))
         self.size += size
-        self._since = self._uplink.clock()
+        self._since = self._limits.clock()
 
     def is_stalled(self) -> bool:
-        return self._uplink.clock() - self._since > STALL_S
+        return self._limits.clock() - self._since > STALL_S
 
     def all_sent(self) -> None:
-        """Only the answer is missing. On a slow line the turn of a large body goes on until the answer comes,
+        """Only the answer is missing. On a slow line a large body keeps its place until the answer comes,
         since the line is busy with our buffers. Small bodies follow each other without waiting for
         answers."""
-        if self.size <= PIECE_BYTES or self._uplink.is_fast:
+        if self.size <= PIECE_BYTES or self._limits.is_fast:
             self.end()
 
     def end(self) -> None:
         """The chunk has been sent, or never will be. May be called more than once."""
         if not self._is_over:
             self._is_over = True
-            self._uplink.left(self)
-            self._link.serving.release()
+            self._limits.left(self)
+            self.peer.sending.release()
 
 
-class Uplink:
-    """Our outgoing line, shared by all chunks that are sent."""
+class UploadLimits:
+    """All chunks that are sent, and the line that they share."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: ChunkStore | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Members' rations are measured against the `store`; without one there are no rations."""
         self.clock = clock
-        self._takers: WeakKeyDictionary[PeerLink, _Taker] = WeakKeyDictionary()
-        self._crossing: set[Turn] = set()
+        self._store = store
+        self._rations = Rations()
+        self._begun: dict[object, tuple[float, bytes]] = {}
+        """For the uploads that count, oldest first: when each began, and for which node id."""
+        self._crossing: set[Upload] = set()
         self._next = {is_slow: asyncio.Lock() for is_slow in (False, True)}
-        """Two queues for a place, one for slow takers and one for the others. The waiter that is next holds
+        """Two queues for a place, one for slow peers and one for the others. The waiter that is next holds
         the lock; the others of its kind wait for the lock, in order."""
         self._changed = asyncio.Event()
         self._flow = 0.0
@@ -160,6 +178,54 @@ class Uplink:
         self._pace = float(PACE_AT_FIRST)
         """The best `_flow` lately."""
         self._at = clock()
+
+    @contextmanager
+    def counted(self, node_id: bytes, blob: bytes) -> Iterator[None]:
+        """Count an upload while the block runs. Raises BusyError if there is no room, or no ration left.
+
+        An upload that takes long no longer counts, and no member gets all the room: so no peer can block us.
+        """
+        now = self.clock()
+        self._begun = {key: one for key, one in self._begun.items() if one[0] >= now - UPLOAD_SLOT_S}
+        theirs = sum(of_one == node_id for _, of_one in self._begun.values())
+        if len(self._begun) >= UPLOADS_MAX or theirs >= UPLOADS_PER_MEMBER_MAX:
+            raise BusyError("busy")
+        store = self._store
+        if store is not None and not self._rations.take(node_id, store.length(blob), store.stock, now):
+            raise BusyError("the ration is used up")
+        key = object()
+        self._begun[key] = now, node_id
+        try:
+            yield
+        finally:
+            self._begun.pop(key, None)
+
+    @asynccontextmanager
+    async def place(self, peer: PeerUploads) -> AsyncIterator[Upload]:
+        """Wait until a body may go to a peer: when there is room on the line, after those before it on the
+        link.
+
+        Raises BusyError if there is no room for TURN_PATIENCE_S, not counting the time for the bodies before
+        it on the link: other holders may have what the peer asks for.
+        """
+        asked_at = self.clock()
+        await peer.sending.acquire()
+        try:
+            patience = max(asked_at, peer.free_at) + TURN_PATIENCE_S - self.clock()
+            async with asyncio.timeout(patience), self._next[peer.is_slow]:
+                while not self._has_room_for(peer):
+                    await self._change()
+        except BaseException as error:
+            peer.sending.release()
+            if isinstance(error, TimeoutError):
+                raise BusyError("busy") from None
+            raise
+        upload = Upload(self, peer)
+        self._crossing.add(upload)
+        try:
+            yield upload
+        finally:
+            upload.end()
 
     @property
     def is_fast(self) -> bool:
@@ -173,48 +239,20 @@ class Uplink:
         self._age()
         return max(PLACES_MIN, int(self._pace / SHARE_BYTES_PER_S))
 
-    async def turn(self, link: PeerLink) -> Turn:
-        """Wait until a body may go to a link's peer: when there is room, after those before it on the link.
-
-        Raises BusyError if there is no room for TURN_PATIENCE_S, not counting the time for the bodies before
-        it on the link: other holders may have what the peer asks for.
-        """
-        asked_at = self.clock()
-        await link.serving.acquire()
-        try:
-            taker = self._takers.setdefault(link, _Taker())
-            since = max(asked_at, taker.free_at)
-            await self._place(taker, since + TURN_PATIENCE_S - self.clock())
-        except TimeoutError:
-            link.serving.release()
-            raise BusyError("busy") from None
-        except BaseException:
-            link.serving.release()
-            raise
-        turn = Turn(self, link, taker)
-        self._crossing.add(turn)
-        return turn
-
-    async def _place(self, taker: _Taker, patience: float) -> None:
-        """Wait for room. Raises TimeoutError."""
-        async with asyncio.timeout(patience), self._next[taker.is_slow]:
-            while not self._has_room_for(taker):
-                await self._change()
-
-    def _has_room_for(self, taker: _Taker) -> bool:
-        rivals = [turn for turn in self._crossing if taker.is_slow or not turn.taker.is_slow]
-        return sum(not turn.is_stalled() for turn in rivals) < self.places
+    def _has_room_for(self, peer: PeerUploads) -> bool:
+        rivals = [upload for upload in self._crossing if peer.is_slow or not upload.peer.is_slow]
+        return sum(not upload.is_stalled() for upload in rivals) < self.places
 
     async def _change(self) -> None:
         """Wait until a body has left the line, or may have stalled."""
         self._changed.clear()
-        timer = asyncio.get_running_loop().call_later(LOOK_S, self._changed.set)
+        timer = asyncio.get_running_loop().call_later(STALL_CHECK_S, self._changed.set)
         try:
             await self._changed.wait()
         finally:
             timer.cancel()
 
-    # -- what turns tell
+    # -- what the bodies show of the line
 
     def carried(self, size: int) -> None:
         self._age()
@@ -223,11 +261,11 @@ class Uplink:
             self._pace = self._flow
             self._changed.set()
 
-    def left(self, turn: Turn) -> None:
+    def left(self, upload: Upload) -> None:
         self._age()
-        self._crossing.discard(turn)
+        self._crossing.discard(upload)
         now = self.clock()
-        turn.taker.ends(turn.size, now - turn.began, now)
+        upload.peer.ends(upload.size, now - upload.began, now)
         self._changed.set()
 
     def _age(self) -> None:
@@ -237,51 +275,3 @@ class Uplink:
         if self._crossing:
             self._pace *= 0.5 ** ((now - self._at) / PACE_HALF_LIFE_S)
         self._at = now
-
-
-# --- How many chunks we send at a time, over all links, and how many each member gets.
-#
-# A peer that asks while we are busy is declined at once and turns to another holder: otherwise everybody
-# would
-# wait at the nodes with many links, while the same chunks were available nearby. A peer that has used up its
-# ration is declined too.
-
-
-class UploadLimits:
-    """Chunks that we have begun to send, or promised to."""
-
-    def __init__(self, chunks: ChunkStore | None = None) -> None:
-        """Members' rations are measured against `chunks`; without `chunks` there are no rations."""
-        self.uplink = Uplink()
-        """The line that all uploads share."""
-        self._chunks = chunks
-        self._rations = Rations()
-        self._numbers = count()
-        self._begun: dict[int, tuple[float, bytes]] = {}
-        """For the uploads that count, oldest first: when each began, and for which node id."""
-
-    def begin(self, node_id: bytes, blob: bytes) -> int | None:
-        """Begin an upload if there is room and the member's ration allows it. Returns its number, or None.
-
-        An upload that takes long no longer counts, and no member gets all the room: so no peer can block us.
-        """
-        now = time.monotonic()
-        while self._begun:
-            oldest, (begun, _) = next(iter(self._begun.items()))
-            if begun >= now - UPLOAD_SLOT_S:
-                break
-            del self._begun[oldest]
-        theirs = sum(of_one == node_id for _, of_one in self._begun.values())
-        if len(self._begun) >= UPLOADS_MAX or theirs >= UPLOADS_PER_MEMBER_MAX:
-            return None
-        if self._chunks is not None and not self._rations.take(
-            node_id, self._chunks.length(blob), self._chunks.stock, now
-        ):
-            return None
-        number = next(self._numbers)
-        self._begun[number] = now, node_id
-        return number
-
-    def end(self, number: int) -> None:
-        """A chunk has been sent, or never will be."""
-        self._begun.pop(number, None)
