@@ -313,6 +313,21 @@ def _loaded_by(statement: str, names: tuple[str, ...], cwd: Path) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.parametrize(
+    ("folder", "foreign"),
+    [("node/daemon", "torch"), ("node/trainer", "aiohttp"), ("node/ipc", "aiohttp"), ("node/ipc", "torch")],
+)
+def test_a_process_does_not_import_what_is_the_others(folder, foreign):
+    """The folder of a file says in which process it runs: the daemon has the network, the trainer torch."""
+    found = [
+        f"{path} line {line}: imports {name}"
+        for path, text, package in _each(folder)
+        for line, name in _imports(ast.parse(text), package)
+        if _within(name, (foreign,))
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_the_daemon_does_not_load_torch(tmp_path):
     """It must start in well under a second, and never share a process with the trainer."""
     assert _loaded_by("import gossamer.node.daemon.daemon", ("torch", "transformers"), tmp_path) == []
