@@ -1,8 +1,13 @@
-"""Makes sure that a swarm's first node has a model to begin with."""
+"""The first parameters of a swarm, for the node that begins its history.
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+Where nobody can rebuild them from the seed (existing weights, or a custom task, whose code a bootstrap peer
+need not have), they lie in ``my.genesis.safetensors`` beside ``my.toml``: the float32 image of Phi_0, under
+the model's own names, so that other tools can read it too. That image is exact, since Phi_0 was rounded from
+float32: a multiple of 2**-24 below 1 has at most 24 significant bits, as many as a float32, and a float32 of
+1 or more is such a multiple already. The manifest's digest checks it.
+"""
+
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,27 +16,16 @@ from safetensors.numpy import save
 
 from gossamer.models.registry import task_names
 from gossamer.models.task_file import is_own_name
-from gossamer.node import processes as exit_status
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import RecordStore
-from gossamer.node.files import placed, written
+from gossamer.node.files import put
 from gossamer.node.home import Home
 from gossamer.node.processes import Child
 from gossamer.node.trainer import genesis
-from gossamer.protocol.errors import ConfigError, DiskFullError, DivergedError, StorageError
+from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_fixed, to_float
 from gossamer.protocol.manifest import Manifest
-
-# --- ``my.genesis.safetensors`` beside ``my.toml``: first parameters that nobody can rebuild from a seed.
-#
-# These are existing weights, or the first parameters of a custom task, whose code a bootstrap peer need not
-# have. The file holds the float32 image of Phi_0, under the model's own names, so that other tools can read
-# it
-# too. That image is exact, since Phi_0 was rounded from float32: a multiple of 2**-24 below 1 has at most 24
-# significant bits, as many as a float32, and a float32 of 1 or more is such a multiple already. The
-# manifest's
-# digest checks it.
 
 SUFFIX = ".genesis.safetensors"
 
@@ -43,24 +37,13 @@ def beside(manifest_path: Path) -> Path:
 
 def write(manifest: Manifest, phi: Ints, path: Path) -> None:
     """Write Phi_0, int32[numel] in snapshot order. Raises StorageError."""
-    with writing(manifest, phi, path):
-        pass
-
-
-@contextmanager
-def writing(manifest: Manifest, phi: Ints, path: Path) -> Iterator[None]:
-    """As `write`, but the file is put in place only if the block succeeds, which writes the manifest: the two
-    belong together."""
     tensors = {
         slot.spec.name: to_float(phi[fragment.offset :][slot.span]).reshape(slot.spec.shape)
         for fragment in manifest.plan().fragments
         for slot in fragment.slots
     }
     try:
-        with placed(path) as aside:
-            with written(aside) as file:
-                file.write(save(tensors, {"format": "pt"}))
-            yield
+        put(path, save(tensors, {"format": "pt"}))
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 
@@ -90,11 +73,6 @@ def read(manifest: Manifest, path: Path) -> Ints:
     return phi
 
 
-END_S = 1.0
-"""How long the process that builds a model may take to end, once it has closed its output or is told to
-end."""
-
-
 def _has_snapshot(home: Home, manifest: Manifest) -> bool:
     """Whether a folder holds a later snapshot than genesis; changes nothing in it. Raises StorageError."""
     if not home.ledger_path.exists():
@@ -109,8 +87,8 @@ def _has_snapshot(home: Home, manifest: Manifest) -> bool:
 def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
     """Put Phi_0 into the folder if it is not there: from the file beside the manifest, or from the seed.
 
-    A folder that holds a later snapshot no longer needs it. Raises StorageError, or ConfigError with an
-    explanation.
+    A folder that holds a later snapshot no longer needs it. Raises StorageError or ConfigError, or SystemExit
+    if the process that rebuilds it has failed and said why.
     """
     chunks = ChunkStore(home.chunks_path)
     if _has_snapshot(home, manifest) or genesis.is_stored(manifest, chunks):
@@ -120,54 +98,21 @@ def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
         genesis.store(read(manifest, file), chunks, home.chunks_path)
     elif manifest.task.name in task_names():
         _rebuild(home)
-    else:
-        raise _nobody_has_them(manifest, file)
-
-
-def check_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> str:
-    """Say where `ensure_genesis` would find Phi_0, and write nothing. Raises the same errors."""
-    if home.chunks_path.is_dir():
-        chunks = ChunkStore(home.chunks_path, read_only=True)
-        if _has_snapshot(home, manifest) or genesis.is_stored(manifest, chunks):
-            return "the initial model is in the folder"
-    file = beside(manifest_path)
-    if file.exists():
-        read(manifest, file)
-        return f"the initial parameters are in {file}"
-    if manifest.task.name in task_names():
-        genesis.rebuilt(manifest)
-        return "the initial parameters follow from the manifest's seed"
-    raise _nobody_has_them(manifest, file)
-
-
-def _nobody_has_them(manifest: Manifest, file: Path) -> ConfigError:
-    if is_own_name(manifest.task.name):
-        return ConfigError(
+    elif is_own_name(manifest.task.name):
+        raise ConfigError(
             f"there is no {file}, which gossamer init wrote with the manifest and which holds the swarm's"
             " initial parameters: put it there, or join a node that has them (--join)"
         )
-    return ConfigError(
-        f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, and only that"
-        " can build its initial parameters: found it with Peer.attach in that script, then join it (--join)"
-    )
+    else:
+        raise ConfigError(
+            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, and only that"
+            " can build its initial parameters: found it with Peer.attach in that script, then join it"
+            " (--join)"
+        )
 
 
 def _rebuild(home: Home) -> None:
-    """Rebuild Phi_0 in a process that may import torch, and ends with this one. Raises ConfigError with that
-    process's own explanation, or DiskFullError."""
-    child = Child(
-        "gossamer.node.trainer.genesis", [str(home.root)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    assert child.process.stderr is not None
-    try:
-        with child.process.stderr as stream:
-            said = stream.read().decode(errors="replace")
-    except BaseException:  # Ctrl-C
-        child.terminate()
-        raise
-    finally:
-        status = child.end(END_S)
-    if status:
-        lines = said.strip().splitlines() or ["cannot build the initial parameters"]
-        kind = DiskFullError if status == exit_status.DISK_FULL else ConfigError
-        raise kind(lines[-1].removeprefix("gossamer: "))
+    """Rebuild Phi_0 in a process that may import torch, and ends with this one. Raises SystemExit with its
+    status if it fails; it says why itself."""
+    if status := Child("gossamer.node.trainer.genesis", [str(home.root)]).end(math.inf):
+        raise SystemExit(status)

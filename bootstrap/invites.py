@@ -6,8 +6,6 @@
 import os
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from gossamer.node.files import cannot_write, write_atomically
@@ -40,28 +38,13 @@ def check_free(path: Path) -> None:
         )
 
 
-def new_secret() -> bytes:
-    """The secret bytes of a new owner's key."""
-    return os.urandom(32)
-
-
-@contextmanager
-def kept(path: Path, secret: bytes) -> Iterator[None]:
-    """Write an owner's key to its file, before the manifest that names it. Raises StorageError.
-
-    If the block fails, there is no such manifest and the key owns nothing. It is removed, as it would be in
-    the way of the next try.
-    """
-    check_free(path)  # another process may have made one meanwhile
+def write_owner(path: Path, secret: bytes) -> None:
+    """Write the 32 secret bytes of a new owner's key. Raises ConfigError if there is one, or StorageError."""
+    check_free(path)
     try:
         write_atomically(path, secret, durable=True)
     except OSError as error:
         raise cannot_write(path, error) from None
-    try:
-        yield
-    except BaseException:  # Ctrl-C, too
-        path.unlink(missing_ok=True)
-        raise
 
 
 def read_owner(path: Path) -> Identity:

@@ -35,9 +35,6 @@ FAILED = 1
 USER_ERROR = 2
 """A person has to fix something first: the next attempt would end in the same way."""
 
-DISK_FULL = 3
-"""Used only by the process that rebuilds Phi_0. Its parent reports the full disk, and ends with `FAILED`."""
-
 INTERRUPTED = 130
 """Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 

@@ -36,13 +36,13 @@ def bootstrap(
         gossamer bootstrap my.toml --advertise my.host:7700
         gossamer bootstrap my.toml --join my.host:7700
     """
-    from gossamer.bootstrap import manifests
     from gossamer.bootstrap.genesis import ensure_genesis
     from gossamer.node import logs
     from gossamer.node.home import Home, default_folder
+    from gossamer.node.inputs import read_manifest
 
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
-    swarm = manifests.read(manifest)
+    swarm = read_manifest(manifest)
     home = Home((options.folder or default_folder(swarm.swarm_id, "-bootstrap")).absolute())
     home.create()
     is_new = home.manifest() is None

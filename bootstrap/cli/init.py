@@ -1,7 +1,7 @@
 """`gossamer init`: a new swarm's manifest."""
 
+import os
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -103,27 +103,21 @@ def init(
 
     Then start the swarm's first peer: gossamer bootstrap my.toml.
     """
-    from gossamer.bootstrap import genesis as genesis_file
-    from gossamer.bootstrap import invites, manifests
+    from gossamer.bootstrap import genesis, invites, manifests
     from gossamer.protocol.identity import Identity
 
     if not path.name or path.is_dir():
         raise ConfigError(f"{path} is a folder; name a file, for example {path / 'my.toml'}")
     if path.suffix == invites.SUFFIX:
         raise ConfigError(f"{path}: *{invites.SUFFIX} are owners' keys; give the manifest another name")
-    first = genesis_file.beside(path)
-
-    def check_free() -> None:
-        for file in (path, first):
-            if file.exists() and not force:
-                raise ConfigError(f"{file} already exists; choose another name or replace it with --force")
-
-    check_free()
+    first, key = genesis.beside(path), path.with_suffix(invites.SUFFIX)
+    for file in (path, first):
+        if file.exists() and not force:
+            raise ConfigError(f"{file} already exists; choose another name or replace it with --force")
     owner = invites.read_owner(owner_key) if owner_key is not None else None
-    new_key, secret = path.with_suffix(invites.SUFFIX), b""
-    if invited and owner is None:
-        invites.check_free(new_key)
-        secret = invites.new_secret()
+    secret = os.urandom(32) if invited and owner is None else b""
+    if secret:
+        invites.check_free(key)
         owner = Identity.from_seed(secret)
     manifest, phi = manifests.create(
         name=name or path.stem,
@@ -142,20 +136,24 @@ def init(
         owners=(owner.public_key.hex(),) if owner else (),
         invited=invited,
     )
-    check_free()  # again: another init may have run while the model was built
     has_first = weights is not None or bool(manifest.task.source)
-    with (
-        genesis_file.writing(manifest, phi, first) if has_first else nullcontext(),
-        invites.kept(new_key, secret) if secret else nullcontext(),
-    ):
-        manifests.write(manifest, path, replace=True)  # if there is one, --force is given
+    if secret:
+        invites.write_owner(key, secret)  # before the manifest that names it
+    try:
+        if has_first:
+            genesis.write(manifest, phi, first)
+        else:
+            first.unlink(missing_ok=True)  # that of the replaced manifest
+        manifests.write(manifest, path, replace=force)
+    except BaseException:  # Ctrl-C, too
+        if secret:
+            key.unlink()  # it owns nothing, and would be in the way of the next try
+        raise
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
     if has_first:
         typer.echo(f"wrote {first}: the initial parameters, which gossamer bootstrap reads from there")
-    else:
-        first.unlink(missing_ok=True)  # that of the replaced manifest
     if secret:
-        typer.echo(f"wrote {new_key}: the owner's key, which no node needs; back it up together with {path}")
+        typer.echo(f"wrote {key}: the owner's key, which no node needs; back it up together with {path}")
     if owner is not None:
         typer.echo(f"the owner's public key, as listed in admission.owners:  {owner.public_key.hex()}")
     typer.echo(f"next, on a machine that the others can reach:  gossamer bootstrap {shlex.quote(str(path))}")

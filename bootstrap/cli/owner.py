@@ -166,8 +166,8 @@ def _rounds_of(address: str, status: dict[str, Any], swarm_id: bytes) -> tuple[i
 
 def _owned(manifest_path: Path | None, owner_key: Path | None) -> "tuple[Manifest, Identity]":
     """A manifest and its owner's key. Raises ConfigError."""
-    from gossamer.bootstrap import manifests
+    from gossamer.node.inputs import read_manifest
 
     path = invites.find_manifest(manifest_path)
-    manifest = manifests.read(path)
+    manifest = read_manifest(path)
     return manifest, invites.owner_of(manifest, path, owner_key)

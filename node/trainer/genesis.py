@@ -124,7 +124,7 @@ def main() -> int:
             store(rebuilt(manifest), chunks, home.chunks_path)
     except LocalError as error:
         print(f"gossamer: {error}", file=sys.stderr)
-        return exit_status.DISK_FULL if isinstance(error, DiskFullError) else exit_status.USER_ERROR
+        return exit_status.FAILED if isinstance(error, DiskFullError) else exit_status.USER_ERROR
     return exit_status.DONE
 
 

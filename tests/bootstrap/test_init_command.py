@@ -16,7 +16,6 @@ from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
 from gossamer.models.task_file import parse_task_file
 from gossamer.node.trainer import genesis
-from gossamer.protocol.errors import StorageError
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.models.own_tasks import write_task
 
@@ -102,23 +101,6 @@ def test_init_with_existing_weights(run: Run, tmp_path: Path) -> None:
     assert (phi == genesis.parameters(model, two.plan())).all()
 
 
-def test_a_manifest_that_cannot_be_written_leaves_the_first_parameters_of_the_old_one(
-    run: Run, task_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They belong together."""
-    text = write_task(task_folder)
-    assert run("init", "my.toml", "--task", text).status == 0
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("my.*")}
-
-    def full(*_: object, **__: object) -> None:
-        raise StorageError("cannot write my.toml: No space left on device")
-
-    monkeypatch.setattr(manifests, "write", full)
-    run("init", "my.toml", "--task", text, "--seed", 7, "--force").assert_user_error("No space left")
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("my.*")} == before
-    assert not list(tmp_path.glob(".my*"))
-
-
 @pytest.mark.parametrize(("flag", "key"), [("--preset", "preset"), ("--horizon-tokens", "horizon_tokens")])
 def test_an_option_that_has_its_own_flag_is_given_once(run: Run, tmp_path: Path, flag: str, key: str) -> None:
     outcome = run("init", "my.toml", "--option", f"{key}=5", flag, "4")
@@ -152,21 +134,6 @@ def test_what_init_writes_may_be_read_by_whom_the_umask_lets(
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.glob("own.*")}
     assert modes == {"own.toml": 0o644, "own.genesis.safetensors": 0o644, "own.owner": 0o600}
-
-
-def test_of_two_inits_at_once_the_second_replaces_nothing(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create = manifests.create
-
-    def slowly(**options: Any) -> object:
-        made = create(**options)
-        (tmp_path / "my.toml").write_text("the other's")
-        return made
-
-    monkeypatch.setattr("gossamer.bootstrap.manifests.create", slowly)
-    run("init", "my.toml", "--preset", "tiny").assert_user_error("my.toml already exists", "--force")
-    assert entries(tmp_path) == {"my.toml"} and (tmp_path / "my.toml").read_text() == "the other's"
 
 
 def test_init_keeps_first_parameters_unless_told(run: Run, tmp_path: Path) -> None:
@@ -238,14 +205,6 @@ def test_an_init_that_is_interrupted_leaves_no_key(
             patch.setattr(f"gossamer.bootstrap.manifests.{step}", interrupt)
             assert run("init", "my.toml", "--preset", "tiny", "--invited").status == 130
         assert entries(tmp_path) == set()
-
-
-def test_no_key_is_lost_whose_manifest_is_there(run: Run, tmp_path: Path, task_folder: Path) -> None:
-    """Nobody could ever let anybody in again."""
-    (tmp_path / "my.genesis.safetensors").mkdir()
-    arguments = ["--task", write_task(task_folder), "--invited", "--force"]
-    run("init", "my.toml", *arguments).assert_user_error("my.genesis.safetensors")
-    assert (tmp_path / "my.toml").exists() == (tmp_path / "my.owner").exists()
 
 
 def test_a_key_is_there_before_the_manifest_that_names_it_and_no_sooner(
