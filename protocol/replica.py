@@ -14,7 +14,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.access.acl import AccessList, Grant, Revocation, Vetting
+from gossamer.protocol.access.acl import Access, AccessList, Grant, Revocation
 from gossamer.protocol.claims import Claims
 from gossamer.protocol.context import Context
 from gossamer.protocol.effects import Blame, Effect, Expelled, Hangup, Notice, Outbox, StoreCredential
@@ -100,16 +100,22 @@ class Replica:
         self.acl = AccessList(manifest.admission, manifest.swarm_id)
         self.roster = Roster(identity.node_id)
         self.ledger = Ledger(lambda author: author == identity.node_id or self.roster.get(author) is not None)
-        self.links = Links(
-            identity.node_id, self.roster, info.bootstrap, rng, pins=info.pins, remembered=info.remembered
-        )
         self.outbox = Outbox()
+        self.links = Links(
+            identity.node_id,
+            self.roster,
+            info.bootstrap,
+            rng,
+            self.outbox,
+            pins=info.pins,
+            remembered=info.remembered,
+        )
         self._context = Context(
             identity, manifest, info, self.acl, self.links, self.roster, self.ledger, rng, self.outbox
         )
         self._unix_time = UnixTime(unix_offset_s)
-        self.vetting = Vetting(self.acl, self.links, rng, self._unix_time)
-        self.membership = Swim(self.roster, rng)
+        self.access = Access(self.acl, self.links, rng, self._unix_time, self.outbox)
+        self.membership = Swim(self.roster, rng, self.outbox)
         self.offers = Offers()
         self.fetcher = Fetcher(fits, rng)
         self.dealing = Dealing(rng)
@@ -150,7 +156,7 @@ class Replica:
             self.roster,
             self.links,
             rng,
-            standing=lambda: (self._clock.published_round, self.sealing.claims),
+            self.outbox,
         )
         self._catch_up = CatchUp(
             self.ledger,
@@ -283,8 +289,12 @@ class Replica:
 
     def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
         """Tell where we can be dialled, once that is known."""
-        self.outbox.extend(self.presence.announce(addresses))
+        self._state_our_own()
+        self.presence.announce(addresses)
         return self.outbox.drain()
+
+    def _state_our_own(self) -> None:
+        self.presence.round, self.presence.claims = self._clock.published_round, self.sealing.claims
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event."""
@@ -292,6 +302,7 @@ class Replica:
         self._now = now
         if has_slept:
             self._woke(now)
+        self._state_our_own()
         self._dispatch(event, now)
         self.outbox.extend(self.fetcher.plan(now))
         self._catch_up.observe(now)
@@ -342,7 +353,7 @@ class Replica:
                 if self._unix_time.set_offset(event.unix_offset_s) > limits.SLEEP_MIN_S:
                     self._woke(now)
             case ev.Leave():
-                self.outbox.extend(self.presence.leave())
+                self.presence.leave()
 
     def _woke(self, now: float) -> None:
         """This machine slept. A clock that was set looks the same, and costs a moment of silence.
@@ -389,7 +400,7 @@ class Replica:
 
     def _wake(self, now: float) -> None:
         if now >= self.membership.deadline():
-            self.outbox.extend(self.membership.wake(now))
+            self.membership.wake(now)
             self._drop_dead(now)
         self.outbox.extend(self.offers.wake(now))
         self.outbox.extend(self.dealing.wake(now))
@@ -400,9 +411,9 @@ class Replica:
     def _take_turns(self, now: float) -> None:
         """Do what is done at intervals, whatever happens. It is done when rows are due, so that a node wakes
         up once for all of it. A node that joins or has just come back looks for its snapshot more often."""
-        self.outbox.extend(self.presence.wake(now))
-        self.outbox.extend(self.links.wake(now))
-        self.outbox.extend(self.vetting.wake(now))
+        self.presence.wake(now)
+        self.links.wake(now)
+        self.access.wake(now)
         self.outbox.extend(self.anti_entropy.wake(now))
         self._next_turn = self.presence.deadline()
         if self._clock.listens(now):  # others may still fetch what we had not handed on
@@ -426,26 +437,24 @@ class Replica:
     def _take_up(self, event: LinkUp, now: float) -> None:
         """Take up a link, perhaps in place of another, or turn it away."""
         try:
-            self.vetting.vet(event.node_id, event.credential, now)
+            self.access.vet(event.node_id, event.credential, now)
         except RefusedError as error:  # a revocation came, or its grant ran out, since the handshake began
             self.outbox.append(Hangup(event.link, str(error)))
             return
-        stays, hangups = self.links.up(event, now)
-        if not stays:
-            self.outbox.extend(self.presence.all_rows(event.link))
-            self.outbox.extend(hangups)
+        goes = self.links.up(event, now)
+        if goes is not None and goes.link == event.link:
+            self.presence.send_all(event.link)
+            self.outbox.append(Hangup(*goes))
             return
-        self.outbox.extend(hangups)
         # Before an old link of the same node goes, so that nobody seems to be missing.
         self.membership.link_up(event.link, event.node_id, now)
-        for hangup in hangups:
-            if isinstance(hangup, Hangup):
-                self._forget(hangup.link, now)
+        if goes is not None:
+            self._hang_up(*goes, now)
         self.fetcher.link_up(event.link, event.outbound)
 
     def _greet(self, link: int, *, outbound: bool) -> None:
         """Say over a new link who we are. The end that dialled also begins to compare ledgers and rosters."""
-        self.outbox.extend(self.vetting.link_up(link))
+        self.access.link_up(link)
         self.outbox.send(link, Records(((self.presence.data, False),)))
         self.push.link_up(link)
         opening = self.anti_entropy.link_up(link)
@@ -474,11 +483,11 @@ class Replica:
         self.links.down(number)
         self.push.link_down(number)
         self.anti_entropy.link_down(number)
-        self.vetting.link_down(number)
+        self.access.link_down(number)
         self.fetcher.link_down(number)
         self.offers.link_down(number)
         self.outbox.extend(self.dealing.link_down(number))
-        self.outbox.extend(self.membership.link_down(number, now))
+        self.membership.link_down(number, now)
 
     # -- changes of access: whom to tell, what to ask for again, whom to cut off
 
@@ -488,7 +497,7 @@ class Replica:
         if record is None:
             return
         self.outbox.append(StoreCredential(record.record_id, record.data))
-        self.outbox.extend(self.vetting.spread(record, source))
+        self.access.spread(record, source)
         if isinstance(record, Revocation):
             self._expel(record, now)
         else:
@@ -496,7 +505,7 @@ class Replica:
 
     def _admit(self, grant: Grant) -> None:
         """Ask again for the records that were passed over while their author was a stranger."""
-        for link in self.vetting.met_strangers():
+        for link in self.access.met_strangers():
             self.outbox.extend(self.anti_entropy.open_exchange(link))
             self.outbox.send(link, self.presence.summary(answer=False))
         if self.acl.role_of(grant.node_id) is grant.role:
@@ -596,10 +605,10 @@ class Replica:
 
     def _member(self, envelope: Envelope, delivery: _Delivery) -> None:
         if self.acl.role_of(envelope.author) is None:
-            self.outbox.extend(self.vetting.stranger(delivery.link, delivery.now))
+            self.access.stranger(delivery.link, delivery.now)
         else:
             record = parse_member_record(envelope)
-            self.outbox.extend(self.presence.received(record, delivery.link, delivery.now))
+            self.presence.received(record, delivery.link, delivery.now)
 
     def _delta(self, envelope: Envelope, held: bool, delivery: _Delivery) -> None:
         delivery.record_ids.append(envelope.record_id)
@@ -613,7 +622,7 @@ class Replica:
         if delta.body.codec != codec:  # another codec could multiply everybody's traffic
             raise MalformedError(f"codec {delta.body.codec}, where the manifest says {codec}")
         if not self.acl.counts(delta.author, delta.round):
-            self.outbox.extend(self.vetting.stranger(delivery.link, delivery.now))
+            self.access.stranger(delivery.link, delivery.now)
         elif delta.round <= self.ledger.floor:
             self.ledger.note_last(delta.author, delta.round, delta.record_id)  # its author does take part
         elif not self._clock.allows(delta.round, delivery.now):
@@ -656,24 +665,24 @@ class Replica:
             case msg.GetRecords():
                 put(self.push.give(link, message.record_ids))
             case msg.RosterSummary():
-                put(self.presence.exchange(link, message))
+                self.presence.exchange(link, message)
             case msg.Ping():
-                put(self.membership.ping(link, message))
+                self.membership.ping(link, message)
             case msg.Ack():
-                put(self.membership.ack(link, message, now))
+                self.membership.ack(link, message, now)
             case msg.PingFor():
-                put(self.membership.ping_for(link, message, now))
+                self.membership.ping_for(link, message, now)
             case msg.Suspect():
                 if message.node_id == self.identity.node_id:
-                    put(self.presence.refute(link, message, now))
+                    self.presence.refute(link, message, now)
                 else:
-                    put(self.membership.suspicion(link, message, now))
+                    self.membership.suspicion(link, message, now)
             case msg.Want():
                 self._want(link, message)
             case msg.Decline():
                 self.fetcher.failed(link, message.blob, now)
             case msg.AclSummary():
-                put(self.vetting.exchange(link, message))
+                self.access.exchange(link, message)
             case _:
                 self.outbox.append(fx.Blame(link, "message without a handler", Offence.NONSENSE))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 
-from gossamer.protocol.effects import Effect, Hangup, Send
+from gossamer.protocol.effects import Hangup, Outbox
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, CREDENTIAL_BYTES_MAX
 from gossamer.protocol.membership.links import Links
@@ -372,23 +372,24 @@ def read_invitation(text: str) -> Invitation:
 # --- Keeps strangers out, and the access list the same on all nodes.
 #
 # A new grant or revocation goes to *all* links at once, not to a few: so a peer hears of a member, on the
-# same
-# link, before it hears of that member's records. Comparing digests brings what is lost on the way: when a
-# link
-# comes up, and every 5 to 10 s with one random link. Links of members whose grant has expired are cut.
+# same link, before it hears of that member's records. Comparing digests brings what is lost on the way: when
+# a link comes up, and every 5 to 10 s with one random link. Links of members whose grant has expired are cut.
 
 STRANGER_INTERVAL_S = 1.0
 """A link that brings records of unknown authors is asked for its access list no more often than this."""
 
 
-class Vetting:
+class Access:
     """Asks the access list which nodes may speak, and exchanges it over the links if the swarm has owners."""
 
-    def __init__(self, acl: AccessList, links: Links, rng: RandomSource, unix_time: UnixTime) -> None:
+    def __init__(
+        self, acl: AccessList, links: Links, rng: RandomSource, unix_time: UnixTime, outbox: Outbox
+    ) -> None:
         self._acl = acl
         self._links = links
         self._rng = rng
         self._unix_time = unix_time
+        self._outbox = outbox
         self._next_exchange = 0.0
         self._next_look = 0.0
         self._strangers: dict[int, float] = {}
@@ -411,69 +412,63 @@ class Vetting:
 
     # -- the access list over the links
 
-    def link_up(self, link: int) -> list[Effect]:
-        return self._summary(link) if self._acl.has_owners else []
+    def link_up(self, link: int) -> None:
+        if self._acl.has_owners:
+            self._outbox.send(link, AclSummary(self._acl.digest))
 
     def link_down(self, link: int) -> None:
         self._strangers.pop(link, None)
 
-    def wake(self, now: float) -> list[Effect]:
+    def wake(self, now: float) -> None:
         """Compare access lists with one random link, and cut links of members whose grant has expired."""
-        result: list[Effect] = []
         if not self._acl.has_owners:
-            return result
+            return
         if now >= self._next_exchange:
             self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.5 + 0.5 * self._rng.random())
             for number in sample(self._links.numbers, 1, self._rng):
-                result += self._summary(number)
+                self._outbox.send(number, AclSummary(self._acl.digest))
         if now >= self._next_look:
             self._next_look = now + limits.EXPIRY_CHECK_INTERVAL_S
-            result += self._cut_expired(now)
-        return result
+            self._cut_expired(now)
 
-    def spread(self, record: Grant | Revocation, source: int | None) -> list[Effect]:
+    def _cut_expired(self, now: float) -> None:
+        for link in self._links.all():
+            try:
+                self.vet(link.node_id, b"", now)
+            except RefusedError as error:
+                self._outbox.append(Hangup(link.number, str(error)))
+
+    def spread(self, record: Grant | Revocation, source: int | None) -> None:
         """Tell every link of a record that is new to us."""
         message = Records(((record.data, False),))
-        return [Send(link.number, message) for link in self._links.all() if link.number != source]
+        for link in self._links.all():
+            if link.number != source:
+                self._outbox.send(link.number, message)
 
-    def stranger(self, link: int, now: float) -> list[Effect]:
+    def stranger(self, link: int, now: float) -> None:
         """A link brought a record of a node that is not let in: either we or the peer have not heard of some
         grant or revocation."""
-        if now < self._strangers.get(link, float("-inf")) + STRANGER_INTERVAL_S:
-            return []
-        self._strangers[link] = now
-        return self._summary(link)
+        if now >= self._strangers.get(link, float("-inf")) + STRANGER_INTERVAL_S:
+            self._strangers[link] = now
+            self._outbox.send(link, AclSummary(self._acl.digest))
 
     def met_strangers(self) -> list[int]:
         """Links whose records were passed over for lack of a grant since the last call."""
         links, self._strangers = list(self._strangers), {}
         return links
 
-    def exchange(self, link: int, message: AclSummary) -> list[Effect]:
+    def exchange(self, link: int, message: AclSummary) -> None:
         """Send the records that the peer's access list lacks, and let the peer do the same."""
         if message.digest == self._acl.digest:
-            return []
+            return
+        listing = AclSummary(self._acl.digest, self._acl.ids(), answer=bool(message.record_ids))
         if not message.record_ids and not message.answer:
-            return self._listing(link, answer=False)
+            self._outbox.send(link, listing)
+            return
         theirs = set(message.record_ids)
         lacking = [record for record in self._acl.records() if record.record_id not in theirs]
         entries = [(record.data, False) for record in sorted(lacking, key=lambda record: record.record_id)]
-        result: list[Effect] = [Send(link, records) for records in Records.batches(entries)]
+        for records in Records.batches(entries):
+            self._outbox.send(link, records)
         if not message.answer and not theirs <= set(self._acl.ids()):
-            result += self._listing(link, answer=True)
-        return result
-
-    def _summary(self, link: int) -> list[Effect]:
-        return [Send(link, AclSummary(self._acl.digest))]
-
-    def _listing(self, link: int, *, answer: bool) -> list[Effect]:
-        return [Send(link, AclSummary(self._acl.digest, self._acl.ids(), answer))]
-
-    def _cut_expired(self, now: float) -> list[Effect]:
-        result: list[Effect] = []
-        for link in self._links.all():
-            try:
-                self.vet(link.node_id, b"", now)
-            except RefusedError as error:
-                result.append(Hangup(link.number, str(error)))
-        return result
+            self._outbox.send(link, listing)

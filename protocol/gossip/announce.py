@@ -1,131 +1,28 @@
-"""What is here of the deltas in the ledger: their records at once, their payloads when they have come.
+"""Who is told what: records and payloads on their way through the swarm, and our own deltas.
 
-A delta goes through `add` (its payload is wanted), `arrived` (its payload is here: `Ready`) and `close` (its
-round is history). An equivocation or a revocation can void the delta at any point in between; `Ready` then
-says that its round has to be merged again.
+A delta that is new here is relayed at once to a few links (`Announcer`), and its payload is fetched; once that
+is here, whoever was sent the record is told so. `Holdings` keeps the ledger, the fetching of payloads and what
+is said of them in step: a delta goes through `add` (its payload is wanted), `arrived` (its payload is here:
+`Ready`) and `close` (its round is history). An equivocation or a revocation can void the delta at any point in
+between; `Ready` then says that its round has to be merged again. Our own deltas are signed by the `Author` and
+dealt out by `SuperSeeding`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from gossamer.protocol import limits
-from gossamer.protocol.access.acl import AccessList
-from gossamer.protocol.effects import Close, Effect, Fetched, Notice, Ready, Send, Store
+from gossamer.protocol.context import Context
+from gossamer.protocol.effects import Close, Fetched, Notice, Ready, Store
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fetching.fetcher import Fetcher
-from gossamer.protocol.identity import Identity
-from gossamer.protocol.ledger import Added, Ledger
-from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.members import Roster
+from gossamer.protocol.ledger import Added
 from gossamer.protocol.messages import Have, HaveChunks, Records
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes
-from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.records import Delta, DeltaBody, RecordKind, parse_delta, seal
-from gossamer.protocol.sampling import RandomSource, sample
-
-# --- Promised payloads: a link that got a record from us before its payload was here is told when it is.
-#
-# So every record comes with its payload or with the promise of one, and a payload spreads along the paths of
-# its record, of which a node usually has several. Payloads that become complete within a moment are offered
-# in
-# one message, except to links that say meanwhile that they hold them too. A payload of several chunks is not
-# held back until it is complete: each chunk is offered as it comes.
-
-
-class Offers:
-    """Links that wait to hear from us that we hold payloads."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[bytes, set[int]] = {}
-        self._complete: list[bytes] = []
-        self._parts: dict[tuple[bytes, int], set[int]] = {}
-        """Chunks to be offered (record id and place), and the links to offer them to."""
-        self._due = math.inf
-
-    def promise(self, record_id: bytes, link: int) -> None:
-        """A link is sent a record whose payload is not here yet."""
-        self._waiting.setdefault(record_id, set()).add(link)
-
-    def heard(self, record_id: bytes, link: int) -> None:
-        """A link's peer says that it holds a payload, so it has no use for ours."""
-        waiting = self._waiting.get(record_id)
-        if waiting is not None:
-            waiting.discard(link)
-
-    def heard_part(self, record_id: bytes, place: int, link: int) -> None:
-        """A link's peer says that it holds a chunk."""
-        if (record_id, place) in self._parts:
-            self._parts[record_id, place].discard(link)
-
-    def part(self, record_id: bytes, place: int, links: set[int], now: float) -> None:
-        """A chunk of a payload is here; tell these links."""
-        if links:
-            self._parts.setdefault((record_id, place), set()).update(links)
-            self._due = min(self._due, now + limits.PART_DELAY_S)
-
-    def complete(self, record_id: bytes, now: float) -> None:
-        """A payload is here."""
-        if not self._waiting.get(record_id):
-            self._waiting.pop(record_id, None)
-            return
-        if not self._complete:
-            self._due = min(self._due, now + limits.OFFER_DELAY_S)
-        self._complete.append(record_id)
-
-    def forget(self, record_id: bytes) -> None:
-        """A record is closed or void: nobody waits for its payload any more."""
-        self._waiting.pop(record_id, None)
-
-    def link_down(self, link: int) -> None:
-        for links in (*self._waiting.values(), *self._parts.values()):
-            links.discard(link)
-
-    def deadline(self) -> float:
-        return self._due
-
-    def wake(self, now: float) -> list[Effect]:
-        """Tell the links that still wait."""
-        if now < self._due:
-            return []
-        result = [*self._offer_parts(), *self._offer_complete()]
-        self._complete, self._parts, self._due = [], {}, math.inf
-        return result
-
-    def _offer_parts(self) -> list[Effect]:
-        offered: dict[tuple[int, bytes], list[int]] = {}
-        for (record_id, place), links in self._parts.items():
-            for link in sorted(links):
-                offered.setdefault((link, record_id), []).append(place)
-        return [
-            Send(link, HaveChunks(record_id, tuple(places))) for (link, record_id), places in offered.items()
-        ]
-
-    def _offer_complete(self) -> list[Effect]:
-        offered: dict[int, list[bytes]] = {}
-        for record_id in self._complete:
-            for link in sorted(self._waiting.pop(record_id, ())):
-                offered.setdefault(link, []).append(record_id)
-        result: list[Effect] = []
-        message = Have(())
-        for link, ids in offered.items():
-            for start in range(0, len(ids), limits.IDS_PER_MESSAGE_MAX):
-                some = tuple(ids[start : start + limits.IDS_PER_MESSAGE_MAX])
-                if some != message.record_ids:  # most often equal, and then serialised once
-                    message = Have(some)
-                result.append(Send(link, message))
-        return result
-
-
-# --- Push: a record new to us goes to a few random links at once, and each receiver does the same, once.
-#
-# If the sender has the payload, and it is of one chunk, we shall have it in a moment. The record then waits,
-# so
-# that record and payload are announced in one message, and not to links that announced it to us meanwhile.
-# Anti-entropy finds what push loses.
-#
-# This state machine decides what to send. Whether a record is valid was decided before it got here.
+from gossamer.protocol.sampling import sample
 
 
 @dataclass(slots=True)
@@ -138,89 +35,149 @@ class _Relay:
     due: float
 
 
-class Push:
-    """Sends records to links. `holds` tells whether a delta's payload is here."""
+class Announcer:
+    """Tells links of records, and of the payloads that we hold.
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        holds: Callable[[bytes], bool],
-        rng: RandomSource,
-        promise: Callable[[bytes, int], None] = lambda record_id, link: None,
-    ) -> None:
-        """`promise` is called for each record sent to a link without its payload being here."""
-        self._ledger = ledger
-        self._promise = promise
-        self._holds = holds
-        self._rng = rng
-        self._links: set[int] = set()
+    A record that is new to us goes to a few random links at once, and each receiver does the same, once. If
+    the sender has the payload, and it is of one chunk, we shall have it in a moment: then the record waits for
+    it, so that both are announced in one message, and not to links that announced it to us meanwhile.
+
+    Every record comes with its payload or with the promise of one: a link that got a record from us before its
+    payload was here is told when it is. So a payload spreads along the paths of its record, of which a node
+    usually has several. Payloads that become complete within a moment are offered in one message, except to
+    links that say meanwhile that they hold them too. A payload of several chunks is not held back until it is
+    complete: each chunk is offered as it comes. Anti-entropy finds what is lost on the way.
+    """
+
+    def __init__(self, context: Context, held: Set[bytes]) -> None:
+        """`held`: the ids of the deltas whose payloads are here."""
+        self._context = context
+        self._held = held
         self._relays: dict[bytes, _Relay] = {}
         """Waiting records by id, oldest first."""
-
-    def link_up(self, link: int) -> None:
-        self._links.add(link)
+        self._waiting: dict[bytes, set[int]] = {}
+        """Links that wait to hear that we hold a payload, by its record's id."""
+        self._complete: list[bytes] = []
+        self._parts: dict[tuple[bytes, int], set[int]] = {}
+        """Chunks to be offered (record id and place), and the links to offer them to."""
+        self._offers_due = math.inf
 
     def link_down(self, link: int) -> None:
-        self._links.discard(link)
+        for links in (*self._waiting.values(), *self._parts.values()):
+            links.discard(link)
 
-    def relay(self, delta: Delta, source: int, now: float) -> list[Effect]:
+    # -- records
+
+    def relay(self, delta: Delta, source: int, now: float) -> None:
         """Pass on a record that is new to us, from a link whose peer holds its payload."""
-        is_soon_here = len(delta.body.chunks) == 1 and not self._holds(delta.record_id)
-        if not is_soon_here or len(self._relays) >= limits.IDS_PER_MESSAGE_MAX:
-            return self.tell([delta], {source})
-        self._relays[delta.record_id] = _Relay(delta, {source}, now + limits.RELAY_DELAY_S)
-        return []
+        is_soon_here = len(delta.body.chunks) == 1 and delta.record_id not in self._held
+        if is_soon_here and len(self._relays) < limits.IDS_PER_MESSAGE_MAX:
+            self._relays[delta.record_id] = _Relay(delta, {source}, now + limits.RELAY_DELAY_S)
+        else:
+            self.push([delta], {source})
+
+    def push(self, deltas: list[Delta], known_to: set[int]) -> None:
+        """Send records to a few links that are not known to have them."""
+        targets = sample(self._context.links.numbers - known_to, limits.PUSH_FANOUT, self._context.rng)
+        for message in list(Records.batches(self._entries(deltas, targets))):
+            for link in targets:
+                self._context.outbox.send(link, message)
+
+    def give(self, link: int, record_ids: Iterable[bytes]) -> None:
+        """Send those of the records asked for that we have."""
+        found = [delta for i in record_ids if (delta := self._context.ledger.get(i)) is not None]
+        for message in Records.batches(self._entries(found, [link])):
+            self._context.outbox.send(link, message)
 
     def known_to(self, record_id: bytes, link: int) -> None:
         """A link's peer has a record."""
         if record_id in self._relays:
             self._relays[record_id].known_to.add(link)
 
-    def arrived(self, record_id: bytes) -> list[Effect]:
-        """A payload is here, or has been waited for long enough: pass its record on."""
-        relay = self._relays.pop(record_id, None)
-        if relay is None or record_id not in self._ledger:
-            return []
-        return self.tell([relay.delta], relay.known_to)
-
-    def deadline(self) -> float:
-        return next(iter(self._relays.values())).due if self._relays else math.inf
-
-    def wake(self, now: float) -> list[Effect]:
-        """Pass on records that have waited in vain."""
-        overdue = [record_id for record_id, relay in self._relays.items() if now >= relay.due]
-        return [effect for record_id in overdue for effect in self.arrived(record_id)]
-
-    def tell(self, deltas: list[Delta], known_to: set[int]) -> list[Effect]:
-        """Relay records to a few links that are not known to have them."""
-        targets = sample(self._links - known_to, limits.PUSH_FANOUT, self._rng)
-        messages = list(Records.batches(self._entries(deltas, targets)))
-        return [Send(link, message) for message in messages for link in targets]
-
-    def give(self, link: int, record_ids: Iterable[bytes]) -> list[Effect]:
-        """Send those of the records asked for that we have."""
-        found = [delta for i in record_ids if (delta := self._ledger.get(i)) is not None]
-        return [Send(link, message) for message in Records.batches(self._entries(found, [link]))]
-
     def _entries(self, deltas: list[Delta], targets: list[int]) -> list[tuple[bytes, bool]]:
-        entries = [(delta.data, self._holds(delta.record_id)) for delta in deltas]
+        entries = [(delta.data, delta.record_id in self._held) for delta in deltas]
         for delta, (_, held) in zip(deltas, entries, strict=True):
             if not held:
                 for link in targets:
-                    self._promise(delta.record_id, link)
+                    self.promise(delta.record_id, link)
         return entries
 
+    def pass_on(self, record_id: bytes) -> None:
+        """A payload is here, or has been waited for long enough: pass its record on."""
+        relay = self._relays.pop(record_id, None)
+        if relay is not None and record_id in self._context.ledger:
+            self.push([relay.delta], relay.known_to)
 
-# --- An author deals out its payload: each neighbour is offered different chunks, and all together get all.
-#
-# At first only the author has a new payload, so the payload cannot be everywhere before the author's line has
-# carried all of it once. Any chunk that the line carries twice in that time makes everybody wait. Neighbours
-# get the rest from each other. Once every chunk is known to be with some neighbour, the author offers
-# everything to everybody. It does so earlier if the deal stalls: a neighbour may be slow, or gone, or keep
-# its
-# chunks to itself. A neighbour that took part in a stalled deal is dealt nothing more until it says that it
-# holds something: one that never takes anything would otherwise hold up every payload. BitTorrent calls this
-# super-seeding.
+    # -- payloads
+
+    def promise(self, record_id: bytes, link: int) -> None:
+        """A link is sent a record whose payload is not here yet."""
+        self._waiting.setdefault(record_id, set()).add(link)
+
+    def holds(self, record_id: bytes, link: int) -> None:
+        """A link's peer says that it holds a payload, so it has no use for ours."""
+        if record_id in self._waiting:
+            self._waiting[record_id].discard(link)
+
+    def holds_part(self, record_id: bytes, place: int, link: int) -> None:
+        """A link's peer says that it holds a chunk."""
+        if (record_id, place) in self._parts:
+            self._parts[record_id, place].discard(link)
+
+    def part(self, record_id: bytes, place: int, links: set[int], now: float) -> None:
+        """A chunk of a payload is here; tell these links."""
+        if links:
+            self._parts.setdefault((record_id, place), set()).update(links)
+            self._offers_due = min(self._offers_due, now + limits.PART_DELAY_S)
+
+    def complete(self, record_id: bytes, now: float) -> None:
+        """A payload is here."""
+        if not self._waiting.get(record_id):
+            self._waiting.pop(record_id, None)
+            return
+        if not self._complete:
+            self._offers_due = min(self._offers_due, now + limits.OFFER_DELAY_S)
+        self._complete.append(record_id)
+
+    def forget(self, record_id: bytes) -> None:
+        """A record is closed or void: nobody waits for its payload any more."""
+        self._waiting.pop(record_id, None)
+
+    # -- time
+
+    def deadline(self) -> float:
+        relay_due = next(iter(self._relays.values())).due if self._relays else math.inf
+        return min(self._offers_due, relay_due)
+
+    def wake(self, now: float) -> None:
+        """Tell the links that still wait of payloads, and pass on records that have waited in vain."""
+        if now >= self._offers_due:
+            self._offer_parts()
+            self._offer_complete()
+            self._complete, self._parts, self._offers_due = [], {}, math.inf
+        for record_id in [record_id for record_id, relay in self._relays.items() if now >= relay.due]:
+            self.pass_on(record_id)
+
+    def _offer_parts(self) -> None:
+        offered: dict[tuple[int, bytes], list[int]] = {}
+        for (record_id, place), links in self._parts.items():
+            for link in sorted(links):
+                offered.setdefault((link, record_id), []).append(place)
+        for (link, record_id), places in offered.items():
+            self._context.outbox.send(link, HaveChunks(record_id, tuple(places)))
+
+    def _offer_complete(self) -> None:
+        offered: dict[int, list[bytes]] = {}
+        for record_id in self._complete:
+            for link in sorted(self._waiting.pop(record_id, ())):
+                offered.setdefault(link, []).append(record_id)
+        message = Have(())
+        for link, ids in offered.items():
+            for start in range(0, len(ids), limits.IDS_PER_MESSAGE_MAX):
+                some = tuple(ids[start : start + limits.IDS_PER_MESSAGE_MAX])
+                if some != message.record_ids:  # most often equal, and then serialised once
+                    message = Have(some)
+                self._context.outbox.send(link, message)
 
 
 @dataclass(slots=True)
@@ -234,95 +191,96 @@ class _Deal:
     due: float
 
 
-class Dealing:
-    """Our own payloads that are not spread yet."""
+class SuperSeeding:
+    """An author deals out its payload: each neighbour is offered different chunks, and all together get all.
 
-    def __init__(self, rng: RandomSource) -> None:
-        self._rng = rng
+    At first only the author has a new payload, so the payload cannot be everywhere before the author's line
+    has carried all of it once. Any chunk that the line carries twice in that time makes everybody wait.
+    Neighbours get the rest from each other. Once every chunk is known to be with some neighbour, the author
+    offers everything to everybody. It does so earlier if the deal stalls: a neighbour may be slow, or gone, or
+    keep its chunks to itself. A neighbour that took part in a stalled deal is dealt nothing more until it says
+    that it holds something: one that never takes anything would otherwise hold up every payload.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._deals: dict[bytes, _Deal] = {}
         self._silent: set[int] = set()
         """Links that are dealt nothing, since they took part in a deal that stalled."""
 
-    def deal(self, delta: Delta, links: set[int], now: float) -> list[Effect]:
-        """Tell links of a delta of ours. Which link is offered which of its chunks is drawn at random."""
-        places = range(len(delta.body.chunks))
+    def deal(self, delta: Delta, now: float) -> None:
+        """Tell all links of a delta of ours. Which one is offered which of its chunks is drawn at random."""
+        send, rng = self._context.outbox.send, self._context.rng
+        links, places = set(self._context.links.numbers), range(len(delta.body.chunks))
         takers = links - self._silent
         if len(takers) < 2 or len(places) < 2:
             message = Records(((delta.data, True),))
-            return [Send(link, message) for link in sample(links, limits.PUSH_FANOUT, self._rng)]
-        self._deals[delta.record_id] = _Deal(set(links), set(places), now + limits.DEAL_PATIENCE_S)
-        result: list[Effect] = []
-        deck = sample(places, len(places), self._rng)
+            for link in sample(links, limits.PUSH_FANOUT, rng):
+                send(link, message)
+            return
+        self._deals[delta.record_id] = _Deal(links, set(places), now + limits.DEAL_PATIENCE_S)
+        deck = sample(places, len(places), rng)
         message = Records(((delta.data, False),))
-        for seat, link in enumerate(sample(takers, len(takers), self._rng)):
-            result.append(Send(link, message))
+        for seat, link in enumerate(sample(takers, len(takers), rng)):
+            send(link, message)
             if hand := deck[seat :: len(takers)]:
-                result.append(Send(link, HaveChunks(delta.record_id, tuple(hand))))
-        return [*result, *(Send(link, message) for link in sorted(links - takers))]
+                send(link, HaveChunks(delta.record_id, tuple(hand)))
+        for link in sorted(links - takers):
+            send(link, message)
 
-    def heard(self, record_id: bytes, link: int) -> list[Effect]:
+    def holds(self, record_id: bytes, link: int) -> None:
         """A link's peer says that it holds a payload."""
         self._silent.discard(link)
-        if record_id not in self._deals:
-            return []
-        self._deals[record_id].links.discard(link)
-        return self._offer_all(record_id)
+        if record_id in self._deals:
+            self._deals[record_id].links.discard(link)
+            self._offer_all(record_id)
 
-    def heard_parts(self, record_id: bytes, places: Iterable[int], now: float) -> list[Effect]:
-        """A peer says that it holds some chunks."""
+    def holds_parts(self, record_id: bytes, places: Iterable[int], now: float) -> None:
+        """A peer says that it holds some chunks. No news wins no patience: a liar could put the rest off for
+        ever."""
         deal = self._deals.get(record_id)
-        if deal is None:
-            return []
-        if deal.left.isdisjoint(places):
-            return []  # no news, so no more patience: a liar could put the rest off for ever
-        deal.left.difference_update(places)
-        deal.due = now + limits.DEAL_PATIENCE_S
-        return [] if deal.left else self._offer_all(record_id)
+        if deal is not None and not deal.left.isdisjoint(places):
+            deal.left.difference_update(places)
+            deal.due = now + limits.DEAL_PATIENCE_S
+            if not deal.left:
+                self._offer_all(record_id)
 
-    def link_down(self, link: int) -> list[Effect]:
+    def link_down(self, link: int) -> None:
         """A link is gone, and the chunks that its peer was dealt may be nowhere: offer everything."""
         self._silent.discard(link)
-        dealt = [record_id for record_id, deal in self._deals.items() if link in deal.links]
-        for record_id in dealt:
+        for record_id in [record_id for record_id, deal in self._deals.items() if link in deal.links]:
             self._deals[record_id].links.discard(link)
-        return [effect for record_id in dealt for effect in self._offer_all(record_id)]
+            self._offer_all(record_id)
 
     def deadline(self) -> float:
         return min(deal.due for deal in self._deals.values()) if self._deals else math.inf
 
-    def wake(self, now: float) -> list[Effect]:
+    def wake(self, now: float) -> None:
         """Offer all chunks of the payloads whose deals have stalled."""
-        due = [record_id for record_id, deal in self._deals.items() if now >= deal.due]
-        for record_id in due:
+        for record_id in [record_id for record_id, deal in self._deals.items() if now >= deal.due]:
             self._silent |= self._deals[record_id].links
-        return [effect for record_id in due for effect in self._offer_all(record_id)]
+            self._offer_all(record_id)
 
-    def _offer_all(self, record_id: bytes) -> list[Effect]:
+    def _offer_all(self, record_id: bytes) -> None:
         message = Have((record_id,))
-        return [Send(link, message) for link in sorted(self._deals.pop(record_id).links)]
+        for link in sorted(self._deals.pop(record_id).links):
+            self._context.outbox.send(link, message)
 
 
 class Holdings:
     """Keeps the ledger, the fetching of payloads and the offers of them in step."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        roster: Roster,
-        links: Links,
-        fetcher: Fetcher,
-        offers: Offers,
-        rng: RandomSource,
-    ) -> None:
-        self._ledger = ledger
-        self._roster = roster
-        self._links = links
+    def __init__(self, context: Context, fetcher: Fetcher) -> None:
+        self._outbox = context.outbox
+        self._ledger = context.ledger
+        self._roster = context.roster
+        self._links = context.links
+        self._rng = context.rng
         self._fetcher = fetcher
         self._wants = fetcher.wants
-        self._offers = offers
-        self._rng = rng
         self._held: set[bytes] = set()
-        self._revoked: list[Delta] = []
+        self.announcer = Announcer(context, self._held)
+        self.revoked: Sequence[Delta] = ()
         """Deltas that revocations took out of the ledger. They stay on disk until their rounds close: Phi may
         still contain them, and only their payloads can take them back out."""
 
@@ -342,86 +300,88 @@ class Holdings:
     # -- deltas
 
     def restore(
-        self, deltas: Iterable[Delta], revoked: Iterable[Delta], held: Iterable[bytes], now: float
-    ) -> list[Effect]:
+        self, deltas: Iterable[Delta], revoked: Sequence[Delta], held: Iterable[bytes], now: float
+    ) -> None:
         """Take in what a previous run stored: deltas that count, deltas that do not (any more), and the ids
         of those whose payloads are here."""
         self._held.update(held)
-        self._revoked += revoked
+        self.revoked = revoked
         for delta in deltas:
             self._ledger.add(delta)
-        result: list[Effect] = [Ready(delta) for delta in self._revoked]
+        self._ready(revoked)
         for delta in self._ledger:  # Phi may contain the first of two void deltas, as the snapshot does
-            is_done = self._ledger.is_void(delta) or self.holds(delta.record_id)
-            result += [Ready(delta)] if is_done else self._want(delta, now)
-        return result
+            if self._ledger.is_void(delta) or self.holds(delta.record_id):
+                self._ready([delta])
+            else:
+                self._want(delta, now)
 
-    def add(self, delta: Delta, source: int, now: float) -> list[Effect]:
-        """Take in a verified delta of another node from a link. A delta that is known has no effect."""
-        match self._ledger.add(delta):
-            case Added.NEW:
-                if self._is_author(delta, source):
-                    self._offers.promise(delta.record_id, source)  # the author wants to know that it is safe
-                return [Store(delta, own=False), *self._want(delta, now)]
-            case Added.VOIDED:
-                return [Store(delta, own=False), *self._void(delta)]
-            case Added.IGNORED | Added.CLOSED:
-                return []
+    def add(self, delta: Delta, source: int, now: float) -> bool:
+        """Take in a verified delta of another node from a link. Returns whether it is news."""
+        added = self._ledger.add(delta)
+        if added not in (Added.NEW, Added.VOIDED):
+            return False
+        self._outbox.append(Store(delta, own=False))
+        if added is Added.VOIDED:
+            self._void(delta)
+            return True
+        if self._is_author(delta, source):
+            self.announcer.promise(delta.record_id, source)  # the author wants to know that it is safe
+        self._want(delta, now)
+        return True
 
-    def add_own(self, delta: Delta) -> list[Effect]:
+    def add_own(self, delta: Delta) -> None:
         """Take in our own delta, whose payload is here from the start. Its round may be closed by now."""
         match self._ledger.add(delta):
             case Added.NEW:
-                result: list[Effect] = [Ready(delta)]
+                self._held.add(delta.record_id)
+                self._ready([delta])
             case Added.VOIDED:  # our key also signs elsewhere
-                result = self._void(delta)
-            case Added.IGNORED:
-                return []
+                self._held.add(delta.record_id)
+                self._void(delta)
             case Added.CLOSED:
-                return [Notice(f"not publishing round {delta.round}, which was closed before it was stored")]
-        self._held.add(delta.record_id)
-        return result
+                text = f"not publishing round {delta.round}, which was closed before it was stored"
+                self._outbox.append(Notice(text))
 
-    def revoke(self, author: bytes, after: int) -> list[Effect]:
-        """Void an author's deltas of rounds later than `after`; returns a `Ready` for each."""
+    def revoke(self, author: bytes, after: int) -> int:
+        """Void an author's deltas of rounds later than `after`; returns how many these are."""
         dropped = self._ledger.drop(author, after)
         for delta in dropped:
             self._forget(delta.record_id)
-        self._revoked += dropped
-        return [Ready(delta) for delta in dropped]
+        self.revoked = [*self.revoked, *dropped]
+        self._ready(dropped)
+        return len(dropped)
 
-    @property
-    def revoked(self) -> Sequence[Delta]:
-        """Deltas that no longer count, but that Phi may still contain."""
-        return self._revoked
-
-    def close(self, floor: int) -> Close:
+    def close(self, floor: int) -> None:
         """Forget all rounds up to `floor`, for good."""
-        dropped = [*self._ledger.close(floor), *(delta for delta in self._revoked if delta.round <= floor)]
-        self._revoked = [delta for delta in self._revoked if delta.round > floor]
-        for delta in dropped:
-            self._forget(delta.record_id)
-        return Close(floor, tuple(dropped))
+        self._close(floor, [])
 
-    def begin_at(self, floor: int, reach: int) -> Close:
+    def begin_at(self, floor: int, reach: int) -> None:
         """Our history is another one: it begins at the snapshot of round `floor`.
 
         Records of rounds later than `reach` are of a history that ran ahead alone. They are dropped, since
         others do not take them: whoever kept them would merge them alone.
         """
         self._ledger.reopen(floor)
-        beyond = self._ledger.drop_beyond(reach)
-        for delta in beyond:
+        self._close(floor, self._ledger.drop_beyond(reach))
+
+    def _close(self, floor: int, beyond: Sequence[Delta]) -> None:
+        over = [delta for delta in self.revoked if delta.round <= floor]
+        self.revoked = [delta for delta in self.revoked if delta.round > floor]
+        dropped = (*self._ledger.close(floor), *over, *beyond)
+        for delta in dropped:
             self._forget(delta.record_id)
-        return Close(floor, (*self.close(floor).deltas, *beyond))
+        self._outbox.append(Close(floor, dropped))
+
+    def _ready(self, deltas: Iterable[Delta]) -> None:
+        self._outbox.extend(map(Ready, deltas))
 
     def _forget(self, record_id: bytes) -> None:
         """A delta no longer counts: its payload is neither held, nor looked for, nor offered."""
         self._held.discard(record_id)
         self._wants.forget(record_id)
-        self._offers.forget(record_id)
+        self.announcer.forget(record_id)
 
-    def _void(self, delta: Delta) -> list[Effect]:
+    def _void(self, delta: Delta) -> None:
         """Void the two deltas that an equivocator signed for a round: nobody needs their payloads.
 
         Only the first such round of an author is reported: a key in two places equivocates all the time.
@@ -430,40 +390,41 @@ class Holdings:
             other = self._ledger.get(record_id)
             if other is not None and other.author == delta.author:
                 self._wants.forget(record_id)
-                self._offers.forget(record_id)
-        if len(self._ledger.void_rounds(delta.author)) > 1:
-            return [Ready(delta)]
-        text = f"signed two deltas for round {delta.round}: both are void"
-        return [Ready(delta), Notice(text, culprit=self._roster.label(delta.author))]
+                self.announcer.forget(record_id)
+        self._ready([delta])
+        if len(self._ledger.void_rounds(delta.author)) == 1:
+            text = f"signed two deltas for round {delta.round}: both are void"
+            self._outbox.append(Notice(text, culprit=self._roster.label(delta.author)))
 
     # -- payloads
 
-    def hint(self, record_id: bytes, link: int) -> None:
-        """Note that a link's peer holds a delta's payload."""
-        self._fetcher.hint(link, record_id)
-        delta = self._ledger.get(record_id)
-        if delta is None or not self._is_author(delta, link):
-            self._offers.heard(record_id, link)
+    def known_to(self, record_id: bytes, link: int, *, held: bool, now: float) -> None:
+        """A link's peer has a delta's record, and says whether it has the payload too.
 
-    def hint_parts(self, delta: Delta, places: Iterable[int], link: int) -> None:
-        """Note that a link's peer holds some chunks of a delta's payload."""
-        for place in places:
-            if place < len(delta.body.chunks):
-                self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place])
-                self._offers.heard_part(delta.record_id, place, link)
-
-    def lacks(self, record_id: bytes, link: int, now: float) -> None:
-        """Note that a link's peer knows a delta and lacks its payload: tell it which chunks are here."""
+        One that lacks the payload is told which chunks of it are here, if it is not here either.
+        """
+        self.announcer.known_to(record_id, link)
         delta = self._ledger.get(record_id)
-        if delta is not None and record_id in self._wants:
-            self._offers.promise(record_id, link)
+        if held:
+            self._fetcher.hint(link, record_id)
+            if delta is None or not self._is_author(delta, link):
+                self.announcer.holds(record_id, link)
+        elif delta is not None and record_id in self._wants:
+            self.announcer.promise(record_id, link)
             missing = self._wants.missing(record_id)
             for place, blob in enumerate(delta.body.chunks):
                 if blob not in missing:
-                    self._offers.part(record_id, place, {link}, now)
+                    self.announcer.part(record_id, place, {link}, now)
 
-    def arrived(self, blob: bytes, now: float) -> list[Effect]:
-        """Note that a chunk is stored. Each chunk of a payload that has several is offered as it comes.
+    def parts_known_to(self, delta: Delta, places: Iterable[int], link: int) -> None:
+        """A link's peer holds some chunks of a delta's payload."""
+        for place in places:
+            if place < len(delta.body.chunks):
+                self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place])
+                self.announcer.holds_part(delta.record_id, place, link)
+
+    def arrived(self, blob: bytes, now: float) -> None:
+        """A chunk is stored. Each chunk of a payload that has several is offered as it comes.
 
         A chunk that thousands of payloads list is offered only as part of those known first: a peer that
         lacks the chunk lacks it for them too. If a payload was looked for long, all links are told of it:
@@ -479,41 +440,43 @@ class Holdings:
             others = self._links.numbers - self._wants.holders_of(key, blob)
             if self._wants.is_sought(key, now):
                 for link in others:
-                    self._offers.promise(key, link)
+                    self.announcer.promise(key, link)
             if len(delta.body.chunks) > 1 and key in offered:
                 chosen = set(sample(others, limits.PART_FANOUT, self._rng))
                 for place, other in enumerate(delta.body.chunks):
                     if other == blob:  # a chunk of zeros, say, may occur more than once in a payload
-                        self._offers.part(key, place, chosen, now)
-        return self._complete(self._fetcher.arrived(blob, now), now)
+                        self.announcer.part(key, place, chosen, now)
+        completed = self._fetcher.arrived(blob, now)
+        for key in completed:
+            self._complete(key, now)
+        for key in completed:
+            self.announcer.pass_on(key)
 
-    def need(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
+    def need(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> None:
         """Fetch chunks (hash, size) under a delta's id or another key.
 
         A delta that we held and must fetch again does not count as held until it is complete.
         """
         self._held.discard(key)
-        return self._complete(self._fetcher.want(key, chunks, now), now)
+        if self._fetcher.want(key, chunks, now):
+            self._complete(key, now)
 
-    def _want(self, delta: Delta, now: float) -> list[Effect]:
+    def _want(self, delta: Delta, now: float) -> None:
         sizes = payload_chunk_sizes(delta.body.payload_bytes)
-        chunks = tuple(zip(delta.body.chunks, sizes, strict=True))
-        return self._complete(self._fetcher.want(delta.record_id, chunks, now), now)
+        if self._fetcher.want(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True)), now):
+            self._complete(delta.record_id, now)
 
-    def _complete(self, fetched: list[Effect], now: float) -> list[Effect]:
-        """Deltas whose payloads are complete become `Ready`, and are offered to links that lack them."""
-        result: list[Effect] = []
-        for effect in fetched:
-            delta = self._ledger.get(effect.key) if isinstance(effect, Fetched) else None
-            if delta is None:
-                result.append(effect)
-                if isinstance(effect, Fetched):  # of a revoked delta, which can be taken out now
-                    result += [Ready(delta) for delta in self._revoked if delta.record_id == effect.key]
-                continue
-            self._held.add(delta.record_id)
-            result.append(Ready(delta))
-            self._offers.complete(delta.record_id, now)
-        return result
+    def _complete(self, key: bytes, now: float) -> None:
+        """All chunks of a key are here. A delta is `Ready`, and is offered to links that lack its payload; so
+        is a revoked one, which can be taken out now."""
+        delta = self._ledger.get(key)
+        if delta is None:
+            self._outbox.append(Fetched(key))
+            self._ready(delta for delta in self.revoked if delta.record_id == key)
+        else:
+            self._held.add(key)
+            self._ready([delta])
+            self.announcer.complete(key, now)
 
     def _is_author(self, delta: Delta, link: int) -> bool:
         """Whether a link leads to a delta's author."""
@@ -521,27 +484,14 @@ class Holdings:
         return peer is not None and peer.node_id == delta.author
 
 
-# --- Our own deltas: no round is signed twice, and no delta is announced before it is stored.
-
-
 class Author:
-    """Signs what this node trained."""
+    """Signs what this node trained: no round twice, and no delta is announced before it is stored."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        swarm_id: bytes,
-        layout: Layout,
-        acl: AccessList,
-        ledger: Ledger,
-        holdings: Holdings,
-    ) -> None:
-        self._identity = identity
-        self._swarm_id = swarm_id
-        self._layout = layout
-        self._acl = acl
-        self._ledger = ledger
+    def __init__(self, context: Context, holdings: Holdings) -> None:
+        self._context = context
+        self._ledger = context.ledger
         self._holdings = holdings
+        self.node_id = context.identity.node_id
         self._signed = 0
         self.is_copy = False
         """Whether our disk is a copy of an earlier one, so that we may have signed more than it knows."""
@@ -550,13 +500,9 @@ class Author:
         """Whether another node holds our last delta and its payload."""
 
     @property
-    def node_id(self) -> bytes:
-        return self._identity.node_id
-
-    @property
     def last_round(self) -> int:
         """The highest round we have signed a delta for, 0 if none. Others may know of more than our disk."""
-        return max(self._signed, self._ledger.last_round(self._identity.node_id))
+        return max(self._signed, self._ledger.last_round(self.node_id))
 
     @property
     def last_is_spread(self) -> bool:
@@ -574,32 +520,43 @@ class Author:
         self._signed = max(self._signed, *rounds)
         self.is_copy = is_copy
 
-    def publish(self, body: DeltaBody) -> list[Effect]:
+    def publish(self, body: DeltaBody) -> None:
         """Sign a delta. It is stored before anybody hears of it."""
+        if (delta := self._signed_delta(body)) is not None:
+            self._signed = body.round
+            self._context.outbox.append(Store(delta, own=True))
+
+    def _signed_delta(self, body: DeltaBody) -> Delta | None:
+        """The delta, or a notice that says why there is none."""
+        identity, manifest = self._context.identity, self._context.manifest
         if body.round <= self.last_round:
-            return [Notice(f"not signing round {body.round} again: {self.last_round} was our last")]
-        if not self._acl.counts(self._identity.node_id, body.round):
-            return [Notice("this node was invited to observe, not to train: its delta is not published")]
+            return self._refuse(f"not signing round {body.round} again: {self.last_round} was our last")
+        if not self._context.acl.counts(self.node_id, body.round):
+            return self._refuse("this node was invited to observe, not to train: its delta is not published")
         if body.round <= self._ledger.floor:
             self._signed = body.round  # the next one is of a later round
-            return [Notice(f"not publishing round {body.round}, which is closed: it was not stored in time")]
-        body = replace(body, previous=self._ledger.last_record(self._identity.node_id))
-        envelope = seal(self._identity, RecordKind.DELTA, self._swarm_id, body.pack())
+            return self._refuse(
+                f"not publishing round {body.round}, which is closed: it was not stored in time"
+            )
+        body = replace(body, previous=self._ledger.last_record(self.node_id))
         try:
-            delta = parse_delta(envelope, self._layout)
+            envelope = seal(identity, RecordKind.DELTA, manifest.swarm_id, body.pack())
+            return parse_delta(envelope, manifest.plan())
         except MalformedError as error:  # for instance a loss that is not finite: nobody would take it
-            return [Notice(f"not publishing round {body.round}: {error}")]
-        self._signed = body.round
-        return [Store(delta, own=True)]
+            return self._refuse(f"not publishing round {body.round}: {error}")
 
-    def stored(self, delta: Delta) -> list[Effect]:
-        """Our delta is on disk: from now on it counts, if its round is still open."""
-        result = self._holdings.add_own(delta)
-        if delta.record_id in self._ledger:
-            self._last_id = delta.record_id
-            self._last_is_held = False
-        return result
+    def _refuse(self, text: str) -> None:
+        self._context.outbox.append(Notice(text))
 
-    def heard(self, record_ids: Iterable[bytes]) -> None:
-        """Note that another node holds the payloads of these deltas."""
+    def stored(self, delta: Delta) -> bool:
+        """Our delta is on disk: from now on it counts, if its round is still open. Returns whether it is."""
+        self._holdings.add_own(delta)
+        if delta.record_id not in self._ledger:
+            return False
+        self._last_id = delta.record_id
+        self._last_is_held = False
+        return True
+
+    def spread(self, record_ids: Iterable[bytes]) -> None:
+        """Another node holds the payloads of these deltas."""
         self._last_is_held |= self._last_id in record_ids

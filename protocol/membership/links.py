@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Collection, KeysView, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Dial, Effect, Hangup
+from gossamer.protocol.effects import Dial, Outbox
 from gossamer.protocol.events import LinkUp
 from gossamer.protocol.membership.members import Health, Member, Roster
 from gossamer.protocol.sampling import RandomSource, shuffle
@@ -35,6 +36,13 @@ class Link:
     """The address that we dialled; None if the peer dialled us."""
     group: str | None
     """Its network group, if it is in any."""
+
+
+class Goes(NamedTuple):
+    """A link that has to go, and why."""
+
+    link: int
+    reason: str
 
 
 Target = tuple[str, bytes | None]
@@ -60,6 +68,7 @@ class Links:
         roster: Roster,
         bootstrap: tuple[str, ...],
         rng: RandomSource,
+        outbox: Outbox,
         *,
         pins: Mapping[str, bytes] | None = None,
         remembered: Collection[str] = (),
@@ -73,6 +82,7 @@ class Links:
         self._contacts: list[Target] = [(address, self._pins.get(address)) for address in bootstrap]
         self._remembered = frozenset(remembered)
         self._rng = rng
+        self._outbox = outbox
         self._links: dict[int, Link] = {}
         self._dialling: dict[str, _Dialling] = {}
         self._tried: dict[Target, float] = {}
@@ -118,22 +128,24 @@ class Links:
         found = {**self._leads_to, **self._pins}
         return {node_id for address, node_id in found.items() if address not in self._remembered}
 
-    def up(self, event: LinkUp, now: float) -> tuple[bool, list[Effect]]:
-        """Take in a new link, or turn it away. Returns whether it stays."""
+    def up(self, event: LinkUp, now: float) -> Goes | None:
+        """Take in a new link. Returns the link that has to go, which may be the new one; None if all stay."""
         self._note_dialled(event)
         link = Link(event.link, event.node_id, event.outbound, event.address, event.group)
-        if event.node_id == self._own_id:
-            return False, [Hangup(event.link, "that is ourselves")]
-        old = self.to(event.node_id)
+        goes = self._instead_of(link, now)
+        if goes is None or goes.link != link.number:
+            self._links[link.number] = link
+        return goes
+
+    def _instead_of(self, link: Link, now: float) -> Goes | None:
+        if link.node_id == self._own_id:
+            return Goes(link.number, "that is ourselves")
+        old = self.to(link.node_id)
+        if old is not None and self._replaces(link, old):
+            return Goes(old.number, "replaced by a newer link")
         if old is not None:
-            if not self._replaces(event, old):
-                return False, [Hangup(event.link, "already linked")]
-            self._links[event.link] = link
-            return True, [Hangup(old.number, "replaced by a newer link")]
-        stays, result = self._take_ours(link) if event.outbound else self._take_in(link, now)
-        if stays:
-            self._links[event.link] = link
-        return stays, result
+            return Goes(link.number, "already linked")
+        return self._take_ours(link) if link.outbound else self._take_in(link, now)
 
     def _note_dialled(self, event: LinkUp) -> None:
         if event.address is None:
@@ -147,7 +159,7 @@ class Links:
             if len(self._group_of) > limits.MEMBERS_MAX:
                 del self._group_of[next(iter(self._group_of))]
 
-    def _take_ours(self, link: Link) -> tuple[bool, list[Effect]]:
+    def _take_ours(self, link: Link) -> Goes | None:
         """A link that we dialled stays, unless it is one too many in its network group.
 
         A member that we thought dead may be the first from the other half of a healed partition: its link
@@ -157,22 +169,22 @@ class Links:
         if len(group) >= limits.LINKS_PER_GROUP_MAX and len(self._links) >= limits.LINKS_MIN:
             member = self._roster.get(link.node_id)
             if member is not None and member.health is Health.ALIVE:
-                return False, [Hangup(link.number, "enough links into that network")]
-            return True, [Hangup(group[-1].number, "making room for a new link into that network")]
+                return Goes(link.number, "enough links into that network")
+            return Goes(group[-1].number, "making room for a new link into that network")
         if len(self._links) < limits.LINKS_MAX:
-            return True, []
+            return None
         yields = self._who_yields() or self._any(self.all())
-        return True, [Hangup(yields.number, "making room for a new link")]
+        return Goes(yields.number, "making room for a new link")
 
-    def _take_in(self, link: Link, now: float) -> tuple[bool, list[Effect]]:
+    def _take_in(self, link: Link, now: float) -> Goes | None:
         """A link that a newcomer dialled stays if there is room, or if another link is due to make room."""
         if len(self._links) < limits.LINKS_MAX:
-            return True, []
+            return None
         yields = self._who_yields() if now >= self._next_yield else None
         if yields is None:
-            return False, [Hangup(link.number, "no room for more links")]
+            return Goes(link.number, "no room for more links")
         self._next_yield = now + limits.YIELD_INTERVAL_S
-        return True, [Hangup(yields.number, "making room for a newcomer")]
+        return Goes(yields.number, "making room for a newcomer")
 
     def _who_yields(self) -> Link | None:
         """A random one of the later half of the inbound links, of the network group with the most links."""
@@ -194,15 +206,13 @@ class Links:
             return []
         return [link for link in self.outbound() if link.group == group]
 
-    def _replaces(self, event: LinkUp, old: Link) -> bool:
+    def _replaces(self, link: Link, old: Link) -> bool:
         """Whether a new link replaces an old one to the same peer.
 
         If each end dialled one, both ends keep the one that the smaller node id dialled. Two links in the
         same direction mean that the dialler lost the first one, so the newer one counts.
         """
-        if event.outbound == old.outbound:
-            return True
-        return event.outbound == (self._own_id < event.node_id)
+        return link.outbound in (old.outbound, self._own_id < link.node_id)
 
     def down(self, number: int) -> Link | None:
         return self._links.pop(number, None)
@@ -210,7 +220,7 @@ class Links:
     def dial_failed(self, address: str) -> None:
         self._dialling.pop(address, None)
 
-    def wake(self, now: float) -> list[Effect]:
+    def wake(self, now: float) -> None:
         """Dial members if links are short, and now and then a member that is down even if they are not.
 
         All our links may be to our own half of a partition: then the members that are down are the other
@@ -218,7 +228,7 @@ class Links:
         never take the place of dials to live members.
         """
         if now < self._next_look and not self._is_told_of_more:
-            return []
+            return
         self._next_look = now + limits.LINKS_CHECK_INTERVAL_S
         self._known_at_look = len(self._roster.members())
         self._dialling = {address: dial for address, dial in self._dialling.items() if dial.until > now}
@@ -226,12 +236,11 @@ class Links:
         wanted = max(limits.LINKS_WANTED - len(self._links), limits.LINKS_OUTBOUND_MIN - outbound)
         missing = max(0, wanted - (len(self._dialling) - self._dials_to_gone))
         if not missing and not any(map(self._is_missed, self._roster.doubted())):
-            return []
+            return
         alive, gone = self._candidates(now)
         chosen = [(target, False) for target in alive[:missing]]
         room = limits.DIALS_TO_GONE_MAX - self._dials_to_gone
         chosen += [(target, True) for target in gone[: min(room, max(1, missing - len(chosen)))]]
-        effects: list[Effect] = []
         for (address, node_id), is_to_gone in chosen:
             if len(self._dialling) >= limits.DIALS_AT_ONCE_MAX:
                 break
@@ -239,9 +248,8 @@ class Links:
                 continue
             self._dialling[address] = _Dialling(now + limits.REDIAL_INTERVAL_S * 2, is_to_gone)
             self._tried[address, node_id] = now
-            effects.append(Dial(address, node_id, self._fingerprint_of(node_id)))
+            self._outbox.append(Dial(address, node_id, self._fingerprint_of(node_id)))
         self._forget_old_tries(now)
-        return effects
 
     def _forget_old_tries(self, now: float) -> None:
         kept = {contact: self._tried[contact] for contact in self._contacts if contact in self._tried}

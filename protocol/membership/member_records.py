@@ -8,12 +8,12 @@ and then we tell a link which rows we have and how new they are, and each side s
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.effects import Effect, Send
+from gossamer.protocol.effects import Outbox
 from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.events import Progress
 from gossamer.protocol.identity import Identity
@@ -70,7 +70,7 @@ def _is_worth_telling(member: Member, *, is_known: bool) -> bool:
 
 
 class Presence:
-    """Makes us known to others. `standing` returns our last round and the snapshots that we claim."""
+    """Makes us known to others."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Presence:
         roster: Roster,
         links: Links,
         rng: RandomSource,
-        standing: Callable[[], tuple[int, tuple[Claim, ...]]],
+        outbox: Outbox,
     ) -> None:
         self._identity = identity
         self._swarm_id = swarm_id
@@ -88,7 +88,10 @@ class Presence:
         self._roster = roster
         self._links = links
         self._rng = rng
-        self._standing = standing
+        self._outbox = outbox
+        self.round = 0
+        self.claims: tuple[Claim, ...] = ()
+        """What our record states: the last round that we have published, and the snapshots that we hold."""
         self._addresses: tuple[str, ...] = ()
         self._progress = Progress(0, 0, 0.0, 0.0, "")
         self._incarnation = info.incarnation
@@ -112,11 +115,11 @@ class Presence:
 
     # -- what changes
 
-    def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
+    def announce(self, addresses: tuple[str, ...]) -> None:
         """Tell where we can be dialled."""
         self._addresses = addresses
         self._is_doubtful = True
-        return self.beat()
+        self.beat()
 
     def progress(self, progress: Progress) -> None:
         """Take over what our trainer reports; the next heartbeat tells it."""
@@ -127,61 +130,61 @@ class Presence:
         )
         self._is_doubtful = True
 
-    def leave(self) -> list[Effect]:
+    def leave(self) -> None:
         """Tell all linked peers that we leave: otherwise all they see is a dead link."""
         self._leaving = True
         self._renew()
-        return [Send(link.number, Records(((self.data, False),))) for link in self._links.all()]
+        for link in self._links.all():
+            self._outbox.send(link.number, Records(((self.data, False),)))
 
     def changed(self) -> None:
         """Something in our row is worth telling soon, though not at once."""
         self._has_changed = True
 
-    def beat(self) -> list[Effect]:
+    def beat(self) -> None:
         """Sign a newer row of ourselves and push it at once."""
         self._renew()
         self.forget(self._identity.node_id)
-        return self._push(self.data, set())
+        self._push(self.data, set())
 
     # -- time
 
     def deadline(self) -> float:
         return self._next_rows
 
-    def wake(self, now: float) -> list[Effect]:
+    def wake(self, now: float) -> None:
         """Send rows, our own heartbeat among them, and compare rosters with a random link, each when due."""
         if now < self._next_rows:
-            return []
+            return
         self._next_rows = now + limits.ROWS_INTERVAL_S
         soon = now + limits.ROWS_INTERVAL_S / 2
         if self._has_changed or soon > self._next_heartbeat:
             self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
             self._renew()
             self._news[self._identity.node_id] = _News((self.data, False))
-        result = self._tell()
+        self._tell()
         if soon > self._next_roster:
             self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
             self._rosters.clear()
-            some = sample(self._links.numbers, 1, self._rng)
-            result += [Send(number, self.summary(answer=False)) for number in some]
-        return result
+            for number in sample(self._links.numbers, 1, self._rng):
+                self._outbox.send(number, self.summary(answer=False))
 
     # -- messages
 
-    def received(self, row: MemberRecord, link: int, now: float) -> list[Effect]:
+    def received(self, row: MemberRecord, link: int, now: float) -> None:
         """Take in a row, and have it relayed if it is news."""
         if row.node_id == self._identity.node_id:
             self._outdo(row)
-            return []
+            return
         known = self._roster.get(row.node_id)
         was_missing = known is not None and known.is_missing
         had_left = known is not None and known.health is Health.LEFT
         if not self._roster.update(row, now):
-            return []
+            return
         news = self._news[row.node_id] = _News((row.data, False), {link})
         comes_or_goes = had_left or row.body.leaving
-        is_urgent = was_missing or (comes_or_goes and self._roster.may_come_or_go(row.node_id, now))
-        return self._push(row.data, news.known_to) if is_urgent else []
+        if was_missing or (comes_or_goes and self._roster.may_come_or_go(row.node_id, now)):
+            self._push(row.data, news.known_to)
 
     def is_known(self, row: bytes, link: int) -> bool:
         """Whether we have this row already, byte for byte. If so, it need not be sent to that link."""
@@ -196,17 +199,18 @@ class Presence:
         """Stop telling others of a node that is no longer a member."""
         self._news.pop(node_id, None)
 
-    def refute(self, link: int, message: Suspect, now: float) -> list[Effect]:
+    def refute(self, link: int, message: Suspect, now: float) -> None:
         """A peer suspects us: answer with a newer row than the one it has seen. We may have one already.
 
         A peer that claims to have seen a row that we never signed lies, and so may one that suspects us all
         the time: neither makes us sign a new row.
         """
         is_newest = (message.incarnation, message.heartbeat) == self.record.age
-        if not is_newest or now < self._next_refutation:
-            return [Send(link, Records(((self.data, False),)))]
-        self._next_refutation = now + limits.ROWS_INTERVAL_S
-        return self.beat()
+        if is_newest and now >= self._next_refutation:
+            self._next_refutation = now + limits.ROWS_INTERVAL_S
+            self.beat()
+        else:
+            self._outbox.send(link, Records(((self.data, False),)))
 
     def summary(self, *, answer: bool) -> RosterSummary:
         """Which rows we have, our own among them, and how new they are."""
@@ -214,14 +218,14 @@ class Presence:
         own = (self._identity.node_id, *self.record.age)
         return RosterSummary((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
 
-    def exchange(self, link: int, message: RosterSummary) -> list[Effect]:
+    def exchange(self, link: int, message: RosterSummary) -> None:
         """Send rows that the peer lacks or has older, with our suspicions of them, and let it do the same.
 
         A peer that asks again and again is not answered for a while: a few bytes would draw megabytes.
         """
         self._rosters[link] += 1
         if self._rosters[link] > limits.ROSTERS_PER_LINK_MAX:
-            return []
+            return
         theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.rows}
         told = [
             member
@@ -232,39 +236,39 @@ class Presence:
         rows = [(member.record.data, False) for member in told]
         if theirs.get(self._identity.node_id, (-1, -1)) < self.record.age:
             rows.append((self.data, False))
-        result: list[Effect] = [Send(link, records) for records in Records.batches(rows)]
-        missing = [member.record for member in told if member.is_missing]
-        result += [Send(link, Suspect(row.node_id, *row.body.age)) for row in missing]
+        self._send_rows(link, rows)
+        for member in told:
+            if member.is_missing:
+                self._outbox.send(link, Suspect(member.record.node_id, *member.record.body.age))
         if not message.answer:
-            result.append(Send(link, self.summary(answer=True)))
-        return result
+            self._outbox.send(link, self.summary(answer=True))
 
-    def all_rows(self, link: int) -> list[Effect]:
+    def send_all(self, link: int) -> None:
         """Send a link the rows of all members that are alive, and our own."""
         known = [m.record.data for m in self._roster.members() if m.health is Health.ALIVE]
-        rows = [(row, False) for row in (self.data, *known)]
-        return [Send(link, records) for records in Records.batches(rows)]
+        self._send_rows(link, [(row, False) for row in (self.data, *known)])
 
     # -- inside
 
-    def _tell(self) -> list[Effect]:
+    def _send_rows(self, link: int, rows: list[tuple[bytes, bool]]) -> None:
+        for records in Records.batches(rows):
+            self._outbox.send(link, records)
+
+    def _tell(self) -> None:
         """Send the links whose turn it is rows that are news to them, but none of members missing by now."""
         for member in self._roster.doubted():
             if member.is_missing:
                 self.forget(member.record.node_id)
         if not self._news:
-            return []
-        result: list[Effect] = []
+            return
         links = self._take_turns()
         for link in links:
-            rows = [news.entry for news in self._news.values() if link not in news.known_to]
-            result += [Send(link, records) for records in Records.batches(rows)]
+            self._send_rows(link, [news.entry for news in self._news.values() if link not in news.known_to])
         for node_id, news in list(self._news.items()):
             news.known_to.update(links)
             news.tellings -= 1
             if not news.tellings:
                 del self._news[node_id]
-        return result
 
     def _take_turns(self) -> list[int]:
         """The links whose turn it is, new ones first. Every link has its turn, so none is silent for long."""
@@ -275,12 +279,13 @@ class Presence:
         self._told = order[count:] + order[:count]
         return order[:count]
 
-    def _push(self, row: bytes, known_to: set[int]) -> list[Effect]:
+    def _push(self, row: bytes, known_to: set[int]) -> None:
         """Send a row at once to a few links that do not know it, and add them to `known_to`."""
         others = self._links.numbers - known_to
         targets = sample(others, limits.PUSH_FANOUT, self._rng)
         known_to.update(targets)
-        return [Send(link, Records(((row, False),))) for link in targets]
+        for link in targets:
+            self._outbox.send(link, Records(((row, False),)))
 
     def _outdo(self, row: MemberRecord) -> None:
         """If a row from an earlier run of ours is newer, as after a clock was set back, go beyond it.
@@ -298,7 +303,6 @@ class Presence:
         self.record, self.data = self._sign()
 
     def _sign(self) -> tuple[MemberRecordBody, bytes]:
-        own_last, claims = self._standing()
         dialled = [link.node_id[: limits.LINK_PREFIX_BYTES] for link in self._links.outbound()]
         body = MemberRecordBody(
             incarnation=self._incarnation,
@@ -310,12 +314,12 @@ class Presence:
             name=self._info.name,
             device=self._progress.device,
             version=self._info.version,
-            round=own_last,
+            round=self.round,
             inner_steps=self._progress.inner_steps,
             tokens=self._progress.tokens,
             tokens_per_s=self._progress.tokens_per_s,
             loss=self._progress.loss,
-            claims=tuple(dict.fromkeys(claims))[: limits.CLAIMS_MAX],
+            claims=tuple(dict.fromkeys(self.claims))[: limits.CLAIMS_MAX],
             dialled=tuple(dialled[: limits.LINKS_TOLD_MAX]),
         )
         try:

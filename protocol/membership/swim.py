@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, Notice, Send
+from gossamer.protocol.effects import Notice, Outbox
 from gossamer.protocol.membership.members import Health, Member, Roster, listed
 from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect
 from gossamer.protocol.sampling import RandomSource, sample
@@ -46,9 +46,10 @@ class _Vouch:
 class Swim:
     """Judges the health of the roster's members."""
 
-    def __init__(self, roster: Roster, rng: RandomSource) -> None:
+    def __init__(self, roster: Roster, rng: RandomSource, outbox: Outbox) -> None:
         self._roster = roster
         self._rng = rng
+        self._outbox = outbox
         self._links: dict[int, bytes] = {}
         self._link_since: dict[int, float] = {}
         self._link_heard: dict[int, float] = {}
@@ -80,7 +81,7 @@ class Swim:
         since = now - self._patience(limits.LINK_SILENCE_S)
         return {link for link, heard in self._link_heard.items() if heard < since}
 
-    def link_down(self, link: int, now: float) -> list[Effect]:
+    def link_down(self, link: int, now: float) -> None:
         """A broken link is a reason to ask others at once, not yet a verdict.
 
         One that ends as soon as it is there was turned away: its peer has no room, and has just spoken. In a
@@ -92,15 +93,10 @@ class Swim:
             self._roster.heard_from(node_id, self._link_heard.pop(link))
         self._vouching = {n: v for n, v in self._vouching.items() if link not in (v.asker, v.target)}
         member = self._roster.get(node_id) if node_id is not None else None
-        if (
-            node_id is None
-            or was_turned_away
-            or node_id in self._links.values()
-            or member is None
-            or member.health is not Health.ALIVE
-        ):
-            return []
-        return self._ask_others(node_id, now)
+        if member is None or member.health is not Health.ALIVE or was_turned_away:
+            return
+        if member.record.node_id not in self._links.values():
+            self._ask_others(member.record.node_id, now)
 
     def deadline(self) -> float:
         due = self._next_probe
@@ -108,33 +104,31 @@ class Swim:
             due = min(due, probe.deadline)
         return due
 
-    def wake(self, now: float) -> list[Effect]:
+    def wake(self, now: float) -> None:
         """Probe the next link, follow up on silence, and let suspicions run out."""
         late = now - self.deadline()
         if late > LATE_WAKE_S and self._next_probe:
             self._be_patient(late)
         elif now >= self._next_probe:
             self.local_health = max(0, self.local_health - 1)
-        effects: list[Effect] = []
         for number in [n for n, probe in self._probes.items() if now >= probe.deadline]:
             if (probe := self._probes.pop(number, None)) is not None:  # else another question replaced it
-                effects += self._follow_up(probe, now)
+                self._follow_up(probe, now)
         if now >= self._next_probe:
             self._vouching = {n: v for n, v in self._vouching.items() if now < v.deadline}
             self._next_probe = now + limits.PROBE_INTERVAL_S
             self._believe_the_doubted()
-            effects += self._probe_the_silent(now)
-            effects += self._judge_silence(now)
-            effects += self._ask_about_the_recovered(now)
+            self._probe_the_silent(now)
+            self._judge_silence(now)
+            self._ask_about_the_recovered(now)
             self._roster.forget_old(now)
-        return effects
 
     # -- messages
 
-    def ping(self, link: int, message: Ping) -> list[Effect]:
-        return [Send(link, Ack(message.number))]
+    def ping(self, link: int, message: Ping) -> None:
+        self._outbox.send(link, Ack(message.number))
 
-    def ack(self, link: int, message: Ack, now: float) -> list[Effect]:
+    def ack(self, link: int, message: Ack, now: float) -> None:
         """An answer to our own probe, or to a ping that we sent for another node, which is then told."""
         if link in self._links:
             self._roster.heard_from(self._links[link], now)
@@ -144,12 +138,11 @@ class Swim:
             del self._probes[message.number]
             self._roster.heard_from(probe.node_id, now)
         vouch = self._vouching.get(message.number)
-        if vouch is None or vouch.target != link or vouch.is_answered:
-            return []
-        vouch.is_answered = True
-        return [Send(vouch.asker, Ack(vouch.number))]
+        if vouch is not None and vouch.target == link and not vouch.is_answered:
+            vouch.is_answered = True
+            self._outbox.send(vouch.asker, Ack(vouch.number))
 
-    def ping_for(self, link: int, message: PingFor, now: float) -> list[Effect]:
+    def ping_for(self, link: int, message: PingFor, now: float) -> None:
         """Vouch for a node by pinging it over our link to it.
 
         Its last heartbeat is not enough: that may be from just before it died, and the asker hears the next
@@ -158,20 +151,20 @@ class Swim:
         """
         target = next((other for other, node_id in self._links.items() if node_id == message.node_id), None)
         if target is None:
-            return []
+            return
         made = [vouch for vouch in self._vouching.values() if vouch.asker == link and now < vouch.deadline]
         for vouch in made:
             if vouch.target == target and not vouch.is_answered:
                 vouch.number = message.number  # the earlier question no longer counts
-                return []
+                return
         if len(made) >= limits.VOUCHES_PER_LINK_MAX or len(self._vouching) >= limits.MEMBERS_MAX:
-            return []
+            return
         self._numbers += 1
         deadline = now + limits.INDIRECT_PROBE_TIMEOUT_S
         self._vouching[self._numbers] = _Vouch(link, message.number, target, deadline)
-        return [Send(target, Ping(self._numbers))]
+        self._outbox.send(target, Ping(self._numbers))
 
-    def suspicion(self, link: int, message: Suspect, now: float) -> list[Effect]:
+    def suspicion(self, link: int, message: Suspect, now: float) -> None:
         """A peer suspects a member: believe that, unless we know better.
 
         Gossip may have missed the peer: if we have a newer row we do not believe it, and send that row if it
@@ -181,16 +174,18 @@ class Swim:
         """
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
-            return []
-        seen = (message.incarnation, message.heartbeat)
-        if seen < member.record.body.age and now - member.told_at < limits.HEARTBEAT_INTERVAL_S:
-            return [Send(link, Records(((member.record.data, False),)))]
+            return
+        is_old = (message.incarnation, message.heartbeat) < member.record.body.age
         is_cleared = not member.is_hearsay and now - member.since < limits.RUMOUR_PAUSE_S
-        if seen < member.record.body.age or is_cleared:
-            return []
-        if now - self._answered(member) < limits.PROBE_TIMEOUT_S:
-            return [Send(to, message) for to, peer in self._links.items() if peer == message.node_id]
-        return self._suspect(message.node_id, now, source=link)
+        if is_old and now - member.told_at < limits.HEARTBEAT_INTERVAL_S:
+            self._outbox.send(link, Records(((member.record.data, False),)))
+        elif is_old or is_cleared:
+            return
+        elif now - self._answered(member) < limits.PROBE_TIMEOUT_S:
+            for to in [to for to, peer in self._links.items() if peer == message.node_id]:
+                self._outbox.send(to, message)
+        else:
+            self._suspect(message.node_id, now, source=link)
 
     # -- judgement
 
@@ -209,29 +204,29 @@ class Swim:
             member.answered += late
             member.since += late if member.health is Health.SUSPECT else 0.0
 
-    def _follow_up(self, probe: _Probe, now: float) -> list[Effect]:
+    def _follow_up(self, probe: _Probe, now: float) -> None:
         """A probe has timed out: ask others, then suspect the peer, unless it has been heard meanwhile."""
         member = self._roster.get(probe.node_id)
         if member is None or self._lived(member, probe.began):
-            return []
-        ask = self._suspect if probe.indirect else self._ask_others
-        return ask(probe.node_id, now)
+            return
+        if probe.indirect:
+            self._suspect(probe.node_id, now)
+        else:
+            self._ask_others(probe.node_id, now)
 
-    def _probe_the_silent(self, now: float) -> list[Effect]:
+    def _probe_the_silent(self, now: float) -> None:
         """Ping the links on which nothing has come for a while, unless their peers are being probed."""
         since = now - limits.PROBE_AFTER_S
         silent = [link for link, heard in self._link_heard.items() if heard <= since]
         if not silent:
-            return []
+            return
         probed = {probe.node_id for probe in self._probes.values()}
-        effects: list[Effect] = []
         for link in silent:
             if self._links[link] not in probed:
                 self._numbers += 1
                 deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
                 self._probes[self._numbers] = _Probe(self._links[link], now, deadline)
-                effects.append(Send(link, Ping(self._numbers)))
-        return effects
+                self._outbox.send(link, Ping(self._numbers))
 
     def _answered(self, member: Member) -> float:
         """When a member last spoke to us. Links know it first: the roster is told only when it matters."""
@@ -244,7 +239,7 @@ class Swim:
         a row must have come `ROW_LAG_S` after that time."""
         return self._answered(member) > at or member.heard > at + limits.ROW_LAG_S
 
-    def _ask_others(self, node_id: bytes, now: float) -> list[Effect]:
+    def _ask_others(self, node_id: bytes, now: float) -> None:
         """Ask some other peers whether they reach a node. Earlier questions about it no longer count.
 
         Peers known to be linked to it come first: others can only tell if they are linked to it and their
@@ -261,24 +256,25 @@ class Swim:
         asked = [
             link for some in (linked, others) for link in sample(some, limits.INDIRECT_PROBES, self._rng)
         ]
-        return [Send(link, PingFor(self._numbers, node_id)) for link in asked[: limits.INDIRECT_PROBES]]
+        for link in asked[: limits.INDIRECT_PROBES]:
+            self._outbox.send(link, PingFor(self._numbers, node_id))
 
     def _linked_to(self, node_id: bytes) -> list[int]:
         """The links whose peers are linked to a node, according to their rows or its own."""
         member = self._roster.get(node_id)
         return [link for link, peer in self._links.items() if _are_linked(self._roster.get(peer), member)]
 
-    def _suspect(self, node_id: bytes, now: float, source: int | None = None) -> list[Effect]:
+    def _suspect(self, node_id: bytes, now: float, source: int | None = None) -> None:
         member = self._roster.get(node_id)
         if member is None or member.health is not Health.ALIVE:
-            return []
+            return
         self._roster.judge(node_id, Health.SUSPECT, now)
         self._suspected[node_id] = now
         rumour = Suspect(node_id, *member.record.body.age)
-        targets = sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng)
-        return [Send(link, rumour) for link in targets]
+        for link in sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng):
+            self._outbox.send(link, rumour)
 
-    def _ask_about_the_recovered(self, now: float) -> list[Effect]:
+    def _ask_about_the_recovered(self, now: float) -> None:
         """Ask others about members whose suspicion was lifted by a row, which may have been their last. To
         ask is better than to wait for silence.
 
@@ -289,7 +285,6 @@ class Swim:
         Only once in a while: in a torn swarm every node would otherwise suspect a member that is far away,
         and clear it, with each of its rows.
         """
-        effects: list[Effect] = []
         since_when = now - limits.RECOVERY_TRUST_S
         self._asked_again = {node: asked for node, asked in self._asked_again.items() if asked > since_when}
         for node_id, since in list(self._suspected.items()):
@@ -301,8 +296,7 @@ class Swim:
                 continue
             if not self._lived(member, since) and self._linked_to(node_id):
                 self._asked_again[node_id] = now
-                effects += self._ask_others(node_id, now)
-        return effects
+                self._ask_others(node_id, now)
 
     def _believe_the_doubted(self) -> None:
         """A member that has spoken to us since it was suspected is alive."""
@@ -311,8 +305,7 @@ class Swim:
             if answered >= member.since:
                 self._roster.heard_from(member.record.node_id, answered)
 
-    def _judge_silence(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _judge_silence(self, now: float) -> None:
         down: list[Member] = []
         unanswering: list[Member] = []
         silent_since = now - self._patience(limits.SILENCE_SUSPECT_S)
@@ -322,28 +315,26 @@ class Swim:
         for member in self._roster.live():
             if member.health is Health.ALIVE:
                 if member.heard < silent_since and self._answered(member) < silent_since:
-                    effects += self._suspect(member.record.node_id, now)
+                    self._suspect(member.record.node_id, now)
             elif member.since < suspected_since:
                 self._roster.judge(member.record.node_id, Health.DOWN, now)
                 self._suspected[member.record.node_id] = now
                 down.append(member)
             elif told_before <= member.since < tell_before:  # the first answers did not clear it up
                 unanswering.append(member)
-        effects += self._said(unanswering, "does not answer", "do not answer")
-        effects += self._said(down, "is down", "are down")
-        return effects
+        self._notice(unanswering, "does not answer", "do not answer")
+        self._notice(down, "is down", "are down")
 
-    def _said(self, members: list[Member], of_one: str, of_several: str) -> list[Effect]:
+    def _notice(self, members: list[Member], of_one: str, of_several: str) -> None:
         """One line for people, however many fall silent at once. None about members known from hearsay only:
         they may have been gone by then.
 
         A node that comes (back) to a swarm is told of all members gone within a day, maybe hundreds.
         """
         met = [member for member in members if not member.is_hearsay or self._answered(member) > -math.inf]
-        if not met:
-            return []
-        what = of_one if len(met) == 1 else of_several
-        return [Notice(f"{listed(member.label for member in met)} {what}")]
+        if met:
+            what = of_one if len(met) == 1 else of_several
+            self._outbox.append(Notice(f"{listed(member.label for member in met)} {what}"))
 
 
 def _are_linked(one: Member | None, other: Member | None) -> bool:

@@ -431,18 +431,18 @@ def test_nothing_after_a_peers_revocation_is_listened_to(seed):
     assert others and node.core.anti_entropy.synced_once
     sent = [e.message for e in effects if isinstance(e, fx.Send) and isinstance(e.message, msg.Records)]
     assert all(data != before.data for message in sent for data, _ in message.entries), "not relayed"
-    assert node.core.vetting.met_strangers() == []
+    assert node.core.access.met_strangers() == []
 
 
 def test_an_owner_may_ask_and_is_no_member(member):
     world, node = member
-    node.core.vetting.vet_question(OWNER.node_id, b"", world.now)
-    node.core.vetting.vet_question(identity(1).node_id, b"", world.now)
+    node.core.access.vet_question(OWNER.node_id, b"", world.now)
+    node.core.access.vet_question(identity(1).node_id, b"", world.now)
     for who in (identity(5), identity(6)):
         with pytest.raises(PeerError):
-            node.core.vetting.vet_question(who.node_id, b"", world.now)
+            node.core.access.vet_question(who.node_id, b"", world.now)
     with pytest.raises(PeerError):
-        node.core.vetting.vet(OWNER.node_id, b"", world.now)
+        node.core.access.vet(OWNER.node_id, b"", world.now)
 
 
 @pytest.mark.parametrize("first", ["grant", "revocation"])

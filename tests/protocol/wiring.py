@@ -441,13 +441,13 @@ class World:
 
     def _credential(self, node: Node) -> bytes:
         """The credential that a node shows in handshakes."""
-        return node.core.vetting.credential_of(node.identity.node_id, self.now)
+        return node.core.access.credential_of(node.identity.node_id, self.now)
 
     def _both_vet(self, dialler: Node, listener: Node) -> bool:
         """Do what both ends of a handshake do before any message."""
         try:
             for judge, other in ((listener, dialler), (dialler, listener)):
-                judge.core.vetting.vet(other.identity.node_id, self._credential(other), self.now)
+                judge.core.access.vet(other.identity.node_id, self._credential(other), self.now)
         except RefusedError as error:
             dialler.refused.append(str(error))
             return False

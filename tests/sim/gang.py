@@ -12,21 +12,18 @@ from collections.abc import Callable, Sequence
 
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.limits import CLAIMS_MAX, FETCH_OVERDUE_S, FETCH_PATIENCE_S
 from gossamer.protocol.membership.member_records import Presence
 from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
 from gossamer.protocol.replica import Replica
 from tests.sim.exchange import LateAnswerError
-from tests.sim.liar import Liar
+from tests.sim.liar import Liar, Standing
 from tests.sim.network import End
 from tests.sim.node import Node
 
 WATCH_S = 1.0
 PAUSE_S = (5.0, 30.0)
 LASTS_S = (30.0, 150.0)
-
-Standing = Callable[[], tuple[int, tuple[Claim, ...]]]
 
 
 class Gang:
@@ -145,12 +142,12 @@ class Accomplice(Liar):
     def stand_for(self, standing: Standing | None) -> None:
         """Claim this instead of the truth, and return to it after each lie of our own; None: the truth."""
         self._standing = standing
-        self._tell_the_truth(self._node.core.presence, self._node.core)
+        self._tell_the_truth(self._node.core)
 
-    def _tell_the_truth(self, presence: Presence, core: Replica) -> None:
-        super()._tell_the_truth(presence, core)
+    def _tell_the_truth(self, core: Replica) -> None:
+        super()._tell_the_truth(core)
         if self._standing is not None:
-            presence._standing = self._standing
+            self._state(core, self._standing)
 
     @property
     def can_act(self) -> bool:
@@ -199,12 +196,12 @@ class Accomplice(Liar):
         """Tell others of these members only, until then."""
         node, presence = self._node, self._node.core.presence
 
-        def tell() -> list[Effect]:
+        def tell() -> None:
             for node_id in presence._news.keys() - known - {node.traits.identity.node_id}:
                 del presence._news[node_id]
-            return type(presence)._tell(presence)
+            type(presence)._tell(presence)
 
-        def exchange(link: int, message: msg.RosterSummary) -> list[Effect]:
+        def exchange(link: int, message: msg.RosterSummary) -> None:
             rows = [
                 (row, False)
                 for row in (
@@ -212,15 +209,15 @@ class Accomplice(Liar):
                     *(m.record.data for m in node.core.roster.members() if m.record.node_id in known),
                 )
             ]
-            return [Send(link, records) for records in msg.Records.batches(rows)]
+            presence._send_rows(link, rows)
 
         presence._tell, presence.exchange = tell, exchange  # type: ignore[method-assign]
-        presence.all_rows = lambda link: exchange(link, msg.RosterSummary((), True))  # type: ignore[method-assign]
+        presence.send_all = lambda link: exchange(link, msg.RosterSummary((), True))  # type: ignore[method-assign]
         node.stage.loop.at(until, self._tell_of_all, presence)
 
     @staticmethod
     def _tell_of_all(presence: Presence) -> None:
-        for name in ("_tell", "exchange", "all_rows"):
+        for name in ("_tell", "exchange", "send_all"):
             vars(presence).pop(name, None)
 
     def _come_and_go(self) -> None:
@@ -234,6 +231,7 @@ class Accomplice(Liar):
             node.soon(2.0 * time, self._say_whether_we_leave, time % 2 == 0)
 
     def _say_whether_we_leave(self, leaving: bool) -> None:
-        presence = self._node.core.presence
-        presence._leaving = leaving
-        self._node._carry_out(presence.beat())
+        core = self._node.core
+        core.presence._leaving = leaving
+        core.presence.beat()
+        self._node._carry_out(core.outbox.drain())

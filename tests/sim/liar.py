@@ -16,7 +16,6 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.limits import ROUND_MAX, TOKENS_MAX
-from gossamer.protocol.membership.member_records import Presence
 from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_sizes, root_of
 from gossamer.protocol.payloads.payload import payload_length
 from gossamer.protocol.records import HEADER_BYTES, Delta, DeltaBody, RecordKind, parse_delta, seal
@@ -34,6 +33,10 @@ others are at."""
 
 def _never(blob: bytes) -> bytes | None:
     raise NoAnswerError
+
+
+Standing = Callable[[], tuple[int, tuple[Claim, ...]]]
+"""What a member record states: a last round, and claims."""
 
 
 class Liar:
@@ -281,9 +284,9 @@ class Liar:
 
     def _lag_behind(self) -> None:
         """Train on, but for a while state round 1 in our row."""
-        node, presence = self._node, self._node.core.presence
-        presence._standing = lambda: (1, node.core.sealing.claims)
-        node.stage.loop.after(20.0 + 60.0 * self._rng.random(), self._tell_the_truth, presence, node.core)
+        node = self._node
+        self._state(node.core, lambda: (1, node.core.sealing.claims))
+        node.stage.loop.after(20.0 + 60.0 * self._rng.random(), self._tell_the_truth, node.core)
 
     def _spread_rumours(self) -> None:
         """Suspect live members."""
@@ -327,10 +330,19 @@ class Liar:
         root = root_of(hashes)
         node.disk.put(hashes[0], data, node.stage.loop.now)
         node.disk.put(root, b"".join(hashes), node.stage.loop.now)
-        digest, presence = self._rng.randbytes(32), node.core.presence
+        digest = self._rng.randbytes(32)
         claims = tuple(Claim(round_, 2**59, digest, root) for round_ in rounds)
-        presence._standing = lambda: (node.core.own_last, claims)
-        node.stage.loop.after(20.0 + 30.0 * self._rng.random(), self._tell_the_truth, presence, node.core)
+        self._state(node.core, lambda: (node.core.own_last, claims))
+        node.stage.loop.after(20.0 + 30.0 * self._rng.random(), self._tell_the_truth, node.core)
 
-    def _tell_the_truth(self, presence: Presence, core: Replica) -> None:
-        presence._standing = lambda: (core.own_last, core.sealing.claims)
+    def _tell_the_truth(self, core: Replica) -> None:
+        self._state(core, lambda: (core.own_last, core.sealing.claims))
+
+    def _state(self, core: Replica, standing: Standing) -> None:
+        """Have our member record state a last round and claims that may not be ours."""
+
+        def state() -> None:
+            core.presence.round, core.presence.claims = standing()
+
+        core._state_our_own = state  # type: ignore[method-assign]
+        state()

@@ -313,12 +313,12 @@ class Node(Process):
 
     def credential(self) -> bytes:
         """What it shows in a handshake to be let in."""
-        return self.core.vetting.credential_of(self.traits.identity.node_id, self.clock())
+        return self.core.access.credential_of(self.traits.identity.node_id, self.clock())
 
     def admits(self, other: Party) -> bool:
         assert isinstance(other, Node)
         try:
-            self.core.vetting.vet(other.traits.identity.node_id, other.credential(), self.clock())
+            self.core.access.vet(other.traits.identity.node_id, other.credential(), self.clock())
         except RefusedError:
             return False
         return True

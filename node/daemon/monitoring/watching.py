@@ -204,7 +204,7 @@ class Watching:
     def _refusal(self) -> str:
         """Why a member that knows what we know would refuse us; empty if it would let us in."""
         try:
-            self._view.core.vetting.vet(self._view.node_id, b"", time.monotonic())
+            self._view.core.access.vet(self._view.node_id, b"", time.monotonic())
         except RefusedError as error:
             return str(error)
         return ""

@@ -64,13 +64,13 @@ class Access:
         return self._stopping.is_set()
 
     def own_credential(self) -> bytes:
-        return self._core.vetting.credential_of(self._core.identity.node_id, time.monotonic())
+        return self._core.access.credential_of(self._core.identity.node_id, time.monotonic())
 
     def vet(self, node_id: bytes, credential: bytes) -> None:
-        self._core.vetting.vet(node_id, credential, time.monotonic())
+        self._core.access.vet(node_id, credential, time.monotonic())
 
     def vet_question(self, node_id: bytes, credential: bytes) -> None:
-        self._core.vetting.vet_question(node_id, credential, time.monotonic())
+        self._core.access.vet_question(node_id, credential, time.monotonic())
 
     def deliver(self, credential: bytes) -> None:
         self._core.acl.check_of_use(credential)
