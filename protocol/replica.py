@@ -30,7 +30,7 @@ from gossamer.protocol.errors import (
 )
 from gossamer.protocol.events import Event, LinkUp
 from gossamer.protocol.fetching.fetcher import Fetcher
-from gossamer.protocol.gossip.announce import Author, Dealing, Holdings, Offers, Push
+from gossamer.protocol.gossip.announce import Author, Holdings, SuperSeeding
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.forks import Witnesses
@@ -116,12 +116,11 @@ class Replica:
         self._unix_time = UnixTime(unix_offset_s)
         self.access = Access(self.acl, self.links, rng, self._unix_time, self.outbox)
         self.membership = Swim(self.roster, rng, self.outbox)
-        self.offers = Offers()
         self.fetcher = Fetcher(fits, rng)
-        self.dealing = Dealing(rng)
-        self.holdings = Holdings(self.ledger, self.roster, self.links, self.fetcher, self.offers, rng)
-        self.push = Push(self.ledger, self.holdings.holds, rng, self.offers.promise)
-        self.anti_entropy = AntiEntropy(self.ledger, self.push, rng)
+        self.holdings = Holdings(self._context, self.fetcher)
+        self.announcer = self.holdings.announcer
+        self.super_seeding = SuperSeeding(self._context)
+        self.anti_entropy = AntiEntropy(self._context, self.announcer)
         self.sealing = Sealing(
             manifest,
             is_first=not info.bootstrap,
@@ -131,15 +130,9 @@ class Replica:
         )
         self._witnesses = Witnesses(self.sealing.genesis, self.ledger, self.roster, self.links, self.holdings)
         self._snapshot_pull = SnapshotPull(
-            self.sealing,
-            self._witnesses,
-            self.ledger,
-            self.roster,
-            self.links,
-            self.fetcher,
-            self.holdings,
+            self._context, self.sealing, self._witnesses, self.fetcher, self.holdings
         )
-        self._author = Author(identity, self.swarm_id, self.layout, self.acl, self.ledger, self.holdings)
+        self._author = Author(self._context, self.holdings)
         self._clock = SwarmClock(
             manifest,
             self.acl,
@@ -245,9 +238,8 @@ class Replica:
             self._next_turn,
             self.membership.deadline(),
             self.fetcher.deadline(),
-            self.offers.deadline(),
-            self.dealing.deadline(),
-            self.push.deadline(),
+            self.announcer.deadline(),
+            self.super_seeding.deadline(),
         )
 
     # -- what happens
@@ -284,7 +276,7 @@ class Replica:
         self._author.restore([own_last, *signed], is_copy=is_copy)  # whether these deltas count or not
         counting = [delta for delta in stored if self.acl.counts(delta.author, delta.round)]
         revoked = [delta for delta in stored if not self.acl.counts(delta.author, delta.round)]
-        self.outbox.extend(self.holdings.restore(counting, revoked, held, now))
+        self.holdings.restore(counting, revoked, held, now)
         return self.outbox.drain()
 
     def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
@@ -322,11 +314,11 @@ class Replica:
                 self._clock.paused()
                 self.presence.changed()
             case ev.ChunkArrived():
-                self._arrived(event.blob, now)
+                self.holdings.arrived(event.blob, now)
             case ev.ChunkFailed():
                 self.fetcher.failed(event.link, event.blob, now)
             case ev.Need():
-                self.outbox.extend(self._snapshot_pull.need(event, now))
+                self._snapshot_pull.need(event, now)
             case ev.LinkUp():
                 self._link_up(event, now)
             case ev.LinkDown():
@@ -344,7 +336,7 @@ class Replica:
                 self.sealing.adopted(event.claim)
                 self.presence.changed()
                 reach = self._clock.begin_at(event.claim.round, now)
-                self.outbox.append(self.holdings.begin_at(event.claim.round, reach))
+                self.holdings.begin_at(event.claim.round, reach)
             case ev.Unusable():
                 self._snapshot_pull.unusable(event.claim)
             case ev.Deliver():
@@ -381,30 +373,20 @@ class Replica:
             text = f"not signing round {event.body.round}: no node has said yet whether we did"
             self.outbox.append(fx.Notice(text))
         else:
-            self.outbox.extend(self._author.publish(event.body))
+            self._author.publish(event.body)
 
     def _stored(self, delta: Delta, now: float) -> None:
-        self.outbox.extend(self._author.stored(delta))
-        if delta.record_id not in self.ledger:  # if told, others, for whom its round is open, would merge it
-            return
-        self._clock.published(delta.round, now)
-        self.presence.changed()
-        self.outbox.extend(self.dealing.deal(delta, set(self.links.numbers), now))
-
-    def _arrived(self, blob: bytes, now: float) -> None:
-        result = self.holdings.arrived(blob, now)
-        self.outbox.extend(result)
-        for effect in result:
-            if isinstance(effect, fx.Ready):
-                self.outbox.extend(self.push.arrived(effect.delta.record_id))
+        if self._author.stored(delta):  # else others, for whom its round may be open, are not told of it
+            self._clock.published(delta.round, now)
+            self.presence.changed()
+            self.super_seeding.deal(delta, now)
 
     def _wake(self, now: float) -> None:
         if now >= self.membership.deadline():
             self.membership.wake(now)
             self._drop_dead(now)
-        self.outbox.extend(self.offers.wake(now))
-        self.outbox.extend(self.dealing.wake(now))
-        self.outbox.extend(self.push.wake(now))
+        self.announcer.wake(now)
+        self.super_seeding.wake(now)
         if now >= self._next_turn:
             self._take_turns(now)
 
@@ -414,12 +396,12 @@ class Replica:
         self.presence.wake(now)
         self.links.wake(now)
         self.access.wake(now)
-        self.outbox.extend(self.anti_entropy.wake(now))
+        self.anti_entropy.wake(now)
         self._next_turn = self.presence.deadline()
         if self._clock.listens(now):  # others may still fetch what we had not handed on
             return
         if now >= self.sealing.deadline():
-            self.outbox.extend(self._snapshot_pull.wake(now, self.clock))
+            self._snapshot_pull.wake(now, self.clock)
         if self.sealing.is_in_a_hurry:
             self._next_turn = min(self._next_turn, self.sealing.deadline())
 
@@ -456,10 +438,8 @@ class Replica:
         """Say over a new link who we are. The end that dialled also begins to compare ledgers and rosters."""
         self.access.link_up(link)
         self.outbox.send(link, Records(((self.presence.data, False),)))
-        self.push.link_up(link)
-        opening = self.anti_entropy.link_up(link)
         if outbound:
-            self.outbox.extend(opening)
+            self.anti_entropy.open_exchange(link)
             self.outbox.send(link, self.presence.summary(answer=False))
 
     def _drop_dead(self, now: float) -> None:
@@ -481,12 +461,11 @@ class Replica:
 
     def _forget(self, number: int, now: float) -> None:
         self.links.down(number)
-        self.push.link_down(number)
         self.anti_entropy.link_down(number)
         self.access.link_down(number)
         self.fetcher.link_down(number)
-        self.offers.link_down(number)
-        self.outbox.extend(self.dealing.link_down(number))
+        self.announcer.link_down(number)
+        self.super_seeding.link_down(number)
         self.membership.link_down(number, now)
 
     # -- changes of access: whom to tell, what to ask for again, whom to cut off
@@ -506,7 +485,7 @@ class Replica:
     def _admit(self, grant: Grant) -> None:
         """Ask again for the records that were passed over while their author was a stranger."""
         for link in self.access.met_strangers():
-            self.outbox.extend(self.anti_entropy.open_exchange(link))
+            self.anti_entropy.open_exchange(link)
             self.outbox.send(link, self.presence.summary(answer=False))
         if self.acl.role_of(grant.node_id) is grant.role:
             text = f"{self.roster.label(grant.node_id)} may {grant.role.name.lower()} in this swarm"
@@ -521,14 +500,13 @@ class Replica:
             return
         label = self.roster.label(node_id)
         voided = self.holdings.revoke(node_id, last_round)
-        self.outbox.extend(voided)
         for link in self.links.all():
             if link.node_id == node_id:
                 self._hang_up(link.number, "revoked", now)
         self.roster.remove(node_id)
         self.presence.forget(node_id)
         text = f"{label} was revoked by an owner: what it signed after round {last_round} is void"
-        self.outbox.append(Notice(f"{text} ({len(voided)} deltas here)"))
+        self.outbox.append(Notice(f"{text} ({voided} deltas here)"))
 
     # -- records from links: known ones are passed over, new ones are checked and taken in
     #
@@ -553,7 +531,7 @@ class Replica:
                 if data[0] == _MEMBER or not self._is_known(data, held, delivery):
                     self._judge(data, held, delivery)
             self._pass_on(delivery, is_push=len(message.entries) == 1)
-            self.outbox.extend(self.anti_entropy.received(link, delivery.record_ids))
+            self.anti_entropy.received(link, delivery.record_ids)
         self._snapshot_pull.hint(link)
 
     def _pass_on(self, delivery: _Delivery, *, is_push: bool) -> None:
@@ -562,10 +540,10 @@ class Replica:
         if not fresh:
             return
         if is_push and delivery.is_held:
-            self.outbox.extend(self.push.relay(fresh[0], delivery.link, delivery.now))
+            self.announcer.relay(fresh[0], delivery.link, delivery.now)
         # All others know already what a node learns just after its start.
         elif is_push or self.anti_entropy.synced_once:
-            self.outbox.extend(self.push.tell(fresh, {delivery.link}))
+            self.announcer.push(fresh, {delivery.link})
 
     def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
         """Whether these very bytes were taken in before. Most were, and need no second signature check."""
@@ -573,15 +551,8 @@ class Replica:
         if record_id is None:
             return False
         delivery.record_ids.append(record_id)
-        self._hint(record_id, held, delivery)
-        self.push.known_to(record_id, delivery.link)
+        self.holdings.known_to(record_id, delivery.link, held=held, now=delivery.now)
         return True
-
-    def _hint(self, record_id: bytes, held: bool, delivery: _Delivery) -> None:
-        if held:
-            self.holdings.hint(record_id, delivery.link)
-        else:
-            self.holdings.lacks(record_id, delivery.link, delivery.now)
 
     def _judge(self, data: bytes, held: bool, delivery: _Delivery) -> None:
         """Take in a record if it is valid, blame its sender if not."""
@@ -615,7 +586,7 @@ class Replica:
         if envelope.record_id not in self.ledger:
             self._new_delta(envelope, delivery)
         delivery.is_held = held
-        self._hint(envelope.record_id, held, delivery)
+        self.holdings.known_to(envelope.record_id, delivery.link, held=held, now=delivery.now)
 
     def _new_delta(self, envelope: Envelope, delivery: _Delivery) -> None:
         delta, codec = parse_delta(envelope, self.layout), self.manifest.outer.codec
@@ -628,9 +599,7 @@ class Replica:
         elif not self._clock.allows(delta.round, delivery.now):
             raise ImplausibleError(f"round {delta.round} is too early for this swarm's age")
         elif self._clock.is_near(delta.round, delivery.now):
-            result = self.holdings.add(delta, delivery.link, delivery.now)
-            self.outbox.extend(result)
-            if result:
+            if self.holdings.add(delta, delivery.link, delivery.now):
                 delivery.fresh.append(delta)
 
     # -- messages
@@ -650,20 +619,19 @@ class Replica:
         self._message(event.link, message, now)
 
     def _message(self, link: int, message: msg.Message, now: float) -> None:
-        put = self.outbox.extend
         match message:
             case msg.Records():
                 self._records(link, message, now)
             case msg.Have():
-                self._have(link, message)
+                self._have(link, message, now)
             case msg.HaveChunks():
-                put(self._have_chunks(link, message, now))
+                self._have_chunks(link, message, now)
             case msg.Digest():
-                put(self.anti_entropy.compare(link, message))
+                self.anti_entropy.compare(link, message)
             case msg.RecordIds():
-                put(self.anti_entropy.inventory(link, message))
+                self.anti_entropy.record_ids(link, message)
             case msg.GetRecords():
-                put(self.push.give(link, message.record_ids))
+                self.announcer.give(link, message.record_ids)
             case msg.RosterSummary():
                 self.presence.exchange(link, message)
             case msg.Ping():
@@ -683,22 +651,20 @@ class Replica:
                 self.fetcher.failed(link, message.blob, now)
             case msg.AclSummary():
                 self.access.exchange(link, message)
-            case _:
-                self.outbox.append(fx.Blame(link, "message without a handler", Offence.NONSENSE))
 
-    def _have(self, link: int, message: msg.Have) -> None:
-        self._author.heard(message.record_ids)
+    def _have(self, link: int, message: msg.Have, now: float) -> None:
+        self._author.spread(message.record_ids)
         for record_id in message.record_ids:
-            self.holdings.hint(record_id, link)
-            self.push.known_to(record_id, link)
-            self.outbox.extend(self.dealing.heard(record_id, link))
+            self.holdings.known_to(record_id, link, held=True, now=now)
+            self.super_seeding.holds(record_id, link)
 
-    def _have_chunks(self, link: int, message: msg.HaveChunks, now: float) -> list[Effect]:
+    def _have_chunks(self, link: int, message: msg.HaveChunks, now: float) -> None:
         delta = self.ledger.get(message.record_id)
         if delta is None:
-            return self.anti_entropy.heard_of(link, message.record_id, now)
-        self.holdings.hint_parts(delta, message.places, link)
-        return self.dealing.heard_parts(message.record_id, message.places, now)
+            self.anti_entropy.heard_of(link, message.record_id, now)
+        else:
+            self.holdings.parts_known_to(delta, message.places, link)
+            self.super_seeding.holds_parts(message.record_id, message.places, now)
 
     def _want(self, link: int, message: msg.Want) -> None:
         known = self.links.get(link)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, Fetched, Get, Send
+from gossamer.protocol.effects import Effect, Get, Send
 from gossamer.protocol.fetching.piece_picker import EndGame, Guesses, Picker, Promptness, Sources
 from gossamer.protocol.fetching.requests import Failures, Flight, Flights, Wants
 from gossamer.protocol.fetching.window import FetchWindow
@@ -92,14 +92,14 @@ class Fetcher:
         self._picker.fetch_between(bulk, is_needless)
         self._changed = True
 
-    def want(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> list[Effect]:
-        """Ask for chunks (hash, size) under a key; `Fetched(key)` comes at once if none is missing.
+    def want(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> bool:
+        """Ask for chunks (hash, size) under a key. Returns whether none is missing.
 
         A list of chunks that nobody can have is ignored, see `Wants.add`.
         """
         is_lacking = self.wants.add(key, chunks, now)
         self._changed = self._changed or bool(is_lacking)
-        return [Fetched(key)] if is_lacking is False else []
+        return is_lacking is False
 
     @property
     def came(self) -> int:
@@ -122,8 +122,8 @@ class Fetcher:
         """The largest size of a chunk that is on its way. None for any other: no peer may put that to us."""
         return self.wants.size_of(blob) or None if blob in self._flights else None
 
-    def arrived(self, blob: bytes, now: float) -> list[Effect]:
-        """Note that a chunk is stored; tells which keys it completes."""
+    def arrived(self, blob: bytes, now: float) -> list[bytes]:
+        """Note that a chunk is stored; returns the keys that it completes."""
         flights = self._flights.landed(blob)
         self._guesses.ended(blob)
         self._changed = True
@@ -131,7 +131,7 @@ class Fetcher:
             self._window.brought(flights[0], self._promptness.brought(flights[0], now))
         is_guessed = len(flights) == 1 and flights[0].is_guess  # of two, it is unknown which one brought it
         guessed = flights[0].link if is_guessed else None
-        return [Fetched(key) for key in self.wants.arrived(blob, guessed, now)]
+        return list(self.wants.arrived(blob, guessed, now))
 
     def failed(self, link: int, blob: bytes, now: float) -> None:
         """Note that a link did not bring a chunk: other links are tried first."""

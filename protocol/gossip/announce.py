@@ -1,11 +1,11 @@
 """Who is told what: records and payloads on their way through the swarm, and our own deltas.
 
-A delta that is new here is relayed at once to a few links (`Announcer`), and its payload is fetched; once that
-is here, whoever was sent the record is told so. `Holdings` keeps the ledger, the fetching of payloads and what
-is said of them in step: a delta goes through `add` (its payload is wanted), `arrived` (its payload is here:
-`Ready`) and `close` (its round is history). An equivocation or a revocation can void the delta at any point in
-between; `Ready` then says that its round has to be merged again. Our own deltas are signed by the `Author` and
-dealt out by `SuperSeeding`.
+A delta that is new here is relayed at once to a few links (`Announcer`), and its payload is fetched; once
+that is here, whoever was sent the record is told so. `Holdings` keeps the ledger, the fetching of payloads
+and what is said of them in step: a delta goes through `add` (its payload is wanted), `arrived` (its payload
+is here: `Ready`) and `close` (its round is history). An equivocation or a revocation can void the delta at
+any point in between; `Ready` then says that its round has to be merged again. Our own deltas are signed by
+the `Author` and dealt out by `SuperSeeding`.
 """
 
 import math
@@ -39,14 +39,14 @@ class Announcer:
     """Tells links of records, and of the payloads that we hold.
 
     A record that is new to us goes to a few random links at once, and each receiver does the same, once. If
-    the sender has the payload, and it is of one chunk, we shall have it in a moment: then the record waits for
-    it, so that both are announced in one message, and not to links that announced it to us meanwhile.
+    the sender has the payload, and it is of one chunk, we shall have it in a moment: then the record waits
+    for it, so that both are announced in one message, and not to links that announced it to us meanwhile.
 
-    Every record comes with its payload or with the promise of one: a link that got a record from us before its
-    payload was here is told when it is. So a payload spreads along the paths of its record, of which a node
-    usually has several. Payloads that become complete within a moment are offered in one message, except to
-    links that say meanwhile that they hold them too. A payload of several chunks is not held back until it is
-    complete: each chunk is offered as it comes. Anti-entropy finds what is lost on the way.
+    Every record comes with its payload or with the promise of one: a link that got a record from us before
+    its payload was here is told when it is. So a payload spreads along the paths of its record, of which a
+    node usually has several. Payloads that become complete within a moment are offered in one message, except
+    to links that say meanwhile that they hold them too. A payload of several chunks is not held back until it
+    is complete: each chunk is offered as it comes. Anti-entropy finds what is lost on the way.
     """
 
     def __init__(self, context: Context, held: Set[bytes]) -> None:
@@ -197,9 +197,9 @@ class SuperSeeding:
     At first only the author has a new payload, so the payload cannot be everywhere before the author's line
     has carried all of it once. Any chunk that the line carries twice in that time makes everybody wait.
     Neighbours get the rest from each other. Once every chunk is known to be with some neighbour, the author
-    offers everything to everybody. It does so earlier if the deal stalls: a neighbour may be slow, or gone, or
-    keep its chunks to itself. A neighbour that took part in a stalled deal is dealt nothing more until it says
-    that it holds something: one that never takes anything would otherwise hold up every payload.
+    offers everything to everybody. It does so earlier if the deal stalls: a neighbour may be slow, or gone,
+    or keep its chunks to itself. A neighbour that took part in a stalled deal is dealt nothing more until it
+    says that it holds something: one that never takes anything would otherwise hold up every payload.
     """
 
     def __init__(self, context: Context) -> None:
@@ -212,8 +212,8 @@ class SuperSeeding:
         """Tell all links of a delta of ours. Which one is offered which of its chunks is drawn at random."""
         send, rng = self._context.outbox.send, self._context.rng
         links, places = set(self._context.links.numbers), range(len(delta.body.chunks))
-        takers = links - self._silent
-        if len(takers) < 2 or len(places) < 2:
+        receivers = links - self._silent
+        if len(receivers) < 2 or len(places) < 2:
             message = Records(((delta.data, True),))
             for link in sample(links, limits.PUSH_FANOUT, rng):
                 send(link, message)
@@ -221,11 +221,11 @@ class SuperSeeding:
         self._deals[delta.record_id] = _Deal(links, set(places), now + limits.DEAL_PATIENCE_S)
         deck = sample(places, len(places), rng)
         message = Records(((delta.data, False),))
-        for seat, link in enumerate(sample(takers, len(takers), rng)):
+        for seat, link in enumerate(sample(receivers, len(receivers), rng)):
             send(link, message)
-            if hand := deck[seat :: len(takers)]:
+            if hand := deck[seat :: len(receivers)]:
                 send(link, HaveChunks(delta.record_id, tuple(hand)))
-        for link in sorted(links - takers):
+        for link in sorted(links - receivers):
             send(link, message)
 
     def holds(self, record_id: bytes, link: int) -> None:
@@ -522,31 +522,29 @@ class Author:
 
     def publish(self, body: DeltaBody) -> None:
         """Sign a delta. It is stored before anybody hears of it."""
-        if (delta := self._signed_delta(body)) is not None:
+        delta = self._sign(body)
+        if isinstance(delta, str):
+            self._context.outbox.append(Notice(delta))
+        else:
             self._signed = body.round
             self._context.outbox.append(Store(delta, own=True))
 
-    def _signed_delta(self, body: DeltaBody) -> Delta | None:
-        """The delta, or a notice that says why there is none."""
+    def _sign(self, body: DeltaBody) -> Delta | str:
+        """The delta, or why there is none."""
         identity, manifest = self._context.identity, self._context.manifest
         if body.round <= self.last_round:
-            return self._refuse(f"not signing round {body.round} again: {self.last_round} was our last")
+            return f"not signing round {body.round} again: {self.last_round} was our last"
         if not self._context.acl.counts(self.node_id, body.round):
-            return self._refuse("this node was invited to observe, not to train: its delta is not published")
+            return "this node was invited to observe, not to train: its delta is not published"
         if body.round <= self._ledger.floor:
             self._signed = body.round  # the next one is of a later round
-            return self._refuse(
-                f"not publishing round {body.round}, which is closed: it was not stored in time"
-            )
+            return f"not publishing round {body.round}, which is closed: it was not stored in time"
         body = replace(body, previous=self._ledger.last_record(self.node_id))
         try:
             envelope = seal(identity, RecordKind.DELTA, manifest.swarm_id, body.pack())
             return parse_delta(envelope, manifest.plan())
         except MalformedError as error:  # for instance a loss that is not finite: nobody would take it
-            return self._refuse(f"not publishing round {body.round}: {error}")
-
-    def _refuse(self, text: str) -> None:
-        self._context.outbox.append(Notice(text))
+            return f"not publishing round {body.round}: {error}"
 
     def stored(self, delta: Delta) -> bool:
         """Our delta is on disk: from now on it counts, if its round is still open. Returns whether it is."""

@@ -9,12 +9,11 @@ import math
 from dataclasses import dataclass, field
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, Send
-from gossamer.protocol.gossip.announce import Push
-from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.context import Context
+from gossamer.protocol.gossip.announce import Announcer
 from gossamer.protocol.messages import Digest, GetRecords, RecordIds
 from gossamer.protocol.range_digests import can_be
-from gossamer.protocol.sampling import RandomSource, sample
+from gossamer.protocol.sampling import sample
 
 
 @dataclass(slots=True)
@@ -44,12 +43,13 @@ def _is_full(inventory: RecordIds) -> bool:
 class AntiEntropy:
     """Makes our ledger and those of our peers equal."""
 
-    def __init__(self, ledger: Ledger, push: Push, rng: RandomSource) -> None:
-        """`push` sends the records that a peer turns out to lack."""
-        self._ledger = ledger
-        self._push = push
-        self._rng = rng
-        self._links: set[int] = set()
+    def __init__(self, context: Context, announcer: Announcer) -> None:
+        """`announcer` sends the records that a peer turns out to lack."""
+        self._links = context.links
+        self._ledger = context.ledger
+        self._rng = context.rng
+        self._send = context.outbox.send
+        self._announcer = announcer
         self._exchanges: dict[int, _Exchange] = {}
         """Exchanges by link, for links that have told us what they have."""
         self._sought: dict[bytes, float] = {}
@@ -59,20 +59,15 @@ class AntiEntropy:
         self.synced_once = False
         """Whether some peer's ledger was found equal to ours, or all that it had beyond ours has come."""
 
-    def link_up(self, link: int) -> list[Effect]:
-        self._links.add(link)
-        return self.open_exchange(link)
-
     def link_down(self, link: int) -> None:
         """Make the next exchange due soon: what was pushed to this link last may be lost, and if the network
         is splitting, the links that are left must bring it. Links that come and go do not add up: exchanges
         stay `EXCHANGES_APART_S` apart."""
         soon = self._last_exchange + limits.EXCHANGES_APART_S
         self._next_exchange = min(self._next_exchange, soon)
-        self._links.discard(link)
         self._exchanges.pop(link, None)
 
-    def wake(self, now: float) -> list[Effect]:
+    def wake(self, now: float) -> None:
         """Start the periodic exchange with one random link.
 
         A node that has just started does so at each wake-up until it is in sync: new records can make an
@@ -81,58 +76,64 @@ class AntiEntropy:
         is_awaiting = any(exchange.awaited for exchange in self._exchanges.values())
         has_to_know = not self.synced_once and not is_awaiting
         if now < self._next_exchange and not has_to_know:
-            return []
+            return
         self._last_exchange = now
         self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.75 + 0.5 * self._rng.random())
-        return [effect for link in sample(self._links, 1, self._rng) for effect in self.open_exchange(link)]
+        for link in sample(self._links.numbers, 1, self._rng):
+            self.open_exchange(link)
 
-    def open_exchange(self, link: int, above: int = 0) -> list[Effect]:
+    def open_exchange(self, link: int, above: int = 0) -> None:
         """Begin to compare ledgers with a link."""
         if (exchange := self._exchanges.get(link)) is not None:
             exchange.awaited.clear()  # what has not come by now will be found missing again
             exchange.size_before = None
         digests = self._ledger.digests
         above = max(above, self._ledger.floor)
-        return [Send(link, Digest(digests.top, tuple(digests.summary(above)), whole=True, above=above))]
+        self._send(link, Digest(digests.top, tuple(digests.summary(above)), whole=True, above=above))
 
-    def compare(self, link: int, message: Digest) -> list[Effect]:
-        """Answer a Compare: descend into the newest ranges that differ, or say that none do."""
+    def compare(self, link: int, message: Digest) -> None:
+        """Answer a Digest: descend into the newest ranges that differ, or say that none do."""
         digests = self._ledger.digests
         if not message.ranges:
             self.synced_once = True
-            return []
+            return
         ours_reaches_further = message.level < digests.top or message.above < self._ledger.floor
         if message.whole and ours_reaches_further:  # start from our top and floor
-            return self.open_exchange(link, message.above)
+            self.open_exchange(link, message.above)
+            return
         above = max(message.above, self._ledger.floor)
         differing = [
             i
             for i, digest in message.ranges
             if can_be(message.level, i) and digests.digest_above(message.level, i, above) != digest
         ]
-        if not differing and message.whole:
-            return self._conclude(link)
-        if not differing:
+        if differing:
+            self._descend(link, message.level, sorted(set(differing)), above)
+        elif message.whole:
+            self._conclude(link)
+        elif not self.synced_once:
             # What differed when this was sent has come since. A node that has just started asks for the rest.
-            return [] if self.synced_once else self.open_exchange(link, above)
-        ordered = sorted(set(differing))
-        if message.level == 0:
-            return [Send(link, self._take_stock(ordered))]
-        newest = ordered[-limits.COMPARED_PARENTS_MAX :]
-        ranges = [child for index in newest for child in digests.children(message.level, index, above)]
-        return [Send(link, Digest(message.level - 1, tuple(ranges), above=above))]
+            self.open_exchange(link, above)
 
-    def _take_stock(self, rounds: list[int]) -> RecordIds:
+    def _descend(self, link: int, level: int, differing: list[int], above: int) -> None:
+        if level == 0:
+            self._send(link, self._ids_of(differing))
+        else:
+            newest, digests = differing[-limits.COMPARED_PARENTS_MAX :], self._ledger.digests
+            ranges = [child for index in newest for child in digests.children(level, index, above)]
+            self._send(link, Digest(level - 1, tuple(ranges), above=above))
+
+    def _ids_of(self, rounds: list[int]) -> RecordIds:
         """The record ids that we have of the newest of these rounds, as many as can be asked for at once."""
-        stock: list[tuple[int, tuple[bytes, ...]]] = []
+        found: list[tuple[int, tuple[bytes, ...]]] = []
         count = 0
         for round_ in reversed(rounds):
             ids = self._some(self._ledger.ids(round_))
-            stock.append((round_, ids))
+            found.append((round_, ids))
             count += len(ids)
             if count >= limits.IDS_PER_MESSAGE_MAX:
                 break
-        return RecordIds(tuple(reversed(stock)))
+        return RecordIds(tuple(reversed(found)))
 
     def _some(self, ids: list[bytes]) -> tuple[bytes, ...]:
         """All ids of a round or, if they are too many, those of a random stretch."""
@@ -140,14 +141,14 @@ class AntiEntropy:
         start = int(self._rng.random() * (too_many + 1))
         return tuple(ids[start : start + limits.IDS_PER_ROUND_MAX])
 
-    def inventory(self, link: int, message: RecordIds) -> list[Effect]:
+    def record_ids(self, link: int, message: RecordIds) -> None:
         """Send the records of these rounds that the peer lacks, and request those that we lack."""
         theirs = {record_id for _, ids in message.rounds for record_id in ids}
         ours = [i for r, ids in sorted(dict(message.rounds).items()) for i in self._comparable(r, ids)]
         it_lacks = [record_id for record_id in ours if record_id not in theirs]
         given = it_lacks[-limits.IDS_PER_MESSAGE_MAX :]
         may_lack_more = _is_full(message) or len(given) < len(it_lacks)
-        effects = self._push.give(link, given)
+        self._announcer.give(link, given)
         exchange = self._exchanges.setdefault(link, _Exchange())
         open_ = {i for round_, ids in message.rounds if round_ > self._ledger.floor for i in ids}
         we_lack = sorted(i for i in open_ if i not in self._ledger and i not in exchange.awaited)
@@ -156,20 +157,21 @@ class AntiEntropy:
             exchange.awaited.update(requested)
             if may_lack_more or len(requested) < len(we_lack):
                 exchange.size_before = len(self._ledger)
-            effects.append(Send(link, GetRecords(tuple(requested))))
+            self._send(link, GetRecords(tuple(requested)))
+        elif not exchange.awaited and may_lack_more:
+            self._look_for_more(link, given)
         elif not exchange.awaited:
-            effects += self._look_for_more(link, given) if may_lack_more else self._conclude(link)
-        return effects
+            self._conclude(link)
 
     def _comparable(self, round_: int, theirs: tuple[bytes, ...]) -> list[bytes]:
-        """Our ids of a round, as far as the peer's Inventory covers it: a full one may be only a stretch."""
+        """Our ids of a round, as far as the peer's list covers it: a full one may be only a stretch."""
         ours = self._ledger.ids(round_)
         if len(theirs) < limits.IDS_PER_ROUND_MAX:
             return ours
         first, last = min(theirs), max(theirs)
         return [record_id for record_id in ours if first <= record_id <= last]
 
-    def _look_for_more(self, link: int, given: list[bytes]) -> list[Effect]:
+    def _look_for_more(self, link: int, given: list[bytes]) -> None:
         """Compare again with a peer that has got all it was `given` and may lack more.
 
         The peer had nothing that we lack, so no answer of its will tell us when to compare again. Done only
@@ -177,12 +179,11 @@ class AntiEntropy:
         """
         self.synced_once = True
         exchange = self._exchanges[link]
-        if not given or given == exchange.given:
-            return []
-        exchange.given = given
-        return self.open_exchange(link)
+        if given and given != exchange.given:
+            exchange.given = given
+            self.open_exchange(link)
 
-    def received(self, link: int, record_ids: list[bytes]) -> list[Effect]:
+    def received(self, link: int, record_ids: list[bytes]) -> None:
         """Note which awaited records a link delivered. Once all have come, ask for the rest, if any.
 
         The rest is asked for only if something was new: a record that we refuse (for instance because our
@@ -192,32 +193,31 @@ class AntiEntropy:
         """
         exchange = self._exchanges.get(link)
         if exchange is None or not exchange.awaited:
-            return []
+            return
         exchange.awaited.difference_update(record_ids)
         if exchange.awaited:
-            return []
+            return
         if exchange.size_before is None:
-            return self._conclude(link)
-        if len(self._ledger) > exchange.size_before:
-            return self.open_exchange(link)
-        exchange.size_before = None
-        self.synced_once = True
-        return []
+            self._conclude(link)
+        elif len(self._ledger) > exchange.size_before:
+            self.open_exchange(link)
+        else:
+            exchange.size_before = None
+            self.synced_once = True
 
-    def _conclude(self, link: int) -> list[Effect]:
+    def _conclude(self, link: int) -> None:
         """End an exchange: what differed when it began no longer does, since the peer has what we gave it."""
         self.synced_once = True
-        return [Send(link, Digest(0, ()))]
+        self._send(link, Digest(0, ()))
 
-    def heard_of(self, link: int, record_id: bytes, now: float) -> list[Effect]:
+    def heard_of(self, link: int, record_id: bytes, now: float) -> None:
         """A link's peer speaks of a record that we do not have: its push has not reached us, or not yet.
 
         The record is asked for only once in a while, since it may be one that we refuse.
         """
-        if record_id in self._sought and now < self._sought[record_id] + limits.ANTI_ENTROPY_INTERVAL_S:
-            return []
-        self._sought.pop(record_id, None)
-        self._sought[record_id] = now
-        if len(self._sought) > limits.IDS_PER_MESSAGE_MAX:
-            del self._sought[next(iter(self._sought))]
-        return [Send(link, GetRecords((record_id,)))]
+        if now >= self._sought.get(record_id, -math.inf) + limits.ANTI_ENTROPY_INTERVAL_S:
+            self._sought.pop(record_id, None)
+            self._sought[record_id] = now
+            if len(self._sought) > limits.IDS_PER_MESSAGE_MAX:
+                del self._sought[next(iter(self._sought))]
+            self._send(link, GetRecords((record_id,)))

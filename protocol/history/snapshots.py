@@ -18,6 +18,7 @@ from gossamer.protocol.claims import (
     roundest,
     sealed_round,
 )
+from gossamer.protocol.context import Context
 from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Prefetch, Seal
 from gossamer.protocol.events import Need
 from gossamer.protocol.fetching.fetcher import Fetcher
@@ -25,10 +26,7 @@ from gossamer.protocol.gossip.announce import Holdings
 from gossamer.protocol.history.forks import Defeat, Lineages, Witnesses
 from gossamer.protocol.history.joining import Absence, Joining
 from gossamer.protocol.history.peer_claims import Testimony, Witness
-from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.members import Roster
 
 LOOK_INTERVAL_S = 2.5
 """A look is due at every second of the turns that a node takes (see `replica`)."""
@@ -268,25 +266,24 @@ class SnapshotPull:
 
     def __init__(
         self,
+        context: Context,
         sealing: Sealing,
         witnesses: Witnesses,
-        ledger: Ledger,
-        roster: Roster,
-        links: Links,
         fetcher: Fetcher,
         holdings: Holdings,
     ) -> None:
+        self._outbox = context.outbox
+        self._ledger = context.ledger
+        self._roster = context.roster
+        self._links = context.links
         self._sealing = sealing
         self._witnesses = witnesses
-        self._ledger = ledger
-        self._roster = roster
-        self._links = links
         self._fetcher = fetcher
         self._holdings = holdings
         self._sought: Claim | None = None
         """The snapshot being fetched, or the last one that was."""
 
-    def wake(self, now: float, clock: int) -> list[Effect]:
+    def wake(self, now: float, clock: int) -> None:
         """Have `Sealing` look at what members claim. `clock`: the swarm's round."""
         adopting, wants = self._sealing.adopting, self._fetcher.wants
         if self._sealing.joined:  # a joiner looks many times a second, and has no history to give up
@@ -298,7 +295,11 @@ class SnapshotPull:
         for effect in result:
             if isinstance(effect, Prefetch | Adopt):
                 self.seek(effect.claim)
-        return [self._holdings.close(e.round) if isinstance(e, Close) else e for e in result]
+        for effect in result:
+            if isinstance(effect, Close):
+                self._holdings.close(effect.round)
+            else:
+                self._outbox.append(effect)
 
     def seek(self, claim: Claim) -> None:
         """Fetch this snapshot from now on, and no other one."""
@@ -318,12 +319,11 @@ class SnapshotPull:
         self._fetcher.wants.forget(claim.key)
         self._sealing.unusable(claim)
 
-    def need(self, event: Need, now: float) -> list[Effect]:
+    def need(self, event: Need, now: float) -> None:
         """Fetch chunks; those of the snapshot come from every member that claims it."""
-        result = self._holdings.need(event.key, event.chunks, now)
+        self._holdings.need(event.key, event.chunks, now)
         for link in self._links.all():
             self.hint(link.number)
-        return result
 
     def hint(self, number: int) -> None:
         """A link's peer has stated its claims: if the snapshot sought is one, the peer holds all of it."""

@@ -67,10 +67,8 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "roster._members": lambda: limits.MEMBERS_MAX,
     "links._links": lambda: limits.LINKS_MAX,
     "links._dialling": lambda: limits.DIALS_AT_ONCE_MAX,
-    "push._links": lambda: limits.LINKS_MAX,
-    "anti_entropy._links": lambda: limits.LINKS_MAX,
     "anti_entropy._exchanges": lambda: limits.LINKS_MAX,
-    "push._relays": lambda: limits.IDS_PER_MESSAGE_MAX,
+    "announcer._relays": lambda: limits.IDS_PER_MESSAGE_MAX,
     "membership._links": lambda: limits.LINKS_MAX,
     "membership._link_heard": lambda: limits.LINKS_MAX,
     "membership._vouching": lambda: limits.MEMBERS_MAX,
@@ -212,7 +210,6 @@ class Siege:
         assert flights.load == {link: load[link] for link in core.fetcher._links}
         linked = {link.number for link in core.links.all()}
         assert linked <= set(self.links)
-        assert linked == core.push._links == core.anti_entropy._links
         assert linked == set(core.fetcher._links) == set(core.membership._links)
         # We are linked to each node only once, and never to ourselves.
         nodes = [link.node_id for link in core.links.all()]

@@ -244,7 +244,7 @@ class Audit:
             ("flights", len(flights), limits.FETCHES_MAX),
             ("flights of what is under way", len(flights.late), limits.FETCHES_TWICE_MAX),
             ("flights on a link", max(load.values(), default=0), limits.FETCHES_PER_LINK_MAX),
-            ("deals", len(core.dealing._deals), deals_max),
+            ("deals", len(core.super_seeding._deals), deals_max),
             ("members", len(core.roster.members()), limits.MEMBERS_MAX),
             ("vouches", len(core.membership._vouching), limits.MEMBERS_MAX),
             ("probes", len(core.membership._probes), limits.LINKS_MAX + len(core.roster.members())),
@@ -258,15 +258,13 @@ class Audit:
             if value > most:
                 self.fail(node, f"has {value} {what}, over the limit of {most}")
         of_links = (
-            core.push._links,
-            core.anti_entropy._links,
             core.fetcher._links.keys(),
             core.membership._links.keys(),
         )
         if any(known != links for known in of_links):
             self.fail(node, "does not agree with itself about its links")
-        dealt = {link for deal in core.dealing._deals.values() for link in deal.links}
-        promised = {link for waiting in core.offers._waiting.values() for link in waiting}
+        dealt = {link for deal in core.super_seeding._deals.values() for link in deal.links}
+        promised = {link for waiting in core.announcer._waiting.values() for link in waiting}
         leftovers = (set(core.anti_entropy._exchanges) | set(load) | dealt | promised) - links
         if leftovers:
             self.fail(node, f"keeps state of links that are gone: {sorted(leftovers)}")

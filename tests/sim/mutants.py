@@ -25,7 +25,7 @@ from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.fetching.requests import Wants
 from gossamer.protocol.gossip import announce as author
 from gossamer.protocol.gossip import anti_entropy
-from gossamer.protocol.gossip.announce import Dealing, Offers
+from gossamer.protocol.gossip.announce import Announcer, SuperSeeding
 from gossamer.protocol.history import clock
 from gossamer.protocol.history import forks as lineages
 from gossamer.protocol.history import joining as absence
@@ -204,8 +204,9 @@ def _no_anti_entropy() -> list[Patch]:
     """A node that has caught up once, as it must before it trains, starts no further ledger comparison."""
     original = anti_entropy.AntiEntropy.open_exchange
 
-    def open_exchange(self: anti_entropy.AntiEntropy, link: int, above: int = 0) -> list[Effect]:
-        return [] if self.synced_once else original(self, link, above)
+    def open_exchange(self: anti_entropy.AntiEntropy, link: int, above: int = 0) -> None:
+        if not self.synced_once:
+            original(self, link, above)
 
     return [(anti_entropy.AntiEntropy, "open_exchange", open_exchange)]
 
@@ -234,16 +235,17 @@ def _believe_the_smallest_size() -> list[Patch]:
 
 def _deal_half() -> list[Patch]:
     """The dealer offers every other chunk, and never the rest."""
-    original = Dealing.deal
+    original = SuperSeeding.deal
 
-    def deal(self: Dealing, delta: Delta, links_: set[int], now: float) -> list[Effect]:
-        return [_halved(effect) for effect in original(self, delta, links_, now)]
+    def deal(self: SuperSeeding, delta: Delta, now: float) -> None:
+        original(self, delta, now)
+        outbox = self._context.outbox
+        outbox.extend([_halved(effect) for effect in outbox.drain()])
 
-    def offer_all(self: Dealing, record_id: bytes) -> list[Effect]:
+    def offer_all(self: SuperSeeding, record_id: bytes) -> None:
         del self._deals[record_id]
-        return []
 
-    return [(Dealing, "deal", deal), (Dealing, "_offer_all", offer_all)]
+    return [(SuperSeeding, "deal", deal), (SuperSeeding, "_offer_all", offer_all)]
 
 
 def _halved(effect: Effect) -> Effect:
@@ -260,7 +262,7 @@ def _forget_who_holds_parts() -> list[Patch]:
 
 def _keep_parts_to_oneself() -> list[Patch]:
     """A payload is offered to others only once all of it is here."""
-    return [(Offers, "part", lambda self, record_id, place, links_, now: None)]
+    return [(Announcer, "part", lambda self, record_id, place, links_, now: None)]
 
 
 # --- membership and links ----------------------------------------------------------------------------------
@@ -269,10 +271,7 @@ def _keep_parts_to_oneself() -> list[Patch]:
 def _nobody_is_ever_down() -> list[Patch]:
     """Silent members hold the clock back for ever, and their links are kept."""
 
-    def judge(self: swim.Swim, now: float) -> list[Effect]:
-        return []
-
-    return [(swim.Swim, "_judge_silence", judge)]
+    return [(swim.Swim, "_judge_silence", lambda self, now: None)]
 
 
 def _suspect_hastily() -> list[Patch]:
