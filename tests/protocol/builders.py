@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from math import sqrt
+from typing import Any
 
 import msgpack
 import numpy as np
 
-from gossamer.protocol.access.acl import NEVER, Role, grant_body, revocation_body
+from gossamer.protocol.access.acl import NEVER, AccessList, Role, grant_body, revocation_body
 from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.context import Context
+from gossamer.protocol.effects import Outbox
 from gossamer.protocol.errors import PeerError
+from gossamer.protocol.events import LinkUp
 from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.merge.merge import Contribution, measure
 from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_bytes
 from gossamer.protocol.payloads.layout import Fragment, Layout, TensorSpec, plan
@@ -257,6 +266,37 @@ def refusing(kind: type[PeerError]) -> Iterator[None]:
     except kind as error:
         if not is_printable(str(error)):
             raise AssertionError(f"not for a log: {error!r}") from error
+
+
+def context(own: int = 0, of: Manifest = SMALL, links: int = 0) -> Context:
+    """What the machines of one node share; link n leads to node n."""
+    me, rng, outbox = identity(own), random.Random(own + 1), Outbox()
+    roster = Roster(me.node_id)
+    known = Links(me.node_id, roster, (), rng, outbox)
+    for number in range(1, links + 1):
+        known.up(LinkUp(number, identity(number).node_id, True, None), 0.0)
+    acl = AccessList(of.admission, of.swarm_id)
+    info = NodeInfo(name="", trains=True, incarnation=1)
+    return Context(me, of, info, acl, known, roster, Ledger(), rng, outbox)
+
+
+class Drained:
+    """A machine of the core; a method of it that returns nothing gives the effects that it appended."""
+
+    def __init__(self, machine: Any, outbox: Outbox) -> None:
+        self.machine = machine
+        self._outbox = outbox
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.machine, name)
+        if not callable(value):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = value(*args, **kwargs)
+            return self._outbox.drain() if result is None else result
+
+        return call
 
 
 def turns_nobody_away(node_id: bytes, credential: bytes) -> None:

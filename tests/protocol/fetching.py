@@ -6,7 +6,7 @@ import random
 from hashlib import sha256
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Fetched, Get, Send
+from gossamer.protocol.effects import Get, Send
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.messages import Want
 
@@ -42,8 +42,8 @@ class Net:
         return self.true_sizes.get(blob, size) == size if blob in self.have else None
 
     def want(self, key: int, *chunks: int, size: int = 100) -> None:
-        effects = self.fetcher.want(key_of(key), tuple((blob_of(c), size) for c in chunks), self.now)
-        self.fetched += [e.key for e in effects]
+        if self.fetcher.want(key_of(key), tuple((blob_of(c), size) for c in chunks), self.now):
+            self.fetched.append(key_of(key))
 
     def plan(self) -> list[tuple[int, bytes]]:
         flights = self.fetcher._flights
@@ -94,7 +94,7 @@ class Net:
         self._ended(blob)
         self.have.add(blob)
         self.fetcher.wants.rule_out(blob)
-        self.fetched += [e.key for e in self.fetcher.arrived(blob, self.now) if isinstance(e, Fetched)]
+        self.fetched += self.fetcher.arrived(blob, self.now)
 
     def fail(self, blob: bytes) -> None:
         link = self.flights[blob]

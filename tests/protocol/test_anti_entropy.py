@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -14,9 +13,9 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.effects import Effect, Send
-from gossamer.protocol.gossip.announce import Push
+from gossamer.protocol.gossip.announce import Announcer
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
-from gossamer.protocol.ledger import Added, Ledger
+from gossamer.protocol.ledger import Added
 from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
@@ -31,13 +30,19 @@ class Side:
     """One ledger and its anti-entropy; does with messages what `Replica` does, without signatures."""
 
     def __init__(
-        self, keys: Iterable[tuple[int, int, int]], accepts: Callable[[Delta], bool] = lambda _: True
+        self,
+        keys: Iterable[tuple[int, int, int]],
+        accepts: Callable[[Delta], bool] = lambda _: True,
+        links: int = 1,
     ):
-        self.ledger = Ledger()
+        self.context = builders.context(links=links)
+        self.ledger = self.context.ledger
         for key in keys:
             self.ledger.add(builders.unsigned(*key))
-        self.push = Push(self.ledger, lambda _: True, random.Random(0))
-        self.anti_entropy = AntiEntropy(self.ledger, self.push, random.Random(0))
+        self.held: set[bytes] = set()
+        announcer = Announcer(self.context, self.held)
+        self.announcer = builders.Drained(announcer, self.context.outbox)
+        self.anti_entropy = builders.Drained(AntiEntropy(self.context, announcer), self.context.outbox)
         self.refused = 0
         self._accepts = accepts
 
@@ -46,9 +51,9 @@ class Side:
             case msg.Digest():
                 return self.anti_entropy.compare(1, message)
             case msg.RecordIds():
-                return self.anti_entropy.inventory(1, message)
+                return self.anti_entropy.record_ids(1, message)
             case msg.GetRecords():
-                return self.push.give(1, message.record_ids)
+                return self.announcer.give(1, message.record_ids)
             case msg.Records():
                 ids = []
                 for data, _ in message.entries:
@@ -67,7 +72,7 @@ def talk(one: Side, other: Side, most: int, opener: int = 0) -> dict[str, int]:
     everything = {delta.data: delta for side in (one, other) for delta in side.ledger}
     sides = (one, other)
     for side in sides:
-        side.anti_entropy._links.add(1)
+        side.held.update(delta.record_id for delta in side.ledger)
     queue = deque((1 - opener, effect) for effect in sides[opener].anti_entropy.open_exchange(1))
     counts: dict[str, int] = {}
     total = 0
@@ -178,7 +183,7 @@ def test_synced_only_once_everything_has_come():
     a, b = Side([]), Side([(1, r, 0) for r in range(1, 4000)])
     everything = {delta.data: delta for delta in b.ledger}
     for side in (a, b):
-        side.anti_entropy._links.add(1)
+        side.held.update(delta.record_id for delta in side.ledger)
     queue = deque((1, effect) for effect in a.anti_entropy.open_exchange(1))
     while queue:
         target, effect = queue.popleft()
@@ -195,7 +200,7 @@ def test_a_lost_message_only_ends_the_exchange():
         b = Side([(2, r, 0) for r in range(100, 300)])
         everything = {delta.data: delta for side in (a, b) for delta in side.ledger}
         for side in (a, b):
-            side.anti_entropy._links.add(1)
+            side.held.update(delta.record_id for delta in side.ledger)
         queue = deque((1, effect) for effect in a.anti_entropy.open_exchange(1))
         for number in range(200):
             if not queue:
@@ -235,7 +240,7 @@ HASH = st.binary(min_size=32, max_size=32)
 )
 def test_any_message_has_a_bounded_answer(messages):
     side = Side((author, r, 0) for author in range(3) for r in range(1, 40))
-    side.anti_entropy.link_up(1)
+    side.anti_entropy.open_exchange(1)
     for message in messages:
         effects = side.receive(message, {})
         assert len(effects) <= 4 + len(side.ledger) // limits.RECORDS_PER_MESSAGE_MAX
@@ -264,7 +269,7 @@ def test_repeating_a_question_in_one_message_does_not_repeat_the_answer():
     most = limits.COMPARED_PARENTS_MAX * FANOUT
     assert _bytes(side.anti_entropy.compare(1, msg.Digest(0, ((7, bytes(32)),) * most))) < 10_000
     assert _bytes(side.anti_entropy.compare(1, msg.Digest(1, ((0, bytes(32)),) * most))) < 2_000
-    records = side.anti_entropy.inventory(1, msg.RecordIds(((7, ()),) * most))
+    records = side.anti_entropy.record_ids(1, msg.RecordIds(((7, ()),) * most))
     given = [data for e in records if isinstance(e.message, msg.Records) for data, _ in e.message.entries]
     assert len(given) == len(set(given)) == 200
 
@@ -273,7 +278,7 @@ def test_answers_are_bounded_by_name():
     side = Side((author, r, 0) for author in range(50) for r in range(1, 101))
     everything = msg.RecordIds(tuple((r, ()) for r in range(1, 101)))
     records = [
-        e.message for e in side.anti_entropy.inventory(1, everything) if isinstance(e.message, msg.Records)
+        e.message for e in side.anti_entropy.record_ids(1, everything) if isinstance(e.message, msg.Records)
     ]
     assert sum(len(m.entries) for m in records) <= limits.IDS_PER_MESSAGE_MAX
     assert all(len(m.entries) <= limits.RECORDS_PER_MESSAGE_MAX for m in records)
@@ -285,7 +290,7 @@ def test_answers_are_bounded_by_name():
 def test_what_came_from_another_meanwhile_does_not_end_the_first_comparison():
     """A busy swarm: when the other's ranges arrive, what it had beyond ours has been pushed to us."""
     side, other = Side([(1, 41, 0)]), Side([(1, 41, 0), (2, 40, 0)])
-    (whole,) = side.anti_entropy.link_up(1)
+    (whole,) = side.anti_entropy.open_exchange(1)
     (descent,) = other.anti_entropy.compare(1, whole.message)
     side.ledger.add(builders.unsigned(2, 40, 0))
     (again,) = side.anti_entropy.compare(1, descent.message)
@@ -329,10 +334,10 @@ def test_what_others_speak_of_is_asked_for_once_a_while():
 
 def test_what_was_asked_for_and_got_lost_is_asked_for_again_by_the_next_exchange():
     side = Side([])
-    side.anti_entropy.link_up(1)
+    side.anti_entropy.open_exchange(1)
     lost = builders.unsigned(1, 1).record_id
     for _ in range(2):
-        assert side.anti_entropy.inventory(1, msg.RecordIds(((1, (lost,)),))) == [
+        assert side.anti_entropy.record_ids(1, msg.RecordIds(((1, (lost,)),))) == [
             Send(1, msg.GetRecords((lost,)))
         ]
         side.anti_entropy.open_exchange(1)
@@ -340,11 +345,11 @@ def test_what_was_asked_for_and_got_lost_is_asked_for_again_by_the_next_exchange
 
 def test_awaited_records_are_bounded():
     side = Side([])
-    side.anti_entropy.link_up(1)
+    side.anti_entropy.open_exchange(1)
     requested = 0
     for start in range(10):
         ids = tuple(builders.unsigned(1, start * 1000 + n).record_id for n in range(1, 1001))
-        effects = side.anti_entropy.inventory(1, msg.RecordIds(((1, ids),)))
+        effects = side.anti_entropy.record_ids(1, msg.RecordIds(((1, ids),)))
         requested += sum(len(e.message.record_ids) for e in effects if isinstance(e.message, msg.GetRecords))
     assert requested == limits.IDS_PER_MESSAGE_MAX
 
@@ -353,9 +358,7 @@ def test_awaited_records_are_bounded():
 
 
 def test_exchange_every_ten_seconds_or_so():
-    side = Side([])
-    for link in (1, 2, 3):
-        side.anti_entropy.link_up(link)
+    side = Side([], links=3)
     assert side.anti_entropy.compare(1, msg.Digest(0, ())) == []  # there is nothing that we lack
     now, opened, links = 0.0, [], set()
     while now < 200.0:
@@ -374,11 +377,10 @@ def test_exchange_every_ten_seconds_or_so():
 
 def test_an_exchange_is_due_when_a_link_ends():
     """What was pushed to it is lost, maybe, and where a network splits few links are left to find it by."""
-    side = Side([])
-    side.anti_entropy.link_up(1)
-    side.anti_entropy.link_up(2)
+    side = Side([], links=2)
     assert side.anti_entropy.compare(1, msg.Digest(0, ())) == []
     assert side.anti_entropy.wake(0.0) and not side.anti_entropy.wake(1.0)
+    side.context.links.down(1)
     side.anti_entropy.link_down(1)
     assert side.anti_entropy.wake(1.0) == [], "links that come and go do not add up"
     (effect,) = side.anti_entropy.wake(limits.EXCHANGES_APART_S)
@@ -389,11 +391,11 @@ def test_an_exchange_is_due_when_a_link_ends():
 def test_who_has_just_started_asks_at_each_look_until_it_is_answered():
     """But not while records that it has asked for are under way: it would ask for them again."""
     side = Side([])
-    side.anti_entropy.link_up(1)
+    side.anti_entropy.open_exchange(1)
     looks = [now / 2 for now in range(100)]
     assert [len(side.anti_entropy.wake(now)) for now in looks[:4]] == [1] * 4
     one = builders.unsigned(1, 1)
-    side.anti_entropy.inventory(1, msg.RecordIds(((1, (one.record_id,)),)))
+    side.anti_entropy.record_ids(1, msg.RecordIds(((1, (one.record_id,)),)))
     assert sum(len(side.anti_entropy.wake(now)) for now in looks[4:20]) <= 1
     side.anti_entropy.received(1, [one.record_id])
     assert side.anti_entropy.synced_once

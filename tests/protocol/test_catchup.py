@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.events import LinkUp
 from gossamer.protocol.fetching.fetcher import Fetcher
-from gossamer.protocol.gossip.announce import Push
+from gossamer.protocol.gossip.announce import Announcer
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.history.joining import CatchUp
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.members import Roster
 from tests.protocol import builders
 from tests.protocol.builders import identity
 
@@ -25,11 +20,10 @@ class Beginner:
     """A node's catching up, and the machines that it watches."""
 
     def __init__(self, *, is_first: bool = False, signs: bool = True) -> None:
-        rng = random.Random(0)
-        self.links = Links(OWN, Roster(OWN), (), rng)
-        self.ledger = Ledger()
-        self.anti_entropy = AntiEntropy(self.ledger, Push(self.ledger, lambda record_id: False, rng), rng)
-        self.fetcher = Fetcher(lambda blob, size: None, rng)
+        context = builders.context()
+        self.links, self.ledger = context.links, context.ledger
+        self.anti_entropy = AntiEntropy(context, Announcer(context, set()))
+        self.fetcher = Fetcher(lambda blob, size: None, context.rng)
         self.clock_is_wrong = False
         self.catch_up = CatchUp(
             self.ledger,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Dial, Hangup
+from gossamer.protocol.effects import Dial, Hangup, Outbox
 from gossamer.protocol.events import Leave, LinkUp
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Health, Roster
@@ -30,8 +30,8 @@ class Bench:
     """The links of node 100, with a roster of our choice."""
 
     def __init__(self, *bootstrap: str, own: int = 100) -> None:
-        self.roster = Roster(_id(own))
-        self.links = Links(_id(own), self.roster, bootstrap, random.Random(0))
+        self.roster, self.outbox = Roster(_id(own)), Outbox()
+        self.links = Links(_id(own), self.roster, bootstrap, random.Random(0), self.outbox)
         self.now = 100.0
         self.numbers = 0
 
@@ -51,11 +51,13 @@ class Bench:
         group: str | None = None,
     ) -> tuple[bool, list]:
         self.numbers += 1
-        return self.links.up(LinkUp(self.numbers, _id(number), outbound, address, group=group), self.now)
+        goes = self.links.up(LinkUp(self.numbers, _id(number), outbound, address, group=group), self.now)
+        return goes is None or goes.link != self.numbers, [Hangup(*goes)] if goes else []
 
     def look(self, seconds: float = limits.LINKS_CHECK_INTERVAL_S) -> list[tuple[str, bytes | None]]:
         self.now += seconds
-        effects = self.links.wake(self.now)
+        self.links.wake(self.now)
+        effects = self.outbox.drain()
         assert self.links._next_look > self.now
         assert all(isinstance(e, Dial) for e in effects)
         return [(e.address, e.node_id) for e in effects]
@@ -90,10 +92,9 @@ def test_both_ends_keep_the_same_of_two_links(first_by_a, second_by_a, b_sees_se
     for end, order in ((0, (1, 2)), (1, (2, 1) if b_sees_second_first else (1, 2))):
         for number in order:
             outbound = dialled_by_a[number] == (end == 0)
-            _, effects = ends[end].links.up(LinkUp(number, _id(own[1 - end]), outbound, None), 0.0)
-            for hangup in effects:
-                assert isinstance(hangup, Hangup)
-                ends[end].links.down(hangup.link)
+            goes = ends[end].links.up(LinkUp(number, _id(own[1 - end]), outbound, None), 0.0)
+            if goes is not None:
+                ends[end].links.down(goes.link)
     kept = [[link.number for link in end.links.all()] for end in ends]
     assert kept[0] == kept[1]
     assert len(kept[0]) == 1
@@ -563,9 +564,8 @@ def test_a_bootstrap_peer_that_restarts_gracefully_is_found_again(seed):
 def test_whom_we_were_told_of_is_known_by_where_it_answers_and_by_its_pin():
     pins = {"told:1": _id(1), "old:1": _id(8)}
     addresses = ("told:1", "told:2", "old:1", "old:2")
-    links = Links(
-        _id(100), Roster(_id(100)), addresses, random.Random(0), pins=pins, remembered=["old:1", "old:2"]
-    )
+    roster, remembered = Roster(_id(100)), ["old:1", "old:2"]
+    links = Links(_id(100), roster, addresses, random.Random(0), Outbox(), pins=pins, remembered=remembered)
     assert links.given_ids() == {_id(1)}
     for number, address in enumerate(("told:2", "old:2", "n5:7700"), 4):
         links.up(LinkUp(number, _id(number), True, address), 0.0)

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Effect, Notice, Send
+from gossamer.protocol.effects import Effect, Notice, Outbox, Send
 from gossamer.protocol.events import Leave
 from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.membership.swim import Swim
@@ -28,7 +28,8 @@ class Bench:
     def __init__(self, links: int, seed: int = 0, *, are_linked: bool = True) -> None:
         self.dialled = tuple(IDS[n][: limits.LINK_PREFIX_BYTES] for n in range(links + 1) if are_linked)
         self.roster = Roster(IDS[0])
-        self.machine = Swim(self.roster, random.Random(seed))
+        outbox = Outbox()
+        self.machine = builders.Drained(Swim(self.roster, random.Random(seed), outbox), outbox)
         self.now = 100.0
         for number in range(1, links + 1):
             self.row(number, 1, self.now)

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim, Claims
-from gossamer.protocol.effects import Effect, Send
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.effects import Effect, Outbox, Send
 from gossamer.protocol.events import LinkUp, Progress
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.member_records import NodeInfo, Presence
@@ -28,20 +28,21 @@ class Bench:
     def __init__(self, links: int, seed: int = 0) -> None:
         rng = random.Random(seed)
         self.now = 100.0
-        self.claims: Claims = ()
         self.roster = Roster(OWN.node_id)
-        self.links = Links(OWN.node_id, self.roster, (), rng)
+        outbox = Outbox()
+        self.links = Links(OWN.node_id, self.roster, (), rng, outbox)
         for number in range(1, links + 1):
             self.links.up(LinkUp(number, builders.identity(number).node_id, True, None), 0.0)
-        self.machine = Presence(
+        presence = Presence(
             OWN,
             builders.SMALL.swarm_id,
             NodeInfo(name="n0", trains=True, incarnation=1),
             self.roster,
             self.links,
             rng,
-            standing=lambda: (0, self.claims),
+            outbox,
         )
+        self.machine = builders.Drained(presence, outbox)
 
     def receive(self, row: MemberRecord, link: int) -> list[Effect]:
         if self.machine.is_known(row.data, link):
@@ -189,10 +190,12 @@ def test_a_row_tells_the_links_that_we_dialled_and_changes_with_the_next_beat():
 def test_a_row_claims_the_newest_snapshots_and_as_many_as_others_accept():
     bench = Bench(1)
     newest_first = range(limits.CLAIMS_MAX + 1, 0, -1)
-    bench.claims = tuple(Claim(8 * number, 0, bytes(32), bytes([number]) * 32) for number in newest_first)
+    bench.machine.machine.claims = tuple(
+        Claim(8 * number, 0, bytes(32), bytes([number]) * 32) for number in newest_first
+    )
     bench.machine.changed()
     bench.tick()
-    assert bench.machine.record.claims == bench.claims[: limits.CLAIMS_MAX]
+    assert bench.machine.record.claims == bench.machine.machine.claims[: limits.CLAIMS_MAX]
 
 
 def test_of_many_links_none_waits_long():
@@ -255,7 +258,7 @@ def test_a_roster_does_not_bring_the_missing_back(health):
 
     assert told(()) == ([[]] if health is Health.LEFT else [[row.data]])
     assert told(((row.node_id, 1, 1),)) == ([[]] if is_missing else [[row.data]])
-    turned_away = [data for _, sent in _rows(bench.machine.all_rows(1)) for data in sent]
+    turned_away = [data for _, sent in _rows(bench.machine.send_all(1)) for data in sent]
     assert (row.data in turned_away) is (health is Health.ALIVE)
 
 
@@ -272,7 +275,7 @@ def test_of_the_missing_only_those_tell_who_knew_them():
     assert any(row.data in sent for _, sent in _rows(bench.machine.exchange(2, newcomer)))
 
 
-def test_who_asks_for_all_rows_again_and_again_gets_them_a_few_times_in_a_while():
+def test_who_asks_for_send_all_again_and_again_gets_them_a_few_times_in_a_while():
     """Each empty roster drew the rows of all members, megabytes in a large swarm."""
     bench = Bench(2)
     empty = RosterSummary((), answer=False)

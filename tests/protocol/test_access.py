@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.access.acl import NEVER, STRANGER_INTERVAL_S, AccessList, Vetting
-from gossamer.protocol.effects import Hangup, Send
+from gossamer.protocol.access.acl import NEVER, STRANGER_INTERVAL_S, Access, AccessList
+from gossamer.protocol.effects import Hangup, Outbox, Send
 from gossamer.protocol.events import LinkUp
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Roster
@@ -30,23 +30,24 @@ class End:
     """One node's access list and vetting, with links to all others; link n leads to node n."""
 
     def __init__(self, number: int, of=INVITED) -> None:
-        self.number = number
+        self.number, outbox = number, Outbox()
         self.acl = AccessList(of.admission, of.swarm_id)
         own = identity(100 + number).node_id
-        self.links = Links(own, Roster(own), (), random.Random(number))
-        self.vetting = Vetting(self.acl, self.links, random.Random(number), UnixTime(1000.0))
+        self.links = Links(own, Roster(own), (), random.Random(number), outbox)
+        access = Access(self.acl, self.links, random.Random(number), UnixTime(1000.0), outbox)
+        self.access = builders.Drained(access, outbox)
 
     def link_to(self, other: int) -> list[Send]:
         self.links.up(LinkUp(other, identity(100 + other).node_id, True, None), 0.0)
-        return self.vetting.link_up(other)
+        return self.access.link_up(other)
 
     def hear(self, link: int, message: msg.Message) -> list[Send]:
         if isinstance(message, msg.AclSummary):
-            return self.vetting.exchange(link, message)
+            return self.access.exchange(link, message)
         result: list[Send] = []
         for data, _ in message.entries:
             record = self.acl.learn(data)
-            result += self.vetting.spread(record, source=link) if record else []
+            result += self.access.spread(record, source=link) if record else []
         return result
 
 
@@ -71,10 +72,10 @@ def test_two_access_lists_become_one_in_five_messages(one, other):
     equal = ends[0].acl.digest == ends[1].acl.digest
     ends[0].links.up(LinkUp(1, identity(101).node_id, True, None), 0.0)
     ends[1].links.up(LinkUp(0, identity(100).node_id, True, None), 0.0)
-    count = converge(ends, [(0, send) for send in ends[0].vetting.link_up(1)])
+    count = converge(ends, [(0, send) for send in ends[0].access.link_up(1)])
     assert ends[0].acl.ids() == ends[1].acl.ids()
     assert count <= (1 if equal else 5)
-    assert converge(ends, [(0, send) for send in ends[0].vetting.link_up(1)]) == 1
+    assert converge(ends, [(0, send) for send in ends[0].access.link_up(1)]) == 1
 
 
 @given(st.tuples(SETS, SETS, SETS))
@@ -112,23 +113,23 @@ def test_news_goes_to_every_link_but_the_one_it_came_from():
         end.link_to(other)
     record = end.acl.learn(POOL[0])
     assert record is not None
-    assert [send.link for send in end.vetting.spread(record, source=4)] == [1, 2, 3, 5, 6, 7, 8, 9]
-    assert len(end.vetting.spread(record, source=None)) == 9
+    assert [send.link for send in end.access.spread(record, source=4)] == [1, 2, 3, 5, 6, 7, 8, 9]
+    assert len(end.access.spread(record, source=None)) == 9
 
 
 def test_a_link_that_brings_strangers_is_asked_now_and_then():
     end = End(0)
     for other in (1, 2):
         end.link_to(other)
-    assert [send.link for send in end.vetting.stranger(1, 50.0)] == [1]
-    assert end.vetting.stranger(1, 50.0 + STRANGER_INTERVAL_S / 2) == []
-    assert [send.link for send in end.vetting.stranger(2, 50.1)] == [2]
-    assert [send.link for send in end.vetting.stranger(1, 50.0 + STRANGER_INTERVAL_S)] == [1]
-    assert sorted(end.vetting.met_strangers()) == [1, 2]
-    assert end.vetting.met_strangers() == []
-    end.vetting.stranger(1, 60.0)
-    end.vetting.link_down(1)
-    assert end.vetting.met_strangers() == []
+    assert [send.link for send in end.access.stranger(1, 50.0)] == [1]
+    assert end.access.stranger(1, 50.0 + STRANGER_INTERVAL_S / 2) == []
+    assert [send.link for send in end.access.stranger(2, 50.1)] == [2]
+    assert [send.link for send in end.access.stranger(1, 50.0 + STRANGER_INTERVAL_S)] == [1]
+    assert sorted(end.access.met_strangers()) == [1, 2]
+    assert end.access.met_strangers() == []
+    end.access.stranger(1, 60.0)
+    end.access.link_down(1)
+    assert end.access.met_strangers() == []
 
 
 def test_every_few_seconds_one_link_hears_our_digest():
@@ -138,9 +139,9 @@ def test_every_few_seconds_one_link_hears_our_digest():
         end.acl.learn(grant(identity(100 + other), INVITED))
     now, sent = 100.0, []
     while now < 200.0:
-        sent += end.vetting.wake(now)
-        assert now < end.vetting._next_exchange <= now + limits.ANTI_ENTROPY_INTERVAL_S
-        now = end.vetting._next_exchange
+        sent += end.access.wake(now)
+        assert now < end.access._next_exchange <= now + limits.ANTI_ENTROPY_INTERVAL_S
+        now = end.access._next_exchange
     assert all(send.message == msg.AclSummary(end.acl.digest) for send in sent)
     assert len({send.link for send in sent}) > 2
     assert 100.0 / limits.ANTI_ENTROPY_INTERVAL_S <= len(sent) <= 25
@@ -152,12 +153,12 @@ def test_whose_grant_has_run_out_is_cut():
     for other, expires in ((1, 1110), (2, NEVER)):
         end.link_to(other)
         end.acl.learn(grant(identity(100 + other), INVITED, expires=expires))
-    assert [e for e in end.vetting.wake(109.0) if isinstance(e, Hangup)] == []
-    hangups = [e for e in end.vetting.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
+    assert [e for e in end.access.wake(109.0) if isinstance(e, Hangup)] == []
+    hangups = [e for e in end.access.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
     assert [hangup.link for hangup in hangups] == [1]
     assert "ran out" in hangups[0].reason
     end.acl.learn(grant(identity(101), INVITED, expires=2000))
-    assert [e for e in end.vetting.wake(130.0) if isinstance(e, Hangup)] == [], "renewed in time"
+    assert [e for e in end.access.wake(130.0) if isinstance(e, Hangup)] == [], "renewed in time"
 
 
 def test_whose_grant_has_run_out_is_cut_within_5_seconds():
@@ -167,7 +168,7 @@ def test_whose_grant_has_run_out_is_cut_within_5_seconds():
         end.link_to(1)
         end.acl.learn(grant(identity(101), INVITED, expires=1110))
         now = 100.0 + limits.ROWS_INTERVAL_S * turn / 12
-        while not any(isinstance(effect, Hangup) for effect in end.vetting.wake(now)):
+        while not any(isinstance(effect, Hangup) for effect in end.access.wake(now)):
             now += limits.ROWS_INTERVAL_S
         assert now <= 115.0
 
@@ -177,9 +178,9 @@ def test_a_machine_that_slept_knows_what_time_it_is():
     end = End(0)
     end.link_to(1)
     end.acl.learn(grant(identity(101), INVITED, expires=5000))
-    assert [e for e in end.vetting.wake(109.0) if isinstance(e, Hangup)] == []
-    end.vetting._unix_time.set_offset(10_000.0)
-    hangups = [e for e in end.vetting.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
+    assert [e for e in end.access.wake(109.0) if isinstance(e, Hangup)] == []
+    end.access._unix_time.set_offset(10_000.0)
+    hangups = [e for e in end.access.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
     assert [hangup.link for hangup in hangups] == [1]
 
 
@@ -187,5 +188,5 @@ def test_a_machine_that_slept_knows_what_time_it_is():
 def test_a_swarm_without_owners_says_nothing(of):
     end = End(0, of)
     assert end.link_to(1) == []
-    assert end.vetting.wake(1e9) == []
-    assert end.vetting.exchange(1, msg.AclSummary(end.acl.digest)) == []
+    assert end.access.wake(1e9) == []
+    assert end.access.exchange(1, msg.AclSummary(end.acl.digest)) == []

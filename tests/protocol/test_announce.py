@@ -1,0 +1,405 @@
+"""Who is told what: a few links of a record, whoever waits of a payload; and no round is signed twice."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gossamer.protocol import limits
+from gossamer.protocol.effects import Close, Effect, Get, Notice, Ready, Send, Store
+from gossamer.protocol.fetching.fetcher import Fetcher
+from gossamer.protocol.gossip.announce import Author, Holdings, SuperSeeding
+from gossamer.protocol.messages import Have, HaveChunks, Records
+from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody
+from tests.protocol import builders
+from tests.protocol.cost import calls
+
+A, B = b"a" * 32, b"b" * 32
+SIZE = 2 * limits.PAYLOAD_CHUNK_BYTES_MIN + 1
+LAYOUT = builders.SMALL.plan()
+
+
+def _delta(chunks: int, author: int = 1, round_: int = 1) -> Delta:
+    hashes = tuple(bytes([number + 1]) * 32 for number in range(chunks))
+    size = (chunks - 1) * limits.PAYLOAD_CHUNK_BYTES_MIN + 1
+    return builders.unsigned(author, round_, chunks=hashes, payload_bytes=size)
+
+
+def _sent(effects: list[Effect], kind: type) -> dict[int, object]:
+    return {e.link: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)}
+
+
+class Bench:
+    """The machines of one node with links 1 to n to the nodes of those numbers."""
+
+    def __init__(self, links: int = 3) -> None:
+        self.context = builders.context(links=links)
+        self.ledger = self.context.ledger
+        self.have: set[bytes] = set()
+        self.fetcher = Fetcher(lambda blob, size: blob in self.have or None, self.context.rng)
+        for link in range(1, links + 1):
+            self.fetcher.link_up(link, outbound=True)
+        holdings = Holdings(self.context, self.fetcher)
+        self.holdings = builders.Drained(holdings, self.context.outbox)
+        self.announcer = builders.Drained(holdings.announcer, self.context.outbox)
+        self.seeding = builders.Drained(SuperSeeding(self.context), self.context.outbox)
+        self.author = builders.Drained(Author(self.context, holdings), self.context.outbox)
+
+    def add(self, delta: Delta, source: int = 2) -> list[Effect]:
+        self.holdings.add(delta, source, 0.0)
+        return self.context.outbox.drain()
+
+    def chunk(self, blob: bytes, now: float) -> list[Effect]:
+        self.have.add(blob)
+        effects: list[Effect] = self.holdings.arrived(blob, now)
+        return effects
+
+
+# --- records
+
+
+def test_a_push_goes_to_a_few_links_in_batches_and_not_back():
+    bench = Bench(links=10)
+    deltas = [builders.unsigned(1, r) for r in range(1, 71)]
+    effects = bench.announcer.push(deltas, known_to={3})
+    targets = {e.link for e in effects}
+    assert len(targets) == limits.PUSH_FANOUT and 3 not in targets
+    for target in targets:
+        sent = [e.message.entries for e in effects if e.link == target]
+        assert [len(entries) for entries in sent] == [32, 32, 6]
+        assert [data for entries in sent for data, _ in entries] == [d.data for d in deltas]
+    few = Bench(links=2)
+    assert {e.link for e in few.announcer.push(deltas[:1], known_to={1})} == {2}
+
+
+def test_a_record_without_its_payload_is_a_promise_to_each_link():
+    bench = Bench()
+    delta = _delta(1)
+    bench.add(delta)
+    bench.announcer.push([delta], {2})
+    bench.announcer.give(2, [delta.record_id])
+    bench.announcer.complete(delta.record_id, 1.0)
+    assert _sent(bench.announcer.wake(2.0), Have) == dict.fromkeys((1, 2, 3), Have((delta.record_id,)))
+
+
+def test_a_small_payload_is_announced_together_with_its_record():
+    bench = Bench(links=5)
+    delta = _delta(1)
+    bench.add(delta)
+    assert bench.announcer.relay(delta, 1, 10.0) == []
+    assert bench.announcer.deadline() == 10.0 + limits.RELAY_DELAY_S
+    bench.announcer.known_to(delta.record_id, 2)
+    effects = [e for e in bench.chunk(delta.body.chunks[0], 10.5) if isinstance(e, Send)]
+    assert _sent(effects, Records) == dict.fromkeys((3, 4, 5), Records(((delta.data, True),)))
+    assert bench.announcer.wake(99.0) == [], "once"
+
+
+@pytest.mark.parametrize("is_void", [False, True])
+def test_a_record_does_not_wait_long_for_its_payload(is_void):
+    bench = Bench(links=2)
+    delta = _delta(1)
+    bench.add(delta)
+    bench.announcer.relay(delta, 1, 10.0)
+    assert bench.announcer.wake(10.0 + limits.RELAY_DELAY_S / 2) == []
+    if is_void:
+        bench.ledger.drop(delta.author, 0)
+    sent = bench.announcer.wake(10.0 + limits.RELAY_DELAY_S)
+    assert sent == ([] if is_void else [Send(2, Records(((delta.data, False),)))])
+    assert bench.announcer.deadline() == math.inf
+
+
+def test_so_many_records_wait_for_their_payloads_and_no_more():
+    bench = Bench(links=2)
+    for round_ in range(1, limits.IDS_PER_MESSAGE_MAX + 1):
+        assert bench.announcer.relay(builders.unsigned(1, round_), 1, 10.0) == []
+    one_more = builders.unsigned(2, 1)
+    assert bench.announcer.relay(one_more, 1, 10.0) == [Send(2, Records(((one_more.data, False),)))]
+
+
+# --- promised payloads
+
+
+def test_promises_are_kept_once_and_in_one_message():
+    announcer = Bench().announcer
+    for link in (1, 2):
+        announcer.promise(A, link)
+    announcer.promise(B, 2)
+    announcer.complete(A, 10.0)
+    announcer.complete(B, 10.01)
+    assert announcer.deadline() == 10.0 + limits.OFFER_DELAY_S
+    assert announcer.wake(10.01) == []
+    assert announcer.wake(announcer.deadline()) == [Send(1, Have((A,))), Send(2, Have((A, B)))]
+    announcer.complete(A, 20.0)
+    assert announcer.wake(21.0) == []
+
+
+def test_whoever_has_it_or_is_gone_is_not_told():
+    announcer = Bench().announcer
+    for link in (1, 2, 3):
+        for record_id in (A, B):
+            announcer.promise(record_id, link)
+    announcer.holds(A, 1)
+    announcer.complete(A, 0.0)
+    announcer.complete(B, 0.0)
+    announcer.holds(A, 2)
+    announcer.forget(B)
+    assert announcer.wake(1.0) == [Send(3, Have((A,)))]
+    announcer.promise(A, 3)
+    announcer.link_down(3)
+    announcer.complete(A, 1.0)
+    assert announcer.wake(2.0) == [] and not announcer._waiting
+
+
+def test_chunks_are_offered_sooner_and_not_to_those_who_have_them():
+    announcer = Bench().announcer
+    for place in (4, 0):
+        announcer.part(A, place, {1, 2, 3}, 0.0)
+    announcer.part(A, 5, set(), 0.0)
+    announcer.holds_part(A, 0, 2)
+    announcer.link_down(1)
+    assert announcer.deadline() == limits.PART_DELAY_S
+    sent = announcer.wake(limits.PART_DELAY_S)
+    assert sent == [Send(2, HaveChunks(A, (4,))), Send(3, HaveChunks(A, (4, 0)))]
+
+
+# --- super-seeding
+
+
+def _dealt(chunks: int = 8) -> tuple[Bench, Delta, list[Effect]]:
+    bench, delta = Bench(), _delta(chunks)
+    return bench, delta, bench.seeding.deal(delta, 10.0)
+
+
+def test_every_chunk_is_dealt_once_and_everybody_has_the_record():
+    _, delta, effects = _dealt()
+    assert _sent(effects, Records) == dict.fromkeys((1, 2, 3), Records(((delta.data, False),)))
+    hands = [message.places for message in _sent(effects, HaveChunks).values()]
+    assert sorted(place for hand in hands for place in hand) == list(range(8))
+    assert sorted(map(len, hands)) == [2, 3, 3]
+
+
+def test_all_is_offered_once_others_hold_all_of_it():
+    bench, delta, _ = _dealt()
+    assert bench.seeding.holds_parts(delta.record_id, range(7), 11.0) == []
+    assert bench.seeding.holds_parts(b"another".ljust(32), range(8), 11.0) == []
+    for places in ((), (3,), (99,)):
+        assert bench.seeding.holds_parts(delta.record_id, places, 12.0) == []
+    assert bench.seeding.deadline() == 11.0 + limits.DEAL_PATIENCE_S, "no news wins no time"
+    assert set(_sent(bench.seeding.holds_parts(delta.record_id, (7,), 11.5), Have)) == {1, 2, 3}
+    assert bench.seeding.deadline() == math.inf
+
+
+def test_all_is_offered_when_a_deal_stalls_or_a_neighbour_goes_or_holds_it_all():
+    bench, delta, _ = _dealt()
+    assert bench.seeding.wake(bench.seeding.deadline() - 0.01) == []
+    offers = _sent(bench.seeding.wake(bench.seeding.deadline()), Have)
+    assert offers == dict.fromkeys((1, 2, 3), Have((delta.record_id,)))
+    bench, _, _ = _dealt()
+    assert set(_sent(bench.seeding.link_down(2), Have)) == {1, 3}
+    assert bench.seeding.link_down(3) == []
+    bench, delta, _ = _dealt()
+    assert set(_sent(bench.seeding.holds(delta.record_id, 1), Have)) == {2, 3}
+
+
+def test_who_fetched_nothing_is_dealt_nothing_until_it_holds_something():
+    bench, delta, _ = _dealt()
+    bench.seeding.wake(bench.seeding.deadline())
+    for link in (1, 2):
+        bench.seeding.holds(delta.record_id, link)
+    effects = bench.seeding.deal(_delta(8), 20.0)
+    assert set(_sent(effects, Records)) == {1, 2, 3} and set(_sent(effects, HaveChunks)) == {1, 2}
+    assert set(_sent(bench.seeding.wake(bench.seeding.deadline()), Have)) == {1, 2, 3}, "all may fetch it"
+    for link in (1, 2, 3):
+        bench.seeding.holds(delta.record_id, link)
+    assert set(_sent(bench.seeding.deal(_delta(8), 40.0), HaveChunks)) == {1, 2, 3}
+
+
+@pytest.mark.parametrize(("links", "chunks"), [(7, 1), (1, 2), (0, 2)])
+def test_what_cannot_be_dealt_is_pushed_whole(links, chunks):
+    bench = Bench(links)
+    delta = _delta(chunks)
+    effects = bench.seeding.deal(delta, 0.0)
+    assert len(effects) == min(links, limits.PUSH_FANOUT)
+    assert all(effect.message == Records(((delta.data, True),)) for effect in effects)
+    assert bench.seeding.deadline() == math.inf
+
+
+# --- what is here
+
+
+def test_a_chunk_that_comes_twice_in_a_payload_is_announced_in_both_places() -> None:
+    """Zeros, say. Else its author, who dealt both, would wait to hear of the second."""
+    bench = Bench(links=2)
+    zeros, other = bytes(32), b"\1" * 32
+    delta = builders.unsigned(1, 1, payload_bytes=SIZE, chunks=(zeros, zeros, other))
+    bench.add(delta)
+    bench.holdings.parts_known_to(delta, (0, 1), 1)
+    assert [effect.blob for effect in bench.fetcher.plan(0.0) if isinstance(effect, Get)] == [zeros]
+    bench.chunk(zeros, 1.0)
+    assert bench.announcer.wake(2.0) == [Send(2, HaveChunks(delta.record_id, (0, 1)))]
+
+
+def test_who_claims_chunks_that_there_are_not_is_not_believed() -> None:
+    bench = Bench(links=2)
+    delta = _delta(2)
+    bench.add(delta)
+    bench.holdings.parts_known_to(delta, (2, limits.PAYLOAD_CHUNKS_MAX - 1), 1)
+    assert bench.fetcher.plan(0.0) == []
+    bench.holdings.parts_known_to(delta, (2, 1), 1)
+    assert [get.blob for get in bench.fetcher.plan(0.0) if isinstance(get, Get)] == [delta.body.chunks[1]]
+
+
+def test_whose_payloads_are_lacking_up_to_a_round() -> None:
+    bench = Bench()
+    assert bench.holdings.share_lacking(9, 0.0) == 0.0
+    for author in range(3):
+        bench.holdings.add(builders.unsigned(author, 3), 2, float(author))
+    bench.holdings.add_own(builders.unsigned(3, 3))
+    bench.add(builders.unsigned(3, 7))
+    shares = [bench.holdings.share_lacking(*at) for at in ((2, 0.0), (3, 0.0), (3, 2.0), (7, 2.0))]
+    assert shares == [0.0, 1 / 4, 3 / 4, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("source", "now", "announced_to"),
+    [(1, 1.0, [1]), (2, 1.0, []), (2, limits.ORPHAN_PATIENCE_S, [1, 3])],
+    ids=["its author waits to hear of it", "nobody else asked", "all, if it was looked for long"],
+)
+def test_who_is_told_that_a_payload_is_here(source, now, announced_to) -> None:
+    bench = Bench()
+    author = builders.identity(1)
+    delta = builders.signed(author, builders.body_of(b"x", "int8", 2, 2))
+    bench.fetcher.plan(0.0)
+    bench.add(delta, source)
+    bench.holdings.known_to(delta.record_id, source, held=True, now=0.0)
+    bench.fetcher.plan(now)
+    bench.chunk(delta.body.chunks[0], now)
+    sent = bench.announcer.wake(now + limits.OFFER_DELAY_S)
+    assert sent == [Send(link, Have((delta.record_id,))) for link in announced_to]
+
+
+def test_a_key_in_two_places_is_reported_once_and_costs_no_look_at_all_rounds() -> None:
+    def cost(rounds: int) -> int:
+        bench = Bench()
+        for round_ in range(1, rounds + 1):
+            bench.add(builders.unsigned(1, round_))
+        second = [builders.unsigned(1, round_, 1) for round_ in range(1, rounds + 1)]
+        found = [bench.add(delta) for delta in second[:-1]]
+        assert all(Ready(delta) in effects for delta, effects in zip(second, found, strict=False))
+        notices = [[e for e in effects if isinstance(e, Notice)] for effects in found]
+        assert len(notices[0]) == 1 and not any(notices[1:])
+        return calls(lambda: bench.holdings.add(second[-1], 1, 0.0))
+
+    assert cost(300) == cost(30)
+
+
+def test_who_lacks_a_payload_is_told_which_chunks_of_it_are_here() -> None:
+    bench = Bench(links=2)
+    delta = _delta(3)
+    bench.add(delta)
+    bench.chunk(delta.body.chunks[1], 1.0)
+    bench.announcer.wake(2.0)
+    bench.holdings.known_to(delta.record_id, 2, held=False, now=5.0)
+    assert bench.announcer.wake(6.0) == [Send(2, HaveChunks(delta.record_id, (1,)))]
+
+
+def test_what_is_closed_or_of_a_history_given_up_is_neither_held_nor_looked_for() -> None:
+    bench = Bench()
+    near, ahead, own = builders.unsigned(1, 1), builders.unsigned(1, 40), builders.unsigned(2, 1)
+    for delta in (near, ahead):
+        bench.add(delta)
+    bench.holdings.add_own(own)
+    assert bench.holdings.begin_at(0, 20) == [Close(0, (ahead,))]
+    assert near.record_id in bench.fetcher.wants and ahead.record_id not in bench.fetcher.wants
+    assert bench.holdings.holds(own.record_id)
+    bench.holdings.close(1)
+    assert not bench.holdings.holds(own.record_id) and near.record_id not in bench.fetcher.wants
+
+
+def test_a_chunk_of_thousands_of_payloads_is_offered_as_part_of_a_few() -> None:
+    """A liar may list the same ones in all its deltas."""
+    bench = Bench(links=2)
+    deltas = [_delta(2, round_=round_) for round_ in range(1, 101)]
+    for number, delta in enumerate(deltas):
+        bench.holdings.add(delta, 2, float(number))
+    bench.context.outbox.drain()
+    bench.chunk(deltas[0].body.chunks[0], 200.0)
+    sent = [effect.message for effect in bench.announcer.wake(201.0)]
+    oldest = [delta.record_id for delta in deltas[: limits.PAYLOADS_PER_CHUNK_MAX]]
+    assert sorted(message.record_id for message in sent) == sorted(2 * oldest)
+    done = bench.chunk(deltas[0].body.chunks[1], 201.0)
+    assert len([effect for effect in done if isinstance(effect, Ready)]) == len(deltas)
+
+
+# --- our own deltas
+
+
+def body(round_: int, **changes: object) -> DeltaBody:
+    return builders.body_of(b"payload", "int8", round_, len(LAYOUT.fragments), **changes)
+
+
+def test_a_delta_counts_once_it_is_stored_and_names_the_one_before():
+    bench = Bench()
+    (first,) = bench.author.publish(body(1))
+    assert isinstance(first, Store) and first.own and len(bench.ledger) == 0
+    assert first.delta.body.previous == NO_RECORD
+    assert bench.author.stored(first.delta)
+    assert bench.context.outbox.drain() == [Ready(first.delta)]
+    assert bench.holdings.holds(first.delta.record_id)
+    (second,) = bench.author.publish(body(2))
+    assert second.delta.body.previous == first.delta.record_id
+
+
+def test_no_round_is_signed_twice_stored_or_not():
+    author = Bench().author
+    assert isinstance(author.publish(body(5))[0], Store)
+    for round_ in (5, 4):
+        assert isinstance(author.publish(body(round_))[0], Notice)
+    bench = Bench()
+    bench.author.restore([3, 7, 2])
+    assert bench.author.has_signed and bench.author.last_round == 7
+    bench.ledger.note_last(bench.context.identity.node_id, 9, bytes(32))
+    assert bench.author.last_round == 9, "others know of more"
+    assert isinstance(bench.author.publish(body(9))[0], Notice)
+    assert isinstance(bench.author.publish(body(10))[0], Store)
+
+
+def test_nothing_is_signed_for_a_round_that_is_closed():
+    """A full disk kept it back for longer than rounds are: nobody would take it. The next one is signed."""
+    bench = Bench()
+    bench.ledger.close(8)
+    (notice,) = bench.author.publish(body(8))
+    assert "closed" in notice.text
+    assert isinstance(bench.author.publish(body(9))[0], Store)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_what_nobody_would_take_is_not_signed(loss):
+    author = Bench().author
+    assert isinstance(author.publish(body(1, loss=loss))[0], Notice)
+    assert author.last_round == 0
+
+
+def test_who_may_not_train_signs_nothing():
+    context = builders.context(of=builders.manifest(admission=builders.admission()))
+    author = Author(context, Holdings(context, Fetcher(lambda blob, size: None, context.rng)))
+    author.publish(body(1))
+    assert isinstance(context.outbox.drain()[0], Notice) and author.last_round == 0
+
+
+def test_a_delta_is_spread_once_somebody_else_holds_it_or_it_does_not_count_any_more():
+    bench = Bench()
+    assert bench.author.last_is_spread, "there is nothing to lose"
+    (store,) = bench.author.publish(body(1))
+    bench.author.stored(store.delta)
+    bench.author.spread([bytes(32)])
+    assert not bench.author.last_is_spread
+    bench.author.spread([bytes(32), store.delta.record_id])
+    bench.author.spread([])
+    assert bench.author.last_is_spread
+    (store,) = bench.author.publish(body(2))
+    bench.author.stored(store.delta)
+    assert not bench.author.last_is_spread
+    bench.ledger.close(2)
+    assert bench.author.last_is_spread
