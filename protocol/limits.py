@@ -294,9 +294,9 @@ brings more in time, and one chunk at a time where the line is slow."""
 FETCH_SHARE_GOOD = 1 / 2
 """A chunk that took less than this share of its patience came in good time; so would one more beside it."""
 
-GUESSES_RESERVED = 2
-"""This many of FETCHES_MAX are kept for payloads that nobody is known to hold, however many others are
-wanted: on a line that is never idle they would not get their turn."""
+SEARCHES_MAX = 8
+"""Chunks that nobody is known to hold and that are asked of somebody all the same, at a time, beside
+FETCHES_MAX others: on a line that is never idle they would not get their turn otherwise."""
 
 WANTS_LOOKED_AT_MAX = 512
 """Payloads that are looked at, with every message, for one whose holder is not busy. So a peer that claims to

@@ -73,14 +73,12 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "membership._link_heard": lambda: limits.LINKS_MAX,
     "membership._vouching": lambda: limits.MEMBERS_MAX,
     "fetcher._links": lambda: limits.LINKS_MAX,
-    "fetcher._flights.newest": lambda: limits.FETCHES_MAX,
-    "fetcher._flights.late": lambda: limits.FETCHES_TWICE_MAX,
-    "fetcher._flights.load": lambda: limits.LINKS_MAX,
-    "fetcher._sources.tardy": lambda: limits.LINKS_MAX,
-    "fetcher._promptness._rests": lambda: limits.LINKS_MAX,
-    "fetcher._guesses._places": lambda: limits.LINKS_MAX,
-    "fetcher._guesses._again": lambda: limits.LINKS_MAX,
-    "fetcher._guesses._spared": lambda: limits.LINKS_MAX,
+    "fetcher.requests.current": lambda: limits.FETCHES_MAX + limits.SEARCHES_MAX,
+    "fetcher.requests.late": lambda: limits.FETCHES_PER_LINK_MAX * limits.LINKS_MAX,
+    "fetcher.requests.load": lambda: limits.LINKS_MAX,
+    "fetcher._picker.tardy": lambda: limits.LINKS_MAX,
+    "fetcher._tardy": lambda: limits.LINKS_MAX,
+    "fetcher._picker._guess_at": lambda: limits.LINKS_MAX,
     "sealing.claims": lambda: limits.CLAIMS_MAX,
     "sealing._lineages._yields": lambda: limits.LINEAGE_DOUBLINGS_MAX,
     "_witnesses._unusable": lambda: limits.UNUSABLE_MAX,
@@ -202,12 +200,11 @@ class Siege:
         for exchange in core.anti_entropy._exchanges.values():
             assert len(exchange.awaited) <= limits.IDS_PER_MESSAGE_MAX
             assert len(exchange.given) <= limits.IDS_PER_MESSAGE_MAX
-        flights = core.fetcher._flights
-        load = Counter(flight.link for flight in flights)
-        assert flights.late.keys() <= flights.newest.keys()
+        requests = core.fetcher.requests
+        load = Counter(request.link for request in requests)
         assert all(count <= limits.FETCHES_PER_LINK_MAX for count in load.values())
         assert set(load) <= {link.number for link in core.links.all()}
-        assert flights.load == {link: load[link] for link in core.fetcher._links}
+        assert requests.load == {link: load[link] for link in core.fetcher._links}
         linked = {link.number for link in core.links.all()}
         assert linked <= set(self.links)
         assert linked == set(core.fetcher._links) == set(core.membership._links)

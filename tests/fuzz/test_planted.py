@@ -19,7 +19,7 @@ from gossamer.node.ipc import messages as control
 from gossamer.protocol import limits
 from gossamer.protocol import replica as intake
 from gossamer.protocol.codecs import block
-from gossamer.protocol.fetching.piece_picker import Sources
+from gossamer.protocol.fetching.piece_picker import PiecePicker
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.member_records import Presence
@@ -130,9 +130,9 @@ PLANTED = {
     "too many transfers": Planted(
         "replica",
         r"assert all\(count <= limits\.FETCHES_PER_LINK_MAX",
-        Sources,
-        "_free",
-        lambda _, links, most: sorted(links),
+        PiecePicker,
+        "_link_for",
+        lambda picker, want, blob: min(want.holders_of(blob), default=None),
     ),
     "a parser that fails": Planted(
         "replica", "ValueError: planted", intake, "parse_row", mock.Mock(side_effect=ValueError("planted"))

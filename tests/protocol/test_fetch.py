@@ -38,7 +38,7 @@ def test_a_large_chunk_is_given_more_time_and_so_is_what_waits_behind_it():
     net.want(1, 1, 2, size=limits.CHUNK_BYTES_MAX)
     net.fetcher.hint(1, key_of(1))
     assert len(net.plan()) == 2
-    first, second = (flight.deadline for flight in net.fetcher._flights)
+    first, second = (flight.deadline for flight in net.fetcher.requests)
     assert first == limits.FETCH_TIMEOUT_S
     assert second == 2 * limits.FETCH_TIMEOUT_S - limits.FETCH_PATIENCE_S
 
@@ -67,7 +67,7 @@ def test_a_chunk_that_waits_behind_others_on_its_link_is_not_stalled():
     net.fetcher.hint(1, key_of(1))
     net.fetcher.hint(1, key_of(2))
     net.plan()
-    last = net.fetcher._flights.newest[blob_of(3)]
+    last = net.fetcher.requests.current[blob_of(3)]
     assert last.deadline > 3 * limits.FETCH_TIMEOUT_S, "behind three others"
     while net.now + 2 * limits.FETCH_RETRY_S < last.deadline:
         net.pass_time()
@@ -77,7 +77,7 @@ def test_a_chunk_that_waits_behind_others_on_its_link_is_not_stalled():
     net.plan()
     net.pass_time(limits.FETCH_RETRY_S)
     net.plan()
-    assert blob_of(3) in net.fetcher._flights, "it is asked for again"
+    assert blob_of(3) in net.fetcher.requests.current, "it is asked for again"
     assert net.fetcher.is_stalled(key_of(2), net.now)
 
 

@@ -7,8 +7,6 @@ from math import inf
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.fetching.requests import Flight, Flights
-from gossamer.protocol.fetching.window import FetchWindow
 from tests.protocol.fetching import Net, blob_of, key_of
 
 KBIT_S = 125.0
@@ -167,74 +165,6 @@ def test_a_silent_link_alone_is_not_our_line() -> None:
     net.want(1, 1, 2, 3, size=MIB)
     net.fetcher.hint(1, key_of(1))
     net.plan()
-    net.now = max(flight.deadline for flight in net.fetcher._flights)
+    net.now = max(flight.deadline for flight in net.fetcher.requests)
     net.plan()
     assert net.fetcher._window.bytes == limits.FETCH_WINDOW_BYTES_AT_FIRST
-
-
-class UnderWay:
-    """A window, and transfers of which each has a link of its own."""
-
-    def __init__(self) -> None:
-        self.flights = Flights()
-        self.window = FetchWindow(self.flights)
-
-    def begin(self, number: int, size: int = MIB, now: float = 0.0) -> Flight:
-        self.flights.link_up(number)
-        self.flights.begin(number, blob_of(number), size, now, is_guess=False)
-        return self.flights.newest[blob_of(number)]
-
-    def land(self, *numbers: int) -> None:
-        for number in numbers:
-            self.flights.landed(blob_of(number))
-
-
-def test_the_window_falls_to_all_that_came_since_the_first_that_is_given_up_was_asked_for() -> None:
-    way = UnderWay()
-    lost = [way.begin(1), way.begin(2)]
-    way.begin(3), way.begin(4)
-    way.land(3)
-    lost.insert(0, way.begin(5, now=1.0))
-    way.land(4)
-    way.window.given_up(lost, 60.0)
-    assert way.window.bytes == 2 * MIB
-
-
-def test_the_window_does_not_widen_when_chunks_are_given_up() -> None:
-    """Whatever came meanwhile."""
-    way = UnderWay()
-    lost = [way.begin(number) for number in range(4)]
-    way.window.bytes = MIB
-    for number in range(4, 7):
-        way.begin(number)
-        way.land(number)
-    way.window.given_up(lost, 60.0)
-    assert way.window.bytes == MIB
-
-
-def test_the_window_never_closes() -> None:
-    way = UnderWay()
-    way.window.given_up([way.begin(1, 40_000), way.begin(2, 40_000)], 60.0)
-    assert way.window.bytes == limits.FETCH_WINDOW_BYTES_MIN
-
-
-def test_small_chunks_that_are_late_beside_a_large_one_are_their_links_doing() -> None:
-    """On a line that they share the small ones would have been there first."""
-    way = UnderWay()
-    way.begin(1)
-    way.window.given_up([way.begin(2, 300), way.begin(3, 300)], 60.0)
-    assert way.window.bytes == limits.FETCH_WINDOW_BYTES_AT_FIRST
-
-
-def test_what_was_asked_for_before_the_window_was_cut_does_not_cut_it_again() -> None:
-    way = UnderWay()
-    early, late = way.begin(1), way.begin(2)
-    way.window.given_up([early], 60.0)
-    cut = way.window.bytes
-    way.flights.end(early)
-    way.begin(3, MIB // 2, 61.0)
-    way.window.given_up([late], 61.0)
-    assert way.window.bytes == cut == 2 * MIB // 3
-    way.flights.end(late)
-    way.window.given_up([way.begin(4, MIB // 2, 61.0)], 120.0)
-    assert way.window.bytes == MIB // 3, "what was asked for since"

@@ -234,16 +234,15 @@ class Audit:
         rate = (node.wakes - node.chunks_came) / seconds
         node.wakes = node.chunks_came = 0
         self.wakes_per_s = max(self.wakes_per_s, rate)
-        flights, links = core.fetcher._flights, core.links.numbers
-        load = Counter([flight.link for flight in flights])
+        requests, links = core.fetcher.requests, core.links.numbers
+        load = Counter([request.link for request in requests])
         deals_max = DEALS_OF_FAST_MAX if node.traits.is_fast else DEALS_MAX
         bounds = (
             ("wakes a second", rate, WAKES_PER_S_MAX * max(1, len(self.liars))),
             ("links", len(links), limits.LINKS_MAX),
             ("dials", len(core.links._dialling), limits.DIALS_AT_ONCE_MAX),
-            ("flights", len(flights), limits.FETCHES_MAX),
-            ("flights of what is under way", len(flights.late), limits.FETCHES_TWICE_MAX),
-            ("flights on a link", max(load.values(), default=0), limits.FETCHES_PER_LINK_MAX),
+            ("requests", len(requests.current), limits.FETCHES_MAX + limits.SEARCHES_MAX),
+            ("requests on a link", max(load.values(), default=0), limits.FETCHES_PER_LINK_MAX),
             ("deals", len(core.super_seeding._deals), deals_max),
             ("members", len(core.roster.members()), limits.MEMBERS_MAX),
             ("vouches", len(core.membership._vouching), limits.MEMBERS_MAX),

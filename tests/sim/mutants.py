@@ -20,7 +20,6 @@ from gossamer.protocol.access import acl
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Effect, Send, Store
 from gossamer.protocol.events import Event, Publish
-from gossamer.protocol.fetching import requests as flights
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.fetching.requests import Wants
 from gossamer.protocol.gossip import announce as author
@@ -215,20 +214,20 @@ def _never_give_up_a_fetch() -> list[Patch]:
     """A fetch that failed, or that gets no answer, stays under way for as long as its link."""
     return [
         (Fetcher, "failed", lambda self, link, blob, now: None),
-        (flights.Flights, "_patience", lambda self, link, size: inf),
+        (Fetcher, "_give_up", lambda self, now: None),
     ]
 
 
 def _wait_for_the_silent() -> list[Patch]:
     """No hedged requests: a holder that never sends a chunk is waited for until the fetch is given up."""
-    return [(Fetcher, "_ask_others_too", lambda self, now: [])]
+    return [(Fetcher, "_find_late", lambda self, now: None)]
 
 
 def _believe_the_smallest_size() -> list[Patch]:
     """A chunk counts as no longer than the smallest size that any payload that lists it states."""
 
     def size_of(self: Wants, blob: bytes) -> int:
-        return min((want.missing[blob] for want in self.of(blob)), default=0)
+        return min((self._wants[key].missing[blob] for key in self.keys_of(blob)), default=0)
 
     return [(Wants, "size_of", size_of)]
 
