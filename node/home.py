@@ -7,17 +7,15 @@
     D/manifest            the manifest's canonical bytes
     D/invitation          our invitation from an owner, if the swarm lets in invited nodes only
     D/task                which file holds the swarm's task, if that does not come with Gossamer
-    D/data.json           names of the data that our own trainer trained on last, to see when that changes
     D/ledger.sqlite       signed records
-    D/original            tells this folder from a copy of it, see `original`
     D/chronicle.sqlite    what happened round by round, for people who watch
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.checkpoint  residuals, momenta and inner optimizer of our own trainer
     D/pretrained/         what a Hugging Face model has besides weights: configuration, tokenizer
     D/peers.json          members met, to find the swarm again
     D/incarnation         number of our last start, in milliseconds of Unix time; it always grows
-    D/daemon.json         where the running daemon answers, or the last one did
-    D/daemon.last.json    the same for the previous run, while a daemon starts
+    D/daemon.json         where the running daemon answers
+    D/daemon.last.json    the same for the previous run, whose ports the next one takes if they are free
     D/lock                held by the running daemon
 
 Everything is created 0700/0600; files appear whole (written aside, then renamed) or not at all.
@@ -28,107 +26,58 @@ import fcntl
 import json
 import logging
 import os
-import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossamer.node.files import (
-    cannot_write,
-    keep,
-    misplaced,
-    remove_unfinished,
-    write_atomically,
-    write_first,
+from gossamer.node.files import cannot_write, keep, remove_unfinished, write_atomically, write_first
+from gossamer.protocol.access.acl import (
+    INVITATION_BYTES_MAX,
+    AccessList,
+    Grant,
+    Invitation,
+    read_invitation,
 )
-from gossamer.protocol.access.acl import INVITATION_BYTES_MAX, Invitation, read_invitation
 from gossamer.protocol.errors import (
     ConfigError,
     FolderGoneError,
     MalformedError,
+    PeerError,
     StorageError,
     UnsupportedError,
 )
 from gossamer.protocol.identity import Identity
-
-if TYPE_CHECKING:
-    from gossamer.protocol.manifest import Manifest
-from typing import TYPE_CHECKING
-
-from gossamer.node.inputs import expanded
-from gossamer.protocol.access.acl import AccessList, Grant
-from gossamer.protocol.errors import PeerError
-from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.unix_time import span
 
-# --- The socket at which a trainer finds its daemon: in the node's folder or, if that path is too long, in
-# the
-# system's folder for temporary files.
+if TYPE_CHECKING:
+    from gossamer.protocol.manifest import Manifest  # slow to import, and many only need paths
 
-PATH_BYTES_MAX = 100
+SOCKET_PATH_BYTES_MAX = 100
 """Unix socket paths are limited to 104 to 108 bytes, depending on the system."""
 
-
-def of(root: Path, mark: str = "") -> str:
-    """Path of the socket of the node in `root`, or of another one for each mark. Raises StorageError."""
-    mark = mark and f"-{mark}"
-    inside = str(_inside(root, mark).absolute())
-    if len(os.fsencode(inside)) <= PATH_BYTES_MAX:
-        return inside
-    try:
-        outside = _outside(root, mark)
-        folder = outside.parent
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise StorageError(
-            f"the path of {root} is too long for a socket, and none can be made elsewhere"
-            f" ({error.strerror}); set TMPDIR to a folder of your own"
-        ) from None
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or not stat.S_ISDIR(found.st_mode):
-        raise StorageError(f"{folder} is open to somebody else; set TMPDIR to a folder of your own")
-    if len(os.fsencode(outside)) > PATH_BYTES_MAX:
-        raise StorageError(
-            f"the paths of {root} and of {folder} are both too long for a socket; set TMPDIR to a shorter one"
-        )
-    return str(outside)
-
-
-def marked(root: Path) -> Iterator[Path]:
-    """The sockets that are there, of any mark."""
-    patterns = [_inside(root, "-*")]
-    with suppress(OSError):
-        patterns.append(_outside(root, "-*"))
-    for pattern in patterns:
-        yield from pattern.parent.glob(pattern.name)
-
-
-def _inside(root: Path, mark: str) -> Path:
-    return root / f"trainer{mark}.sock"
-
-
-def _outside(root: Path, mark: str) -> Path:
-    """Raises OSError if the system has no folder for temporary files."""
-    ours = sha256(os.fsencode(_inside(root, "").absolute())).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}" / f"{ours}{mark}.sock"
-
-
-# --- One daemon per folder: a lock on a file in it and on the folder itself, which ends with the process.
-
 LOCK_S = 0.2
-"""How long another process may hold a folder's lock before we conclude that a node runs there."""
+"""How long another process may hold a folder's lock before we conclude that a node runs there: one that asks
+whether a folder is free holds the lock for a moment."""
 
 LOCK_POLL_S = 0.005
+INCARNATION_MAX = 2**52
+"""More milliseconds than any clock shows."""
+
+EXPIRES_SOON_S = 3 * 86_400.0
 
 log = logging.getLogger("gossamer.node")
 
 
 class FolderLock:
-    """The lock of one folder."""
+    """One daemon a folder: a lock on a file in it, which ends with the process.
+
+    The folder itself is locked too, where its file system can do that: a person may remove the file, and one
+    key would sign twice.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -140,22 +89,19 @@ class FolderLock:
 
         Raises StorageError, or FolderGoneError if the folder cannot be written to any more (it could be when
         the node was started).
-
-        The folder itself is locked too, if its file system can do that, since the file may be removed.
         """
         try:
-            self._file = self._opened()
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             _lock_soon(self._file)
             self._folder = os.open(self._root, os.O_RDONLY)
             try:
                 fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise
             except OSError as error:
-                log.debug("cannot lock %s: %s", self._root, error.strerror)
+                if isinstance(error, BlockingIOError):
+                    raise
         except BlockingIOError:
             raise StorageError(
-                f"another node is running in {self._root}; stop it or choose another --dir"
+                f"another node is running in {self._root}; stop it or choose another folder"
             ) from None
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -163,9 +109,7 @@ class FolderLock:
                     f"cannot write to {self._root} ({error.strerror}): give it back to this user, make its"
                     " disk writable, or stop this node"
                 ) from None
-            raise cannot_write(
-                self._path, error, f"cannot use {self._path}: {error.strerror}; choose another --dir"
-            ) from None
+            raise _unusable(self._path, error) from None
 
     def let_go(self) -> None:
         """Release the lock, as the end of our process does."""
@@ -173,21 +117,21 @@ class FolderLock:
         os.close(self._folder)
 
     def is_free(self) -> bool:
-        """Whether no daemon uses this folder now. Raises StorageError."""
+        """Whether no daemon uses this folder now; makes no file in it. Raises StorageError if that cannot be
+        found out."""
         try:
-            file = self._opened()
-        except OSError as error:
-            raise StorageError(f"cannot use {self._root}: {error.strerror}; choose another --dir") from None
-        return not _is_locked(file)
-
-    def is_taken(self) -> bool:
-        """Whether a daemon holds the lock. Makes no file in the folder."""
-        try:
-            return _is_locked(os.open(self._path, os.O_RDONLY))
+            file = os.open(self._path, os.O_RDONLY)
         except FileNotFoundError:
-            return False
-        except OSError:
             return True
+        except OSError as error:
+            raise _unusable(self._root, error) from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # and let go again
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        return True
 
     def is_elsewhere(self) -> bool:
         """Whether the folder that we locked is no longer where it was: moved, removed, or unmounted."""
@@ -196,24 +140,15 @@ class FolderLock:
         except OSError:
             return True
 
-    def _opened(self) -> int:
-        return os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-
-
-def _is_locked(file: int) -> bool:
-    """Whether a process has locked a file, which is closed here."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # and let go again
-    except OSError:
+    def is_taken(self) -> bool:
+        """Whether a daemon uses this folder now, as far as can be found out."""
+        with suppress(StorageError):
+            return not self.is_free()
         return True
-    finally:
-        os.close(file)
-    return False
 
 
 def _lock_soon(file: int) -> None:
-    """Lock a file, with some patience: a process that asks whether a folder is free holds its lock for a
-    moment. Raises OSError."""
+    """Lock a file within `LOCK_S`. Raises OSError."""
     deadline = time.monotonic() + LOCK_S
     while True:
         try:
@@ -222,41 +157,6 @@ def _lock_soon(file: int) -> None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(LOCK_POLL_S)
-
-
-_INCARNATION_MAX = 2**52
-"""More milliseconds than any clock shows."""
-
-
-def _read_json(path: Path) -> Any:
-    """The content of a file that we can do without; None if there is nothing usable."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _facts_in(path: Path) -> dict[str, Any] | None:
-    facts = _read_json(path)
-    return facts if isinstance(facts, dict) else None
-
-
-def _moved(old: Path, new: Path) -> bool:
-    """Rename a file, which takes no room on a full disk; returns whether that worked."""
-    try:
-        old.replace(new)
-    except OSError:
-        return False
-    return True
-
-
-def unreadable(path: Path, error: OSError) -> str:
-    """The message for a file that cannot be read, though nothing is known to be wrong with it."""
-    return f"cannot read {path}: {error.strerror}; does the node belong to another user?"
-
-
-def _unusable_key(path: Path, error: OSError) -> StorageError:
-    return cannot_write(path, error, misplaced(path) or f"cannot use {path}: {error.strerror}")
 
 
 class Home:
@@ -269,7 +169,6 @@ class Home:
         self.manifest_path = root / "manifest"
         self.invitation_path = root / "invitation"
         self.task_path = root / "task"
-        self.data_path = root / "data.json"
         self.ledger_path = root / "ledger.sqlite"
         self.chronicle_path = root / "chronicle.sqlite"
         self.chunks_path = root / "chunks"
@@ -281,6 +180,8 @@ class Home:
         self.pretrained_path = root / "pretrained"
         self.lock = FolderLock(root)
 
+    # -- the folder
+
     def create(self) -> None:
         """Make the folder. Raises StorageError."""
         try:
@@ -288,33 +189,18 @@ class Home:
                 if not folder.is_dir():
                     folder.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
-            raise cannot_write(
-                self.root, error, f"cannot create {self.root}: {error.strerror}; choose another --dir"
-            ) from None
+            raise _unusable(self.root, error) from None
 
     def tidy(self) -> None:
         """Remove files that a crash left unfinished here."""
-        ours = {
-            path.name
-            for path in (
-                self.key_path,
-                self.tls_path,
-                self.manifest_path,
-                self.invitation_path,
-                self.task_path,
-                self.data_path,
-                self.peers_path,
-                self.incarnation_path,
-                self.daemon_path,
-                self.checkpoint_path,
-                self.pretrained_path,
-            )
-        }
+        ours = {path.name for path in vars(self).values() if isinstance(path, Path)}
         remove_unfinished(self.root.glob(".*-*"), ours.__contains__)
         remove_unfinished(self.pretrained_path.rglob(".*-*"), lambda name: True)
-        for path in marked(self.root):  # of scripts that were killed with their daemons
-            with suppress(OSError):
-                path.unlink()
+        with suppress(OSError):
+            outside = self._socket_outside("-*")
+            # Of scripts that were killed with their daemons.
+            for path in (*self.root.glob("trainer-*.sock"), *outside.parent.glob(outside.name)):
+                path.unlink(missing_ok=True)
 
     def unwritable(self) -> Path | None:
         """A folder in which no files can be made, apart from disk space; None if there is none. A disk may
@@ -328,6 +214,35 @@ class Home:
         """A file that is gone and that the node needs at its next start; None if there is none."""
         needed = (self.key_path, self.manifest_path, self.ledger_path)
         return next((path for path in needed if not os.path.lexists(path)), None)
+
+    def socket_path(self, mark: str = "") -> str:
+        """Path of the socket where a trainer finds the daemon: in the folder or, if that is too long, in the
+        system's folder for temporary files. With a `mark`, only a process that knows the mark finds it.
+
+        Raises StorageError.
+        """
+        mark = mark and f"-{mark}"
+        inside = (self.root / f"trainer{mark}.sock").absolute()
+        if len(os.fsencode(inside)) <= SOCKET_PATH_BYTES_MAX:
+            return str(inside)
+        with suppress(OSError):
+            outside = self._socket_outside(mark)
+            outside.parent.mkdir(mode=0o700, exist_ok=True)
+            found = outside.parent.lstat()
+            is_ours = found.st_uid == os.getuid() and not found.st_mode & 0o077
+            if is_ours and len(os.fsencode(outside)) <= SOCKET_PATH_BYTES_MAX:
+                return str(outside)
+        raise StorageError(
+            f"the path of {self.root} is too long for a socket: choose a shorter one, or set TMPDIR to a"
+            " short path of a folder of your own"
+        )
+
+    def _socket_outside(self, mark: str) -> Path:
+        """Raises OSError if the system has no folder for temporary files."""
+        ours = sha256(os.fsencode(self.root.absolute())).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"gossamer-{os.getuid()}" / f"{ours}{mark}.sock"
+
+    # -- who the node is
 
     @property
     def has_key(self) -> bool:
@@ -350,12 +265,11 @@ class Home:
         """The key, which can be used. Raises StorageError."""
         try:
             seed = self.key_path.read_bytes()
-            mode = self.key_path.stat().st_mode & 0o777
-            if mode & 0o077:
+            if self.key_path.stat().st_mode & 0o077:
                 raise StorageError(f"{self.key_path} can be read by others; run: chmod 600 {self.key_path}")
             Identity.from_seed(seed)
         except OSError as error:
-            raise _unusable_key(self.key_path, error) from None
+            raise _unusable(self.key_path, error) from None
         except ConfigError as error:
             raise StorageError(f"{self.key_path} is damaged ({error}); restore it from a backup") from None
         return seed
@@ -365,7 +279,65 @@ class Home:
         try:
             write_first(self.key_path, seed)
         except OSError as error:
-            raise _unusable_key(self.key_path, error) from None
+            raise _unusable(self.key_path, error) from None
+
+    def next_incarnation(self) -> int:
+        """A number greater than at every earlier start, even if the clock was set back."""
+        try:
+            last = int(self.incarnation_path.read_text())
+        except (OSError, ValueError):
+            last = 0
+        if not 0 <= last < INCARNATION_MAX:
+            last = 0  # damaged: no clock can have shown it, and no message could carry it
+        incarnation = max(time.time_ns() // 1_000_000, last + 1)
+        with suppress(OSError):  # a full disk is no reason not to start
+            write_atomically(self.incarnation_path, str(incarnation).encode())
+        return incarnation
+
+    # -- its swarm
+
+    def manifest(self) -> "Manifest | None":
+        """The manifest kept here, None if there is none yet. Raises StorageError."""
+        from gossamer.protocol.manifest import from_canonical
+
+        try:
+            return from_canonical(self.manifest_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(unreadable(self.manifest_path, error)) from None
+        except UnsupportedError as error:
+            raise StorageError(
+                f"this release cannot use {self.manifest_path} ({error}): run the release that wrote it, or"
+                " if the file is damaged, remove it and join again"
+            ) from None
+        except MalformedError as error:
+            raise StorageError(
+                f"{self.manifest_path} is damaged ({error}); remove it and join again"
+            ) from None
+
+    def own_manifest(self) -> "Manifest":
+        """The manifest, which is here since before this node's processes started. Raises StorageError."""
+        manifest = self.manifest()
+        if manifest is None:
+            raise FolderGoneError(
+                f"there is no longer a node in {self.root}: was the folder moved or removed, or its disk"
+                " unmounted? Put it back, or stop this node"
+            )
+        return manifest
+
+    def adopt(self, manifest: "Manifest") -> None:
+        """Keep the manifest of this folder's swarm. Raises ConfigError if the folder belongs to another
+        swarm, or StorageError."""
+        known = self.manifest()
+        if known is None:
+            keep(self.manifest_path, manifest.canonical(), durable=True)
+        elif known.swarm_id != manifest.swarm_id:
+            ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
+            raise ConfigError(
+                f"{self.root} belongs to swarm {ours}, not {theirs}: was the manifest written again? Give"
+                " the first one, or another folder"
+            )
 
     def invitation(self) -> Invitation | None:
         """The invitation kept here, None if there is none. Raises StorageError."""
@@ -398,88 +370,16 @@ class Home:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StorageError(f"cannot read {self.task_path} ({error}); give --task again") from None
+            raise StorageError(unreadable(self.task_path, error)) from None
 
     def keep_task(self, text: str) -> None:
         """Keep which file holds the task, for the next start. Raises StorageError."""
         keep(self.task_path, os.fsencode(text))  # a file's name may be no text
 
-    def keep_data(self, sources: Sequence[str]) -> tuple[str, ...] | None:
-        """Keep the names of the data that this run trains on; returns the last run's, None if unknown."""
-        found = _read_json(self.data_path)
-        with suppress(StorageError):  # nothing depends on it
-            keep(self.data_path, json.dumps(list(sources)).encode())
-        return tuple(map(str, found)) if isinstance(found, list) else None
-
-    def own_manifest(self) -> "Manifest":
-        """The manifest, which is here since before this node's processes started. Raises StorageError."""
-        manifest = self.manifest()
-        if manifest is None:
-            raise FolderGoneError(
-                f"there is no longer a node in {self.root}: was the folder moved or removed, or its disk"
-                " unmounted? Put it back, or stop this node"
-            )
-        return manifest
-
-    def manifest(self) -> "Manifest | None":
-        """The manifest kept here, None if there is none yet. Raises StorageError."""
-        from gossamer.protocol.manifest import from_canonical  # slow to import, and many only need paths
-
-        try:
-            return from_canonical(self.manifest_path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except NotADirectoryError:
-            raise StorageError(f"{self.root} is a file, not a folder; choose another --dir") from None
-        except OSError as error:
-            raise StorageError(unreadable(self.manifest_path, error)) from None
-        except UnsupportedError as error:
-            raise StorageError(
-                f"this release cannot use {self.manifest_path} ({error}): run the release that wrote it, or"
-                " if the file is damaged, remove it and join again"
-            ) from None
-        except MalformedError as error:
-            raise StorageError(
-                f"{self.manifest_path} is damaged ({error}); remove it and join again"
-            ) from None
-
-    def adopt(self, manifest: "Manifest") -> None:
-        """Keep the manifest of this folder's swarm. Raises ConfigError if the folder belongs to another
-        swarm, or StorageError."""
-        known = self.manifest()
-        if known is not None and known.swarm_id != manifest.swarm_id:
-            ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
-            raise ConfigError(
-                f"{self.root} belongs to swarm {ours}, not {theirs}: was the manifest written again? Give"
-                " the first one, or another --dir"
-            )
-        if known is None:
-            keep(self.manifest_path, manifest.canonical(), durable=True)
-
-    def socket_path(self, mark: str = "") -> str:
-        """Path of the socket where the trainer finds the daemon.
-
-        With a `mark`, only a process that knows the mark finds it. Raises StorageError.
-        """
-        return of(self.root, mark)
-
-    def next_incarnation(self) -> int:
-        """A number greater than at every earlier start, even if the clock was set back."""
-        try:
-            last = int(self.incarnation_path.read_text())
-        except (OSError, ValueError):
-            last = 0
-        if not 0 <= last < _INCARNATION_MAX:
-            last = 0  # damaged: no clock can have shown it, and no message could carry it
-        incarnation = max(time.time_ns() // 1_000_000, last + 1)
-        with suppress(OSError):  # a full disk is no reason not to start
-            write_atomically(self.incarnation_path, str(incarnation).encode())
-        return incarnation
+    # -- where things were found last
 
     def write_peers(self, contacts: Sequence[str]) -> None:
-        """Remember where members were. Raises OSError, also if another folder is where ours was."""
-        if self.lock.is_elsewhere():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.root))
+        """Remember where members were. Raises OSError."""
         write_atomically(self.peers_path, json.dumps(list(contacts)).encode())
 
     def read_peers(self) -> tuple[str, ...]:
@@ -488,29 +388,43 @@ class Home:
         return tuple(str(contact) for contact in found) if isinstance(found, list) else ()
 
     def write_daemon(self, **facts: Any) -> None:
-        """Write down where the running daemon answers. Raises StorageError.
-
-        On a full disk that works only if the facts are the same as those of the previous run.
-        """
+        """Write down where the running daemon answers. Raises StorageError."""
         try:
             write_atomically(self.daemon_path, json.dumps(facts).encode())
-            with suppress(OSError):
-                self.last_daemon_path.unlink()
         except OSError as error:
-            if self.read_last_daemon() != facts or not _moved(self.last_daemon_path, self.daemon_path):
-                raise StorageError(f"cannot write {self.daemon_path}: {error.strerror}") from None
+            raise cannot_write(self.daemon_path, error) from None
 
     def read_daemon(self) -> dict[str, Any] | None:
         """Where the running daemon answers, or the last one did. None while one starts, or if unusable."""
-        return _facts_in(self.daemon_path)
+        facts = _read_json(self.daemon_path)
+        return facts if isinstance(facts, dict) else None
 
     def set_daemon_aside(self) -> None:
         """A daemon starts: set the last one's facts aside, since another node may answer there by now."""
-        _moved(self.daemon_path, self.last_daemon_path)
+        with suppress(OSError):
+            self.daemon_path.replace(self.last_daemon_path)
 
-    def read_last_daemon(self) -> dict[str, Any] | None:
-        """The facts set aside by this start, or by one that failed; None if nothing is usable."""
-        return _facts_in(self.last_daemon_path)
+    def read_last_daemon(self) -> dict[str, Any]:
+        """The facts set aside by this start, or by one that failed; empty if nothing is usable."""
+        facts = _read_json(self.last_daemon_path)
+        return facts if isinstance(facts, dict) else {}
+
+
+def unreadable(path: Path, error: OSError) -> str:
+    """The message for a file that cannot be read, though nothing is known to be wrong with it."""
+    return f"cannot read {path}: {error.strerror}; does the node belong to another user?"
+
+
+def _unusable(path: Path, error: OSError) -> StorageError:
+    return cannot_write(path, error, f"cannot use {path}: {error.strerror}; is its disk mounted?")
+
+
+def _read_json(path: Path) -> Any:
+    """The content of a file that we can do without; None if there is nothing usable."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def manifest_of(home: Home) -> "Manifest":
@@ -530,7 +444,7 @@ def nodes_root() -> Path:
     Raises ConfigError if this user has no home folder.
     """
     if root := os.environ.get("GOSSAMER_HOME"):
-        return expanded(Path(root))
+        return Path(os.path.expanduser(root))
     try:
         return Path.home() / ".gossamer"
     except RuntimeError:  # a user unknown to the system, as in many containers
@@ -562,12 +476,10 @@ def homes_here() -> list[tuple[Home, "Manifest"]]:
     found = []
     for path in sorted(nodes_root().glob("*/manifest")):
         home = Home(path.parent.absolute())
-        try:
+        with suppress(StorageError):
             manifest = home.manifest()
-        except StorageError:
-            continue
-        if manifest is not None and home.root.name == default_folder(manifest.swarm_id).name:
-            found.append((home, manifest))
+            if manifest is not None and home.root.name == default_folder(manifest.swarm_id).name:
+                found.append((home, manifest))
     return found
 
 
@@ -592,11 +504,8 @@ def own_id(folder: Path | None) -> str:
 
 # --- Which invitation a node's folder goes by: the one kept there or another, whichever grants more.
 #
-# An owner may have renewed the invitation, or promoted the node, while the node ran (`gossamer invite
-# --tell`),
-# and the command that starts the node may still name the first one.
-
-EXPIRES_SOON_S = 3 * 86_400.0
+# An owner may have renewed the invitation, or promoted the node, while the node ran, and the command that
+# starts the node may still name the first one.
 
 
 def runs_out_soon(expires: int | None, unix_s: float) -> str | None:
@@ -606,31 +515,26 @@ def runs_out_soon(expires: int | None, unix_s: float) -> str | None:
     return f"the invitation runs out in {span(expires - unix_s)}; have it renewed"
 
 
-def better_invitation(home: Home, offered: Invitation) -> Invitation:
-    """The invitation kept in a folder if it is valid now and grants its node more; else the offered one,
-    whose addresses are newer."""
+def keep_better(home: Home, offered: Invitation) -> None:
+    """Keep an invitation, whose addresses are newer, unless the folder's own is valid now and grants its node
+    more. Raises what `Home.keep_invitation` does."""
     try:
         manifest, kept = home.manifest(), home.invitation()
     except StorageError:
-        return offered
-    if manifest is None or kept is None or not kept.swarm_id == offered.swarm_id == manifest.swarm_id:
-        return offered
-    node_id = offered.grant.node_id
-    return kept if _rights(kept, manifest, node_id) > _rights(offered, manifest, node_id) else offered
+        manifest, kept = None, None
+    if manifest is not None and kept is not None and kept.swarm_id == offered.swarm_id == manifest.swarm_id:
+        node_id = offered.grant.node_id
+        if _rights(kept, manifest, node_id) > _rights(offered, manifest, node_id):
+            return
+    home.keep_invitation(offered)
 
 
-def _rights(invitation: Invitation, manifest: Manifest, node_id: bytes) -> tuple[int, float]:
+def _rights(invitation: Invitation, manifest: "Manifest", node_id: bytes) -> tuple[int, float]:
     """The `Grant.rights` that an invitation gives a node now, (0, 0.0) for none; greater means more."""
     acl = AccessList(manifest.admission, manifest.swarm_id)
     with suppress(PeerError):  # not signed by an owner of this swarm
         acl.learn(invitation.grant.data)
     return invitation.grant.rights if acl.credential_of(node_id, time.time()) else (0, 0.0)
-
-
-def keep_better(home: Home, offered: Invitation) -> None:
-    """Keep an invitation unless a folder's own gives more. Raises what `Home.keep_invitation` does."""
-    if better_invitation(home, offered) is offered:
-        home.keep_invitation(offered)
 
 
 def keep_grant(home: Home, swarm_id: bytes, grant: Grant) -> None:

@@ -78,8 +78,6 @@ class Fault:
 INFO = "info"
 LEVELS = ("debug", INFO, "warning", "error")
 
-Wording = Callable[[str], str]
-"""Rewords a line for its readers."""
 
 LINES_MAX = 1000
 """How many lines may wait to be written. Further ones are dropped."""
@@ -96,13 +94,12 @@ class _Line(logging.Formatter):
     The first line of a day begins with its date, except on a terminal where somebody has seen it begin.
     """
 
-    def __init__(self, wording: Wording, *, is_seen: bool) -> None:
+    def __init__(self, *, is_seen: bool) -> None:
         super().__init__()
-        self._wording = wording
         self._day = time.strftime(DATE) if is_seen else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = _visible(self._wording(record.getMessage()))
+        text = _visible(record.getMessage())
         line = f"{self._clock(record.created)} {record.levelname.lower():8}{text}"
         if not record.exc_info:
             return line
@@ -125,16 +122,12 @@ def _visible(text: str) -> str:
 class _Json(logging.Formatter):
     """One JSON object per line: t (Unix seconds), level, logger, text; traceback, where there is one."""
 
-    def __init__(self, wording: Wording) -> None:
-        super().__init__()
-        self._wording = wording
-
     def format(self, record: logging.LogRecord) -> str:
         entry = {
             "t": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "text": self._wording(record.getMessage()),
+            "text": record.getMessage(),
         }
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
@@ -192,10 +185,10 @@ class _StandardError(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def handler(*, as_json: bool = False, wording: Wording = str) -> logging.Handler:
+def handler(*, as_json: bool = False) -> logging.Handler:
     """A handler that writes to standard error."""
     handler = _StandardError(sys.stderr)
-    handler.setFormatter(_Json(wording) if as_json else _Line(wording, is_seen=_is_terminal()))
+    handler.setFormatter(_Json() if as_json else _Line(is_seen=_is_terminal()))
     return handler
 
 
@@ -215,11 +208,9 @@ def level_of(logger: logging.Logger) -> str:
     )
 
 
-def configure(
-    *, level: str = INFO, debug: bool = False, as_json: bool = False, wording: Wording = str
-) -> None:
+def configure(*, level: str = INFO, debug: bool = False, as_json: bool = False) -> None:
     """Send this process's log to standard error, from `level` up; all of it with `debug`."""
-    shown = handler(as_json=as_json, wording=wording)
+    shown = handler(as_json=as_json)
     shown.setLevel("DEBUG" if debug else level.upper())
     # The level is set on the handler: what the node's page shows, from info up, does not depend on it.
     logging.basicConfig(level=min(shown.level, logging.INFO), handlers=[_InThread(shown)], force=True)

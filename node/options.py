@@ -228,11 +228,6 @@ class NodeOptions(BaseModel):
         assert self.folder is not None, "the folder is known before a process starts"
         return self.folder
 
-    @property
-    def is_of_a_script(self) -> bool:
-        """Whether the daemon runs for a script, and words its log for one (see `inputs.for_a_script`)."""
-        return bool(self.socket)
-
     def to_json(self) -> str:
         """One argument for a command line."""
         return self.model_dump_json()

@@ -1,7 +1,6 @@
 """`gossamer node` and `gossamer id`: being a node."""
 
 import logging
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +10,7 @@ from gossamer.bootstrap.cli.flags import takes_options
 from gossamer.node.options import NodeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gossamer.node.home import Home
+    pass
 
 log = logging.getLogger("gossamer.node")
 
@@ -45,8 +42,7 @@ def node(options: NodeOptions) -> None:
         gossamer node --config node.toml
     """
     from gossamer.node import logs
-    from gossamer.node.inputs import given_invitation
-    from gossamer.node.join import enter_invited, enter_swarm, once_somebody_is_there
+    from gossamer.node.join import enter
     from gossamer.node.trainer.data import check_trainable, remember_task
     from gossamer.protocol.access.acl import Role
     from gossamer.protocol.errors import ConfigError
@@ -55,13 +51,7 @@ def node(options: NodeOptions) -> None:
     for path in options.data:
         if not path.exists():
             raise ConfigError(f"--data {path}: no such file or folder")
-    invitation = given_invitation(options.invite)
-    join = options.join or (invitation.contacts if invitation else ())
-    folder, swarm_id, plaintext = options.folder, options.swarm_id, options.plaintext
-    enter: Callable[[], Home] = partial(enter_swarm, join, folder, swarm_id, plaintext)
-    if invitation is not None:
-        enter = partial(enter_invited, invitation, join, folder, plaintext, swarm_id=swarm_id)
-    home = once_somebody_is_there(enter) if options.wait else enter()
+    home, join = enter(options)
     kept = home.invitation()
     observe = options.observe
     if not observe and kept is not None and kept.grant.role is Role.OBSERVE:

@@ -58,7 +58,6 @@ from gossamer.node.address import WILDCARDS, format_address, parse_address, port
 from gossamer.node.daemon.build import Edges, build, unix_offset_s
 from gossamer.node.daemon.monitoring.status import status_of
 from gossamer.node.daemon.network.listening import NothingLeft, ask_for_open_files
-from gossamer.node.inputs import for_a_script
 from gossamer.node.ipc import messages as control
 from gossamer.node.options import NodeOptions
 from gossamer.protocol import effects as fx
@@ -127,7 +126,7 @@ class Daemon:
         admin, server = self.monitoring.admin, self.network.server
         try:
             await self._restore()
-            before = self.store.home.read_last_daemon() or {}
+            before = self.store.home.read_last_daemon()
             admin_address = await admin.start(last=port_of(before.get("admin")))
             bound = await server.start(host, port, last=port_of(before.get("address")))
             if self.options.check:
@@ -413,12 +412,7 @@ def _first(error: BaseException) -> BaseException:
 def main() -> int:
     """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person has to fix."""
     options = NodeOptions.from_json(sys.argv[1])
-    logs.configure(
-        level=options.log_level,
-        debug=options.debug,
-        as_json=options.log_json,
-        wording=for_a_script if options.is_of_a_script else str,
-    )
+    logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     processes.reset_signals()
     os.umask(0o077)  # SQLite creates files itself
     ask_for_open_files()

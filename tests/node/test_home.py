@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -14,15 +15,16 @@ import pytest
 
 from gossamer.bootstrap.invites import invite
 from gossamer.node import files as wholefile
+from gossamer.node import home as home_module
 from gossamer.node.daemon.network.tls import Certificate
 from gossamer.node.daemon.storage.chunks import ChunkStore
-from gossamer.node.home import Home
+from gossamer.node.home import Home, node_in
 from gossamer.protocol.access.acl import Invitation, Role
-from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError
+from gossamer.protocol.errors import ConfigError, DiskFullError, FolderGoneError, StorageError
 from gossamer.protocol.manifest import Manifest
 from tests.node.full_disk import full
 from tests.node.synced import Synced
-from tests.protocol.builders import OWNER, SMALL, manifest, newer, older
+from tests.protocol.builders import OWNER, SMALL, admission, manifest, newer, older
 
 
 @pytest.fixture
@@ -44,11 +46,6 @@ def test_everything_is_for_its_owner_only(home: Home) -> None:
     assert mode(home.root) == 0o700
     for path in (home.key_path, home.manifest_path, home.daemon_path, home.root / "lock"):
         assert mode(path) == 0o600, path
-
-
-def test_folders_on_the_way_are_for_their_owner_too(tmp_path: Path) -> None:
-    Home(tmp_path / "nodes" / "swarm").create()
-    assert (tmp_path / "nodes").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_key_is_made_once_and_read_back(home: Home) -> None:
@@ -115,12 +112,6 @@ def test_a_disk_that_is_full_when_a_node_starts_can_be_waited_for(
         home.lock.take()
 
 
-def test_a_task_in_a_file_whose_name_is_no_text(home: Home) -> None:
-    text = os.fsdecode(b"\xff/task.py:Mine")
-    home.keep_task(text)
-    assert home.task() == text
-
-
 def test_what_is_kept_already_needs_no_room(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     here = invitation(home)
     home.adopt(SMALL)
@@ -149,43 +140,10 @@ def test_a_key_that_is_not_mounted_is_missed_and_not_replaced(home: Home, tmp_pa
     disk = Home(tmp_path / "disk")
     disk.create()
     home.key_path.symlink_to(disk.key_path)
-    with pytest.raises(StorageError, match=f"a link to {disk.key_path}, and nothing is there: is its disk"):
+    with pytest.raises(StorageError, match="cannot use .*key: .*is its disk mounted"):
         home.identity()
     assert home.key_path.is_symlink() and list(home.root.iterdir()) == [home.key_path]
     assert disk.identity().node_id == home.identity().node_id
-
-
-def test_a_folder_in_the_place_of_a_key_is_no_key_that_others_can_read(home: Home) -> None:
-    home.key_path.mkdir(mode=0o755)
-    with pytest.raises(StorageError, match="key is a folder, where a file should be"):
-        home.identity()
-
-
-def test_who_makes_a_key_at_the_same_time_takes_the_first_one(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: list[bytes] = []
-    random = os.urandom
-
-    def overtaken(size: int) -> bytes:  # another process makes the key while this one is about to
-        monkeypatch.setattr("gossamer.node.home.os.urandom", random)
-        names.append(Home(home.root).identity().node_id)
-        return random(size)
-
-    monkeypatch.setattr("gossamer.node.home.os.urandom", overtaken)
-    names.append(home.identity().node_id)
-    names.append(Home(home.root).identity().node_id)
-    assert len(names) == 3 and len(set(names)) == 1
-    assert list(home.root.iterdir()) == [home.key_path]
-
-
-def test_a_folder_that_cannot_be_written_to_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert home.unwritable() is None, "chunks are not there yet"
-    home.chunks_path.mkdir()
-    assert home.unwritable() is None
-    for folder in (home.chunks_path, home.root):  # which are on two disks, it may be
-        monkeypatch.setattr(os, "access", lambda path, _, folder=folder: path != folder)
-        assert home.unwritable() == folder
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"-5", b"9" * 40, b"9" * 100_000])
@@ -206,7 +164,7 @@ def test_unusable_addresses_are_none_at_all(home: Home, content: bytes) -> None:
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StorageError, match="choose another --dir"):
+    with pytest.raises(StorageError, match="cannot use .*File exists"):
         Home(tmp_path / "file" / "node").create()
 
 
@@ -271,12 +229,6 @@ def test_socket_paths_fit_the_system_however_deep_the_folder(tmp_path: Path) -> 
         os.unlink(path)
 
 
-def test_a_folder_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
-    odd = tmp_path / os.fsdecode(b"\xff")
-    assert Home(odd).socket_path() == str(odd / "trainer.sock")
-    assert Home(odd / ("d" * 120)).socket_path() != Home(tmp_path / ("d" * 120)).socket_path()
-
-
 def test_no_folder_for_a_socket_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with pytest.raises(StorageError, match="set TMPDIR"):
@@ -293,14 +245,6 @@ def test_a_folder_in_tmp_that_others_can_enter_is_not_trusted(
     folder.chmod(0o777)
     with pytest.raises(StorageError, match="TMPDIR"):
         Home(tmp_path / ("d" * 150)).socket_path()
-
-
-def test_a_socket_path_is_never_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-    with pytest.raises(StorageError, match="set TMPDIR to a shorter one"):
-        Home(deep / "d").socket_path()
 
 
 def test_what_a_kill_left_of_a_pretrained_models_files_is_removed(home: Home) -> None:
@@ -346,14 +290,71 @@ def test_so_are_those_of_a_folder_whose_path_is_too_long(
             path.unlink(missing_ok=True)
 
 
-def test_a_folder_is_tidied_where_there_is_none_for_sockets(
+# -- one daemon a folder
+
+
+def test_a_folder_has_one_daemon(home: Home) -> None:
+    home.lock.take()
+    with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
+        Home(home.root).lock.take()
+    home.lock.let_go()
+    Home(home.root).lock.take()
+
+
+def test_a_folder_has_one_daemon_also_where_somebody_removes_the_lock(home: Home) -> None:
+    """As who is told that another node is running may do, and then one key signs twice."""
+    home.lock.take()
+    (home.root / "lock").unlink()
+    with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
+        Home(home.root).lock.take()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_that_cannot_be_written_to_any_more_may_be_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A daemon that dies meanwhile is started until it can be: nobody needs another folder."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home_module.os, "open", refuse)
+        with pytest.raises(FolderGoneError, match=f"cannot write to {home.root}") as told:
+            home.lock.take()
+        assert os.strerror(number) in str(told.value) and "--dir" not in str(told.value)
+    home.lock.take()
+
+
+def test_who_looks_whether_a_folder_is_free_keeps_no_daemon_from_it(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_usable() -> str:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+    looks = os.open(home.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(looks, fcntl.LOCK_SH)
+    monkeypatch.setattr(home_module.time, "sleep", lambda _: fcntl.flock(looks, fcntl.LOCK_UN))
+    home.lock.take()
+    os.close(looks)
+    assert not Home(home.root).lock.is_free()
 
-    left = Path(home.socket_path("1234abcd"))
-    left.touch()
-    monkeypatch.setattr("tempfile.gettempdir", none_usable)
-    home.tidy()
-    assert not left.exists()
+
+HERE = manifest(admission=admission(), name="here")
+ELSEWHERE = manifest(admission=admission(), name="elsewhere")
+
+
+def test_the_node_of_this_machine_is_meant_if_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="there is no node in"):
+        node_in(None)
+    for name, here in (("one", HERE), ("one-bootstrap", HERE)):
+        home = Home(tmp_path / name)
+        home.create()
+        home.adopt(here)
+    assert node_in(None).root == tmp_path / "one"
+    assert node_in(tmp_path / "other").root == tmp_path / "other"
+    home = Home(tmp_path / "two")
+    home.create()
+    home.adopt(ELSEWHERE)
+    with pytest.raises(ConfigError, match="which node"):
+        node_in(None)

@@ -10,13 +10,31 @@ from gossamer.bootstrap.invites import invite
 from gossamer.node import join as entering
 from gossamer.node.daemon.storage.records import GENESIS, RecordStore
 from gossamer.node.home import Home
-from gossamer.node.join import enter_invited, enter_swarm
-from gossamer.protocol.access.acl import Role
+from gossamer.node.join import enter
+from gossamer.node.options import NodeOptions
+from gossamer.protocol.access.acl import Invitation, Role
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, NobodyThereError
 from gossamer.protocol.manifest import Manifest
 from tests.protocol import builders
 from tests.protocol.builders import OWNER
+
+
+def entered(
+    folder: Path | None,
+    join: tuple[str, ...] = (),
+    invitation: Invitation | None = None,
+    manifest: Manifest | None = None,
+    swarm_id: str | None = None,
+) -> Home:
+    invite = invitation.to_text() if invitation else None
+    options = NodeOptions.of(
+        folder=folder, join=join, invite=invite, swarm_id=swarm_id, plaintext=True, listen="127.0.0.1:0"
+    )
+    home, joins = enter(options, manifest)
+    assert joins == (join or (invitation.contacts if invitation else ()))
+    return home
+
 
 HERE = builders.manifest(admission=builders.admission(), name="here")
 ELSEWHERE = builders.manifest(admission=builders.admission(), name="elsewhere")
@@ -30,9 +48,9 @@ def test_an_invitation_to_another_swarm_leaves_the_folders_own(tmp_path: Path) -
         invite(OWNER, m.swarm_id, home.identity().node_id, role=Role.TRAIN, days=1, contacts=())
         for m in (HERE, ELSEWHERE)
     )
-    assert enter_invited(here, (), tmp_path, plaintext=True).invitation() == here
-    with pytest.raises(ConfigError, match="belongs to another swarm"):
-        enter_invited(elsewhere, (), tmp_path, plaintext=True)
+    assert entered(tmp_path, ("a:1",), here).invitation() == here
+    with pytest.raises(ConfigError, match="belongs to swarm"):
+        entered(tmp_path, (), elsewhere)
     assert home.invitation() == here
 
 
@@ -41,9 +59,9 @@ def test_a_founder_brings_the_manifest_along(tmp_path: Path) -> None:
     home.create()
     here = invite(OWNER, HERE.swarm_id, home.identity().node_id, role=Role.TRAIN, days=1, contacts=())
     with pytest.raises(ConfigError, match="the manifest describes swarm"):
-        enter_invited(here, (), tmp_path, plaintext=True, manifest=ELSEWHERE)
+        entered(tmp_path, (), here, manifest=ELSEWHERE)
     assert home.manifest() is None and home.invitation() is None
-    assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE).manifest() == HERE
+    assert entered(tmp_path, (), here, manifest=HERE).manifest() == HERE
 
 
 def test_an_invitation_to_another_swarm_than_is_meant(tmp_path: Path) -> None:
@@ -51,9 +69,9 @@ def test_an_invitation_to_another_swarm_than_is_meant(tmp_path: Path) -> None:
     own.create()
     here = invite(OWNER, HERE.swarm_id, own.identity().node_id, role=Role.TRAIN, days=1, contacts=())
     with pytest.raises(ConfigError, match=r"the invitation is for swarm .*, not 0123"):
-        enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id="0123")
+        entered(tmp_path, (), here, manifest=HERE, swarm_id="0123")
     meant = HERE.swarm_id.hex()[:12].upper()
-    assert enter_invited(here, (), tmp_path, plaintext=True, manifest=HERE, swarm_id=meant).manifest() == HERE
+    assert entered(tmp_path, (), here, manifest=HERE, swarm_id=meant).manifest() == HERE
 
 
 def test_who_was_invited_takes_the_manifest_of_that_swarm_only(
@@ -69,10 +87,10 @@ def test_who_was_invited_takes_the_manifest_of_that_swarm_only(
     monkeypatch.setattr(entering, "fetch_manifest", fetch)
     own = Home(tmp_path)
     own.create()
-    here = invite(OWNER, HERE.swarm_id, own.identity().node_id, role=Role.TRAIN, days=1, contacts=("a:1",))
+    here = invite(OWNER, HERE.swarm_id, own.identity().node_id, role=Role.TRAIN, days=1, contacts=())
     with pytest.raises(ConfigError, match="names no address"):
-        enter_invited(here, (), tmp_path, plaintext=True)
-    assert enter_invited(here, ("a:1",), tmp_path, plaintext=True).manifest() == HERE
+        entered(tmp_path, (), here)
+    assert entered(tmp_path, ("a:1",), here).manifest() == HERE
     assert asked == [HERE.swarm_id.hex()]
 
 
@@ -85,7 +103,7 @@ def test_the_line_that_a_node_was_first_invited_with_does_not_take_back_what_it_
         for role in (Role.OBSERVE, Role.TRAIN)
     )
     for given in (first, since, first):
-        enter_invited(given, (), home.root, plaintext=True)
+        entered(home.root, (), given)
     assert home.invitation() == since
 
 
@@ -96,32 +114,32 @@ def test_a_folder_is_known_by_its_whole_path(tmp_path: Path, monkeypatch: pytest
     home.create()
     home.adopt(HERE)
     home.write_peers(["127.0.0.1:7700"])
-    assert enter_swarm((), Path("d"), None, plaintext=True).root == tmp_path / "d"
+    assert entered(Path("d"), ()).root == tmp_path / "d"
 
 
 def test_a_folder_of_another_swarm_than_is_meant(tmp_path: Path) -> None:
     home = _own_node(tmp_path, HERE)
     with pytest.raises(ConfigError, match=r"belongs to swarm .*, not 0123"):
-        enter_swarm((), home.root, "0123", plaintext=True)
-    assert enter_swarm((), home.root, HERE.swarm_id.hex()[:12].upper(), plaintext=True).root == home.root
+        entered(home.root, (), swarm_id="0123")
+    assert entered(home.root, (), swarm_id=HERE.swarm_id.hex()[:12].upper()).root == home.root
 
 
 def test_a_node_that_never_got_the_model_needs_somebody_to_ask(tmp_path: Path) -> None:
     home = _own_node(tmp_path, HERE, joined=False)
     with pytest.raises(ConfigError, match=r"has no model yet; name another node with --join ADDRESS"):
-        enter_swarm((), home.root, None, plaintext=True)
-    assert enter_swarm(("a:1",), home.root, None, plaintext=True).root == home.root
+        entered(home.root, ())
+    assert entered(home.root, ("a:1",)).root == home.root
     home.write_peers(["b:2"])
-    assert enter_swarm((), home.root, None, plaintext=True).root == home.root
-    assert enter_swarm((), _own_node(tmp_path, ELSEWHERE).root, None, plaintext=True).root != home.root
+    assert entered(home.root, ()).root == home.root
+    assert entered(_own_node(tmp_path, ELSEWHERE).root).root != home.root
 
 
 def test_a_folder_whose_manifest_is_gone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"d is not there: .*--join ADDRESS \(or --invite\)"):
-        enter_swarm((), tmp_path / "d", None, plaintext=True)
+        entered(tmp_path / "d", ())
     Home(tmp_path / "d").create()
     with pytest.raises(ConfigError, match=r"d has no manifest: .*--join ADDRESS \(or --invite\)"):
-        enter_swarm((), tmp_path / "d", None, plaintext=True)
+        entered(tmp_path / "d", ())
 
 
 def _own_node(root: Path, manifest: Manifest, *peers: str, joined: bool = True, suffix: str = "") -> Home:
@@ -138,7 +156,7 @@ def _own_node(root: Path, manifest: Manifest, *peers: str, joined: bool = True, 
 
 
 def test_who_starts_a_node_as_before_goes_on_also_where_the_one_to_join_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Any process may die, the one with the address that all were given included."""
 
@@ -148,9 +166,9 @@ def test_who_starts_a_node_as_before_goes_on_also_where_the_one_to_join_is_gone(
     monkeypatch.setattr(entering, "fetch_manifest", nobody)
     monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
 
-    def entered(join: str, swarm_id: str | None = None, folder: Path | None = None) -> Path | None:
+    def goes_on(join: str, swarm_id: str | None = None, folder: Path | None = None) -> Path | None:
         try:
-            return enter_swarm((join,), folder, swarm_id, plaintext=True).root
+            return entered(folder, (join,), swarm_id=swarm_id).root
         except NobodyThereError:
             return None
 
@@ -159,15 +177,15 @@ def test_who_starts_a_node_as_before_goes_on_also_where_the_one_to_join_is_gone(
     (tmp_path / "0123456789ab" / "manifest").write_bytes(b"damaged")
     own = _own_node(tmp_path, HERE, "no address", f"gossamer://{bytes(32).hex()}@a:1", "b:2")
     _own_node(tmp_path, HERE, "d:4", suffix="-bootstrap")
-    assert entered("a:1") == own.root and "Continuing with this machine's node in" in capsys.readouterr().err
-    assert entered("c:3") is None, "which swarm that leads to is not known"
-    assert entered("d:4") is None, "a bootstrap peer's folder is another node's"
-    assert entered("a:1", folder=tmp_path / "new") is None
-    assert entered("c:3", here[:12].upper()) == own.root
-    assert entered("a:1", elsewhere) is None
+    assert goes_on("a:1") == own.root and "Continuing with this machine's node in" in caplog.text
+    assert goes_on("c:3") is None, "which swarm that leads to is not known"
+    assert goes_on("d:4") is None, "a bootstrap peer's folder is another node's"
+    assert goes_on("a:1", folder=tmp_path / "new") is None
+    assert goes_on("c:3", here[:12].upper()) == own.root
+    assert goes_on("a:1", elsewhere) is None
     _own_node(tmp_path, ELSEWHERE, "a:1", joined=False)
-    assert entered("a:1") == own.root, "the other never got a model"
-    assert entered("a:1", elsewhere) is None
+    assert goes_on("a:1") == own.root, "the other never got a model"
+    assert goes_on("a:1", elsewhere) is None
     _own_node(tmp_path, ELSEWHERE, "a:1")
-    assert entered("a:1") is None, "either may be meant"
-    assert entered("a:1", here) == own.root
+    assert goes_on("a:1") is None, "either may be meant"
+    assert goes_on("a:1", here) == own.root
