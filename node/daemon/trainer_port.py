@@ -1,7 +1,9 @@
-"""The daemon's side of the connection to its trainer.
+"""The daemon's side of the connection to its trainer, and what becomes of the deltas handed in over it.
 
 There is one trainer at a time. A new one replaces the old, which is told to stop. Fragments of Phi are
 offered through shared memory as they change; a fragment is not offered again until the trainer has taken it.
+A delta handed in is kept even if its trainer dies: its payload is stored first, then its record is signed and
+stored, and only then is it acknowledged ("write before you speak").
 """
 
 import asyncio
@@ -31,19 +33,31 @@ from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 
-# --- Whether a trainer still does steps: the time since its last one, against what its steps usually take.
-
 STRIDES = 3
 """How many strides a step may take: steps differ, and one after which a loop evaluates may take long."""
 
 HALF_LIFE_S = 3600.0
 """How long the longest stride is remembered: a trainer that has evaluated will do so again."""
 
+BUFFER_BYTES_MAX = 1 << 20
+BACKLOG_BYTES_MAX = 1 << 17
+"""Bytes that may wait for a trainer that does not read. asyncio copies all that waits at every write."""
+AT_ONCE_NUMEL_MAX = 1 << 20
+"""Phi of larger fragments is copied in a thread."""
+ACCEPT_RETRY_S = 1.0
+WELCOME_S = 30.0
+SILENT_S = 30.0
+"""A trainer reports twice a second. After this long without a report, plus what some of its steps take, its
+speed counts as 0: it hangs, or evaluates."""
+
+log = logging.getLogger("gossamer.trainer")
+
 
 class Pulse:
-    """The pulse of one trainer. Times are seconds of the local monotonic clock.
+    """Whether a trainer still does steps: the time since its last one, against what its steps usually take.
 
-    A stride is the time between two reports with different numbers of steps. It may cover several steps.
+    A stride is the time between two reports with different numbers of steps, and may cover several. Times are
+    seconds of the local monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -79,9 +93,190 @@ class Pulse:
         return 0.0 if self._stepped_at is None else now - self._stepped_at - STRIDES * self._longest_s
 
 
-# --- Our own deltas, from a payload in shared memory to a signed record on disk: write before you speak.
+class Attendant(Protocol):
+    """Answers the trainer."""
 
-log = logging.getLogger("gossamer.publisher")
+    def welcome(self) -> control.Welcome:
+        """A trainer has come: the first message to it."""
+        ...
+
+    def publish(self, message: control.Publish, payload: memoryview) -> None:
+        """The trainer hands in a delta. Nobody changes `payload` before the delta is acknowledged."""
+        ...
+
+    def trainer_changed(self) -> None:
+        """The trainer reported, took a fragment, came or went."""
+        ...
+
+
+class TrainerPort:
+    """Accepts the trainer, and keeps what was last said on either side."""
+
+    def __init__(self, path: str, manifest: Manifest) -> None:
+        self._path = Path(path)
+        self._manifest = manifest
+        self._fault = Fault(log, "trainers can be understood again")
+        self._limit = RateLimit()
+        self._shared: SharedMemory | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._offered: set[int] = set()
+        """Fragments whose last offer the trainer has not taken yet."""
+        self.attachments = 0
+        """Number of trainers that have come so far: tells a new one from the one before."""
+        self.report: control.Report | None = None
+        """The last report of a trainer; once that trainer is gone or silent, with a speed of 0."""
+        self.pulse = Pulse()
+        """The pulse of the trainer that is attached."""
+        self.done = asyncio.Event()
+        """Set while no trainer is attached."""
+        self.done.set()
+
+    @property
+    def attached(self) -> bool:
+        return self._writer is not None
+
+    def is_free(self, fragment: int) -> bool:
+        """Whether the trainer has taken what it was last offered of this fragment."""
+        return fragment not in self._offered
+
+    async def serve(self, attendant: Attendant) -> None:
+        """Accept trainers until cancelled. Raises StorageError if no socket can be made."""
+        listener = self._listener()
+        loop = asyncio.get_running_loop()
+        attending: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    try:
+                        connection, _ = await loop.sock_accept(listener)
+                    except OSError as error:  # too many files are open just now
+                        self._could_not_attach(error)
+                        await asyncio.sleep(ACCEPT_RETRY_S)
+                        continue
+                    if attending is not None and not attending.done():
+                        self.send(control.Stop())
+                        attending.cancel()
+                        await asyncio.wait([attending])
+                    attending = tasks.create_task(self._attend(connection, attendant))
+        finally:
+            listener.close()
+            with suppress(OSError):  # the folder may have become read-only
+                self._path.unlink()
+
+    def _listener(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with suppress(FileNotFoundError):
+                self._path.unlink()
+            listener.bind(str(self._path))
+            os.chmod(self._path, 0o600)
+            listener.listen(1)
+            listener.setblocking(False)
+        except OSError as error:
+            listener.close()
+            otherwise = f"cannot listen on {self._path}: {error.strerror or error}"
+            raise cannot_write(self._path, error, otherwise) from None
+        return listener
+
+    async def _attend(self, connection: socket.socket, attendant: Attendant) -> None:
+        """Serve one trainer until it goes, or another comes."""
+        shared = writer = None
+        try:
+            self._shared = shared = SharedMemory.create(self._manifest)
+            welcome = control.encode(attendant.welcome())
+            socket.send_fds(connection, [welcome[: control.LENGTH_BYTES]], [shared.fd])
+            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=BUFFER_BYTES_MAX)
+            writer.write(welcome[control.LENGTH_BYTES :])
+            async with asyncio.timeout(WELCOME_S):
+                await writer.drain()
+            self._begin(writer)
+            attendant.trainer_changed()
+            while True:
+                length = control.frame_length(await self._prefix(reader, attendant))
+                self._handle(control.decode(await reader.readexactly(length)), attendant)
+        except MalformedError as error:
+            self._fault.failed(f"cannot understand a trainer that runs another release of Gossamer ({error})")
+        except asyncio.IncompleteReadError:
+            pass  # it is gone
+        except OSError as error:  # it reads nothing, or there are no files or no memory left just now
+            if self._writer is None:
+                self._could_not_attach(error)
+        finally:
+            self._writer = None
+            self.done.set()
+            connection.close()
+            if writer is not None:
+                writer.close()
+            if shared is not None:
+                shared.close()
+            self._comes_to_rest(attendant)
+
+    def _begin(self, writer: asyncio.StreamWriter) -> None:
+        """A trainer is attached."""
+        self._writer = writer
+        self.attachments += 1
+        self._offered.clear()
+        self.done.clear()
+        self.pulse.begin(time.monotonic())
+
+    def _could_not_attach(self, error: OSError) -> None:
+        """Log that a trainer could not attach, but seldom: a waiting trainer tries again every moment."""
+        problem = error.strerror or str(error)
+        if self._limit.allows(problem):
+            log.warning("a trainer could not attach: %s", problem)
+
+    async def _prefix(self, reader: asyncio.StreamReader, attendant: Attendant) -> bytes:
+        """The length prefix of the trainer's next message. Raises IncompleteReadError once it is gone."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SILENT_S + self.pulse.usual_s):
+                    return await reader.readexactly(control.LENGTH_BYTES)
+            self._comes_to_rest(attendant)
+
+    def _comes_to_rest(self, attendant: Attendant) -> None:
+        if self.report is not None:
+            self.report = replace(self.report, tokens_per_s=0.0)
+        attendant.trainer_changed()
+
+    def _handle(self, message: control.ControlMessage, attendant: Attendant) -> None:
+        assert self._shared is not None
+        match message:
+            case control.Publish():
+                attendant.publish(message, self._shared.payload[: message.payload_bytes])
+            case control.Took():
+                self._offered.discard(message.fragment)
+                attendant.trainer_changed()
+            case control.Report():
+                self.report = message
+                if message.state != control.JOINING:
+                    self.pulse.note(message.inner_steps, time.monotonic())
+                attendant.trainer_changed()
+            case _:
+                raise MalformedError("a message that only a daemon sends")
+
+    def send(self, message: control.ControlMessage) -> None:
+        """Send to the trainer, if there is one. A trainer that reads nothing is cut off."""
+        writer = self._writer
+        if writer is None:
+            return
+        writer.write(control.encode(message))
+        if writer.transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
+            writer.transport.abort()
+
+    async def offer(self, fragment: Fragment, phi: Ints, message: control.Phi) -> None:
+        """Offer a fragment of Phi, and then send `message` about it, if there is a trainer and it has taken
+        the last offer of that fragment."""
+        shared = self._shared
+        if not self.attached or shared is None or fragment.index in self._offered:
+            return
+        self._offered.add(fragment.index)
+        area = shared.phi(fragment)
+        if fragment.numel > AT_ONCE_NUMEL_MAX:
+            await asyncio.to_thread(area.__setitem__, slice(None), phi)
+        else:
+            area[:] = phi
+        if shared is self._shared:
+            self.send(message)
 
 
 class Publisher:
@@ -95,13 +290,13 @@ class Publisher:
         chunks: ChunkStore,
         disk: Disk,
         dispatch: Callable[[ev.Event], list[fx.Effect]],
-        tell: Callable[[control.ControlMessage], None],
+        send: Callable[[control.ControlMessage], None],
     ) -> None:
-        """`tell` sends to the trainer, if there is one."""
+        """`send` sends to the trainer, if there is one."""
         self._chunks = chunks
         self._disk = disk
         self._dispatch = dispatch
-        self._tell = tell
+        self._send = send
         self._waiting: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
         self.handed_in = 0
         """The last round for which we were handed a delta: none is wanted for this or an earlier round."""
@@ -111,16 +306,13 @@ class Publisher:
     def hand_in(self, message: control.Publish, payload: memoryview) -> None:
         """Have a delta stored and signed; `payload` is released then.
 
-        A trainer waits until its last delta is acknowledged. So a second delta comes while one waits here
-        only if another trainer comes while nothing can be stored. Only the newest delta is then kept.
+        A trainer waits until its last delta is acknowledged. So one can wait here already only if another
+        trainer has come while nothing can be stored: it is dropped.
         """
         if self._waiting.full():
             lost, _ = self._waiting.get_nowait()
             self._waiting.task_done()
-            log.warning(
-                "the delta of round %d is lost: another trainer's arrived before it could be stored",
-                lost.round,
-            )
+            log.warning("the delta of round %d is lost: a newer one came before it was stored", lost.round)
         self._waiting.put_nowait((message, payload))
         self.handed_in = message.round
 
@@ -138,7 +330,7 @@ class Publisher:
     def acknowledge(self, round_: int) -> None:
         """The deltas for this round and earlier ones need nothing more from a trainer."""
         self.acknowledged = max(self.acknowledged, round_)
-        self._tell(control.Published(round_))
+        self._send(control.Published(round_))
 
     async def _publish(self, message: control.Publish, payload: memoryview) -> None:
         """Store a payload, then have the core sign for it."""
@@ -172,208 +364,3 @@ class Publisher:
             self._chunks.put(blob, piece, durable=True)
             hashes.append(blob)
         return tuple(hashes)
-
-
-BUFFER_BYTES_MAX = 1 << 20
-BACKLOG_BYTES_MAX = 1 << 17
-"""Bytes that may wait for a trainer that does not read. asyncio copies all that waits at every write."""
-AT_ONCE_NUMEL_MAX = 1 << 20
-"""Phi of larger fragments is copied in a thread."""
-ACCEPT_RETRY_S = 1.0
-WELCOME_S = 30.0
-SILENT_S = 30.0
-"""A trainer reports twice a second. After this long without a report, plus what some of its steps take, its
-speed counts as 0: it hangs, or evaluates."""
-
-log_trainer_port = logging.getLogger("gossamer.trainer")
-
-
-class Attendant(Protocol):
-    """Answers the trainer."""
-
-    def welcome(self) -> control.Welcome:
-        """A trainer has come: the first message to it."""
-        ...
-
-    def publish(self, message: control.Publish, payload: memoryview) -> None:
-        """The trainer hands in a delta. Nobody changes `payload` before the delta is acknowledged."""
-        ...
-
-    def trainer_changed(self) -> None:
-        """The trainer reported, took a fragment, came or went."""
-        ...
-
-
-class TrainerPort:
-    """Accepts the trainer, and keeps what was last said on either side."""
-
-    def __init__(self, path: str, manifest: Manifest) -> None:
-        self._path = Path(path)
-        self._manifest = manifest
-        self._fault = Fault(log_trainer_port, "trainers can be understood again")
-        self._refusals = RateLimit()
-        self._shared: SharedMemory | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._taken: set[int] = set()
-        self.attachments = 0
-        """Number of trainers that have come so far: tells a new one from the one before."""
-        self.report: control.Report | None = None
-        """The last report of a trainer; once that trainer is gone or silent, with a speed of 0."""
-        self.pulse = Pulse()
-        """The pulse of the trainer that is attached."""
-        self.done = asyncio.Event()
-        """Set while no trainer is attached."""
-        self.done.set()
-
-    @property
-    def attached(self) -> bool:
-        return self._writer is not None
-
-    def is_free(self, fragment: int) -> bool:
-        """Whether the trainer has taken what it was last offered of this fragment."""
-        return fragment not in self._taken
-
-    async def serve(self, attendant: Attendant) -> None:
-        """Accept trainers until cancelled. Raises StorageError if no socket can be made."""
-        listener = self._listen()
-        try:
-            loop = asyncio.get_running_loop()
-            async with asyncio.TaskGroup() as tasks:
-                attending: asyncio.Task[None] | None = None
-                while True:
-                    try:
-                        connection, _ = await loop.sock_accept(listener)
-                    except OSError as error:  # too many files are open just now
-                        self._could_not_attach(error)
-                        await asyncio.sleep(ACCEPT_RETRY_S)
-                        continue
-                    if attending is not None and not attending.done():
-                        self.send(control.Stop())
-                        attending.cancel()
-                        await asyncio.wait([attending])
-                    attending = tasks.create_task(self._attend(connection, attendant))
-        finally:
-            listener.close()
-            with suppress(OSError):  # the folder may have become read-only
-                self._path.unlink()
-
-    def _listen(self) -> socket.socket:
-        listener = None
-        try:
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            with suppress(FileNotFoundError):
-                self._path.unlink()
-            listener.bind(str(self._path))
-            os.chmod(self._path, 0o600)
-            listener.listen(1)
-            listener.setblocking(False)
-        except OSError as error:
-            if listener:
-                listener.close()
-            raise cannot_write(
-                self._path, error, f"cannot listen on {self._path}: {error.strerror or error}"
-            ) from None
-        return listener
-
-    async def _attend(self, connection: socket.socket, attendant: Attendant) -> None:
-        """Serve one trainer until it goes."""
-        try:
-            self._shared = SharedMemory.create(self._manifest)
-        except OSError as error:  # too many files are open, or there is no memory, just now
-            self._could_not_attach(error)
-            connection.close()
-            await asyncio.sleep(ACCEPT_RETRY_S)
-            return
-        try:
-            welcome = control.encode(attendant.welcome())
-            socket.send_fds(connection, [welcome[: control.LENGTH_BYTES]], [self._shared.fd])
-            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=BUFFER_BYTES_MAX)
-        except BaseException as error:
-            connection.close()
-            self._shared.close()
-            if not isinstance(error, OSError):  # another trainer has come already
-                raise
-            self._could_not_attach(error)
-            return
-        try:
-            writer.write(welcome[control.LENGTH_BYTES :])
-            async with asyncio.timeout(WELCOME_S):
-                await writer.drain()
-            self._writer = writer
-            self.attachments += 1
-            self._taken.clear()
-            self.done.clear()
-            self.pulse.begin(time.monotonic())
-            attendant.trainer_changed()
-            while True:
-                length = control.frame_length(await self._prefix(reader, attendant))
-                self._handle(control.decode(await reader.readexactly(length)), attendant)
-        except MalformedError as error:
-            self._fault.failed(f"cannot understand a trainer that runs another release of Gossamer ({error})")
-        except (asyncio.IncompleteReadError, OSError):
-            pass  # it is gone or reads nothing, or the system has no memory for what it is sent
-        finally:
-            self._writer = None
-            self.done.set()
-            writer.close()
-            self._shared.close()
-            self._comes_to_rest(attendant)
-
-    def _could_not_attach(self, error: OSError) -> None:
-        """Log that a trainer could not attach, but seldom: a waiting trainer tries again every moment."""
-        problem = error.strerror or str(error)
-        if self._refusals.allows(problem):
-            log_trainer_port.warning("a trainer could not attach: %s", problem)
-
-    async def _prefix(self, reader: asyncio.StreamReader, attendant: Attendant) -> bytes:
-        """The length prefix of the trainer's next message. Raises IncompleteReadError once it is gone."""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(SILENT_S + self.pulse.usual_s):
-                    return await reader.readexactly(control.LENGTH_BYTES)
-            self._comes_to_rest(attendant)
-
-    def _comes_to_rest(self, attendant: Attendant) -> None:
-        if self.report is not None:
-            self.report = replace(self.report, tokens_per_s=0.0)
-        attendant.trainer_changed()
-
-    def _handle(self, message: control.ControlMessage, attendant: Attendant) -> None:
-        assert self._shared is not None
-        match message:
-            case control.Publish():
-                attendant.publish(message, self._shared.payload[: message.payload_bytes])
-            case control.Took():
-                self._taken.discard(message.fragment)
-                attendant.trainer_changed()
-            case control.Report():
-                self.report = message
-                if message.state != control.JOINING:
-                    self.pulse.note(message.inner_steps, time.monotonic())
-                attendant.trainer_changed()
-            case _:
-                raise MalformedError("a message that only a daemon sends")
-
-    def send(self, message: control.ControlMessage) -> None:
-        """Send to the trainer, if there is one. A trainer that reads nothing is cut off."""
-        writer = self._writer
-        if writer is None:
-            return
-        writer.write(control.encode(message))
-        if writer.transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
-            writer.transport.abort()
-
-    async def offer(self, fragment: Fragment, phi: Ints, told: control.Phi) -> None:
-        """Offer a fragment of Phi, and then send `told` about it, if there is a trainer and it has taken the
-        last offer of that fragment."""
-        shared = self._shared
-        if not self.attached or shared is None or fragment.index in self._taken:
-            return
-        self._taken.add(fragment.index)
-        area = shared.phi(fragment)
-        if fragment.numel > AT_ONCE_NUMEL_MAX:
-            await asyncio.to_thread(area.__setitem__, slice(None), phi)
-        else:
-            area[:] = phi
-        if shared is self._shared:
-            self.send(told)

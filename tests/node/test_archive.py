@@ -132,29 +132,6 @@ async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_
     assert np.array_equal(loaded, world.fold([*prefix, first]))
 
 
-async def test_late_records_that_go_on_coming_do_not_put_the_snapshot_off_for_ever(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One each second and a half, from somebody who wants our claim to stay another than the others'."""
-    sealing = Sealing.of_world(world)
-    merge_all(sealing.merger, [delta for delta in world.deltas if delta.round > 1])
-    await sealing.seal(4)
-    sealing.merger.merge(1, tuple(delta for delta in world.deltas if delta.round == 1))
-    now = time.monotonic()
-    due = []
-    for tick in range(10):
-        at = now + 1.5 * tick
-        monkeypatch.setattr("gossamer.node.daemon.phi.archive.time.monotonic", lambda at=at: at)
-        sealing.archive.note_merged(1)
-        due.append(sealing.archive._is_reseal_due(at))
-    assert due == [False] * 5 + [True] * 5
-    monkeypatch.undo()
-    sealing.archive._late_since = now - 10.0
-    await sealing.archive._one_thing()
-    assert sealing.shelf.claims[0].digest == sealing.merger.chain(4)
-    assert sealing.archive._late_since is None
-
-
 async def test_a_snapshot_that_has_to_wait_for_the_swarm_is_written_once_that_has_come_so_far(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,12 +35,9 @@ from gossamer.protocol.replica import Replica
 
 PROGRESS_S = 2.0
 
-LATE_SETTLE_S = 2.0
-"""Late records come in bunches: a snapshot is written again when none has come for this long."""
-
-LATE_PATIENCE_S = 6.0
-"""A snapshot is written again this long after the first late record at the latest, even if more keep coming:
-until then our claim differs from the others', and would soon pass for another history."""
+LATE_S = 3.0
+"""A snapshot is written again this long after the first late record: they come in bunches. Until then our
+claim differs from the others', and would soon pass for another history."""
 
 RETRY_S = 5.0
 
@@ -285,19 +282,13 @@ class Archive:
             await self._close(self._closing)
         elif self._shelf.claims and self._seal_round > self._shelf.claims[0].round:
             await self._seal(self._seal_round)
-        elif self._is_reseal_due(time.monotonic()):
+        elif self._late_since is not None and time.monotonic() - self._late_since > LATE_S:
             await self._reseal()
         elif self._damaged:
             await self._mend(next(iter(self._damaged)))
         else:
             return False
         return True
-
-    def _is_reseal_due(self, now: float) -> bool:
-        """Whether it is time to write the newest snapshot again."""
-        if self._late_since is None:
-            return False
-        return now - self._late_at > LATE_SETTLE_S or now - self._late_since > LATE_PATIENCE_S
 
     async def _wait(self) -> None:
         is_busy = self._fetch.claim is not None or self._is_sweep_due or self._late_since is not None

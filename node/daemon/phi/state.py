@@ -1,8 +1,55 @@
-"""Phi, kept equal to the fold of the ledger.
+"""Phi, the model, as a function of signed records.
 
-``Phi(S) = Phi_0 - sum over rounds of Merge(round)``. When a round's set grows or a record of it becomes
-void, ``Phi += Merge(old set) - Merge(new set)``, computed from the stored payloads. Sums wrap, so the order
-in which rounds are caught up does not matter. Blocking: runs in worker threads.
+Theory of operation
+-------------------
+
+Every replica of the model is the same function of a set of deltas. Nobody sends a model around to be
+believed, and no order of arrival, restart or partition can make two replicas differ that hold the same
+records::
+
+    Phi(S)  =  Phi_0  -  sum over rounds r of  Merge(S_r)
+
+**Rounds.** A round is a number. Round r concerns one fragment of the parameters, fragment r mod F, and a
+member signs at most one delta for it. ``S_r``, the *set of a round*, is what the ledger calls valid of it
+(who signed two has none, nor has who was revoked), as far as the payloads are here in full.
+
+**Merge.** ``Merge(S_r)`` (`protocol.merge`) is a pure function of a *set*: it sorts by author, weighs, clips
+and combines in a fixed order of IEEE operations, and rounds once, to int32 fixed point. The same set gives
+the same bits on every machine. A record whose payload does not decode weighs nothing, on all machines alike.
+
+**The fold.** Phi is int32, and sums wrap. Addition modulo 2**32 commutes, associates, and has inverses. So
+the order in which rounds are merged cannot matter, no error accumulates, and whatever was merged can be taken
+back to the last bit. That leaves a single operation, for whatever may happen to a round::
+
+    Phi  +=  Merge(old set) - Merge(new set)
+
+A record came late; a partition healed, and half a swarm's records came at once; a member equivocated or was
+revoked, and its records became void: each time the round's set changed, and its merge is exchanged for
+another. The state is a fixed point: to exchange a set for itself changes nothing, and once every round's
+merged set is its valid set, Phi is what the formula says. When that is done is a matter of timing
+(`phi.loop`), not of result.
+
+To take the old set back, it is merged again from the payloads on disk: to remember its result would cost as
+much memory as Phi, and mostly the old set is our own delta alone.
+
+**Closed history.** Records cannot be kept for ever. Once the members agree on a snapshot of everything up to
+a round, rounds far below it are *closed*: they become the `Base`, three numbers, and their records and
+payloads go. Nothing can change them any more. So the state is Phi's values, the base, and the sets merged
+above the base.
+
+**As of a round.** Fragments share no rounds. To get Phi as of round R, each fragment is copied at any time,
+and the merges of its later rounds are taken back from the copy (`Merger.prefix`). So a snapshot is written
+while merging goes on, a fragment at a time.
+
+**Equality.** `Merger.chain` is a digest of the sets merged, round by round; `Merger.digest` is the root of
+Phi's bytes. Equal chains promise equal roots. `gossamer verify` asks nodes for both; a claim in a member's
+record names both.
+
+**Faults.** A payload that turns out damaged raises MissingChunkError, and nothing has changed then. A
+fragment in which a magnitude has reached 64 has *diverged*: it is merged on, since it may be sound again once
+a delta is void, but it is not offered to the trainer.
+
+All of this blocks, and runs in worker threads, one call at a time.
 """
 
 import asyncio
@@ -30,204 +77,6 @@ from gossamer.protocol.payloads.chunks import payload_chunk_bytes
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import Payload, Section, section_of, section_starts
 from gossamer.protocol.records import Delta
-
-# --- Deltas' payloads as merges want them: measured once, then read tensor by tensor.
-#
-# A round has as many payloads as the swarm has members. As many of them as the limits allow are in memory
-# while
-# it is merged. The others stay on disk, and are read one tensor at a time.
-
-KEPT_BYTES = 64 * 1024 * 1024
-"""Size of the payloads kept in memory from one merge to the next."""
-
-MERGED_BYTES_PER_VALUE = 4
-"""Size of the payloads in memory while a fragment is merged: as much as its Phi takes. If some were on disk,
-the merge would need a copy of its Phi (see `Merger`), so keeping fewer in memory would save nothing."""
-
-SAMPLES_KEPT = 256
-"""Samples kept, those of the deltas read last, at most 256 KiB each: enough for a round with that many
-members. A delta whose sample is gone, such as one of an old round that is merged again, is not compared with
-others."""
-
-MEASURED_KEPT = 4096
-"""Deltas whose norms are kept, 8 bytes per tensor. Others are measured again if their round is merged again:
-with 256 members, the 1,040 rounds that are not closed have 266,000 deltas."""
-
-
-class Payloads:
-    """Reads the payloads of deltas that are here. It blocks, and serves one merge at a time."""
-
-    def __init__(self, manifest: Manifest, chunks: ChunkStore) -> None:
-        self._fragments = len(manifest.plan().fragments)
-        self._chunks = chunks
-        self._norms: OrderedDict[bytes, array[float] | None] = OrderedDict()
-        """The norm of each tensor of every payload that was decoded once; None for an undecodable payload."""
-        self._samples: OrderedDict[bytes, Sample] = OrderedDict()
-        self._in_memory: OrderedDict[bytes, Payload] = OrderedDict()
-        self._bytes = 0
-        """Size of these payloads. A small model has so many that adding it up would take longer than to
-        merge."""
-        self._wanted: set[bytes] = set()
-        """Deltas being worked on whose payloads are to be in memory."""
-
-    @contextmanager
-    def room_for(self, deltas: Collection[Delta], fragment: Fragment) -> Iterator[None]:
-        """While these deltas are worked on, keep as many of their payloads in memory as the limits allow."""
-        room = max(KEPT_BYTES, MERGED_BYTES_PER_VALUE * fragment.numel)
-        for delta in deltas:
-            if delta.body.payload_bytes <= room:
-                room -= delta.body.payload_bytes
-                self._wanted.add(delta.record_id)
-        self._trim(room)
-        try:
-            yield
-        finally:
-            self._wanted.clear()
-            self._trim(KEPT_BYTES)
-
-    def are_in_memory(self, deltas: Collection[Delta]) -> bool:
-        """Whether all of these deltas, whose contributions were asked for, can be merged without reading
-        files."""
-        return all(delta.record_id in self._in_memory or self._is_void(delta) for delta in deltas)
-
-    def undecodable(self, deltas: Iterable[Delta]) -> list[bytes]:
-        """Authors of the deltas whose payloads do not decode."""
-        return [delta.author for delta in deltas if self._is_void(delta)]
-
-    def contribution(self, delta: Delta, fragment: Fragment) -> Contribution | None:
-        """A record as Merge sees it. None if its payload does not decode: it then weighs nothing on any node.
-
-        Raises MissingChunkError, as does reading one of its tensors that is not in memory.
-        """
-        norms = self._measure(delta, fragment)
-        if norms is None:
-            return None
-        payload = self._in_memory.get(delta.record_id)
-        return Contribution(
-            author=delta.author,
-            tokens=delta.body.tokens,
-            steps=delta.body.steps,
-            staleness=delta.staleness(self._fragments),
-            norms=norms,
-            tensor=(payload or _Stored(self._chunks, delta, fragment)).section,
-            sample=self._samples.get(delta.record_id),
-        )
-
-    def forget(self, delta: Delta) -> None:
-        """A delta's round is closed: its payload will not be asked for again."""
-        self._norms.pop(delta.record_id, None)
-        self._samples.pop(delta.record_id, None)
-        self._let_go(delta.record_id)
-
-    def _measure(self, delta: Delta, fragment: Fragment) -> "array[float] | None":
-        """A payload's norms. It is read if they are not known yet, or if it is to be in memory."""
-        record_id = delta.record_id
-        is_lacking = record_id in self._wanted and record_id not in self._in_memory
-        if record_id not in self._norms or (is_lacking and not self._is_void(delta)):
-            self._read(delta, fragment)
-        self._norms.move_to_end(record_id)
-        return self._norms[record_id]
-
-    def _is_void(self, delta: Delta) -> bool:
-        return self._norms.get(delta.record_id, ()) is None
-
-    def _read(self, delta: Delta, fragment: Fragment) -> None:
-        """Read a whole payload. Raises MissingChunkError."""
-        data = self._chunks.join(delta.body.chunks)
-        try:
-            payload = Payload(delta.body.codec, fragment, data)
-            if delta.record_id not in self._norms:
-                self._note(delta, payload)
-            if delta.record_id in self._wanted:
-                self._let_go(delta.record_id)
-                self._in_memory[delta.record_id] = payload
-                self._bytes += payload.size
-        except PayloadError:
-            self._norms[delta.record_id] = None
-        while len(self._norms) > MEASURED_KEPT:
-            self._norms.popitem(last=False)
-
-    def _note(self, delta: Delta, payload: Payload) -> None:
-        """Decode a payload for the first time. Raises PayloadError."""
-        norms, sample = measure(payload)
-        self._norms[delta.record_id] = array("d", norms)
-        self._samples[delta.record_id] = sample
-        while len(self._samples) > SAMPLES_KEPT:
-            self._samples.popitem(last=False)
-
-    def _trim(self, room: int) -> None:
-        """Keep only the latest of the payloads that are not wanted now: those that fit into `room` bytes."""
-        wanted = (self._in_memory[record_id] for record_id in self._wanted if record_id in self._in_memory)
-        taken = self._bytes - sum(payload.size for payload in wanted)
-        oldest: list[bytes] = []
-        for record_id, payload in self._in_memory.items():
-            if taken <= room:
-                break
-            if record_id not in self._wanted:
-                oldest.append(record_id)
-                taken -= payload.size
-        for record_id in oldest:
-            self._let_go(record_id)
-
-    def _let_go(self, record_id: bytes) -> None:
-        """Drop a payload from memory."""
-        if (payload := self._in_memory.pop(record_id, None)) is not None:
-            self._bytes -= payload.size
-
-
-class _Stored:
-    """A payload on disk. The chunk read last is kept, since the next tensor usually begins in it."""
-
-    def __init__(self, chunks: ChunkStore, delta: Delta, fragment: Fragment) -> None:
-        self._chunks = chunks
-        self._delta = delta
-        self._fragment = fragment
-        self._starts = section_starts(CODECS[delta.body.codec], fragment)
-        self._chunk_bytes = payload_chunk_bytes(delta.body.payload_bytes)
-        self._last: tuple[int, bytes] | None = None
-
-    def section(self, index: int) -> Section:
-        """One tensor's bytes, read and checked. Raises MissingChunkError."""
-        start, stop = self._starts[index], self._starts[index + 1]
-        data = bytearray()
-        for place in range(start // self._chunk_bytes, -(-stop // self._chunk_bytes)):
-            first = place * self._chunk_bytes
-            data += memoryview(self._chunk(place))[max(0, start - first) : stop - first]
-        return section_of(self._delta.body.codec, self._fragment.slots[index], memoryview(data))
-
-    def _chunk(self, place: int) -> bytes:
-        last = self._last
-        if last is None or last[0] != place:
-            self._last = last = (place, self._chunks.get(self._delta.body.chunks[place]))
-        return last[1]
-
-
-# --- The digest of what is merged, kept for a while, so that it may be asked for often at little cost.
-
-REST = 9
-"""A digest is kept for this many times as long as it took to compute: so merging, which waits meanwhile,
-waits for a tenth of the time at most."""
-
-
-class RecentDigest:
-    """Remembers a digest for a while."""
-
-    def __init__(self, find: Callable[[], Awaitable[tuple[bytes, bytes] | None]]) -> None:
-        """`find` computes the digests of the records merged and of Phi; None before genesis is here."""
-        self._find = find
-        self._finding = asyncio.Lock()
-        self._found: tuple[bytes, bytes] | None = None
-        self._due = 0.0
-
-    async def get(self) -> tuple[bytes, bytes] | None:
-        """The digests as they are, or were a moment ago."""
-        async with self._finding:
-            if time.monotonic() >= self._due:
-                begun = time.monotonic()
-                self._found = await self._find()
-                now = time.monotonic()
-                self._due = now + REST * (now - begun)
-            return self._found
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,3 +313,201 @@ class Merger:
 def _digest_of(deltas: tuple[Delta, ...]) -> bytes:
     """A round's digest."""
     return round_digest(delta.record_id for delta in deltas)
+
+
+# --- The digest of what is merged, kept for a while, so that it may be asked for often at little cost.
+
+REST = 9
+"""A digest is kept for this many times as long as it took to compute: so merging, which waits meanwhile,
+waits for a tenth of the time at most."""
+
+
+class RecentDigest:
+    """Remembers a digest for a while."""
+
+    def __init__(self, find: Callable[[], Awaitable[tuple[bytes, bytes] | None]]) -> None:
+        """`find` computes the digests of the records merged and of Phi; None before genesis is here."""
+        self._find = find
+        self._finding = asyncio.Lock()
+        self._found: tuple[bytes, bytes] | None = None
+        self._due = 0.0
+
+    async def get(self) -> tuple[bytes, bytes] | None:
+        """The digests as they are, or were a moment ago."""
+        async with self._finding:
+            if time.monotonic() >= self._due:
+                begun = time.monotonic()
+                self._found = await self._find()
+                now = time.monotonic()
+                self._due = now + REST * (now - begun)
+            return self._found
+
+
+# --- Deltas' payloads as merges want them: measured once, then read tensor by tensor.
+#
+# A round has as many payloads as the swarm has members. As many of them as the limits allow are in memory
+# while it is merged. The others stay on disk, and are read one tensor at a time.
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""Size of the payloads kept in memory from one merge to the next."""
+
+MERGED_BYTES_PER_VALUE = 4
+"""Size of the payloads in memory while a fragment is merged: as much as its Phi takes. If some were on disk,
+the merge would need a copy of its Phi (see `Merger`), so keeping fewer in memory would save nothing."""
+
+SAMPLES_KEPT = 256
+"""Samples kept, those of the deltas read last, at most 256 KiB each: enough for a round with that many
+members. A delta whose sample is gone, such as one of an old round that is merged again, is not compared with
+others."""
+
+MEASURED_KEPT = 4096
+"""Deltas whose norms are kept, 8 bytes per tensor. Others are measured again if their round is merged again:
+with 256 members, the 1,040 rounds that are not closed have 266,000 deltas."""
+
+
+class Payloads:
+    """Reads the payloads of deltas that are here. It blocks, and serves one merge at a time."""
+
+    def __init__(self, manifest: Manifest, chunks: ChunkStore) -> None:
+        self._fragments = len(manifest.plan().fragments)
+        self._chunks = chunks
+        self._norms: OrderedDict[bytes, array[float] | None] = OrderedDict()
+        """The norm of each tensor of every payload that was decoded once; None for an undecodable payload."""
+        self._samples: OrderedDict[bytes, Sample] = OrderedDict()
+        self._in_memory: OrderedDict[bytes, Payload] = OrderedDict()
+        self._bytes = 0
+        """Size of these payloads. A small model has so many that adding it up would take longer than to
+        merge."""
+        self._wanted: set[bytes] = set()
+        """Deltas being worked on whose payloads are to be in memory."""
+
+    @contextmanager
+    def room_for(self, deltas: Collection[Delta], fragment: Fragment) -> Iterator[None]:
+        """While these deltas are worked on, keep as many of their payloads in memory as the limits allow."""
+        room = max(KEPT_BYTES, MERGED_BYTES_PER_VALUE * fragment.numel)
+        for delta in deltas:
+            if delta.body.payload_bytes <= room:
+                room -= delta.body.payload_bytes
+                self._wanted.add(delta.record_id)
+        self._trim(room)
+        try:
+            yield
+        finally:
+            self._wanted.clear()
+            self._trim(KEPT_BYTES)
+
+    def are_in_memory(self, deltas: Collection[Delta]) -> bool:
+        """Whether all of these deltas, whose contributions were asked for, can be merged without reading
+        files."""
+        return all(delta.record_id in self._in_memory or self._is_void(delta) for delta in deltas)
+
+    def undecodable(self, deltas: Iterable[Delta]) -> list[bytes]:
+        """Authors of the deltas whose payloads do not decode."""
+        return [delta.author for delta in deltas if self._is_void(delta)]
+
+    def contribution(self, delta: Delta, fragment: Fragment) -> Contribution | None:
+        """A record as Merge sees it. None if its payload does not decode: it then weighs nothing on any node.
+
+        Raises MissingChunkError, as does reading one of its tensors that is not in memory.
+        """
+        norms = self._measure(delta, fragment)
+        if norms is None:
+            return None
+        payload = self._in_memory.get(delta.record_id)
+        return Contribution(
+            author=delta.author,
+            tokens=delta.body.tokens,
+            steps=delta.body.steps,
+            staleness=delta.staleness(self._fragments),
+            norms=norms,
+            tensor=(payload or _Stored(self._chunks, delta, fragment)).section,
+            sample=self._samples.get(delta.record_id),
+        )
+
+    def forget(self, delta: Delta) -> None:
+        """A delta's round is closed: its payload will not be asked for again."""
+        self._norms.pop(delta.record_id, None)
+        self._samples.pop(delta.record_id, None)
+        self._let_go(delta.record_id)
+
+    def _measure(self, delta: Delta, fragment: Fragment) -> "array[float] | None":
+        """A payload's norms. It is read if they are not known yet, or if it is to be in memory."""
+        record_id = delta.record_id
+        is_lacking = record_id in self._wanted and record_id not in self._in_memory
+        if record_id not in self._norms or (is_lacking and not self._is_void(delta)):
+            self._read(delta, fragment)
+        self._norms.move_to_end(record_id)
+        return self._norms[record_id]
+
+    def _is_void(self, delta: Delta) -> bool:
+        return self._norms.get(delta.record_id, ()) is None
+
+    def _read(self, delta: Delta, fragment: Fragment) -> None:
+        """Read a whole payload. Raises MissingChunkError."""
+        data = self._chunks.join(delta.body.chunks)
+        try:
+            payload = Payload(delta.body.codec, fragment, data)
+            if delta.record_id not in self._norms:
+                self._note(delta, payload)
+            if delta.record_id in self._wanted:
+                self._let_go(delta.record_id)
+                self._in_memory[delta.record_id] = payload
+                self._bytes += payload.size
+        except PayloadError:
+            self._norms[delta.record_id] = None
+        while len(self._norms) > MEASURED_KEPT:
+            self._norms.popitem(last=False)
+
+    def _note(self, delta: Delta, payload: Payload) -> None:
+        """Decode a payload for the first time. Raises PayloadError."""
+        norms, sample = measure(payload)
+        self._norms[delta.record_id] = array("d", norms)
+        self._samples[delta.record_id] = sample
+        while len(self._samples) > SAMPLES_KEPT:
+            self._samples.popitem(last=False)
+
+    def _trim(self, room: int) -> None:
+        """Keep only the latest of the payloads that are not wanted now: those that fit into `room` bytes."""
+        wanted = (self._in_memory[record_id] for record_id in self._wanted if record_id in self._in_memory)
+        taken = self._bytes - sum(payload.size for payload in wanted)
+        oldest: list[bytes] = []
+        for record_id, payload in self._in_memory.items():
+            if taken <= room:
+                break
+            if record_id not in self._wanted:
+                oldest.append(record_id)
+                taken -= payload.size
+        for record_id in oldest:
+            self._let_go(record_id)
+
+    def _let_go(self, record_id: bytes) -> None:
+        """Drop a payload from memory."""
+        if (payload := self._in_memory.pop(record_id, None)) is not None:
+            self._bytes -= payload.size
+
+
+class _Stored:
+    """A payload on disk. The chunk read last is kept, since the next tensor usually begins in it."""
+
+    def __init__(self, chunks: ChunkStore, delta: Delta, fragment: Fragment) -> None:
+        self._chunks = chunks
+        self._delta = delta
+        self._fragment = fragment
+        self._starts = section_starts(CODECS[delta.body.codec], fragment)
+        self._chunk_bytes = payload_chunk_bytes(delta.body.payload_bytes)
+        self._last: tuple[int, bytes] | None = None
+
+    def section(self, index: int) -> Section:
+        """One tensor's bytes, read and checked. Raises MissingChunkError."""
+        start, stop = self._starts[index], self._starts[index + 1]
+        data = bytearray()
+        for place in range(start // self._chunk_bytes, -(-stop // self._chunk_bytes)):
+            first = place * self._chunk_bytes
+            data += memoryview(self._chunk(place))[max(0, start - first) : stop - first]
+        return section_of(self._delta.body.codec, self._fragment.slots[index], memoryview(data))
+
+    def _chunk(self, place: int) -> bytes:
+        last = self._last
+        if last is None or last[0] != place:
+            self._last = last = (place, self._chunks.get(self._delta.body.chunks[place]))
+        return last[1]

@@ -1,4 +1,4 @@
-"""`publisher`: stored before it is signed; a full disk delays, and loses nothing."""
+"""`trainer_port`: a delta is stored before it is signed; whether its trainer still steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from gossamer.node.daemon.storage import disk as disk_module
 from gossamer.node.daemon.storage.chunks import ChunkStore
-from gossamer.node.daemon.trainer_port import Publisher
+from gossamer.node.daemon.trainer_port import STRIDES, Publisher, Pulse
 from gossamer.node.ipc import messages as control
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
@@ -148,3 +148,52 @@ async def test_what_trainers_left_behind_waits_for_the_disk_up_to_a_bound(
             await publisher_.drained()
     assert core.signed == [1, 3]
     assert "the delta of round 2 is lost" in caplog.text
+
+
+def test_a_step_is_overdue_by_how_long_steps_take() -> None:
+    pulse = Pulse()
+    pulse.begin(100.0)
+    assert pulse.overdue_s(100.0) == 0.0 and pulse.overdue_s(160.0) == 60.0
+    pulse.note(500, 160.0)  # so many were done before it came
+    assert pulse.usual_s == 0.0
+    pulse.note(501, 180.0)
+    assert pulse.usual_s == 20.0 * STRIDES
+    pulse.note(501, 190.0)
+    pulse.note(501, 300.0)
+    assert pulse.overdue_s(300.0) == 120.0 - 20.0 * STRIDES, "reports without a step are none"
+
+
+def test_nothing_is_overdue_before_a_trainer_has_come() -> None:
+    assert Pulse().overdue_s(1e6) == 0.0
+
+
+def test_who_goes_back_to_its_checkpoint_steps_too() -> None:
+    pulse = Pulse()
+    pulse.begin(0.0)
+    pulse.note(500, 1.0)
+    pulse.note(480, 3.0)
+    assert pulse.overdue_s(3.0) == -2.0 * STRIDES
+
+
+def test_who_evaluates_now_and_then_is_not_overdue_each_time() -> None:
+    """With steps of a second and twenty minutes after each hundredth."""
+    pulse, now, late = Pulse(), 0.0, []
+    pulse.begin(now)
+    for step in range(1000):
+        pulse.note(step, now)
+        length = 1200.0 if step % 100 == 99 else 1.0
+        late.append(pulse.overdue_s(now + length))
+        now += length
+    assert late[99] > 1100.0, "nobody can know the first time"
+    assert max(late[100:]) < 0.0
+    assert pulse.usual_s <= 3600.0
+
+
+def test_what_took_long_is_forgotten_in_hours() -> None:
+    pulse = Pulse()
+    pulse.begin(0.0)
+    for step, now in enumerate((0.0, 1000.0)):
+        pulse.note(step, now)
+    for step in range(2, 10_000):
+        pulse.note(step, 1000.0 + 10.0 * step)
+    assert pulse.overdue_s(1000.0 + 100_000.0) > -40.0
