@@ -4,10 +4,10 @@ import difflib
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Required, TypedDict, Unpack
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,23 +15,18 @@ from torch import Tensor, nn
 
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue
-from gossamer.models.task import named_tensors
+from gossamer.models.task import Task, default_averaging, embeddings_known, named_tensors
 from gossamer.models.task_file import kind_of
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.files import put
 from gossamer.node.inputs import expanded, read_manifest
 from gossamer.node.trainer import genesis
+from gossamer.node.trainer.parameters import check_shareable, is_sharded, parameters_of
 from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.limits import TENSORS_MAX
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.layout import TensorSpec, plan
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from gossamer.models.task import Task
-
 
 # --- What new manifests have where nobody says otherwise.
 
@@ -173,81 +168,53 @@ def load_weights(model: nn.Module, path: Path) -> None:
         ConfigError: the weights cannot be read, or are not this model's; names the first tensor that differs.
     """
     weights = _Weights(path)
-    naming = _naming(_all_names(model), weights.names)
-    aliases = _aliases(model)
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    in_file = _naming([name for aliases in names.values() for name in aliases], weights.names)
     used: set[str] = set()
-    for name, parameter in named_tensors(model):
-        names = [naming.of(alias) for alias in aliases[parameter]]
-        present = [alias for alias in names if alias in weights.names]
-        if not present:
-            raise ConfigError(_missing(weights, naming.of(name), parameter))
-        values, *others = [_fitting(weights, alias, parameter) for alias in present]
-        if not all(torch.equal(values, other) for other in others):
+    for parameter, aliases in names.items():
+        known = [in_file(alias) for alias in aliases]
+        present = [name for name in known if name in weights.names]
+        used.update(present)
+        if not present and parameter.requires_grad:
+            raise ConfigError(_missing(weights, known[0], parameter))
+        values = [weights.fitting(name, parameter) for name in present]
+        if not all(torch.equal(values[0], other) for other in values):
             raise ConfigError(
                 f"{path}: {' and '.join(present)} differ, but are one tensor in the model: leave out all but"
                 " the one that counts"
             )
-        try:
-            to_fixed(values.numpy())
-        except DivergedError as error:
-            raise ConfigError(f"{path}: tensor {present[0]!r}: {error}; scale or freeze it") from None
-        with torch.no_grad():
-            parameter.copy_(values)
-        used.update(present)
-    _check_others(model, weights, naming, weights.names - used)
+        if values and parameter.requires_grad:
+            _set(parameter, values[0], f"{path}: tensor {present[0]!r}")
+        elif values and not torch.equal(values[0], parameter.float()):
+            raise ConfigError(
+                f"{path}: tensor {present[0]!r} is frozen in the model, with different values; a swarm only"
+                " shares what it trains, so load the rest in build_model"
+            )
+    unknown = weights.names - used - {in_file(name) for name, _ in model.named_buffers()}
+    if unknown:
+        raise ConfigError(f"{path} has a tensor {min(unknown)!r}, which the model does not have")
 
 
-class _Naming(NamedTuple):
-    """How the model's names become the file's."""
+def _set(parameter: nn.Parameter, values: Tensor, what: str) -> None:
+    try:
+        to_fixed(values.numpy())
+    except DivergedError as error:
+        raise ConfigError(f"{what}: {error}; scale or freeze it") from None
+    with torch.no_grad():
+        parameter.copy_(values)
 
-    drop: str = ""
-    add: str = ""
 
-    def of(self, name: str) -> str:
-        return self.add + name.removeprefix(self.drop)
-
-
-def _naming(names: Iterable[str], found: frozenset[str]) -> _Naming:
-    """The naming by which the most names are found."""
+def _naming(names: Sequence[str], found: frozenset[str]) -> Callable[[str], str]:
+    """How the model's names become the file's: the way by which the most names are found."""
     modules = sorted({f"{name.split('.')[0]}." for name in names if "." in name})
-    candidates = [
-        _Naming(),
-        *(_Naming(add=wrapper) for wrapper in _WRAPPERS),
-        *(_Naming(drop=module) for module in modules),
+    ways: list[Callable[[str], str]] = [
+        lambda name: name,
+        *(lambda name, wrapper=wrapper: wrapper + name for wrapper in _WRAPPERS),
+        *(lambda name, module=module: name.removeprefix(module) for module in modules),
     ]
-    return max(candidates, key=lambda naming: sum(naming.of(name) in found for name in names))
-
-
-def _all_names(model: nn.Module) -> list[str]:
-    return [name for name, _ in model.named_parameters(remove_duplicate=False)]
-
-
-def _aliases(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Every name of every parameter."""
-    aliases: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        aliases.setdefault(parameter, []).append(name)
-    return aliases
-
-
-def _fitting(weights: "_Weights", name: str, parameter: nn.Parameter) -> Tensor:
-    """A tensor of the file as float32. Raises ConfigError if it cannot be this parameter's."""
-    values = weights.get(name)
-    if values.dtype not in _FLOATS:
-        raise ConfigError(
-            f"{weights.path}: tensor {name!r} is {_plain(values.dtype)}; weights must be float32, float64,"
-            " bfloat16 or float16 (a quantised model cannot be trained)"
-        )
-    if values.shape != parameter.shape:
-        raise ConfigError(
-            f"{weights.path}: tensor {name!r} has shape {list(values.shape)}, but {list(parameter.shape)} in"
-            " the model"
-        )
-    return values.float()
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return max(ways, key=lambda way: sum(way(name) in found for name in names))
 
 
 def _missing(weights: "_Weights", name: str, parameter: nn.Parameter) -> str:
@@ -255,22 +222,6 @@ def _missing(weights: "_Weights", name: str, parameter: nn.Parameter) -> str:
     guess = f"; the most similar name is {nearest[0]!r}" if nearest else ""
     shape = list(parameter.shape)
     return f"{weights.path} has no tensor {name!r} of shape {shape}, which the model trains{guess}"
-
-
-def _check_others(model: nn.Module, weights: "_Weights", naming: _Naming, names: Iterable[str]) -> None:
-    """Raise ConfigError for unused tensors in the file that matter: frozen parameters must have the same
-    values in the model, and names that the model does not have are refused. Buffers are ignored."""
-    frozen = {naming.of(name): p for name, p in model.named_parameters(remove_duplicate=False)}
-    buffers = {naming.of(name) for name, _ in model.named_buffers()}
-    for name in sorted(names):
-        if name in frozen:
-            if not torch.equal(_fitting(weights, name, frozen[name]), frozen[name].float()):
-                raise ConfigError(
-                    f"{weights.path}: tensor {name!r} is frozen in the model, with different values; a swarm"
-                    " only shares what it trains, so load the rest in build_model"
-                )
-        elif name not in buffers:
-            raise ConfigError(f"{weights.path} has a tensor {name!r}, which the model does not have")
 
 
 class _Weights:
@@ -288,13 +239,24 @@ class _Weights:
             raise ConfigError(f"cannot read weights from {path}: {error}") from None
         self.names = frozenset(self._files)
 
-    def get(self, name: str) -> Tensor:
-        """A tensor by name. Raises ConfigError."""
+    def fitting(self, name: str, parameter: nn.Parameter) -> Tensor:
+        """A tensor as float32. Raises ConfigError if it cannot be this parameter's."""
         try:
-            tensor: Tensor = self._files[name].get_tensor(name)
+            values: Tensor = self._files[name].get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"cannot read tensor {name!r} from {self.path}: {error}") from None
-        return tensor
+        if values.dtype not in _FLOATS:
+            dtype = str(values.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"{self.path}: tensor {name!r} is {dtype}; weights must be float32, float64, bfloat16 or"
+                " float16 (a quantised model cannot be trained)"
+            )
+        if values.shape != parameter.shape:
+            raise ConfigError(
+                f"{self.path}: tensor {name!r} has shape {list(values.shape)}, but {list(parameter.shape)} in"
+                " the model"
+            )
+        return values.float()
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -307,7 +269,14 @@ def _files(path: Path) -> Iterator[Path]:
     if not path.exists():
         raise ConfigError(f"--from {path}: no such file or folder")
     if path.name.endswith(".index.json"):
-        yield from _shards(path)
+        try:
+            names = set(json.loads(path.read_bytes())["weight_map"].values())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise ConfigError(f"{path} is not an index of safetensors files") from None
+        for name in sorted(names, key=str):
+            if not isinstance(name, str) or Path(name).name != name:
+                raise ConfigError(f"{path} names {name!r}, which is not a file beside it")
+            yield path.parent / name
     elif path.suffix == ".safetensors":
         yield path
     else:
@@ -317,51 +286,44 @@ def _files(path: Path) -> Iterator[Path]:
         )
 
 
-def _shards(index: Path) -> Iterator[Path]:
-    """The files that an index lists, which lie beside it. Raises ConfigError or OSError."""
-    try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise ConfigError(f"{index} is not an index of safetensors files") from None
-    for name in sorted(names, key=str):
-        if not isinstance(name, str) or Path(name).name != name:
-            raise ConfigError(f"{index} names {name!r}, which is not a file beside it")
-        yield index.parent / name
-
+# --- A new swarm's manifest: of a task, or of a model at hand.
 
 CUSTOM = "custom"
 """The task of a swarm that is trained by people's own scripts."""
 
 
+class Settings(TypedDict, total=False):
+    """What a swarm agrees on besides its model. `describe` explains them."""
+
+    name: Required[str]
+    codec: str
+    every_steps: int | None
+    every_seconds: float
+    fragments: int | None
+    owners: tuple[str, ...]
+    invited: bool
+
+
 def create(
     *,
-    name: str,
     task: str,
     options: Mapping[str, OptionValue],
-    codec: str,
-    every_steps: int | None,
-    every_seconds: float,
-    fragments: int | None = None,
     seed: int,
-    averaging: str | None = None,
-    owners: tuple[str, ...] = (),
-    invited: bool = False,
     settings: Sequence[str] = (),
+    averaging: str | None = None,
     weights: Path | None = None,
     data: Sequence[Path] = (),
     trial: bool = True,
+    **swarm: Unpack[Settings],
 ) -> tuple[Manifest, Ints]:
     """Build the task's model from `seed` and describe the swarm that trains it.
 
     `task` is named by a person at this machine: a task that comes with Gossamer, or ``FILE.py:CLASS``. That
     file is run and, with `trial`, tried out for one step on `data`. `settings` are further options, as on a
     command line (``key=value``). `weights` holds first parameters in place of those that follow from the seed
-    (see `weights.load_weights`).
-
-    `averaging` is the rule for weight matrices, whatever the task says; None leaves it to the task. Vectors
-    and embeddings get `mean`, except that `centered-clip` applies to all tensors: a defence with a gap is
-    none. `owners` are public keys in hex. `invited` lets in only those whom they invite; weights are then not
-    capped, since members' machines may differ a thousandfold.
+    (see `load_weights`). `averaging` is the rule for weight matrices, whatever the task says; None leaves it
+    to the task. Vectors and embeddings get `mean`, except that `centered-clip` applies to all tensors: a
+    defence with a gap is none.
 
     Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
     """
@@ -375,31 +337,20 @@ def create(
             model = built.build_model(seed)
             if kind.source and trial:
                 _try_out(built, seed, model, has_data=bool(here))
-            from gossamer.models.task import embeddings_known
-
             tensors = _shareable_tensors(model)
             with embeddings_known(model):
                 by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
     except TaskError as error:
         raise ConfigError(str(error)) from error
-    _check_fragments("--fragments", fragments, len(tensors))
+    _check_fragments("--fragments", swarm.get("fragments"), len(tensors))
     if weights is not None:
         load_weights(model, weights)
-    return _describe(
-        model,
-        _rules(averaging, model, tensors) if averaging else by_task,
-        {"name": kind.name, "seed": seed, "source": kind.source, "options": resolved},
-        name=name,
-        codec=codec,
-        every_steps=every_steps,
-        every_seconds=every_seconds,
-        fragments=fragments,
-        owners=owners,
-        invited=invited,
-    )
+    rules = _rules(averaging, model, tensors) if averaging else by_task
+    described = {"name": kind.name, "seed": seed, "source": kind.source, "options": resolved}
+    return _describe(model, rules, described, **swarm)
 
 
-def _try_out(task: "Task", seed: int, model: "nn.Module", *, has_data: bool) -> None:
+def _try_out(task: Task, seed: int, model: nn.Module, *, has_data: bool) -> None:
     """Raise TaskError for the first thing in a custom task that does not work."""
     from gossamer.models import checking
 
@@ -414,18 +365,12 @@ def _try_out(task: "Task", seed: int, model: "nn.Module", *, has_data: bool) -> 
 
 
 def describe(
-    model: "nn.Module",
+    model: nn.Module,
     *,
-    name: str,
-    codec: str = "int4",
-    every_steps: int | None = None,
-    every_seconds: float = 0.0,
-    fragments: int | None = None,
-    averaging: str | Mapping[str, str] | None = None,
     task: str = CUSTOM,
     options: Mapping[str, OptionValue] | None = None,
-    owners: tuple[str, ...] = (),
-    invited: bool = False,
+    averaging: str | Mapping[str, str] | None = None,
+    **swarm: Unpack[Settings],
 ) -> Manifest:
     """The manifest of a swarm that trains this model in scripts, with `Peer.attach`.
 
@@ -447,7 +392,8 @@ def describe(
         task: a name for what is trained, for people. Part of the swarm id, as `options` is.
         options: what else scripts should agree on.
         owners: public keys, 64 hex digits each, that may invite and revoke.
-        invited: let in only those whom an owner has invited.
+        invited: let in only those whom an owner has invited. Weights are then not capped, since members'
+            machines may differ a thousandfold.
 
     Raises ConfigError: the model cannot be shared, or an argument does not fit it (the message says which).
     """
@@ -462,27 +408,14 @@ def describe(
     unknown = set(by_name) - set(tensors)
     if unknown:
         raise ConfigError(f"averaging names tensor {min(unknown)!r}, which the model does not train")
-    _check_fragments("fragments", fragments, len(tensors))
-    manifest, _ = _describe(
-        model,
-        {**_rules(for_matrices, model, tensors), **by_name},
-        {"name": task, "options": dict(options or {})},
-        name=name,
-        codec=codec,
-        every_steps=every_steps,
-        every_seconds=every_seconds,
-        fragments=fragments,
-        owners=owners,
-        invited=invited,
-    )
-    return manifest
+    _check_fragments("fragments", swarm.get("fragments"), len(tensors))
+    rules = {**_rules(for_matrices, model, tensors), **by_name}
+    return _describe(model, rules, {"name": task, "options": dict(options or {})}, **swarm)[0]
 
 
-def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
+def _shareable_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
     """The tensors that a swarm of this model shares. Raises ConfigError if there are none, or some cannot be
     shared."""
-    from gossamer.node.trainer.parameters import check_shareable, is_sharded, parameters_of
-
     tensors = {name: parameter for name, parameter in parameters_of(model).items() if parameter.requires_grad}
     if len(tensors) > TENSORS_MAX:
         raise ConfigError(
@@ -495,15 +428,6 @@ def _shareable_tensors(model: "nn.Module") -> "dict[str, nn.Parameter]":
     return tensors
 
 
-def _pace(every_steps: int | None, every_seconds: float) -> dict[str, object]:
-    """The length of windows; by default 30 steps. Raises ConfigError."""
-    if every_steps and every_seconds:
-        raise ConfigError("every_steps and every_seconds both set the length of a window: give one of them")
-    if every_steps is None:
-        every_steps = 0 if every_seconds else EVERY_STEPS
-    return {"every_steps": every_steps, "every_seconds": every_seconds}
-
-
 def _check_fragments(argument: str, fragments: int | None, tensors: int) -> None:
     """Raise ConfigError for an impossible number; `argument` is its name for the person."""
     if fragments is None:
@@ -513,21 +437,23 @@ def _check_fragments(argument: str, fragments: int | None, tensors: int) -> None
 
 
 def _describe(
-    model: "nn.Module",
+    model: nn.Module,
     rules: Mapping[str, str],
     task: Mapping[str, object],
     *,
     name: str,
-    codec: str,
-    every_steps: int | None,
-    every_seconds: float,
-    fragments: int | None,
-    owners: tuple[str, ...],
-    invited: bool,
+    codec: str = "int4",
+    every_steps: int | None = None,
+    every_seconds: float = 0.0,
+    fragments: int | None = None,
+    owners: tuple[str, ...] = (),
+    invited: bool = False,
 ) -> tuple[Manifest, Ints]:
     """A manifest and Phi_0, from a model and its tensors' averaging rules."""
-    from gossamer.models.task import named_tensors
-
+    if every_steps and every_seconds:
+        raise ConfigError("every_steps and every_seconds both set the length of a window: give one of them")
+    if every_steps is None:
+        every_steps = 0 if every_seconds else EVERY_STEPS
     specs = tuple(
         TensorSpec(tensor_name, tuple(parameter.shape), rules[tensor_name])
         for tensor_name, parameter in named_tensors(model)
@@ -541,7 +467,7 @@ def _describe(
         "swarm": {"name": name, "created": int(time.time())},
         "task": task,
         "outer": {"codec": codec, **usual, **(AMONG_FRIENDS if invited else AMONG_STRANGERS)},
-        "pace": _pace(every_steps, every_seconds),
+        "pace": {"every_steps": every_steps, "every_seconds": every_seconds},
         "history": {"retain": RETAIN * fragments},
         "admission": {"mode": "invited" if invited else "open", "owners": owners},
         "layout": {"fragments": fragments, "tensors": specs},
@@ -550,10 +476,8 @@ def _describe(
     return from_values(values, "the new manifest"), phi
 
 
-def _rules(for_matrices: str, model: "nn.Module", tensors: "Mapping[str, nn.Parameter]") -> dict[str, str]:
+def _rules(for_matrices: str, model: nn.Module, tensors: Mapping[str, nn.Parameter]) -> dict[str, str]:
     """Every tensor's averaging rule, given that of weight matrices."""
-    from gossamer.models.task import default_averaging, embeddings_known
-
     if for_matrices != "rda":
         return dict.fromkeys(tensors, for_matrices)
     with embeddings_known(model):
