@@ -1,9 +1,13 @@
-"""No orphans: a child process ends when its parent does, however the parent died.
+"""Child processes: no orphans, started again when they die, and all ended within five seconds.
 
-The parent keeps the write end of a pipe and hands the read end to the child. When the parent ends, even by
-kill -9, the kernel closes the write end, and the child reads end-of-file. This works on every Unix. Other
-processes that the parent forks (a DataLoader's workers, say) close the write end at once, so that only the
-parent holds it.
+The parent keeps the write end of a pipe, the *lifeline*, and hands the read end to the child. When the parent
+ends, even by kill -9, the kernel closes the write end, and the child reads end-of-file. This works on every
+Unix. Other processes that the parent forks (a DataLoader's workers, say) close the write end at once, so that
+only the parent holds it.
+
+`gossamer node` is a `Supervisor` of two services, the daemon and the trainer. One that dies is started again
+with backoff, while the other goes on. One that ends with exit status 0 or 2 is not: it is done, or has told a
+person what to fix. Then the node stops.
 """
 
 import logging
@@ -14,18 +18,15 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
-from typing import Any
 
 from gossamer.node.options import NodeOptions
 from gossamer.protocol.backoff import Backoff
 
-# --- The exit statuses of our processes, for whatever started them: the supervisor, systemd, a script.
+# The exit statuses of our processes, for whatever started them: the supervisor, systemd, a script.
 
 DONE = 0
 
@@ -38,14 +39,20 @@ USER_ERROR = 2
 INTERRUPTED = 130
 """Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
-_VARIABLE = "GOSSAMER_LIFELINE_FD"
-_STDERR = 2
+STOP_S = 4.0
+"""Children that have not ended by then are killed."""
+
+BACKOFF_MIN_S = 0.5
+BACKOFF_MAX_S = 30.0
+STEADY_AFTER_S = 60.0
+"""A child that ran this long starts with a fresh backoff."""
 
 POLL_S = 0.02
+SUPERVISOR_POLL_S = 0.1
 
-STATUS_LOST = 1
-"""Stands for the exit status of a child that ended when nobody can tell how. It counts as a failure, so that
-the child is started again. A script that ignores SIGCHLD, or reaps every child, loses the real status."""
+_VARIABLE = "GOSSAMER_LIFELINE_FD"
+
+log = logging.getLogger("gossamer.supervisor")
 
 _children: "weakref.WeakSet[Child]" = weakref.WeakSet()
 
@@ -56,13 +63,6 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-def _open_standard_streams() -> None:
-    """If they are closed (``<&-``), the next file opened, such as a lifeline, would get one's number."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
-        os.set_inheritable(opened, True)
-    os.close(opened)
 
 
 class Child:
@@ -78,15 +78,12 @@ class Child:
         stderr: int | None = None,
     ) -> None:
         """Start ``python -m module args``. Raises OSError if it cannot be started."""
-        _open_standard_streams()
-        given = {**os.environ, **(env or {})}
-        given.pop("PYTHONINSPECT", None)  # with it, a child ends with a traceback, and always with status 0
         read_end, self._write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *args],
                 pass_fds=[read_end],
-                env={**given, _VARIABLE: str(read_end)},
+                env={**os.environ, **(env or {}), _VARIABLE: str(read_end)},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -104,23 +101,12 @@ class Child:
         return self.process.pid
 
     def poll(self) -> int | None:
-        """Exit status, or None while it runs; STATUS_LOST if other code in this process has reaped it.
-
-        `Popen.poll` would return 0 in that case, as if the child had ended in good order.
-        """
-        if self.process.returncode is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:
-                self.process.returncode = STATUS_LOST
-            else:
-                self.process.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.process.returncode
+        """Exit status, or None while it runs."""
+        return self.process.poll()
 
     def terminate(self) -> None:
         """Ask it to stop (SIGTERM)."""
-        if self.poll() is None:
-            self.process.terminate()
+        self.process.terminate()
 
     def end(self, grace_s: float) -> int:
         """Wait `grace_s` for it to end, then kill it and its own children; returns its exit status."""
@@ -146,6 +132,23 @@ class Child:
         if self._write_end >= 0:
             os.close(self._write_end)
             self._write_end = -1
+
+
+def watch(on_cut: Callable[[], None]) -> None:
+    """In a child: call `on_cut` from a background thread once the parent is gone. Does nothing without a
+    lifeline."""
+    value = os.environ.pop(_VARIABLE, None)
+    if value is None:
+        return
+    fd = int(value)
+    os.set_inheritable(fd, False)
+
+    def wait_for_end() -> None:
+        while os.read(fd, 1):
+            pass
+        on_cut()
+
+    threading.Thread(target=wait_for_end, name="lifeline", daemon=True).start()
 
 
 def end_within(seconds: float, status: int) -> None:
@@ -181,61 +184,6 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
-def watch(on_cut: Callable[[], None]) -> None:
-    """Call `on_cut` from a background thread once the parent is gone. Does nothing without a lifeline."""
-    value = os.environ.pop(_VARIABLE, None)
-    if value is None:
-        return
-    fd = int(value)
-    os.set_inheritable(fd, False)
-
-    def wait_for_end() -> None:
-        while os.read(fd, 1):
-            pass
-        on_cut()
-
-    threading.Thread(target=wait_for_end, name="lifeline", daemon=True).start()
-
-
-# --- How a child process of `multiprocessing` ends, for a peer that leaves at its end.
-#
-# Up to Python 3.12, finalizers run while the error that ends the process is at hand. From 3.13 on, they run
-# when that error has been printed and forgotten, and the exit status is the same for an error and for
-# ``sys.exit(1)``. Only the printing can be observed.
-
-_errors: list[BaseException | None] = []
-_print_exc = traceback.print_exc
-
-
-def watch_child_end() -> None:
-    """Take note of the error that will end this child process."""
-    traceback.print_exc = _note_and_print
-
-
-def _note_and_print(*args: Any, **options: Any) -> None:
-    # Only what multiprocessing prints: a script may print errors itself, and go on.
-    if sys._getframe(1).f_code is BaseProcess._bootstrap.__code__:  # type: ignore[attr-defined]
-        _errors.append(sys.exc_info()[1])
-    _print_exc(*args, **options)
-
-
-def error() -> BaseException | None:
-    """The error that has ended this process; None if there was none, or if it was told to exit."""
-    return _errors[-1] if _errors else None
-
-
-# --- A child process that should always run: started again with backoff when it dies.
-#
-# A child that ends with exit status 0 or 2 is not restarted: it is done, or has told a person what to fix.
-
-BACKOFF_MIN_S = 0.5
-BACKOFF_MAX_S = 30.0
-STEADY_AFTER_S = 60.0
-"""A child that ran this long starts with a fresh backoff."""
-
-log = logging.getLogger("gossamer.supervisor")
-
-
 @dataclass(slots=True)
 class Service:
     """One child that should always run."""
@@ -255,7 +203,10 @@ class Service:
         """Start it if it is time to; returns the exit status of a child that should not be restarted."""
         if self.child is None:
             if self.backoff is None or now >= self.backoff.until:
-                self._try_to_start(now)
+                try:
+                    self.child = self.start()
+                except OSError as error:  # no memory, no more processes or files: it may pass
+                    self._try_later(now, f"cannot start the {self.name} ({error.strerror}); trying again")
             return None
         status = self.child.poll()
         if status is None:
@@ -266,12 +217,6 @@ class Service:
             return status
         self._try_later(now, f"{_ended(self.name)}{status}); starting it again")
         return None
-
-    def _try_to_start(self, now: float) -> None:
-        try:
-            self.child = self.start()
-        except OSError as error:  # no memory, no more processes or files: it may pass
-            self._try_later(now, f"cannot start the {self.name} ({error.strerror}); trying again")
 
     def _try_later(self, now: float, text: str) -> None:
         self.backoff = Backoff.after(self.backoff, now, BACKOFF_MIN_S, BACKOFF_MAX_S, STEADY_AFTER_S)
@@ -308,8 +253,8 @@ def trainer_service(options: NodeOptions) -> Service:
     threads = {"OMP_NUM_THREADS": str(options.threads)} if options.threads else {}
 
     def start() -> Child:
-        told = options.model_copy(update={"restarted": service.has_failed})
-        return Child("gossamer.node.trainer.trainer", [told.to_json()], env=threads)
+        now = options.model_copy(update={"restarted": service.has_failed})
+        return Child("gossamer.node.trainer.trainer", [now.to_json()], env=threads)
 
     service = Service("trainer", start)
     return service
@@ -330,16 +275,6 @@ def check(options: NodeOptions) -> int:
     return DONE
 
 
-# --- `gossamer node`: keeps a daemon and a trainer running side by side.
-#
-# A trainer that dies is restarted with backoff and resumes; a daemon that dies is restarted while the
-# trainer goes on alone. If this process dies, however, both end with it (see `lifeline`). A child that ends
-# with exit status 2 has told the person what to fix: then the node stops.
-
-STOP_S = 4.0
-SUPERVISOR_POLL_S = 0.1
-
-
 class Supervisor:
     """Runs one node until it is told to stop."""
 
@@ -358,26 +293,21 @@ class Supervisor:
             signal.signal(number, lambda *_: self.stop())
         reset_signals()
         watch(self.stop)
-        status = 0
         try:
             while not self._asked_to_stop:
-                ended = {
-                    service.name: s
-                    for service in self._services
-                    if (s := service.keep_running(time.monotonic())) is not None
-                }
+                statuses = {each.name: each.keep_running(time.monotonic()) for each in self._services}
+                ended = {name: status for name, status in statuses.items() if status is not None}
                 if ended:
-                    status = max(ended.values())
-                    if status == 0:  # we did not ask it to end, and it has logged nothing itself
+                    if not any(ended.values()):  # we did not ask it to end, and it has logged nothing itself
                         names = " and the ".join(ended)
                         log.warning(
                             "the %s ended, though this node was not asked to stop; the node stops", names
                         )
-                    break
+                    return max(ended.values())
                 time.sleep(SUPERVISOR_POLL_S)
+            return DONE
         finally:
             self._end_all()
-        return status
 
     def _end_all(self) -> None:
         children = [service.child for service in self._services if service.child is not None]

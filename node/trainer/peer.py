@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node import processes as child_end
 from gossamer.node.home import Home
 from gossamer.node.ipc.messages import Report
 from gossamer.node.trainer import attach as attaching
@@ -612,7 +611,6 @@ class Peer(Standing):
         if multiprocessing.parent_process() is None:
             atexit.register(self.leave_at_exit)
         else:
-            child_end.watch_child_end()
             self._at_exit = Finalize(None, self.leave_at_exit, exitpriority=0)
 
     def _forget_exit(self) -> None:
@@ -626,7 +624,7 @@ class Peer(Standing):
 
         In an interactive session no error counts: the last one that it showed may be hours old.
         """
-        ended_by = getattr(sys, "last_value", None) or sys.exc_info()[1] or child_end.error()
+        ended_by = getattr(sys, "last_value", None) or sys.exc_info()[1]
         error = None if hasattr(sys, "ps1") else ended_by
         try:
             self.__exit__(type(error) if error else None, error, None)
