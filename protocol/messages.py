@@ -1,12 +1,13 @@
 """What two linked nodes say to each other: one small dataclass per message, positional msgpack on the wire.
 
-`decode` returns a validated message or raises MalformedError; `encode` is its inverse. Adding a message
-means adding a class here and a handler in `replica`.
+`decode` returns a validated message or raises MalformedError; `encode` is its inverse. A field's type says
+how it is read and within which bounds (see `wire`). Adding a message means adding a class here, a row in
+`KINDS` and a handler in `replica`.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Annotated, Any, Self
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, UnsupportedError
@@ -14,24 +15,16 @@ from gossamer.protocol.identity import NODE_ID_BYTES
 from gossamer.protocol.payloads.chunks import HASH_BYTES
 from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import HEADER_BYTES
-from gossamer.protocol.wire import Fields, pack, unpack
+from gossamer.protocol.wire import Fields, Reader, blob, blobs, boolean, integer, pack, read, unpack, values
 
 _COMPARED_MAX = limits.COMPARED_PARENTS_MAX * FANOUT
 
-
-class Message(Protocol):
-    """Anything a link carries."""
-
-    code: ClassVar[int]
-
-    def fields(self) -> list[Any]: ...
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self: ...
-
-
-def _pairs(fields: Fields, name: str, high: int) -> list[Fields]:
-    return [Fields(item, name) for item in fields.array(name, high)]
+Flag = Annotated[bool, boolean]
+Number = Annotated[int, integer(0, limits.COUNTER_MAX)]
+Round = Annotated[int, integer(0, limits.ROUND_MAX)]
+Hash = Annotated[bytes, blob(HASH_BYTES)]
+NodeId = Annotated[bytes, blob(NODE_ID_BYTES)]
+RecordIdList = Annotated[tuple[bytes, ...], blobs(HASH_BYTES, limits.IDS_PER_MESSAGE_MAX)]
 
 
 def _entry(item: Any) -> tuple[bytes, bool]:
@@ -44,12 +37,35 @@ def _entry(item: Any) -> tuple[bytes, bool]:
     raise MalformedError("records: not an envelope and a flag")
 
 
+def _entries(fields: Fields, name: str) -> tuple[tuple[bytes, bool], ...]:
+    return tuple([_entry(item) for item in fields.array(name, limits.RECORDS_PER_MESSAGE_MAX)])
+
+
+def _rows(most: int, **columns: Reader) -> Reader:
+    """A table of at most so many rows."""
+
+    def rows(fields: Fields, name: str) -> tuple[tuple[Any, ...], ...]:
+        result = []
+        for item in [Fields(item, name) for item in fields.array(name, most)]:
+            result.append(tuple([column(item, of) for of, column in columns.items()]))
+            item.end()
+        return tuple(result)
+
+    return rows
+
+
+def _places(fields: Fields, name: str) -> tuple[int, ...]:
+    places = fields.array(name, limits.PAYLOAD_CHUNKS_MAX)
+    if not all(type(place) is int and 0 <= place < limits.PAYLOAD_CHUNKS_MAX for place in places):
+        raise MalformedError("places: not the numbers of chunks")
+    return tuple(places)
+
+
 @dataclass(frozen=True, slots=True)
 class Records:
     """Signed envelopes, each with a flag: whether the sender holds its payload too."""
 
-    code: ClassVar[int] = 1
-    entries: tuple[tuple[bytes, bool], ...]
+    entries: Annotated[tuple[tuple[bytes, bool], ...], _entries]
 
     @classmethod
     def batches(cls, entries: Sequence[tuple[bytes, bool]]) -> Iterator[Self]:
@@ -57,28 +73,12 @@ class Records:
         for start in range(0, len(entries), limits.RECORDS_PER_MESSAGE_MAX):
             yield cls(tuple(entries[start : start + limits.RECORDS_PER_MESSAGE_MAX]))
 
-    def fields(self) -> list[Any]:
-        return [self.entries]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        items = fields.array("records", limits.RECORDS_PER_MESSAGE_MAX)
-        return cls(tuple([_entry(item) for item in items]))
-
 
 @dataclass(frozen=True, slots=True)
 class Have:
     """The sender now holds the payloads of these deltas."""
 
-    code: ClassVar[int] = 2
-    record_ids: tuple[bytes, ...]
-
-    def fields(self) -> list[Any]:
-        return [self.record_ids]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        return cls(fields.blobs("record_ids", HASH_BYTES, limits.IDS_PER_MESSAGE_MAX))
+    record_ids: RecordIdList
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,257 +90,148 @@ class Digest:
     equal".
     """
 
-    code: ClassVar[int] = 3
-    level: int
-    ranges: tuple[tuple[int, bytes], ...]
-    whole: bool = False
-    above: int = 0
-
-    def fields(self) -> list[Any]:
-        return [self.level, self.ranges, self.whole, self.above]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        level = fields.integer("level", 0, LEVEL_MAX)
-        ranges = []
-        for item in _pairs(fields, "ranges", _COMPARED_MAX):
-            ranges.append((item.integer("index", 0, limits.ROUND_MAX), item.blob("digest", HASH_BYTES)))
-            item.end()
-        return cls(
-            level, tuple(ranges), fields.boolean("whole"), fields.integer("above", 0, limits.ROUND_MAX)
-        )
+    level: Annotated[int, integer(0, LEVEL_MAX)]
+    ranges: Annotated[
+        tuple[tuple[int, bytes], ...],
+        _rows(_COMPARED_MAX, index=integer(0, limits.ROUND_MAX), digest=blob(HASH_BYTES)),
+    ]
+    whole: Flag = False
+    above: Round = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RecordIds:
     """All record ids that the sender has for some rounds on which the two ledgers differ."""
 
-    code: ClassVar[int] = 4
-    rounds: tuple[tuple[int, tuple[bytes, ...]], ...]
-
-    def fields(self) -> list[Any]:
-        return [self.rounds]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        rounds = []
-        for item in _pairs(fields, "rounds", _COMPARED_MAX):
-            number = item.integer("round", 0, limits.ROUND_MAX)
-            rounds.append((number, item.blobs("record_ids", HASH_BYTES, limits.IDS_PER_ROUND_MAX)))
-            item.end()
-        return cls(tuple(rounds))
+    rounds: Annotated[
+        tuple[tuple[int, tuple[bytes, ...]], ...],
+        _rows(
+            _COMPARED_MAX,
+            round=integer(0, limits.ROUND_MAX),
+            record_ids=blobs(HASH_BYTES, limits.IDS_PER_ROUND_MAX),
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class GetRecords:
     """Send me these records."""
 
-    code: ClassVar[int] = 5
-    record_ids: tuple[bytes, ...]
-
-    def fields(self) -> list[Any]:
-        return [self.record_ids]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        return cls(fields.blobs("record_ids", HASH_BYTES, limits.IDS_PER_MESSAGE_MAX))
+    record_ids: RecordIdList
 
 
 @dataclass(frozen=True, slots=True)
 class RosterSummary:
-    """Which rows the sender has, and how new: (node id, incarnation, heartbeat)."""
+    """Which member records the sender has, and how new: (node id, incarnation, heartbeat)."""
 
-    code: ClassVar[int] = 6
-    rows: tuple[tuple[bytes, int, int], ...]
-    answer: bool
+    rows: Annotated[
+        tuple[tuple[bytes, int, int], ...],
+        _rows(
+            limits.MEMBERS_MAX,
+            node_id=blob(NODE_ID_BYTES),
+            incarnation=integer(0, limits.COUNTER_MAX),
+            heartbeat=integer(0, limits.COUNTER_MAX),
+        ),
+    ]
+    answer: Flag
     """Whether this answers another summary, and so wants none back."""
-
-    def fields(self) -> list[Any]:
-        return [self.rows, self.answer]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        rows = []
-        for item in _pairs(fields, "rows", limits.MEMBERS_MAX):
-            node_id = item.blob("node_id", NODE_ID_BYTES)
-            incarnation = item.integer("incarnation", 0, limits.COUNTER_MAX)
-            heartbeat = item.integer("heartbeat", 0, limits.COUNTER_MAX)
-            rows.append((node_id, incarnation, heartbeat))
-            item.end()
-        return cls(tuple(rows), fields.boolean("answer"))
 
 
 @dataclass(frozen=True, slots=True)
 class Ping:
     """Are you there?"""
 
-    code: ClassVar[int] = 7
-    number: int
-
-    def fields(self) -> list[Any]:
-        return [self.number]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        return cls(fields.integer("number", 0, limits.COUNTER_MAX))
+    number: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
     """The answer to a Ping, or to a PingFor whose target answered."""
 
-    code: ClassVar[int] = 8
-    number: int
-
-    def fields(self) -> list[Any]:
-        return [self.number]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        return cls(fields.integer("number", 0, limits.COUNTER_MAX))
+    number: Number
 
 
 @dataclass(frozen=True, slots=True)
 class PingFor:
     """I cannot reach this node: ping it for me, and acknowledge `number` if you can vouch for it."""
 
-    code: ClassVar[int] = 9
-    number: int
-    node_id: bytes
-
-    def fields(self) -> list[Any]:
-        return [self.number, self.node_id]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        return cls(fields.integer("number", 0, limits.COUNTER_MAX), fields.blob("node_id", NODE_ID_BYTES))
+    number: Number
+    node_id: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A node seems to have been dead since this row of its own; a newer one refutes that."""
+    """A node seems to have been dead since this record of its own; a newer one refutes that."""
 
-    code: ClassVar[int] = 10
-    node_id: bytes
-    incarnation: int
-    heartbeat: int
-
-    def fields(self) -> list[Any]:
-        return [self.node_id, self.incarnation, self.heartbeat]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        return cls(
-            fields.blob("node_id", NODE_ID_BYTES),
-            fields.integer("incarnation", 0, limits.COUNTER_MAX),
-            fields.integer("heartbeat", 0, limits.COUNTER_MAX),
-        )
+    node_id: NodeId
+    incarnation: Number
+    heartbeat: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
     """Send me this chunk by PUT: you dialled me, so I may not be able to GET it from you."""
 
-    code: ClassVar[int] = 11
-    blob: bytes
-
-    def fields(self) -> list[Any]:
-        return [self.blob]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        return cls(fields.blob("blob", HASH_BYTES))
+    blob: Hash
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
     """I cannot send that chunk."""
 
-    code: ClassVar[int] = 12
-    blob: bytes
-
-    def fields(self) -> list[Any]:
-        return [self.blob]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        return cls(fields.blob("blob", HASH_BYTES))
+    blob: Hash
 
 
 @dataclass(frozen=True, slots=True)
 class AclSummary:
     """Digest of the sender's access list (see `acl`) and, where it differed, the ids of all records in it."""
 
-    code: ClassVar[int] = 13
-    digest: bytes
-    record_ids: tuple[bytes, ...] = ()
-    answer: bool = False
+    digest: Hash
+    record_ids: Annotated[tuple[bytes, ...], blobs(HASH_BYTES, limits.ACL_RECORDS_MAX)] = ()
+    answer: Flag = False
     """Whether this answers a list of ids, and so wants none back."""
-
-    def fields(self) -> list[Any]:
-        return [self.digest, self.record_ids, self.answer]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        return cls(
-            fields.blob("digest", HASH_BYTES),
-            fields.blobs("record_ids", HASH_BYTES, limits.ACL_RECORDS_MAX),
-            fields.boolean("answer"),
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class HaveChunks:
     """The sender now holds these chunks of a delta's payload, numbered from 0."""
 
-    code: ClassVar[int] = 14
-    record_id: bytes
-    places: tuple[int, ...]
-
-    def fields(self) -> list[Any]:
-        return [self.record_id, self.places]
-
-    @classmethod
-    def parse(cls, fields: Fields) -> Self:
-        record_id = fields.blob("record_id", HASH_BYTES)
-        places = fields.array("places", limits.PAYLOAD_CHUNKS_MAX)
-        if not all(type(place) is int and 0 <= place < limits.PAYLOAD_CHUNKS_MAX for place in places):
-            raise MalformedError("places: not the numbers of chunks")
-        return cls(record_id, tuple(places))
+    record_id: Hash
+    places: Annotated[tuple[int, ...], _places]
 
 
-_TYPES: dict[int, type[Message]] = {
-    kind.code: kind
-    for kind in (
-        Records,
-        Have,
-        Digest,
-        RecordIds,
-        GetRecords,
-        RosterSummary,
-        Ping,
-        Ack,
-        PingFor,
-        Suspect,
-        Want,
-        Decline,
-        AclSummary,
-        HaveChunks,
-    )
-}
+Message = (
+    Records
+    | Have
+    | Digest
+    | RecordIds
+    | GetRecords
+    | RosterSummary
+    | Ping
+    | Ack
+    | PingFor
+    | Suspect
+    | Want
+    | Decline
+    | AclSummary
+    | HaveChunks
+)
+KINDS: tuple[type[Message], ...] = Message.__args__
+"""By code on the wire, which begins at 1."""
+_CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
 
 
 def encode(message: Message) -> bytes:
     """Serialise a message."""
-    return pack([message.code, *message.fields()])
+    return pack([_CODES[type(message)], *values(message)])
 
 
 def decode(data: bytes) -> Message:
     """Parse and check a message. Raises MalformedError."""
     fields = Fields(unpack(data, limits.MESSAGE_BYTES_MAX), "message")
-    kind = _TYPES.get(fields.integer("code", 0, 255))
-    if kind is None:
+    code = fields.integer("code", 0, 255)
+    if not 1 <= code <= len(KINDS):
         raise UnsupportedError("message of unknown kind")
-    message = kind.parse(fields)
+    message = read(KINDS[code - 1], fields)
     fields.end()
     return message

@@ -1,4 +1,4 @@
-"""The bodies of records: what a delta says of itself, and what a node says of itself in its row.
+"""The bodies of records: what a delta says of itself, and what a node says of itself.
 
 Bodies are positional msgpack. `parse_*` checks every field. Its result can be used without further checks,
 except for what only the whole set can show (equivocation), or only the time (plausibility of a round).
@@ -7,7 +7,7 @@ except for what only the whole set can show (equivocation), or only the time (pl
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
-from typing import Any
+from typing import Annotated
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
@@ -18,7 +18,7 @@ from gossamer.protocol.limits import RECORD_BYTES_MAX
 from gossamer.protocol.payloads.chunks import HASH_BYTES, payload_chunk_sizes
 from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.payloads.payload import length_in
-from gossamer.protocol.wire import Fields, pack, unpack
+from gossamer.protocol.wire import Fields, boolean, integer, number, pack, read, text, unpack, values
 
 # --- Signed envelopes: the only form in which a record travels.
 #
@@ -110,19 +110,7 @@ class DeltaBody:
     """Record id of the author's delta before this one, or NO_RECORD."""
 
     def pack(self) -> bytes:
-        return pack(
-            [
-                self.round,
-                self.base,
-                self.tokens,
-                self.steps,
-                self.loss,
-                self.codec,
-                self.payload_bytes,
-                self.chunks,
-                self.previous,
-            ]
-        )
+        return pack(values(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,120 +166,33 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
     return Delta(record_id=envelope.record_id, author=envelope.author, body=body, data=envelope.data)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRecordBody:
-    """A node's own row in the roster. Only its author writes it; the newest one wins."""
-
-    incarnation: int
-    """Grows with every start of the node: milliseconds of Unix time, or one more than the last."""
-    heartbeat: int
-    leaving: bool
-    trains: bool
-    addresses: tuple[str, ...]
-    """``host:port`` where the node may be dialled; empty for one that can only dial out."""
-    fingerprint: bytes
-    """SHA-256 of the node's TLS certificate, 32 bytes; empty without TLS."""
-    name: str
-    device: str
-    version: str
-    round: int
-    """The last round that the node has published since it started or came back; 0 before the first."""
-    inner_steps: int
-    tokens: int
-    tokens_per_s: float
-    loss: float
-    claims: tuple[Claim, ...] = ()
-    """The snapshots that the node holds, newest first: what it attests of the sealed past, and can serve."""
-    dialled: tuple[bytes, ...] = ()
-    """The first 4 bytes of the id of each node to which this one has dialled a link: for displays, and to
-    know which member to ask about which. Each link is reported by one of its ends only."""
-
-    @property
-    def age(self) -> tuple[int, int]:
-        """Orders rows of one author."""
-        return (self.incarnation, self.heartbeat)
-
-    def pack(self) -> bytes:
-        return pack(
-            [
-                self.incarnation,
-                self.heartbeat,
-                self.leaving,
-                self.trains,
-                self.addresses,
-                self.fingerprint,
-                self.name,
-                self.device,
-                self.version,
-                self.round,
-                self.inner_steps,
-                self.tokens,
-                self.tokens_per_s,
-                self.loss,
-                [(claim.round, claim.tokens, claim.digest, claim.root) for claim in self.claims],
-                b"".join(self.dialled),
-            ]
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberRecord:
-    """A verified row of the roster."""
-
-    node_id: bytes
-    body: MemberRecordBody
-    data: bytes
-
-
-def parse_member_record(envelope: Envelope) -> MemberRecord:
-    """Check a row's body. Raises MalformedError."""
-    if envelope.kind is not RecordKind.MEMBER:
-        raise MalformedError("not a row of the roster")
-    fields = Fields(unpack(envelope.body, limits.RECORD_BYTES_MAX), "row")
-    body = MemberRecordBody(
-        incarnation=fields.integer("incarnation", 0, limits.COUNTER_MAX),
-        heartbeat=fields.integer("heartbeat", 0, limits.COUNTER_MAX),
-        leaving=fields.boolean("leaving"),
-        trains=fields.boolean("trains"),
-        addresses=fields.texts("addresses", limits.ADDRESSES_PER_PEER_MAX),
-        fingerprint=_parse_fingerprint(fields.blob("fingerprint", 0, HASH_BYTES)),
-        name=fields.text("name"),
-        device=fields.text("device"),
-        version=fields.text("version"),
-        round=fields.integer("round", 0, limits.ROUND_MAX),
-        inner_steps=fields.integer("inner_steps", 0, limits.COUNTER_MAX),
-        tokens=fields.integer("tokens", 0, limits.OWN_TOKENS_MAX),
-        tokens_per_s=fields.number("tokens_per_s", 0.0, limits.TOKENS_PER_S_MAX),
-        loss=fields.number("loss", -limits.LOSS_MAX, limits.LOSS_MAX),
-        claims=_parse_claims(fields.array("claims", limits.CLAIMS_MAX)),
-        dialled=_parse_dialled(fields.blob("dialled", 0, limits.LINKS_TOLD_MAX * limits.LINK_PREFIX_BYTES)),
-    )
-    fields.end()
-    return MemberRecord(node_id=envelope.author, body=body, data=envelope.data)
-
-
-def _parse_fingerprint(value: bytes) -> bytes:
+def _fingerprint(fields: Fields, name: str) -> bytes:
+    value = fields.blob(name, 0, HASH_BYTES)
     if len(value) not in (0, HASH_BYTES):
-        raise MalformedError("row: field fingerprint is not 0 or 32 bytes")
+        raise MalformedError(f"member: field {name} is not 0 or 32 bytes")
     return value
 
 
-def _parse_dialled(value: bytes) -> tuple[bytes, ...]:
+def _addresses(fields: Fields, name: str) -> tuple[str, ...]:
+    return fields.texts(name, limits.ADDRESSES_PER_PEER_MAX)
+
+
+def _prefixes(fields: Fields, name: str) -> tuple[bytes, ...]:
     size = limits.LINK_PREFIX_BYTES
+    value = fields.blob(name, 0, limits.LINKS_TOLD_MAX * size)
     if len(value) % size:
-        raise MalformedError(f"row: field dialled is not a multiple of {size} bytes")
+        raise MalformedError(f"member: field {name} is not a multiple of {size} bytes")
     return tuple(value[at : at + size] for at in range(0, len(value), size))
 
 
-def _parse_claims(items: list[Any]) -> tuple[Claim, ...]:
-    claims = tuple(_parse_claim(item) for item in items)
+def _claims(fields: Fields, name: str) -> tuple[Claim, ...]:
+    claims = tuple(_claim(Fields(item, "claim")) for item in fields.array(name, limits.CLAIMS_MAX))
     if len(set(claims)) != len(claims):  # each is a vote, and nobody has two
-        raise MalformedError("row: field claims has one twice")
+        raise MalformedError(f"member: field {name} has one twice")
     return claims
 
 
-def _parse_claim(value: Any) -> Claim:
-    fields = Fields(value, "claim")
+def _claim(fields: Fields) -> Claim:
     claim = Claim(
         round=fields.integer("round", 0, limits.ROUND_MAX),
         tokens=fields.integer("tokens", 0, limits.TOKENS_TOTAL_MAX),
@@ -300,3 +201,64 @@ def _parse_claim(value: Any) -> Claim:
     )
     fields.end()
     return claim
+
+
+_Counter = Annotated[int, integer(0, limits.COUNTER_MAX)]
+_Text = Annotated[str, text]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRecordBody:
+    """What a node says of itself. Only its author writes it; the newest one wins."""
+
+    incarnation: _Counter
+    """Grows with every start of the node: milliseconds of Unix time, or one more than the last."""
+    heartbeat: _Counter
+    leaving: Annotated[bool, boolean]
+    trains: Annotated[bool, boolean]
+    addresses: Annotated[tuple[str, ...], _addresses]
+    """``host:port`` where the node may be dialled; empty for one that can only dial out."""
+    fingerprint: Annotated[bytes, _fingerprint]
+    """SHA-256 of the node's TLS certificate, 32 bytes; empty without TLS."""
+    name: _Text
+    device: _Text
+    version: _Text
+    round: Annotated[int, integer(0, limits.ROUND_MAX)]
+    """The last round that the node has published since it started or came back; 0 before the first."""
+    inner_steps: _Counter
+    tokens: Annotated[int, integer(0, limits.OWN_TOKENS_MAX)]
+    tokens_per_s: Annotated[float, number(0.0, limits.TOKENS_PER_S_MAX)]
+    loss: Annotated[float, number(-limits.LOSS_MAX, limits.LOSS_MAX)]
+    claims: Annotated[tuple[Claim, ...], _claims] = ()
+    """The snapshots that the node holds, newest first: what it attests of the sealed past, and can serve."""
+    dialled: Annotated[tuple[bytes, ...], _prefixes] = ()
+    """The first 4 bytes of the id of each node to which this one has dialled a link: for displays, and to
+    know which member to ask about which. Each link is reported by one of its ends only."""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Orders the records of one author."""
+        return (self.incarnation, self.heartbeat)
+
+    def pack(self) -> bytes:
+        claims = [(claim.round, claim.tokens, claim.digest, claim.root) for claim in self.claims]
+        return pack([*values(self)[:-2], claims, b"".join(self.dialled)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRecord:
+    """A verified member record."""
+
+    node_id: bytes
+    body: MemberRecordBody
+    data: bytes
+
+
+def parse_member_record(envelope: Envelope) -> MemberRecord:
+    """Check a member record's body. Raises MalformedError."""
+    if envelope.kind is not RecordKind.MEMBER:
+        raise MalformedError("not a member record")
+    fields = Fields(unpack(envelope.body, limits.RECORD_BYTES_MAX), "member")
+    body = read(MemberRecordBody, fields)
+    fields.end()
+    return MemberRecord(node_id=envelope.author, body=body, data=envelope.data)

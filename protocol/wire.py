@@ -1,13 +1,16 @@
 """msgpack with a bound on everything.
 
 All structured bytes from the network come through `unpack` and `Fields`: positional arrays. The type and
-range of every field are checked before use, so that the rest of the code never meets a surprise.
+range of every field are checked before use, so that the rest of the code never meets a surprise. A dataclass
+whose fields are annotated with readers, as ``number: Annotated[int, integer(0, 9)]``, is its own schema:
+`values` gives the array, `read` checks one.
 """
 
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import fields as fields_of
+from typing import Any, TypeVar, get_type_hints
 from unicodedata import ucd_3_2_0
 
 import msgpack
@@ -177,3 +180,49 @@ class Fields:
         """Check that no field is left: two encodings of one meaning would have two hashes."""
         if self._next != len(self._values):
             raise MalformedError(f"{self._what}: {len(self._values) - self._next} fields too many")
+
+
+# --- Schemas: how the fields of a dataclass are read.
+
+Reader = Callable[[Fields, str], Any]
+_T = TypeVar("_T")
+
+
+def integer(low: int, high: int) -> Reader:
+    return lambda fields, name: fields.integer(name, low, high)
+
+
+def number(low: float, high: float) -> Reader:
+    return lambda fields, name: fields.number(name, low, high)
+
+
+def boolean(fields: Fields, name: str) -> bool:
+    return fields.boolean(name)
+
+
+def text(fields: Fields, name: str) -> str:
+    return fields.text(name)
+
+
+def blob(size: int) -> Reader:
+    return lambda fields, name: fields.blob(name, size)
+
+
+def blobs(size: int, high: int) -> Reader:
+    return lambda fields, name: fields.blobs(name, size, high)
+
+
+_SCHEMAS: dict[type, list[tuple[str, Reader]]] = {}
+
+
+def values(item: Any) -> list[Any]:
+    """The fields of a dataclass, in order."""
+    return [getattr(item, name) for name in item.__dataclass_fields__]
+
+
+def read(kind: type[_T], fields: Fields) -> _T:
+    """A dataclass of this kind. Raises MalformedError."""
+    if kind not in _SCHEMAS:
+        hints = get_type_hints(kind, include_extras=True)
+        _SCHEMAS[kind] = [(field.name, hints[field.name].__metadata__[0]) for field in fields_of(kind)]  # type: ignore[arg-type]
+    return kind(**{name: reader(fields, name) for name, reader in _SCHEMAS[kind]})

@@ -125,7 +125,7 @@ def message_seeds() -> list[bytes]:
     """Forged messages of all kinds, as far as they decode, and some of the largest possible size."""
     dice = Random(1)
     found: list[bytes] = []
-    for kind in msg._TYPES.values():
+    for kind in msg.KINDS:
         for blobs in (blobs_from([bytes(32), KEYS[0].node_id]), blobs_from(_envelopes())):
             for _ in range(30):
                 try:

@@ -326,7 +326,7 @@ class Siege:
 
     def speak(self, dice: Random) -> None:
         """Send a message of any kind in which every field is hostile."""
-        kind = dice.choice(list(msg._TYPES.values()))
+        kind = dice.choice(list(msg.KINDS))
         try:
             self._say(dice, msg.encode(forge(kind, dice, blobs_from(self._pool(dice)))))
         except OverflowError:

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.messages import _TYPES, decode
+from gossamer.protocol.messages import KINDS, decode
 from gossamer.protocol.records import RecordKind
 from gossamer.protocol.replica import Replica
 from tests.fuzz.decoders import message_seeds, record_seeds
@@ -43,7 +43,7 @@ def test_the_largest_inputs(name: str) -> None:
 
 
 def test_every_kind_has_seeds() -> None:
-    assert {type(decode(seed)) for seed in message_seeds()} == set(_TYPES.values())
+    assert {type(decode(seed)) for seed in message_seeds()} == set(KINDS)
     assert {seed[0] for seed in record_seeds()} == set(RecordKind)
     assert {f"payload-{name}" for name in CODECS} <= set(TARGETS)
 
