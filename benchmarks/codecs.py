@@ -9,7 +9,7 @@ import torch
 from benchmarks.goals import Goal
 from benchmarks.measure import best_of, copy_seconds, delta_like
 from benchmarks.tables import Table
-from gossamer.node.trainer.encoders import SectionWriter, encode_tensor, piece_numel
+from gossamer.node.trainer.encoders import encode_piece, encode_tensor, piece_numel
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.codecs.base import Codec
 from gossamer.protocol.payloads.chunks import pack_chunk, split_payload, unpack_chunk
@@ -73,13 +73,12 @@ def _encode_seconds(name: str, values: np.ndarray, device: str, repeats: int) ->
     """Encode as the outer step does, into memory that it keeps: new pages would cost more than the work."""
     tensor = torch.from_numpy(values).to(device)
     section, decoded = encode_tensor(name, tensor)
-    size = piece_numel(tensor)
+    size = piece_numel(name, tensor)
     pieces = list(zip(tensor.split(size), decoded.split(size), strict=True))
 
     def encode() -> None:
-        writer = SectionWriter(name, section)
-        for piece, result in pieces:
-            writer.write(piece, result)
+        for number, (piece, result) in enumerate(pieces):
+            encode_piece(name, piece, number * size, section, result)
         if device == "cuda":
             torch.cuda.synchronize()
 

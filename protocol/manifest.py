@@ -51,6 +51,10 @@ _ARRAYS_MAX = 2 + 2 * TENSORS_MAX
 _MAPS_MAX = 64
 """A manifest is a map of sections, one of which holds a map of options."""
 
+OUTER_OPTIMIZERS = {"nesterov"}
+"""The outer optimizers that a manifest may name. What they do is in `gossamer.node.trainer.outer_optimizers`:
+each trainer runs its own, and nothing else of a node depends on it."""
+
 BOUND_MIN = 0.001
 """A bound is a multiple of a median. A multiple smaller than this leaves nothing to merge, and a much smaller
 one comes out as 0."""
@@ -129,10 +133,12 @@ class Outer(_Section):
 
     codec: str = "int4"
     """How deltas are compressed: a name in `CODECS`."""
+    optimizer: str = "nesterov"
+    """What each node makes of a window's progress before it compresses it: a name in `OUTER_OPTIMIZERS`."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.5
     """The outer learning rate: the part of a window's progress that becomes a delta."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.7
-    """The outer momentum, in Nesterov's form; each node keeps its own."""
+    """The outer optimizer's momentum; each node keeps its own."""
     ef_decay: Annotated[float, Field(ge=0, le=1)] = 1.0
     """What part of the error-feedback residual is carried into the next delta."""
     clip: Bound = 3.0
@@ -143,9 +149,12 @@ class Outer(_Section):
     """A delta has no weight if its fragment was merged more often than this during its window."""
 
     @model_validator(mode="after")
-    def _known_codec(self) -> Self:
+    def _known_names(self) -> Self:
         if self.codec not in CODECS:
             raise ValueError(f"codec {self.codec!r} is unknown; choose one of {', '.join(CODECS)}")
+        if self.optimizer not in OUTER_OPTIMIZERS:
+            names = ", ".join(sorted(OUTER_OPTIMIZERS))
+            raise ValueError(f"outer optimizer {self.optimizer!r} is unknown; choose one of {names}")
         return self
 
 

@@ -32,10 +32,9 @@ from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import genesis
 from gossamer.node.trainer.beside import Beside
 from gossamer.node.trainer.daemon_link import CONNECT_TIMEOUT_S, OUTDATED, DaemonLink
-from gossamer.node.trainer.driver import Leader, RankRole
-from gossamer.node.trainer.follower import Follower
+from gossamer.node.trainer.outer import Leader
 from gossamer.node.trainer.parameters import check_fits, checked_optimizers, parameters_of, reshard
-from gossamer.node.trainer.ranks import Team, team_of
+from gossamer.node.trainer.ranks import Follower, RankContext, Role, Team, team_of
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest, from_canonical
 
@@ -249,7 +248,7 @@ def claim(peer: Attached) -> None:
 class Place:
     """What a script has become. Only the first rank has `folder` and `contact`."""
 
-    role: RankRole
+    role: Role
     optimizers: Sequence[torch.optim.Optimizer] = ()
     folder: Path | None = None
     contact: str = ""
@@ -373,16 +372,8 @@ def _leader(
     team: Team,
     stop_round: int,
 ) -> Place:
-    leader = Leader(
-        model,
-        optimizers,
-        node.manifest,
-        node.link,
-        team,
-        checkpoint=node.home.checkpoint_path,
-        stop_round=stop_round,
-        beside=node.beside,
-    )
+    context = RankContext(team, stop_round, node.beside)
+    leader = Leader(model, optimizers, node.manifest, node.link, context, node.home.checkpoint_path)
     return Place(
         role=leader,
         optimizers=optimizers,
@@ -400,7 +391,7 @@ def _follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Team, stop_
     node_id = _heard(team)
     beside = Beside()
     beside.start()
-    return Follower(model, manifest, team, node_id=node_id, stop_round=stop_round, beside=beside)
+    return Follower(model, manifest, node_id, RankContext(team, stop_round, beside))
 
 
 def _bound(team: Team, manifest: Manifest) -> Mapping[str, Tensor]:

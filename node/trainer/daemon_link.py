@@ -157,6 +157,16 @@ class DaemonLink:
             if self._connection is not None and not _leave(self._connection, frame):
                 self._connection.shutdown(socket.SHUT_RDWR)
 
+    def reconnect(self) -> None:
+        """Hang up, and have the daemon welcome us and offer all of Phi again, in new memory. A delta that it
+        has
+        not acknowledged is handed over once more."""
+        with self._lock, suppress(OSError):
+            self._attached = False
+            self._offers.clear()
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_RDWR)
+
     def wait_free(self, timeout_s: float) -> float:
         """Wait until `can_publish`, but not for a daemon that is gone. Returns the seconds waited."""
         begun = time.monotonic()

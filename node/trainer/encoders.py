@@ -5,29 +5,20 @@ int32 values that every receiver will decode from them. The sender keeps the dif
 residual. All arithmetic is on integers, and no choice is left to a library (torch promises the first of equal
 maxima), so CPU and CUDA agree.
 
-A tensor is processed in pieces whose temporaries stay in the CPU's cache. Except for `exact`, no encoder
-waits for the device: every shape is known beforehand.
+A tensor is processed in pieces whose temporaries stay in the CPU's cache. No kernel waits for the device:
+every shape is known beforehand. A codec without a kernel (`exact`) is encoded by its reference.
 """
 
 from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer.protocol.codecs import CODECS, block, topk, two_bit
 from gossamer.protocol.codecs.base import ZERO_BLOCK
-from gossamer.protocol.errors import ConfigError
-
-Encoder = Callable[[Tensor, int, Tensor, Tensor], None]
-"""``(values int32[n], start, section uint8[section_bytes(numel)], decoded int32[n])``.
-
-The values are those of a tensor of `numel` values from `start` on. Both ends are multiples of 4096, except
-for the tensor's own end.
-"""
 
 EncodeBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, int | Tensor], None]
 """``(values int32[b, n], exponents uint8[b, 1], codes uint8[b, c], decoded int32[b, n], count)``.
@@ -56,66 +47,46 @@ class Kernel(NamedTuple):
     values_per_byte: int
 
 
-def piece_numel(tensor: Tensor) -> int:
-    """How many of a tensor's values to encode at a time."""
+def piece_numel(codec: str, tensor: Tensor) -> int:
+    """How many of a tensor's values to encode at a time; a codec that has no kernel takes all at once."""
+    if codec not in KERNELS:
+        return max(1, tensor.numel())
     return PIECE_CPU if tensor.is_cpu else PIECE_DEVICE
 
 
-class SectionWriter:
-    """Encodes one tensor, piece by piece, into its section of a payload."""
+def encode_piece(codec: str, values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None:
+    """Encode a tensor's values from `start` on, and write to `decoded` what receivers will read.
 
-    def __init__(self, codec: str, section: Tensor) -> None:
-        """`section`: uint8[section_bytes(numel)], on the tensor's device."""
-        self._encoder = _encoder(codec)
-        self._section = section
-        self._start = 0
-
-    def write(self, values: Tensor, decoded: Tensor) -> None:
-        """Encode the next `values`, int32[n], and write to `decoded`, int32[n], what receivers will read.
-
-        All pieces but the last have `piece_numel` values.
-        """
-        self._encoder(values, self._start, self._section, decoded)
-        self._start += values.numel()
+    Args:
+        values: int32[n], magnitudes below 2**30; `piece_numel` of them, except at the tensor's end.
+        section: uint8[section_bytes(numel)], of the whole tensor, on the same device; as is
+        decoded: int32[n].
+    """
+    if codec in KERNELS:
+        _in_blocks(KERNELS[codec], values, start, section, decoded)
+        return
+    # The reference codec, on the CPU: for `exact`, and for a codec that nobody has written a kernel for.
+    reference, numbers = CODECS[codec], values.cpu().numpy()
+    data = reference.encode(numbers)
+    section.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else section)
+    decoded.copy_(torch.from_numpy(reference.decode(memoryview(data), numbers.size)))
 
 
 def encode_tensor(codec: str, values: Tensor) -> tuple[Tensor, Tensor]:
     """Encode `values`, int32 fixed point of any shape with magnitudes below 2**30, on their own device.
 
     Returns the section, uint8[bytes], and what it decodes to, int32 of the same shape; both are new tensors
-    on that device. Raises ConfigError for an unknown codec.
+    on that device.
     """
-    _encoder(codec)
-    if values.dtype != torch.int32:
-        raise ValueError(f"encoders take int32 fixed point, not {values.dtype}")
     length = CODECS[codec].section_bytes(values.numel())
     section = torch.empty(length, dtype=torch.uint8, device=values.device)
     decoded = torch.empty(values.shape, dtype=torch.int32, device=values.device)
-    writer, size = SectionWriter(codec, section), piece_numel(values)
+    size, start = piece_numel(codec, values), 0
     pieces = values.contiguous().view(-1).split(size)
     for piece, result in zip(pieces, decoded.view(-1).split(size), strict=True):
-        writer.write(piece, result)
+        encode_piece(codec, piece, start, section, result)
+        start += piece.numel()
     return section, decoded
-
-
-def check_codec(codec: str) -> None:
-    """Raise ConfigError for an unknown codec."""
-    _encoder(codec)
-
-
-def _encoder(codec: str) -> Encoder:
-    try:
-        return ENCODERS[codec]
-    except KeyError:
-        raise ConfigError(f"unknown codec {codec!r}: this version has {', '.join(ENCODERS)}") from None
-
-
-def _exact(values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None:
-    """`exact`, for tests and tiny models: runs the reference codec, on the CPU."""
-    data = CODECS["exact"].encode(values.cpu().numpy())
-    target = section[4 * start : 4 * start + len(data)]
-    target.copy_(torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8)))
-    decoded.copy_(values)
 
 
 def _in_blocks(kernel: Kernel, values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None:
@@ -275,10 +246,4 @@ KERNELS = {
     "int2": Kernel(_two_bit, block.BLOCK, block.BLOCK, 4),
     "topk": Kernel(_topk, topk.BLOCK, topk.RUN, topk.RUN),
 }
-"""The kernels of the codecs that work in blocks."""
-
-ENCODERS: dict[str, Encoder] = {
-    "exact": _exact,
-    **{codec: partial(_in_blocks, kernel) for codec, kernel in KERNELS.items()},
-}
-"""The encoder of every codec, by its name."""
+"""The kernels of codecs that work in blocks."""

@@ -170,7 +170,7 @@ class FragmentState:
                 for place, values in zip(places, row.split(numels), strict=True):
                     tensors_of[place] = values.view(theta[place].shape)
             bucket = Bucket(codec, numels, image.device) if len(places) > 1 else None
-            parts.append(Part(places, own, _pieces(image, rest, extra), bucket))
+            parts.append(Part(places, own, _pieces(piece_numel(codec, image), image, rest, extra), bucket))
         return cls(fragment, theta, ref, residual, kept, parts, Window(base))
 
 
@@ -184,8 +184,7 @@ def _widened(theta: Tensor, ref: Tensor) -> Tensor:
     return theta.float().sub_(ref.to(theta.dtype)).add_(ref)
 
 
-def _pieces(ref: Tensor, residual: Tensor, buffers: Sequence[Tensor]) -> list[Piece]:
-    size = piece_numel(ref)
+def _pieces(size: int, ref: Tensor, residual: Tensor, buffers: Sequence[Tensor]) -> list[Piece]:
     spans = [slice(start, min(start + size, ref.numel())) for start in range(0, ref.numel(), size)]
     return [Piece(span, ref[span], residual[span], tuple(row[span] for row in buffers)) for span in spans]
 

@@ -1,206 +1,95 @@
 """The outer loop of one node: from inner progress to deltas, and from Phi to parameters.
 
-Per fragment: live parameters `theta`, the reference `ref` (float image of the Phi last applied), the
-error-feedback residual `e` and the outer momentum `m`::
+Theory of operation
+===================
 
-    publish:  g = ref - theta;  m = mu * m + g;  x = lr * (g + mu * m) + ef_decay * e
-              payload = encode(x);  e = x - decode(payload);  theta = ref = ref - decode(payload)
-    apply:    theta += Phi_new - ref;  ref = Phi_new
+A training loop does *inner steps*: forward, backward, the inner optimizer. After each one it calls
+`Peer.step`, and that instant is a *step boundary*. All that this file does, it does there.
 
-The momentum lives with the sender: a linear filter commutes with the sum over nodes, so the swarm's
-Nesterov momentum (DiLoCo, arXiv 2311.08105) needs no shared state, and nothing is lost when a member leaves.
+**State.** The model is cut into fragments; round ``r`` concerns fragment ``r % fragments``. Of each fragment
+there are the live parameters `theta`, the reference `ref` (the float image of the Phi last applied, less this
+node's deltas since), the error-feedback residual `e`, and the outer optimizer's buffers. The *window* of a
+fragment is what the inner loop has done since this node's last delta of it.
 
-Nothing here does I/O, or waits for anything but a GPU's payload. Both operations process a fragment piece by
-piece, in memory that is kept. On the CPU a piece then stays in cache through all of its operations, and the
-training loop touches no page for the first time.
+**Publish.** The progress of a window is the pseudo-gradient; the outer optimizer turns it into a step; the
+codec makes the step small; what the codec leaves out is carried into the next delta::
+
+    g = ref - theta                     what training has done, as a gradient to subtract
+    s = learning_rate * optimizer(g)    by default momentum in Nesterov's form
+    x = s + ef_decay * e                in fixed point: integers, the same on every device
+    payload = encode(x)
+    e = x - decode(payload)
+    theta = ref = ref - decode(payload)
+
+So the node goes on from exactly what all others will decode. The optimizer is the sender's own; no state is
+shared (see `outer_optimizers`).
+
+**Apply.** The daemon offers a newer Phi in shared memory whenever it has merged a round. The progress of the
+open window stays on top of it::
+
+    theta += Phi_new - ref;  ref = Phi_new
+
+**Memory and time.** Both operations go through a fragment piece by piece, in memory that was made before
+training began. On the CPU a piece stays in cache through all of its operations, and no page is touched for
+the
+first time in the loop; small tensors are gathered into buckets. On a GPU nothing waits for the device before
+the payload is complete. Nothing here does I/O or waits for the network: what the daemon wants and offers is
+read from attributes that `DaemonLink`'s thread keeps up to date.
+
+**A step boundary** (`Leader.step`): is a round due, by the pace and the swarm's clock? Which offers are to be
+applied? Most steps have neither, and only count. Otherwise offers are applied first, and then the due
+fragment is published; a share of a checkpoint is copied; and the parameters are marked, so that it can be
+told
+later whether they are still as they are now. With several ranks (`ranks`), all of them agree on what changes,
+and the first one does it for all.
+
+**Failure.** There is one rule. If a publish or an apply fails, or is cut short by Ctrl-C, nothing on this
+side
+is known to be whole: the open windows, residuals and buffers are dropped, one line is logged, the daemon is
+asked for Phi again, and training goes on. A model that has diverged is one such failure: it shows at the end
+of
+a publish, whose payload is then not handed over; its inner optimizer's state is cleared with the rest. A
+delta
+that was handed over before stays handed over: `DaemonLink` sends it again to whatever daemon comes.
+
+**Leaving** (`Leader.flush`). However a loop ends, by itself, by an error, a signal or the end of the process,
+the last window is published, and the checkpoint saved, only if the parameters are as at the last step
+boundary.
+They are not if an optimizer's step was cut short, or an evaluation has put other values into the model.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from functools import wraps
-from math import inf, isnan
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gossamer.node.trainer.encoders import PIECE_CPU, SectionWriter
+from gossamer.node.ipc import messages as control
+from gossamer.node.trainer.checkpoint import CheckpointWriter, restore
+from gossamer.node.trainer.daemon_link import DaemonLink, Offer
+from gossamer.node.trainer.encoders import PIECE_CPU
 from gossamer.node.trainer.fragments import FragmentState, Losses, OuterState, Part, Piece, Window
-from gossamer.node.trainer.parameters import check_fits
-from gossamer.node.trainer.payload_writer import BucketWriter, PayloadWriter
-from gossamer.protocol.errors import DivergedError
+from gossamer.node.trainer.metrics import Progress
+from gossamer.node.trainer.outer_optimizers import optimizer_of
+from gossamer.node.trainer.parameters import Binding, check_fits, is_sharded
+from gossamer.node.trainer.payload_writer import PayloadWriter
+from gossamer.node.trainer.phi_updates import PhiUpdates
+from gossamer.node.trainer.ranks import DONE, RankContext, Role, Word
+from gossamer.node.trainer.watchdogs import IdleWatch, StepBoundary
+from gossamer.protocol.errors import DivergedError, LocalError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
-from gossamer.protocol.manifest import Manifest, Outer
+from gossamer.protocol.limits import LOSS_MAX, OWN_TOKENS_MAX, STEPS_MAX, TOKENS_MAX
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.pace import Pace
 
-# --- The outer step of a fragment that is on one device, which is not waited for before the end.
-#
-# Reading back how far a step goes would wait for all work queued on the device, and leave the device idle
-# until
-# the next call arrives. So the device itself checks whether the longest possible step is sound, and keeps
-# everything as it was if it is not.
+POLL_S = 0.01
 
-FADED = 2.0**-60
-"""Smaller momenta count for nothing in fixed point, and are set to 0. Where nothing trains any more, as in
-the embedding rows of words that no longer occur, momentum would otherwise fade until it is denormal and stay
-so, which is 30 times slower on Intel CPUs."""
-
-
-class DeviceStep:
-    """One step of all of a fragment's parts. Making it queues the check of how far they reach."""
-
-    def __init__(self, state: FragmentState, outer: Outer) -> None:
-        self._outer = outer
-        reaches = [
-            torch.stack(
-                [
-                    _largest(piece.ref),
-                    _largest(_learnt(values[piece.span], piece)),
-                    _largest(piece.buffers[0]),
-                ]
-            )
-            for part in state.parts
-            for values in (part.values(),)
-            for piece in part.pieces
-        ]
-        ref, learnt, momentum = torch.stack(reaches).amax(0).unbind()
-        mu = outer.momentum
-        step = outer.learning_rate * ((1.0 + mu) * learnt + mu * mu * momentum)
-        # A bound on the values and on where the step ends. False if anything is NaN.
-        self._is_sound: Tensor = (ref + learnt + step) * ONE < VALUE_LIMIT
-        self._moved = torch.zeros_like(self._is_sound)
-
-    def take(self, theta: Tensor, piece: Piece, section: SectionWriter | BucketWriter) -> None:
-        """Encode a piece's step, and set the parameters to what all others will decode."""
-        _, ref, residual, (momentum,) = piece
-        step, mu = _learnt(theta, piece), self._outer.momentum
-        if mu:
-            newer = torch.hardshrink(torch.add(step, momentum, alpha=mu), FADED)
-            torch.where(self._is_sound, newer, momentum, out=momentum)
-            step.add_(momentum, alpha=mu)
-        step.mul_(self._outer.learning_rate * ONE).round_()
-        sent = torch.where(self._is_sound, step, 0.0).int()
-        self._moved |= sent.any()
-        if self._outer.ef_decay != 1.0:
-            decayed = residual.float().mul_(self._outer.ef_decay).round_().int()
-            torch.where(self._is_sound, decayed, residual, out=residual)
-        residual.add_(sent).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
-        section.write(residual, sent)
-        sent.mul_(self._is_sound)
-        residual.sub_(sent)
-        ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # scaling by a power of two is exact
-        torch.where(self._is_sound, ref.to(theta.dtype), theta, out=theta)
-
-    def outcome(self) -> tuple[bool, bool]:
-        """Whether the step was taken, and whether it moved anything. Waits for the device."""
-        is_sound, moved = torch.stack((self._is_sound, self._moved)).tolist()
-        return is_sound, moved
-
-
-def _learnt(theta: Tensor, piece: Piece) -> Tensor:
-    """A piece's pseudo-gradient, float32: what bf16 cannot hold of `ref` is not part of it."""
-    return piece.ref.to(theta.dtype).float() - theta.float()
-
-
-def _largest(tensor: Tensor) -> Tensor:
-    """The largest of a tensor's magnitudes, float32[]; NaN if any is."""
-    if not tensor.numel():  # a script has emptied a parameter, which `Binding.check` reports
-        return torch.zeros((), device=tensor.device)
-    largest: Tensor = torch.linalg.vector_norm(tensor, inf)
-    return largest
-
-
-# --- How far values and steps reach: finds what fixed point cannot hold before anything is published.
-
-MOVED = "is not finite or moved by over 64: lower the learning rate"
-BEYOND = (
-    "is not finite or beyond 64, the limit of a swarm's numbers: lower the learning rate, or rescale"
-    " what it learns (the targets, say)"
-)
-
-
-class Seen(NamedTuple):
-    """A part's values, and the largest magnitude among them, in units of fixed point."""
-
-    values: Tensor
-    reach: float
-
-
-def check_values(state: FragmentState) -> list[Seen]:
-    """What each part of a fragment holds. Raises DivergedError if a value is not finite or beyond fixed
-    point."""
-    found = []
-    for part in state.parts:
-        values = part.values()
-        reach = ONE * largest(magnitude(values[piece.span]) for piece in part.pieces)
-        if not reach < VALUE_LIMIT:
-            raise _diverged(state, part, values.float() * ONE, BEYOND)
-        found.append(Seen(values, reach))
-    return found
-
-
-def check_length(state: FragmentState, part: Part, step: Tensor) -> float:
-    """The largest magnitude in a step. Raises DivergedError if fixed point cannot hold it."""
-    longest = magnitude(step)
-    if not longest < VALUE_LIMIT:
-        clear(state.buffers["momentum"])
-        raise _diverged(state, part, step, MOVED)
-    return longest
-
-
-def check_end(state: FragmentState, part: Part, end: Tensor) -> None:
-    """Raise DivergedError if a step ends where no healthy Phi is: it would be the end of the swarm's, too."""
-    if not magnitude(end) < VALUE_LIMIT:
-        clear(state.buffers["momentum"])
-        raise _diverged(state, part, end, BEYOND)
-
-
-def magnitude(step: Tensor) -> float:
-    """The largest magnitude in a tensor; NaN if any is NaN. Two reductions are faster than `aminmax`."""
-    if not step.numel():  # a script has emptied a parameter, which `Binding.check` reports
-        return 0.0
-    return max(-float(step.amin()), float(step.amax()))
-
-
-def largest(numbers: Iterable[float]) -> float:
-    """The largest of some numbers; NaN if any is NaN."""
-    return max(numbers, key=lambda number: (isnan(number), number), default=0.0)
-
-
-def clear(tensors: list[Tensor]) -> None:
-    """Set tensors to zero. A value that is not finite would stay so, and a script that puts sound parameters
-    back could not publish again."""
-    for tensor in tensors:
-        tensor.zero_()
-
-
-def _diverged(state: FragmentState, part: Part, step: Tensor, what: str) -> DivergedError:
-    """The error that says `what` happened to the first tensor whose step or values (in units of fixed point)
-    are out of range."""
-    numels = [step.numel()] if part.bucket is None else part.bucket.numels
-    steps = zip(part.places, step.split(numels), strict=True)
-    place = next(place for place, one in steps if not magnitude(one) < VALUE_LIMIT)
-    name = state.fragment.slots[place].spec.name
-    return DivergedError(f"tensor {name!r} {what}")
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _as_written(method: "Callable[Concatenate[OuterLoop, P], T]") -> "Callable[Concatenate[OuterLoop, P], T]":
-    """Has torch compute exactly what a method says, whatever modes the script's loop has set.
-
-    Gradients and autocast are off: autocast to bf16 would refuse fp16 parameters.
-    """
-
-    @wraps(method)
-    def run(loop: "OuterLoop", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with torch.no_grad(), ExitStack() as modes:
-            for device in filter(torch.amp.is_autocast_available, loop.device_types):
-                modes.enter_context(torch.autocast(device, enabled=False))
-            return method(loop, *args, **kwargs)
-
-    return run
+log = logging.getLogger("gossamer.peer")
 
 
 class Scratch(NamedTuple):
@@ -213,48 +102,40 @@ class Scratch(NamedTuple):
 
     @classmethod
     def of(cls, numel: int, device: torch.device) -> "Scratch":
-        step = torch.empty(numel, dtype=torch.float32, device=device)
-        return cls(step, torch.empty(numel, dtype=torch.int32, device=device))
-
-    @classmethod
-    def to_keep(cls, numel: int) -> "Scratch":
-        """Memory on the CPU with all of its pages touched."""
-        room = cls.of(numel, torch.device("cpu"))
-        return cls(room.step.zero_(), room.sent.zero_())
+        """Zeros, so that all pages are touched."""
+        step = torch.zeros(numel, dtype=torch.float32, device=device)
+        return cls(step, torch.zeros(numel, dtype=torch.int32, device=device))
 
     def first(self, numel: int) -> "Scratch":
         """The part for the first `numel` values."""
         return self if numel == self.step.numel() else Scratch(self.step[:numel], self.sent[:numel])
 
 
+class Extent(NamedTuple):
+    """How far a piece's step goes, and the largest value where it ends: float32 [] on the piece's device."""
+
+    step: Tensor
+    """In units of fixed point."""
+    end: Tensor
+
+
 class OuterLoop(OuterState):
-    """All fragments of one model."""
+    """The operations on the fragments of one model."""
 
     def __init__(self, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
         """Bind to a model's parameters by name. Raises ConfigError naming the first that does not fit."""
         check_fits(tensors, manifest)
         self._outer = manifest.outer
-        super().__init__(tensors, manifest.plan(), self._outer.codec, ("momentum",))
-        self.device_types = {"cpu", *(part.device.type for state in self.fragments for part in state.parts)}
-        """Types of the devices that it computes on."""
-        self._scratch = Scratch.to_keep(PIECE_CPU)
+        self._optimizer = optimizer_of(manifest.outer)
+        super().__init__(tensors, manifest.plan(), self._outer.codec, self._optimizer.buffers)
+        self._device_types = {"cpu", *(part.device.type for state in self.fragments for part in state.parts)}
+        self._scratch = Scratch.of(PIECE_CPU, torch.device("cpu"))
         self._losses = Losses(len(self.fragments))
 
     @property
     def has_open_windows(self) -> bool:
         """Whether any fragment has trained since it was last published."""
         return any(state.window.steps for state in self.fragments)
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether a parameter differs from what Phi, or the last delta, has made it."""
-        return any(
-            not torch.equal(values[piece.span], piece.ref.to(values.dtype))
-            for state in self.fragments
-            for part in state.parts
-            for values in (part.values(),)
-            for piece in part.pieces
-        )
 
     def step(self, tokens: int, loss: float | Tensor) -> None:
         """Record one inner step in every fragment's window."""
@@ -265,7 +146,6 @@ class OuterLoop(OuterState):
         for state in self.fragments:
             state.window.add(tokens)
 
-    @_as_written
     def apply(self, index: int, phi: Ints | Tensor, merged_round: int, *, keep_progress: bool = True) -> None:
         """Move a fragment to a newer Phi, keeping local progress unless told not to.
 
@@ -275,107 +155,92 @@ class OuterLoop(OuterState):
         state.merged_round = merged_round
         phi = phi if isinstance(phi, Tensor) else torch.from_numpy(phi)
         images = phi.split([slot.numel for slot in state.fragment.slots])
-        for part in state.parts:
-            values, image, room = part.values(), part.of(images), self._room(part)
-            for piece in part.pieces:
-                _take_over(image[piece.span], values[piece.span], piece.ref, room, keep_progress)
-            part.write_back(values)
-        if not keep_progress or state.window.steps == 0:
+        with self._exactly():
+            for part in state.parts:
+                values, image, room = part.values(), part.of(images), self._room(part)
+                for piece in part.pieces:
+                    _take_over(image[piece.span], values[piece.span], piece.ref, room, keep_progress)
+                part.write_back(values)
+        if not keep_progress:
+            self._begin_window(state)
+        elif state.window.steps == 0:
             state.window.base = max(state.window.base, merged_round)
 
-    @_as_written
     def reset(self) -> None:
         """Set all parameters to the Phi last applied, and begin all windows again."""
-        self._losses = Losses(len(self.fragments))
-        for state in self.fragments:
-            state.window = Window(base=max(state.window.base, state.merged_round))
-            for theta, ref in zip(state.theta, state.ref, strict=True):
-                theta.copy_(ref)
+        with self._exactly():
+            for state in self.fragments:
+                self._begin_window(state)
+                for theta, ref in zip(state.theta, state.ref, strict=True):
+                    theta.copy_(ref)
 
-    @_as_written
-    def check(self) -> None:
-        """Raise DivergedError if a parameter is not finite or far out of range."""
+    def forget(self) -> None:
+        """Set all residuals and buffers to 0: they may be half updated, or hold values that are not
+        finite."""
         for state in self.fragments:
-            check_values(state)
+            for kept in state.saved.values():
+                for tensor in kept:
+                    tensor.zero_()
 
-    @_as_written
     def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
         """Close a fragment's window and write its payload to `out`; returns its length and the window.
 
-        Raises DivergedError if training left the range of fixed point. In that case no tensor is published: a
-        script may put sound values back, and publishes their progress next. If a tensor has moved too far,
-        its fragment's momentum is lost.
+        Raises DivergedError if training left the range of fixed point. The payload is then worth nothing, nor
+        is the fragment's state: load it again, without its progress.
         """
         state = self.fragments[index]
-        # With mixed dtypes, `write_back` rounds its values, even where nothing was to change.
-        if state.gpu is not None and not _is_mixed(state):
-            if (done := self._publish_if_sound(state, round_, out)) is not None:
-                return done
-        found = check_values(state)
-        for part, seen in zip(state.parts, found, strict=True):
-            if self._may_go_too_far(part, seen.reach):
-                self._check_steps(state, part, seen.values)
-        try:
-            return self._publish(state, found, round_, out)
-        except DivergedError:
-            # It diverged by its momentum alone. Tensors before the one to blame were encoded for a payload
-            # that goes nowhere: their residuals would be published as the opposite of their progress.
-            clear(state.residual)
-            raise
-
-    def _publish_if_sound(
-        self, state: FragmentState, round_: int, out: memoryview
-    ) -> tuple[int, Window] | None:
-        """Publish a fragment that is on one device; None, with nothing changed, if a step might be too
-        long."""
         writer = PayloadWriter(self._outer.codec, state.fragment, out)
-        step = DeviceStep(state, self._outer)
-        for part in state.parts:
-            section, values = _section(part, writer), part.values()
-            for piece in part.pieces:
-                step.take(values[piece.span], piece, section)
-            part.write_back(values)
-        length = writer.finish()
-        was_taken, moved = step.outcome()
-        return (length, self._closed(state, round_, moved)) if was_taken else None
+        extents: list[tuple[Part, Tensor, Extent]] = []
+        with self._exactly():
+            for part in state.parts:
+                values, room = part.values(), self._room(part)
+                for piece in part.pieces:
+                    extent = self._send(values[piece.span], part, piece, writer, room)
+                    extents.append((part, values, extent))
+                part.write_back(values if part.bucket is None else part.pieces[0].ref)
+            length = writer.finish()  # from here on, nothing has to be waited for
+            changed = False
+            for part, values, extent in extents:
+                step, end = float(extent.step), float(extent.end) * ONE
+                changed = changed or step > 0
+                if not step < VALUE_LIMIT:  # also if it is NaN
+                    named = _named(state, part, values)
+                    raise DivergedError(f"{named} is not finite or moved by over 64: {REMEDY}")
+                if not end < VALUE_LIMIT:
+                    raise DivergedError(
+                        f"{_named(state, part, values)} is beyond 64, the limit of a swarm's numbers:"
+                        f" {REMEDY}, or rescale what it learns (the targets, say)"
+                    )
+        return length, self._closed(state, round_, changed)
 
-    def _may_go_too_far(self, part: Part, reach: float) -> bool:
-        """Whether a step may be too long, or end outside the range of a healthy Phi, by the window's
-        progress.
+    def _send(self, theta: Tensor, part: Part, piece: Piece, writer: PayloadWriter, room: Scratch) -> Extent:
+        """Encode a piece's step, and set the parameters to what all others will decode."""
+        span, ref, residual, buffers = piece
+        step, sent = room.first(ref.numel())
+        if theta.dtype == torch.float32:
+            torch.sub(ref, theta, out=step)
+        else:
+            # What bf16 cannot hold of `ref` is not progress: `theta` began at the bf16 image of `ref`.
+            step.copy_(ref.to(theta.dtype)).sub_(theta.float())
+        self._optimizer.step(step, *buffers)
+        step.mul_(self._outer.learning_rate * ONE).round_()
+        longest = _magnitude(step)
+        if self._outer.ef_decay != 1.0:
+            residual.copy_(residual.float().mul_(self._outer.ef_decay).round_())
+        residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
+        if part.bucket is None:
+            writer.write(part.places[0], span.start, residual, sent)
+        else:
+            writer.write_bucket(part.places, part.bucket, residual, sent)
+        residual.sub_(sent)
+        ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # scaling by a power of two is exact
+        if part.bucket is None:
+            theta.copy_(ref)
+        return Extent(longest, _magnitude(ref))
 
-        `reach` is the largest of the part's values, in units of fixed point. The pseudo-gradient is at most
-        twice the larger of that and the reach of `ref`.
-        """
-        reach = max(reach, ONE * largest(magnitude(piece.ref) for piece in part.pieces))
-        times = 2.0 * self._outer.learning_rate * (1.0 + self._outer.momentum)
-        return reach * (1.0 + times) >= VALUE_LIMIT
-
-    def _check_steps(self, state: FragmentState, part: Part, values: Tensor) -> None:
-        """Before any step is taken: raise DivergedError if one is too long, or ends outside the range of a
-        healthy Phi."""
-        room = self._room(part)
-        for piece in part.pieces:
-            aside = piece._replace(buffers=(piece.buffers[0].clone(),))
-            step = self._outer_step(values[piece.span], aside, room)
-            check_length(state, part, step)
-            check_end(state, part, piece.ref * ONE - step)
-
-    def _publish(
-        self, state: FragmentState, found: list[Seen], round_: int, out: memoryview
-    ) -> tuple[int, Window]:
-        writer = PayloadWriter(self._outer.codec, state.fragment, out)
-        longest = 0.0
-        for part, (values, reach) in zip(state.parts, found, strict=True):
-            section, room = _section(part, writer), self._room(part)
-            for piece in part.pieces:
-                step = self._outer_step(values[piece.span], piece, room)
-                length = check_length(state, part, step)
-                if reach + length > VALUE_LIMIT // 2:  # only then, since it takes two more passes
-                    check_end(state, part, piece.ref * ONE - step)
-                longest = max(longest, length)
-                self._send(values[piece.span], piece, section, room)
-            part.write_back(values)
-        return writer.finish(), self._closed(state, round_, longest > 0)
+    def _begin_window(self, state: FragmentState) -> None:
+        self._losses.close(state.fragment.index)
+        state.window = Window(base=max(state.window.base, state.merged_round))
 
     def _closed(self, state: FragmentState, round_: int, changed: bool) -> Window:
         """Close a fragment's window, and begin the next."""
@@ -387,34 +252,14 @@ class OuterLoop(OuterState):
         state.last_published = round_
         return closed
 
-    def _outer_step(self, theta: Tensor, piece: Piece, room: Scratch) -> Tensor:
-        """A piece's step, in units of fixed point."""
-        ref, momentum, step = piece.ref, piece.buffers[0], room.first(piece.ref.numel()).step
-        mu, lr = self._outer.momentum, self._outer.learning_rate
-        if theta.dtype == torch.float32:
-            torch.sub(ref, theta, out=step)
-        else:
-            # What bf16 cannot hold of `ref` is not progress: `theta` began at the bf16 image of `ref`.
-            step.copy_(ref.to(theta.dtype)).sub_(theta.float())
-        if mu:
-            torch.add(step, momentum, alpha=mu, out=momentum)
-            torch.hardshrink(momentum, FADED, out=momentum)
-            step.add_(momentum, alpha=mu)
-        return step.mul_(lr * ONE).round_()
-
-    def _send(
-        self, theta: Tensor, piece: Piece, section: SectionWriter | BucketWriter, room: Scratch
-    ) -> None:
-        """Encode a piece's step, and set the parameters to what all others will decode."""
-        _, ref, residual, _ = piece
-        step, sent = room.first(ref.numel())
-        if self._outer.ef_decay != 1.0:
-            residual.copy_(residual.float().mul_(self._outer.ef_decay).round_())
-        residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
-        section.write(residual, sent)
-        residual.sub_(sent)
-        ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # scaling by a power of two is exact
-        theta.copy_(ref)
+    @contextmanager
+    def _exactly(self) -> Iterator[None]:
+        """Inside, torch computes what is written, whatever modes the script's loop has set: without gradients
+        and autocast, which to bf16 would refuse fp16 parameters."""
+        with torch.no_grad(), ExitStack() as modes:
+            for device in filter(torch.amp.is_autocast_available, self._device_types):
+                modes.enter_context(torch.autocast(device, enabled=False))
+            yield
 
     def _room(self, part: Part) -> Scratch:
         numel = max((piece.ref.numel() for piece in part.pieces), default=0)
@@ -423,16 +268,22 @@ class OuterLoop(OuterState):
         return Scratch.of(numel, part.device)
 
 
-def _section(part: Part, writer: PayloadWriter) -> SectionWriter | BucketWriter:
-    """Begin a part of a payload."""
-    if part.bucket is None:
-        return writer.section(part.places[0], part.device)
-    return writer.bucket(part.places, part.bucket)
+REMEDY = "lower the learning rate"
 
 
-def _is_mixed(state: FragmentState) -> bool:
-    """Whether some tensors that are processed together have different dtypes by now."""
-    return any(len({theta.dtype for theta in part.theta}) > 1 for part in state.parts)
+def _named(state: FragmentState, part: Part, values: Tensor) -> str:
+    """The tensor of a part that is to blame, for a person; all of a bucket if it is not among its values."""
+    names = [state.fragment.slots[place].spec.name for place in part.places]
+    if part.bucket is not None:
+        rows = zip(names, values.split(part.bucket.numels), strict=True)
+        names = [name for name, row in rows if not float(_magnitude(row)) * ONE < VALUE_LIMIT][:1] or names
+    return f"tensor {names[0]!r}" if len(names) == 1 else f"a tensor (one of {', '.join(names):.200})"
+
+
+def _magnitude(values: Tensor) -> Tensor:
+    """The largest magnitude, float32 []; NaN if any value is. Two reductions are faster than `aminmax`, and
+    many times as fast as a norm."""
+    return torch.maximum(values.amax(), values.amin().neg_())
 
 
 def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_progress: bool) -> None:
@@ -453,3 +304,339 @@ def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_prog
     else:
         theta.copy_(image)
     ref.copy_(image)
+
+
+# --- The driver: what the outer loop does at a step boundary, and when the node leaves.
+
+
+class Leader(Role):
+    """Drives the outer loop of one node. Of several ranks, it is the first; the others are `Follower`s."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        manifest: Manifest,
+        link: DaemonLink,
+        context: RankContext,
+        checkpoint: Path,
+    ) -> None:
+        """Raises ConfigError if the model does not fit the manifest."""
+        super().__init__(link, context)
+        self._link: DaemonLink = link
+        self._optimizers = tuple(optimizers)
+        self._saved_optimizers = self._optimizers if self.team.size == 1 else ()
+        self._checkpoint_path = checkpoint
+        self._checkpoint = CheckpointWriter(checkpoint)
+        self._outer = OuterLoop(self.team.bind(manifest.plan()), manifest)
+        self._updates = PhiUpdates(link, self._outer.fragments)
+        self._binding = Binding(model, manifest)
+        self._codec = manifest.outer.codec
+        self._pace = Pace(manifest.pace, manifest.layout.fragments)
+        self._missing = set(range(len(self._outer.fragments)))
+        """Fragments that have to be loaded from the daemon, without local progress: at first, and after a
+        change that failed."""
+        self._has_diverged = False
+        """Whether the model diverged, and the swarm's has not been loaded since."""
+        shared = [tensor for state in self._outer.fragments for tensor in state.theta]
+        # Sharded parameters are here as copies; their ranks leave only together, at a step boundary.
+        self._boundary = StepBoundary([] if any(map(is_sharded, model.parameters())) else shared)
+        self._has_stepped = False
+        self._steps_since = 0
+        self._published_at = time.monotonic()
+        self._window_loss = 0.0
+        """Mean loss of the last published window with a finite one. It becomes `last_loss` once all ranks
+        know it."""
+        self._share_waits = False
+        self._idle = IdleWatch(len(self._outer.fragments))
+
+    # -- what the loop does
+
+    def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
+        while self._missing and not self.should_stop:
+            if not self._apply_all():
+                time.sleep(POLL_S)
+                if on_wait is not None:
+                    on_wait()
+        restored = restore(self._checkpoint_path, self._outer, self._saved_optimizers)
+        if restored is not None:
+            self.progress, self.resumed = restored
+            if self.team.size > 1 and self.progress.steps:
+                log.info("with several ranks, the inner optimizer's state is not kept: it starts afresh")
+        word = self._agree(done=DONE)
+        self.begun_at = time.perf_counter()
+        self._published_at = time.monotonic()
+        return not self._missing and not (word.stop and self.team.size > 1)
+
+    def step(self, tokens: int, loss: float | Tensor) -> int | None:
+        begun = time.perf_counter()
+        self._has_stepped = True
+        try:
+            round_ = self._step(tokens, loss)
+        except LocalError:  # refused before anything has changed, or another rank is gone
+            raise
+        except BaseException as error:  # Ctrl-C, or whatever a signal's handler raises
+            self._drop(error)
+            raise
+        self.outer_s += time.perf_counter() - begun
+        return round_
+
+    def _step(self, tokens: int, loss: float | Tensor) -> int | None:
+        round_ = None if self._missing else self._due()
+        offers = self._updates.all() if self._missing else self._updates.for_step(round_)
+        if self.team.size > 1 or offers or round_ is not None:
+            touched = self._touched(offers, round_)
+            tokens = self._agree(touched, tokens=tokens, round_=round_ or 0).tokens
+            self._note(tokens, loss)
+            round_ = self._change(touched, offers, round_)
+        else:
+            self._note(tokens, loss)  # most steps: no ranks to agree with, and nothing to do
+        if not self._missing:
+            self._checkpoint_if_due(round_)
+        self._boundary.mark()
+        return round_
+
+    def await_daemon(self, timeout_s: float) -> None:
+        self.stop_requested = False
+        deadline = time.monotonic() + timeout_s
+        while self._outer.has_open_windows and not self.finished and not self._link.is_attached:
+            if self._must_stop or time.monotonic() >= deadline:
+                return
+            time.sleep(POLL_S)
+
+    def flush(self, timeout_s: float) -> None:
+        self.stop_requested = False
+        while self._agree(leaving=1).leaving < self.team.size:
+            pass  # a rank that still trains hears of it at its next step
+        left, is_whole = timeout_s, self._is_as_at_the_boundary()
+        if is_whole and self._outer.has_open_windows and not self.finished:
+            # What the window holds can be handed over once the last delta is acknowledged.
+            left -= self._link.wait_free(timeout_s / 2)
+            if not self._link.can_publish:
+                log.warning(
+                    "what this node has learnt since its last delta is not published: its daemon %s",
+                    "has yet to store that one" if self._link.is_attached else "does not answer",
+                )
+        round_ = self._due_at_the_end() if is_whole else None
+        touched = self._touched([], round_)
+        self._agree(touched, round_=round_ or 0)
+        self._change(touched, [], round_)
+        if is_whole and not self._missing:
+            self._checkpoint.save(self._outer, self._saved_optimizers, self.progress)
+            self._boundary.mark()
+        if not self._link.wait_acknowledged(left):
+            log.warning(
+                "the node's daemon has yet to store the delta of round %d, which is lost if the node ends"
+                " before",
+                self._link.own_last,
+            )
+
+    def drop_progress(self) -> None:
+        self._binding.check(always=True)  # parameters that a script has replaced are not the swarm's
+        everything = frozenset(range(len(self._outer.fragments)))
+        self._agree(everything)
+        with self.team.full(everything):
+            self._outer.reset()
+        self._steps_since = 0
+        self._boundary.mark()
+
+    def settle(self) -> bool:
+        has_changed = self._apply_all()
+        is_waiting = self._link.unmerged > 0 or not self._link.can_publish
+        return has_changed or is_waiting or bool(self._missing)
+
+    def agree_done(self, done: int) -> int:
+        return self._agree(done=done).done
+
+    def report(self, report: control.Report) -> None:
+        self._link.send(report)
+
+    def close(self) -> None:
+        try:
+            self._updates.close()
+            self._checkpoint.close()
+        finally:
+            super().close()
+
+    # -- a change of the parameters
+
+    def _agree(
+        self,
+        touched: frozenset[int] = frozenset(),
+        *,
+        tokens: int = 0,
+        leaving: int = 0,
+        done: int = 0,
+        round_: int = 0,
+    ) -> Word:
+        """Agree with the other ranks on what happens now."""
+        self._word = self.team.agree(
+            Word(
+                tokens=tokens,
+                stop=int(self._must_stop),
+                leaving=leaving,
+                done=done,
+                own_last=max(self._link.own_last, round_),
+                clock=self._link.clock,
+                swarm_tokens=self._link.swarm_tokens,
+                links=self._link.links,
+                version=self.version,
+                applied=self.applied,
+                steps=self.progress.steps,
+                own_tokens=self.progress.tokens,
+                loss=self._window_loss,
+                touched=touched,
+            )
+        )
+        self.last_loss = self._word.loss
+        return self._word
+
+    def _touched(self, offers: Sequence[Offer], round_: int | None) -> frozenset[int]:
+        """The fragments that are about to change. Raises ConfigError if the model's parameters are others."""
+        touched = {offer.fragment for offer in offers}
+        if round_ is not None:
+            touched.add(round_ % len(self._outer.fragments))
+        if touched:
+            self._binding.check()
+        if offers:
+            # Offers come in order, so the last is the newest; a restarted daemon counts from 0 again.
+            self.version, self.applied = offers[-1].version, self.applied + 1
+        return frozenset(touched)
+
+    def _change(self, touched: frozenset[int], offers: Sequence[Offer], round_: int | None) -> int | None:
+        """Apply and publish. Returns the round, if it was published. A failure drops the open windows."""
+        with self.team.full(touched):
+            try:
+                for offer in offers:
+                    self._apply(offer)
+                if round_ is not None:
+                    self._publish(round_)
+            except Exception as error:
+                self._drop(error)
+                return None
+        return round_
+
+    def _drop(self, error: BaseException) -> None:
+        """A change failed or was cut short: begin again with the swarm's model, as the daemon has it."""
+        if isinstance(error, Exception):
+            kind = "" if isinstance(error, DivergedError) else f"{type(error).__name__}: "
+            log.warning(
+                "%s%s. What this node has learnt since its last delta is dropped; it goes on from the swarm's"
+                " model",
+                kind,
+                error,
+            )
+        self._has_diverged = self._has_diverged or isinstance(error, DivergedError)
+        self._missing = set(range(len(self._outer.fragments)))
+        self._outer.forget()
+        self._updates.forget()
+        self._link.reconnect()
+
+    def _apply_all(self) -> bool:
+        """Outside of steps: apply all there is. Returns whether there was any."""
+        offers = self._updates.all()
+        touched = self._touched(offers, None)
+        self._agree(touched)
+        self._change(touched, offers, None)
+        self._boundary.mark()
+        return bool(offers)
+
+    def _apply(self, offer: Offer) -> None:
+        """Move to the Phi offered, with the progress of the open window on top, unless that was dropped."""
+        state, is_missing = self._outer.fragments[offer.fragment], offer.fragment in self._missing
+        phi = self._updates.values(offer)
+        self._outer.apply(offer.fragment, phi, offer.merged_round, keep_progress=not is_missing)
+        self._updates.done(offer)
+        if is_missing:
+            state.last_published = max(state.last_published, offer.own_round)
+            self._missing.remove(offer.fragment)
+            if self._has_diverged and not self._missing:
+                for optimizer in self._optimizers:
+                    optimizer.state.clear()  # a momentum that is not finite would spoil the model again
+                self._has_diverged = False
+
+    def _publish(self, round_: int) -> None:
+        index = round_ % len(self._outer.fragments)
+        area = self._link.payload_area
+        length, window = self._outer.publish(index, round_, area)
+        self._idle.published(index, window.changed)
+        # The loss is only for displays: one that overflowed (float16 before its scaler has settled) must not
+        # cost the delta.
+        loss = window.mean_loss
+        if isfinite(loss):
+            self._window_loss = max(-LOSS_MAX, min(LOSS_MAX, loss))
+        if self.team.size == 1:  # several ranks hear of it with the next word
+            self.last_loss = self._window_loss
+        self._link.publish(
+            control.Publish(
+                round=round_,
+                base=window.base,
+                tokens=min(window.tokens, TOKENS_MAX),
+                steps=min(window.steps, STEPS_MAX),
+                loss=self._window_loss,
+                codec=self._codec,
+                payload_bytes=length,
+            ),
+            area,
+        )
+        self._steps_since = 0
+        self._published_at = time.monotonic()
+
+    # -- what is due
+
+    def _note(self, tokens: int, loss: float | Tensor) -> None:
+        self._outer.step(tokens, loss)
+        so_far = min(self.progress.tokens + tokens, OWN_TOKENS_MAX)
+        self.progress = Progress(self.progress.steps + 1, so_far)
+        self._steps_since += 1
+
+    def _due(self) -> int | None:
+        """The round to publish at this step, if any."""
+        if not self._link.can_publish:
+            return None
+        seconds = time.monotonic() - self._published_at
+        steps = self._steps_since + 1
+        round_ = self._pace.due(self._link.own_last, self._link.clock, steps, seconds)
+        return None if round_ is not None and 0 < self._stop_round < round_ else round_
+
+    def _due_at_the_end(self) -> int | None:
+        """The round to publish before leaving, however short its window.
+
+        None if the window holds no step, or if the swarm has not come to that round yet.
+        """
+        if self.finished or not self._link.can_publish:
+            return None
+        # The clock may be unknown, after a sleep. Then the window's delta is published however late it is.
+        clock = self._link.clock if self._link.clock >= 0 else self._link.own_last
+        round_ = max(self._link.own_last + 1, clock)
+        window = self._outer.fragments[round_ % len(self._outer.fragments)].window
+        return round_ if window.steps > 0 and round_ <= clock + 1 else None
+
+    def _is_as_at_the_boundary(self) -> bool:
+        """Whether what is here is whole and belongs to the last step boundary. Logs what is lost if not."""
+        if self._missing:
+            return False
+        if self._boundary.holds:
+            return True
+        if not self._has_stepped:
+            log.warning(
+                "the model has changed since it was attached, but step was never called: no such change"
+                " reaches the swarm. Call peer.step(tokens, loss) after each step of the optimizer"
+            )
+        elif self._outer.has_open_windows:
+            log.warning(
+                "the parameters are no longer as at the last peer.step (a step was cut short, or an"
+                " evaluation uses other values), so what was learnt since the last delta is not published"
+            )
+        return False
+
+    def _checkpoint_if_due(self, round_: int | None) -> None:
+        """Begin a checkpoint if one is due, and copy a share of the one that was begun.
+
+        A step that publishes leaves this to the next step, but not twice in a row.
+        """
+        if round_ is not None and not self._share_waits:
+            self._share_waits = True
+            return
+        self._share_waits = False
+        self._checkpoint.step(self._outer, self._saved_optimizers, self.progress)

@@ -263,14 +263,15 @@ class Binding:
         """Where the parameters lay when they were last found to share no memory."""
         self._next_check = -math.inf
 
-    def check(self, *, seldom: bool = True) -> None:
+    def check(self, *, always: bool = False) -> None:
         """Raise ConfigError if the model trains other parameters by now.
 
-        With thousands of parameters this takes long. With `seldom`, it then takes a hundredth of the time at
-        most.
+        With thousands of parameters this takes long. Unless `always` is given, it then takes a hundredth of
+        the
+        time at most.
         """
         now = time.monotonic()
-        if self._is_checked and (now >= self._next_check or not seldom):
+        if self._is_checked and (now >= self._next_check or always):
             begun = time.thread_time()
             self._check()
             took = time.thread_time() - begun

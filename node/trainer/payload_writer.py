@@ -1,5 +1,6 @@
-"""Small tensors processed together, since each one costs some 40 torch calls, whatever its size.
+"""From the values of a fragment's tensors to its payload, in the daemon's memory.
 
+Small tensors are processed together, in buckets, since each one costs some 40 torch calls, whatever its size.
 A bucket's values lie one tensor after the other. For encoding, each tensor is padded with zeros to whole
 blocks, so that a codec's kernel takes all of them at once, and writes what it would write for each alone.
 """
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.node.trainer.encoders import KERNELS, SectionWriter, check_codec, piece_numel
+from gossamer.node.trainer.encoders import KERNELS, encode_piece, piece_numel
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.payloads.layout import Fragment
 
@@ -77,7 +78,7 @@ def together(codec: str, tensors: Sequence[Tensor]) -> list[list[int]]:
         tensor = tensors[i]
         run = KERNELS[codec].run
         group = filling.get((tensor.device, tensor.dtype))
-        if group is None or (len(group) + 1) * -(-tensor.numel() // run) * run > piece_numel(tensor):
+        if group is None or (len(group) + 1) * -(-tensor.numel() // run) * run > piece_numel(codec, tensor):
             group = filling[tensor.device, tensor.dtype] = []
             groups.append(group)
         group.append(i)
@@ -92,83 +93,55 @@ def _alternating(first: Sequence[T], second: Sequence[T]) -> list[T]:
     return list(chain.from_iterable(zip(first, second, strict=True)))
 
 
-# --- From the values of a fragment's tensors to its payload, in the daemon's memory.
-
-
 class PayloadWriter:
     """Encodes a fragment's tensors, in any order and on whatever devices, as one payload."""
 
     def __init__(self, codec: str, fragment: Fragment, out: memoryview) -> None:
-        """`out` is writable and has `payload_length` bytes or more.
-
-        Raises ConfigError for an unknown codec, ValueError if `out` is too small.
-        """
-        check_codec(codec)
+        """`out` is writable and has the payload's length in bytes or more. Raises ValueError otherwise."""
         self._codec = codec
         self._sizes = [CODECS[codec].section_bytes(slot.numel) for slot in fragment.slots]
         needed, room = sum(self._sizes), 0 if out.readonly else out.nbytes
         if room < needed:
             raise ValueError(f"a payload needs {needed} writable bytes, and there are {room}")
-        cpu = torch.device("cpu")
-        self._payloads = {cpu: torch.from_numpy(np.frombuffer(out, dtype=np.uint8)[:needed])}
-        """The payload by device. The CPU's is `out`; what is written in another's is copied there at the
+        self._out = torch.from_numpy(np.frombuffer(out, dtype=np.uint8)[:needed])
+        self._sections = self._out.split(self._sizes) if needed else ()
+        self._elsewhere: dict[torch.device, tuple[Tensor, Sequence[Tensor]]] = {}
+        """By device other than the CPU, a payload and its sections; what is written there is copied at the
         end."""
-        self._places = {cpu: self._payloads[cpu].split(self._sizes) if needed else ()}
-        """By device, where each tensor's section goes."""
-        self._devices = [cpu] * len(self._sizes)
-        """The device on which each section was written."""
+        self._devices: list[torch.device | None] = [None] * len(self._sizes)
+        """The device on which each section was written; None for the CPU."""
 
-    def section(self, place: int, device: torch.device) -> SectionWriter:
-        """Begin the fragment's tensor `place`, which lies on `device`."""
-        return SectionWriter(self._codec, self._targets([place], device)[0])
+    def write(self, place: int, start: int, values: Tensor, decoded: Tensor) -> None:
+        """Encode values of the fragment's tensor `place`, from `start` on; see `encode_piece`."""
+        encode_piece(self._codec, values, start, self._targets([place], values.device)[0], decoded)
 
-    def bucket(self, places: Sequence[int], bucket: Bucket) -> "BucketWriter":
-        """Begin the tensors of a bucket."""
-        return BucketWriter(self, places, bucket)
-
-    def add(self, places: Sequence[int], sections: Tensor, sizes: Sequence[int]) -> None:
-        """Take the sections of several tensors, uint8[sum of sizes]."""
-        torch._foreach_copy_(self._targets(places, sections.device), sections.split(list(sizes)))
+    def write_bucket(self, places: Sequence[int], bucket: Bucket, values: Tensor, decoded: Tensor) -> None:
+        """Encode all tensors of a bucket, int32[n]; `decoded`, int32[n], gets what receivers will read."""
+        sections = bucket.encode(values, decoded)
+        torch._foreach_copy_(
+            self._targets(places, sections.device), list(sections.split(bucket.section_bytes))
+        )
 
     def finish(self) -> int:
-        """Complete the payload in `out` and drop all references to it; returns its length in bytes."""
-        if len(self._payloads) > 1:
-            self._collect()
-        del self._payloads, self._places
-        return sum(self._sizes)
-
-    def _targets(self, places: Sequence[int], device: torch.device) -> list[Tensor]:
-        if device not in self._payloads:
-            payload = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
-            self._payloads[device], self._places[device] = payload, payload.split(self._sizes)
-        if device.type != "cpu":
-            for place in places:
-                self._devices[place] = device
-        return [self._places[device][place] for place in places]
-
-    def _collect(self) -> None:
-        """Copy adjacent sections together, and wait for the devices once all copies are queued."""
-        out = self._payloads[torch.device("cpu")]
-        bounds = list(accumulate(self._sizes, initial=0))
+        """Complete the payload, wait for GPUs, and drop all references to it; returns its length in bytes."""
+        offsets = list(accumulate(self._sizes, initial=0))
         for device, run in groupby(range(len(self._sizes)), self._devices.__getitem__):
-            if device.type == "cpu":
-                continue
-            places = list(run)
-            part = slice(bounds[places[0]], bounds[places[-1] + 1])
-            out[part].copy_(self._payloads[device][part], non_blocking=device.type == "cuda")
-        for device in self._payloads:
+            if device is not None:  # adjacent sections are copied together
+                places = list(run)
+                part = slice(offsets[places[0]], offsets[places[-1] + 1])
+                self._out[part].copy_(self._elsewhere[device][0][part], non_blocking=device.type == "cuda")
+        for device in self._elsewhere:
             if device.type == "cuda":  # copies into pinned memory were not waited for
                 torch.cuda.current_stream(device).synchronize()
+        del self._out, self._sections, self._elsewhere
+        return offsets[-1]
 
-
-class BucketWriter:
-    """Encodes a bucket's tensors."""
-
-    def __init__(self, payload: PayloadWriter, places: Sequence[int], bucket: Bucket) -> None:
-        self._payload = payload
-        self._places = places
-        self._bucket = bucket
-
-    def write(self, values: Tensor, decoded: Tensor) -> None:
-        """Encode all `values`, int32[n], and write to `decoded`, int32[n], what receivers will read."""
-        self._payload.add(self._places, self._bucket.encode(values, decoded), self._bucket.section_bytes)
+    def _targets(self, places: Sequence[int], device: torch.device) -> list[Tensor]:
+        if device.type == "cpu":
+            return [self._sections[place] for place in places]
+        if device not in self._elsewhere:
+            payload = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
+            self._elsewhere[device] = payload, payload.split(self._sizes)
+        for place in places:
+            self._devices[place] = device
+        return [self._elsewhere[device][1][place] for place in places]

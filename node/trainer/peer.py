@@ -1,11 +1,10 @@
 """`Peer`: a training loop's membership in the swarm.
 
 A training loop calls `step` after each inner step. `step` applies what the swarm has merged, and publishes
-when the pace says so. The peer's `RankRole` does this work: of several ranks, the first leads and the others
+when the pace says so. The peer's `Role` does this work: of several ranks, the first leads and the others
 follow.
 """
 
-import asyncio
 import atexit
 import logging
 import multiprocessing
@@ -13,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence, Sized
-from contextlib import nullcontext
 from math import isfinite
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -31,11 +29,10 @@ from gossamer.node.ipc.messages import Report
 from gossamer.node.trainer import attach as attaching
 from gossamer.node.trainer.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
 from gossamer.node.trainer.data import Schedule, Shard
-from gossamer.node.trainer.driver import Leader, RankRole
 from gossamer.node.trainer.metrics import Progress, Reporter
-from gossamer.node.trainer.ranks import DONE, GAVE_UP, Alone
-from gossamer.node.trainer.watchdogs import held_back
-from gossamer.protocol.errors import ConfigError, DivergedError, LocalError, UnreachableError
+from gossamer.node.trainer.outer import Leader
+from gossamer.node.trainer.ranks import DONE, GAVE_UP, RankContext, Role, Team
+from gossamer.protocol.errors import ConfigError, LocalError, UnreachableError
 from gossamer.protocol.limits import TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 
@@ -87,7 +84,7 @@ WARM_UP_STEPS = 20
 class Standing:
     """The half of `Peer` that only reads."""
 
-    def __init__(self, model: nn.Module, role: RankRole) -> None:
+    def __init__(self, model: nn.Module, role: Role) -> None:
         self.model = model
         self._role = role
         self._steps_run = 0
@@ -233,10 +230,6 @@ POLL_S = 0.01
 
 log = logging.getLogger("gossamer.peer")
 
-INTERRUPTS = KeyboardInterrupt | SystemExit | asyncio.CancelledError | GeneratorExit
-"""Exceptions that end a loop in which nothing went wrong: the peer leaves as at the loop's end. Under an
-event loop, Ctrl-C arrives as CancelledError. GeneratorExit closes a generator that nobody reads any more."""
-
 
 class Peer(Standing):
     """One model's place in the swarm. Not thread-safe: it belongs to the training thread.
@@ -245,7 +238,7 @@ class Peer(Standing):
     """
 
     def __init__(
-        self, model: nn.Module, role: RankRole, optimizers: Sequence[torch.optim.Optimizer] = ()
+        self, model: nn.Module, role: Role, optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> None:
         super().__init__(model, role)
         self._optimizers = optimizers
@@ -256,7 +249,7 @@ class Peer(Standing):
         """The folder of an attached peer's node. Only the first rank knows it."""
         self._callbacks: list[Callable[[Peer], object]] = []
         self._told_taken = 0
-        """The count of `RankRole.taken` that the callbacks were last called for."""
+        """The count of `Role.applied` that the callbacks were last called for."""
         _, first = named_tensors(model, frozen=True)[0]
         self._reporter = Reporter(str(first.device))
         self._stepping: int | None = None
@@ -288,7 +281,7 @@ class Peer(Standing):
         Raises UnreachableError if no daemon answers there, ConfigError if the model does not fit.
         """
         home = Home(folder)
-        team = Alone(dict(named_tensors(model, frozen=True)))
+        team = Team(dict(named_tensors(model, frozen=True)))
         link = DaemonLink(home.socket_path(), manifest)
         try:
             if not link.wait_connected(CONNECT_TIMEOUT_S):
@@ -296,15 +289,8 @@ class Peer(Standing):
                     f"no daemon has answered at {home.socket_path()} for {CONNECT_TIMEOUT_S:.0f} s"
                     f" ({link.problem})"
                 )
-            leader = Leader(
-                model,
-                optimizers,
-                manifest,
-                link,
-                team,
-                checkpoint=home.checkpoint_path,
-                stop_round=stop_round,
-            )
+            context = RankContext(team, stop_round)
+            leader = Leader(model, optimizers, manifest, link, context, home.checkpoint_path)
             return cls(model, leader, optimizers)
         except BaseException:
             link.close()
@@ -419,7 +405,7 @@ class Peer(Standing):
         slow.
         """
         has_begun = self._role.begin(on_wait)
-        self._told_taken = self._role.taken
+        self._told_taken = self._role.applied
         return has_begun
 
     def step(self, tokens: SupportsInt, loss: SupportsFloat | Tensor) -> int | None:
@@ -437,7 +423,6 @@ class Peer(Standing):
         Raises:
             ValueError: `tokens` is no such count, or `loss` is not one number; the step was not recorded.
             RuntimeError: the peer has left, `step` is running already, or this is a forked process.
-            DivergedError: a parameter is not finite, or moved too far.
             ConfigError: the model's parameters are not those that it attached with.
             UnreachableError: another rank of this node is gone.
             SystemExit: the loop went on although `should_stop` was true (attached peers only).
@@ -461,7 +446,7 @@ class Peer(Standing):
     def _after_step(self) -> None:
         """Call the callbacks. An attached peer also reports, and ends a loop that goes on when told to
         stop."""
-        taken = self._role.taken
+        taken = self._role.applied
         if taken != self._told_taken:  # by this step, or by one that an error or Ctrl-C ended
             for callback in self._callbacks:
                 callback(self)
@@ -505,7 +490,6 @@ class Peer(Standing):
         Raises:
             ValueError: `timeout_s` is not a number of seconds, 0 or more; nothing was published.
             RuntimeError: the peer has left, or this is a forked process.
-            DivergedError: a parameter is not finite, or moved too far.
             ConfigError: the model's parameters are not those that it attached with.
         """
         self._check_here()
@@ -544,10 +528,7 @@ class Peer(Standing):
         _check_seconds(quiet_s=quiet_s, timeout_s=timeout_s)
         begun = time.monotonic()
         self._role.await_daemon(timeout_s)
-        try:
-            self.flush(LEAVE_S)
-        except DivergedError as error:
-            log.warning("%s. What this node has learnt since its last delta is dropped", error)
+        self.flush(LEAVE_S)
         self._end_training_mode()
         self.drop_progress()
         changed = time.monotonic()
@@ -650,15 +631,12 @@ class Peer(Standing):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # An interrupt may come anywhere; our own SystemExit comes to all ranks at the same step.
+        # Our own SystemExit comes to all ranks at the same step; nothing else need come to any other.
         ends_alike = kind is None or self._told_to_stop
-        interrupted = kind is not None and (issubclass(kind, INTERRUPTS) or self._role.was_terminated)
-        self._end(in_order=ends_alike or (interrupted and self._role.team.size == 1))
+        self._end(in_order=ends_alike or self._role.team.size == 1)
 
     def _end(self, *, in_order: bool) -> None:
-        # SIGTERM may end a DataLoader's workers one after another, and torch would raise an error for each.
-        with held_back() if self._role.was_terminated else nullcontext():
-            self._end_now(in_order)
+        self._end_now(in_order)
 
     def _end_now(self, in_order: bool) -> None:
         if not self.is_here:
@@ -673,12 +651,8 @@ class Peer(Standing):
 
     def _hand_over(self, in_order: bool) -> None:
         """Publish and save, or only save, unless a step is half done."""
-        if not self._others_step_is_over() or self._role.is_stepping:
-            return
-        if in_order:
+        if in_order and self._others_step_is_over():
             self._role.flush(LEAVE_S)
-        else:
-            self._role.save_if_whole()
 
     def _others_step_is_over(self) -> bool:
         """Wait up to `LEAVE_S` for another thread's step, or both would publish. Returns whether it ended."""

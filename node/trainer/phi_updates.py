@@ -1,11 +1,9 @@
-"""Phi on its way to a model on a GPU.
+"""Newer Phi on its way to the model: which of the daemon's offers a step applies, and how they reach a GPU.
 
 A GPU copies a fragment by itself, from shared memory that is pinned for it, into GPU memory that is kept for
-this; the model takes the fragment over from there. The next fragment is sent ahead on a separate stream, so
-that neither the loop nor the GPU's other work waits for it.
-
-A model on the CPU or on devices of another kind, or a fragment on several devices, reads shared memory
-directly.
+this; the model is moved from there. The next fragment is sent ahead on a separate stream, so that neither the
+loop nor the GPU's other work waits for it. A model on the CPU or on devices of another kind, or a fragment on
+several devices, reads shared memory directly.
 """
 
 import logging
@@ -19,7 +17,6 @@ from torch import Tensor
 from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer
 from gossamer.node.trainer.fragments import FragmentState
-from gossamer.node.trainer.watchdogs import held_back
 
 PORTABLE = 1
 """cudaHostRegisterPortable: pinned for all GPUs."""
@@ -27,69 +24,129 @@ PORTABLE = 1
 log = logging.getLogger("gossamer.peer")
 
 
-class Staging:
-    """Where each offered fragment of Phi can be read, and whether all of it has been."""
+class PhiUpdates:
+    """The daemon's offers. Each waits here until it is applied, and until nothing reads its memory any
+    more."""
 
-    def __init__(self, fragments: Sequence[FragmentState]) -> None:
+    def __init__(self, link: DaemonLink, fragments: Sequence[FragmentState]) -> None:
+        self._link = link
         self._fragments = fragments
-        self._rooms: list[_Room | None] = [None] * len(fragments)
+        self._waiting: list[Offer] = []
+        self._read: list[Offer] = []
+        """Applied or outdated, but a GPU may still be copying from them."""
+        self._passed_over = 0
+        """How many of the first in `_waiting` were passed over by a step that published another fragment."""
+        self._rooms: dict[torch.device, Room] = {}
         self._pinned: SharedMemory | None = None
         """The shared memory that was pinned last."""
-        kept: dict[torch.device, _Room] = {}
         # Largest first, so that its room is enough for all.
         for state in sorted(fragments, key=lambda state: -state.fragment.numel):
-            if (gpu := state.gpu) is not None:
-                if gpu not in kept:
-                    kept[gpu] = _Room(gpu, state.fragment.numel)
-                self._rooms[state.fragment.index] = kept[gpu]
+            if (gpu := state.gpu) is not None and gpu not in self._rooms:
+                self._rooms[gpu] = Room(gpu, state.fragment.numel)
 
-    def send_ahead(self, offer: Offer) -> None:
-        """Begin to copy the offer that will be taken over next, unless another was sent before it."""
-        room = self._rooms[offer.fragment]
-        if room is not None and room.is_free:
-            with held_back():  # an interrupt could leave the script on another stream
-                room.send_ahead(offer, self._source(offer))
+    def all(self) -> list[Offer]:
+        """All offers that wait."""
+        self._passed_over = 0
+        self._collect()
+        return list(self._waiting)
 
-    def has_come(self, offer: Offer) -> bool:
-        """Whether an offer can be taken over without waiting."""
-        room = self._rooms[offer.fragment]
-        return room is None or room.has_come(offer)
+    def for_step(self, round_: int | None) -> list[Offer]:
+        """The offers to apply at a step, which publishes `round_` if that is given: few enough not to hold it
+        up.
+
+        A step that publishes passes over the offers of other fragments, but only once. Any other step takes
+        the ones passed over, or half of all, once the first has reached the device where it is applied.
+        Offers
+        without our own last delta are dropped: they would undo it for a moment.
+        """
+        self._collect()
+        if not self._waiting:
+            self._passed_over = 0
+            return []
+        first = self._waiting[0]
+        room = self._room(first)
+        if room is not None:
+            room.send(first, self._source(first, room))
+        count = self._passed_over
+        if round_ is None:
+            if room is not None and not room.has_arrived(first):
+                return []
+            count = max(count, -(-len(self._waiting) // 2))
+            self._passed_over = 0
+        else:
+            fragment = round_ % len(self._fragments)
+            last = max((i for i, offer in enumerate(self._waiting) if offer.fragment == fragment), default=-1)
+            count = max(count, last + 1)
+            self._passed_over = len(self._waiting) - count
+        offers = self._waiting[:count]
+        newer = [offer for offer in offers if offer.own_round >= self._state(offer).last_published]
+        for offer in offers:
+            if offer not in newer:
+                self.done(offer)
+        return newer
 
     def values(self, offer: Offer) -> Tensor:
-        """An offered fragment's values, int32[fragment.numel], to be read before `leave`."""
-        room = self._rooms[offer.fragment]
-        return self._source(offer) if room is None else room.values(offer, self._source(offer))
+        """What to apply, int32[fragment.numel], to be read before `done`."""
+        room = self._room(offer)
+        source = self._source(offer, room)
+        return source if room is None else room.values(offer, source)
 
-    def leave(self, offer: Offer) -> None:
-        """Note that an offer was taken over, or never will be."""
-        if (room := self._rooms[offer.fragment]) is not None:
+    def done(self, offer: Offer) -> None:
+        """An offer was applied, or is outdated."""
+        self._waiting.remove(offer)
+        if (room := self._room(offer)) is not None:
             room.leave(offer)
+        self._read.append(offer)
+        self._give_back()
 
-    def is_read(self, offer: Offer) -> bool:
-        """Whether nothing reads an offer's shared memory any more."""
-        room = self._rooms[offer.fragment]
-        return room is None or room.is_read(offer)
+    def forget(self) -> None:
+        """Drop all offers: the daemon is about to make them again, in other memory."""
+        self.close()
+        for offer in self._waiting:
+            if (room := self._room(offer)) is not None:
+                room.leave(offer)
+        self._waiting, self._read, self._passed_over = [], [], 0
 
     def close(self) -> None:
-        """Wait for all copies; afterwards the shared memory may be unmapped."""
-        for room in {id(room): room for room in self._rooms if room is not None}.values():
+        """Wait until no offer is being read any more: the shared memory may then be unmapped."""
+        for room in self._rooms.values():
             room.close()
 
-    def _source(self, offer: Offer) -> Tensor:
-        room = self._rooms[offer.fragment]
+    def _collect(self) -> None:
+        if self._read:
+            self._give_back()
+        while (offer := self._link.take_offer()) is not None:
+            self._waiting.append(offer)
+
+    def _give_back(self) -> None:
+        """Return the memory of all offers that nothing reads any more to the daemon."""
+        for offer in list(self._read):
+            room = self._room(offer)
+            if room is None or room.is_read(offer):
+                self._read.remove(offer)
+                self._link.took(offer)
+
+    def _state(self, offer: Offer) -> FragmentState:
+        return self._fragments[offer.fragment]
+
+    def _room(self, offer: Offer) -> "Room | None":
+        gpu = self._state(offer).gpu if self._rooms else None
+        return None if gpu is None else self._rooms[gpu]
+
+    def _source(self, offer: Offer, room: "Room | None") -> Tensor:
         if room is not None and offer.shared is not self._pinned:
             self._pinned = offer.shared
             room.pin(offer.shared)
-        return torch.from_numpy(offer.values(self._fragments[offer.fragment].fragment))
+        return torch.from_numpy(offer.values(self._state(offer).fragment))
 
 
-class _Room:
-    """Memory of one GPU, and what is in it."""
+class Room:
+    """Memory of one GPU for the largest fragment, and what is in it."""
 
     def __init__(self, device: torch.device, numel: int) -> None:
         self._device = device
         self._memory = torch.empty(numel, dtype=torch.int32, device=device)
-        self._beside = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)
         self._ahead: Offer | None = None
         """The offer that was sent ahead, until it is left."""
         self._left = torch.cuda.Event()
@@ -99,30 +156,30 @@ class _Room:
         # The allocator may give out memory that its previous owner's queued work still uses, and may do the
         # same with this memory once it is freed.
         self._left.record(torch.cuda.current_stream(device))
-        self._memory.record_stream(self._beside)
+        self._memory.record_stream(self._stream)
 
-    @property
-    def is_free(self) -> bool:
-        return self._ahead is None
-
-    def send_ahead(self, offer: Offer, source: Tensor) -> None:
-        self._beside.wait_event(self._left)
-        with torch.cuda.stream(self._beside):
+    def send(self, offer: Offer, source: Tensor) -> None:
+        """Begin to copy the offer that will be applied next, unless another was sent before it."""
+        if self._ahead is not None:
+            return
+        self._stream.wait_event(self._left)
+        with torch.cuda.stream(self._stream):
             self._copy(offer, source)
         self._ahead = offer
 
-    def has_come(self, offer: Offer) -> bool:
+    def has_arrived(self, offer: Offer) -> bool:
         return offer is self._ahead and self.is_read(offer)
 
     def values(self, offer: Offer, source: Tensor) -> Tensor:
         stream = torch.cuda.current_stream(self._device)
-        stream.wait_stream(self._beside)
+        stream.wait_stream(self._stream)
         if offer is not self._ahead:
             with torch.cuda.stream(stream):  # this device need not be the current one
                 self._copy(offer, source)
         return self._memory[: source.numel()]
 
     def leave(self, offer: Offer) -> None:
+        """An offer was applied, or never will be."""
         if offer is self._ahead:
             self._ahead = None
         self._left.record(torch.cuda.current_stream(self._device))
@@ -159,93 +216,3 @@ class _Room:
         self._memory[: source.numel()].copy_(source, non_blocking=True)
         self._copied[offer] = torch.cuda.Event()
         self._copied[offer].record()
-
-
-# --- Which of the daemon's offers of Phi a step takes over: no outdated ones, and not all at once.
-
-
-class Incoming:
-    """Offers that have come. Each waits here until it is taken over, even if an error comes in between."""
-
-    def __init__(self, link: DaemonLink, fragments: Sequence[FragmentState], staging: Staging) -> None:
-        self._link = link
-        self._fragments = fragments
-        self._staging = staging
-        self._waiting: list[Offer] = []
-        self._done_with: list[Offer] = []
-        """Taken over or outdated, but perhaps still being read."""
-        self._passed_over = 0
-        """How many of the first in `_waiting` were passed over by a step that published another fragment."""
-
-    def take(self) -> list[Offer]:
-        """All offers that wait."""
-        self._passed_over = 0
-        self._collect()
-        self._give_back()
-        return list(self._waiting)
-
-    def take_for_step(self, round_: int | None) -> list[Offer]:
-        """The offers to apply at a step, which publishes `round_` if that is given: few enough not to hold it
-        up.
-
-        A step that publishes passes over the offers of other fragments, but only once. Any other step takes
-        the ones passed over, or half of all, once the first has reached the device where it is taken over.
-        """
-        self._collect()
-        self._give_back()
-        if not self._waiting:
-            self._passed_over = 0
-            return []
-        self._staging.send_ahead(self._waiting[0])
-        count = self._passed_over
-        if round_ is None:
-            if not self._staging.has_come(self._waiting[0]):
-                return []
-            count = max(count, -(-len(self._waiting) // 2))
-            self._passed_over = 0
-        else:
-            fragment = round_ % len(self._fragments)
-            last = max((i for i, offer in enumerate(self._waiting) if offer.fragment == fragment), default=-1)
-            count = max(count, last + 1)
-            self._passed_over = len(self._waiting) - count
-        return self._newer(self._waiting[:count])
-
-    def values(self, offer: Offer) -> Tensor:
-        """What to take over, int32[fragment.numel]."""
-        return self._staging.values(offer)
-
-    def took(self, offer: Offer) -> None:
-        """Note that an offer is taken over, or outdated."""
-        with held_back():  # cut short, the daemon would wait for ever to hear of it
-            self._waiting.remove(offer)
-            self._staging.leave(offer)
-            self._done_with.append(offer)
-            self._give_back()
-
-    def close(self) -> None:
-        """Wait until no offer is being read any more."""
-        self._staging.close()
-
-    def _give_back(self) -> None:
-        """Return the memory of all offers that nothing reads any more to the daemon."""
-        for offer in [offer for offer in self._done_with if self._staging.is_read(offer)]:
-            with held_back():
-                self._done_with.remove(offer)
-                self._link.took(offer)
-
-    def _collect(self) -> None:
-        if not self._link.has_offers:
-            return
-        with held_back():
-            while (offer := self._link.take_offer()) is not None:
-                self._waiting.append(offer)
-
-    def _newer(self, offers: Sequence[Offer]) -> list[Offer]:
-        """The offers that include our own last delta. An older one would undo that delta for a moment."""
-        newer = []
-        for offer in offers:
-            if offer.own_round >= self._fragments[offer.fragment].last_published:
-                newer.append(offer)
-            else:
-                self.took(offer)
-        return newer

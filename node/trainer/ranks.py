@@ -1,8 +1,9 @@
 """One trainer of several processes: torchrun's ranks, under DistributedDataParallel or FSDP2.
 
-The first rank talks to the daemon and forms the deltas; the others have no outer loop. At each step boundary
-all ranks exchange one `team.Word`, a small all-reduce on the CPU. It sums what each rank trained on, and
-carries what the first has decided. More is sent only if a fragment changes:
+The first rank talks to the daemon and forms the deltas (`outer.Leader`); the others have no outer loop and no
+daemon (`Follower`). At each step boundary all ranks exchange one `Word`, a small all-reduce on the CPU. It
+sums
+what each rank trained on, and carries what the first has decided. More is sent only if a fragment changes:
 
 * plain parameters (DDP) are alike on all ranks, so the first rank works on its own and broadcasts them;
 * sharded ones (DTensor) are gathered to full tensors on the first rank's CPU, and scattered again.
@@ -11,23 +12,27 @@ carries what the first has decided. More is sent only if a fragment changes:
 import logging
 import os
 import re
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from itertools import groupby
+from threading import Event
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gossamer.node.trainer.parameters import deal_out, is_sharded, reshard
-from gossamer.protocol.errors import ConfigError, DivergedError, UnreachableError
+from gossamer.node.ipc.messages import Report
+from gossamer.node.trainer.beside import Beside
+from gossamer.node.trainer.daemon_link import OUTDATED
+from gossamer.node.trainer.metrics import Progress
+from gossamer.node.trainer.parameters import Binding, deal_out, is_sharded, reshard
+from gossamer.node.trainer.watchdogs import WaitWatch
+from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.layout import Layout
-
-# --- The processes that train one model, as their peer sees them: a `Team`, and the `Word` on which its ranks
-# agree at each step boundary. Most nodes are a team of one, `Alone`; several are `ranks.Ranks`.
 
 DONE, GAVE_UP = 1, 2
 """How what all ranks do together has ended: see `Word.done`."""
@@ -50,7 +55,7 @@ class Word(NamedTuple):
     swarm_tokens: int = 0
     links: int = 0
     version: int = 0
-    taken: int = 0
+    applied: int = 0
     steps: int = 0
     own_tokens: int = 0
     loss: float = 0.0
@@ -58,36 +63,8 @@ class Word(NamedTuple):
     """Fragments that change now."""
 
 
-class Team(Protocol):
-    """The processes that train one model."""
-
-    rank: int
-    size: int
-
-    def bind(self, layout: Layout) -> Mapping[str, Tensor]:
-        """Learn which fragments there are; returns the whole parameters, for the first rank's outer loop."""
-        ...
-
-    def share(self, data: bytes) -> bytes:
-        """Return the first rank's bytes on all ranks."""
-        ...
-
-    def agree(self, word: Word) -> Word:
-        """Exchange words."""
-        ...
-
-    def full(self, fragments: frozenset[int]) -> AbstractContextManager[object]:
-        """Inside, the first rank has these fragments whole and may change them; afterwards all ranks have the
-        changes."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more will be exchanged."""
-        ...
-
-
-class Alone:
-    """A team of one, which has nothing to agree on."""
+class Team:
+    """The processes that train one model: just this one, which has nothing to agree on."""
 
     rank = 0
     size = 1
@@ -96,28 +73,27 @@ class Alone:
         self._tensors = tensors
 
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
+        """Learn which fragments there are; returns the whole parameters, for the first rank's outer loop."""
         return self._tensors
 
     def share(self, data: bytes) -> bytes:
+        """Return the first rank's bytes on all ranks."""
         return data
 
     def agree(self, word: Word) -> Word:
+        """Exchange words."""
         return word
 
-    def full(self, fragments: frozenset[int]) -> AbstractContextManager[object]:
+    def full(self, fragments: frozenset[int]) -> AbstractContextManager[None]:
+        """Inside, the first rank has these fragments whole and may change them; afterwards all ranks have the
+        changes."""
         return nullcontext()
 
     def close(self) -> None:
-        pass
+        """Nothing more will be exchanged."""
 
 
-# --- Logs what a rank waits for: gloo itself says nothing for half an hour, and then little.
-
-TELL_AFTER_S = 20.0
-"""When to log for the first time; each next time comes after twice as long. Other ranks may just be busy,
-with an evaluation say."""
-
-POLL_S = 1.0
+log = logging.getLogger("gossamer.peer")
 
 GLOO_LOST = re.compile(r"(?!\[enforce fail).*\bgloo[/\\]transport[/\\]")
 """gloo has no error class for a lost connection: its message names the place in its transport code."""
@@ -125,65 +101,12 @@ GLOO_LOST = re.compile(r"(?!\[enforce fail).*\bgloo[/\\]transport[/\\]")
 NCCL_OWN = ("ncclUnhandledCudaError", "ncclInvalidArgument", "ncclInvalidUsage")
 """NCCL results that are the fault of this rank, or of its device."""
 
-log = logging.getLogger("gossamer.peer")
 
-
-class Patience:
-    """Tells the person what this rank waits for, if that takes long. Belongs to the training thread."""
-
-    def __init__(self) -> None:
-        self._wait: tuple[str, float] | None = None
-        """What this rank waits for, and since when."""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="patience", daemon=True)
-
-    @contextmanager
-    def during(self, text: str) -> Iterator[None]:
-        """Inside, this rank waits for the others. Raises UnreachableError if they are gone.
-
-        Any other error, such as memory that runs out, passes through unchanged.
-        """
-        if self._thread.ident is None:
-            self._thread.start()
-        self._wait = text, time.monotonic()
-        try:
-            yield
-        except RuntimeError as error:
-            said = str(error)
-            if not _tells_of_loss(error, said):
-                raise
-            raise UnreachableError(
-                "lost the other ranks of this node: one of them ended, and its last lines say why"
-                f" ({said.partition(chr(10))[0][:160]})"
-            ) from error
-        finally:
-            self._wait = None
-
-    def close(self) -> None:
-        """End the thread: there is nothing more to wait for."""
-        self._over.set()
-
-    def _watch(self) -> None:
-        told: tuple[str, float] | None = None
-        tell_after = TELL_AFTER_S
-        while not self._over.wait(POLL_S):
-            wait = self._wait
-            if wait is None:
-                continue
-            if wait != told:
-                told, tell_after = wait, TELL_AFTER_S
-            text, since = wait
-            waited = time.monotonic() - since
-            if waited >= tell_after:
-                tell_after = 2 * waited
-                log.warning("%s (waited %.0f s)", text, waited)
-
-
-def _tells_of_loss(error: RuntimeError, said: str) -> bool:
+def _tells_of_loss(error: RuntimeError, problem: str) -> bool:
     """Whether torch's error means that other ranks cannot be reached: a connection, a store, a timeout."""
     if isinstance(error, dist.DistError):
-        return not any(result in said for result in NCCL_OWN)
-    return GLOO_LOST.match(said) is not None
+        return not any(result in problem for result in NCCL_OWN)
+    return GLOO_LOST.match(problem) is not None
 
 
 NUMBERS = len(Word._fields) - 1
@@ -192,9 +115,6 @@ number for each fragment follows."""
 
 SUMMED = 3
 """How many of a word's first fields are summed over the ranks. The others are the first rank's."""
-
-CHANGED, DIVERGED, FAILED = 0, 1, 2
-"""What has become of the fragments on the first rank."""
 
 SAMPLE = 64
 """How many of a fragment's tensors the ranks compare, and how many values of each."""
@@ -211,7 +131,7 @@ FOR_LEAVING = (
 )
 
 
-class Ranks:
+class Ranks(Team):
     """All ranks of torch.distributed's default group. All methods but `close` are collectives: every rank
     calls them.
 
@@ -224,7 +144,7 @@ class Ranks:
         self._model = model if any(map(is_sharded, tensors.values())) else None
         self._fragments: Sequence[Sequence[str]] = ()
         self._copies: dict[str, Tensor] = {}
-        self._patience = Patience()
+        self._watch = WaitWatch()
         self._has_trained = False
         """Whether the ranks have trained since all of them were given the same parameters."""
         self.rank = dist.get_rank()
@@ -232,24 +152,24 @@ class Ranks:
         if self.rank == 0 and self.size > 1:
             log.info("waiting for all %d ranks of this node: each has to attach", self.size)
         try:
-            with self._patience.during(FOR_ATTACHING):
+            with self._waiting(FOR_ATTACHING):
                 # Words are numbers on the CPU, whatever the model is on: no rank waits for its device.
                 self._cpu = dist.new_group(backend="gloo")
         except BaseException:
-            self._patience.close()
+            self._watch.close()
             raise
 
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
         if not self._fragments:
             self._fragments = [[slot.spec.name for slot in fragment.slots] for fragment in layout.fragments]
-            with self._patience.during(FOR_ATTACHING):
+            with self._waiting(FOR_ATTACHING):
                 for fragment in range(len(self._fragments)):
                     self._gather(fragment)
         return {**self._tensors, **self._copies}
 
     def share(self, data: bytes) -> bytes:
         length = torch.tensor([len(data)], device="cpu")
-        with self._patience.during(FOR_THE_FIRST):
+        with self._waiting(FOR_THE_FIRST):
             dist.broadcast(length, 0, group=self._cpu)
             numbers = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
             if self.rank == 0 and data:
@@ -265,7 +185,7 @@ class Ranks:
         # float64 holds every integer here exactly: none comes near 2**53.
         # The CPU is named, since a script may have set another default device.
         numbers = torch.tensor(told, dtype=torch.float64, device="cpu")
-        with self._patience.during(FOR_LEAVING if word.leaving else FOR_STEPS):
+        with self._waiting(FOR_LEAVING if word.leaving else FOR_STEPS):
             dist.all_reduce(numbers, group=self._cpu)
         said = numbers.tolist()
         *counts, loss = said[:NUMBERS]
@@ -280,40 +200,55 @@ class Ranks:
     def full(self, fragments: frozenset[int]) -> Iterator[None]:
         """Raises ConfigError on all ranks if each has trained by itself.
 
-        An error that the first rank raises inside reaches the others as DivergedError or UnreachableError;
-        otherwise they would wait for the first.
+        An error that the first rank raises inside reaches the others as UnreachableError; otherwise they
+        would
+        wait for the first.
         """
         if not fragments:
             yield
             return
-        with self._patience.during(FOR_STEPS):
+        with self._waiting(FOR_STEPS):
             for fragment in sorted(fragments):
                 if self._has_trained:
                     self._check_alike(fragment)
                 self._gather(fragment)
         try:
             yield
-        except Exception as error:
+        except BaseException:
             with suppress(UnreachableError):
-                self._end(fragments, DIVERGED if isinstance(error, DivergedError) else FAILED)
+                self._end(fragments, has_failed=True)
             raise
-        self._end(fragments, CHANGED)
+        self._end(fragments, has_failed=False)
 
     def close(self) -> None:
-        self._patience.close()
+        self._watch.close()
 
-    def _end(self, fragments: frozenset[int], outcome: int) -> None:
-        """Give all ranks the first's fragments and the outcome; the others raise it if it is an error."""
-        firsts = torch.tensor([outcome], device="cpu")
-        with self._patience.during(FOR_STEPS):
-            dist.broadcast(firsts, 0, group=self._cpu)
-            for fragment in sorted(fragments) if firsts != FAILED else ():
+    @contextmanager
+    def _waiting(self, text: str) -> Iterator[None]:
+        """Inside, this rank waits for the others. Raises UnreachableError if they are gone. Any other error,
+        such as memory that runs out, passes through."""
+        with self._watch.during(text):
+            try:
+                yield
+            except RuntimeError as error:
+                problem = str(error)
+                if not _tells_of_loss(error, problem):
+                    raise
+                raise UnreachableError(
+                    "lost the other ranks of this node: one of them ended, and its last lines say why"
+                    f" ({problem.partition(chr(10))[0][:160]})"
+                ) from error
+
+    def _end(self, fragments: frozenset[int], *, has_failed: bool) -> None:
+        """Give all ranks the first's fragments, unless it has failed, which the others raise."""
+        failed = torch.tensor([has_failed], dtype=torch.int64, device="cpu")
+        with self._waiting(FOR_STEPS):
+            dist.broadcast(failed, 0, group=self._cpu)
+            for fragment in () if failed else sorted(fragments):
                 self._scatter(fragment)
         if self._model is not None:
             reshard(self._model)
-        if self.rank > 0 and firsts == DIVERGED:
-            raise DivergedError("the first rank found that the model diverged: its error says where")
-        if self.rank > 0 and firsts == FAILED:
+        if self.rank > 0 and failed:
             raise UnreachableError("the first rank of this node failed: its last lines say why")
 
     def _check_group(self) -> None:
@@ -375,9 +310,9 @@ def team_of(tensors: Mapping[str, Tensor], model: nn.Module) -> Team:
     """
     if not (dist.is_available() and dist.is_initialized()):
         _warn_of_processes_that_are_no_ranks()
-        return Alone(tensors)
+        return Team(tensors)
     if dist.get_world_size() == 1 and not any(map(is_sharded, tensors.values())):
-        return Alone(tensors)
+        return Team(tensors)
     return Ranks(tensors, model)
 
 
@@ -391,3 +326,203 @@ def _warn_of_processes_that_are_no_ranks() -> None:
             " attach",
             count,
         )
+
+
+# --- What one process does for its node: the first rank leads, and the others follow.
+
+
+class SwarmView(Protocol):
+    """What a rank knows of the daemon and the swarm."""
+
+    node_id: bytes
+    own_last: int
+    clock: int
+    swarm_tokens: int
+    links: int
+    stop_asked: Event
+    is_outdated: bool
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """What a rank's work depends on."""
+
+    team: Team
+    stop_round: int = 0
+    """The last round to publish; 0 for no limit."""
+    beside: Beside | None = None
+    """None for the built-in trainer, which has no daemon of its own and no SIGTERM to catch."""
+
+
+class Role:
+    """Leading or following. Every method is called on all ranks alike, and all see the swarm as the first
+    saw it
+    at the last step boundary, so that all decide alike."""
+
+    def __init__(self, link: SwarmView, context: RankContext) -> None:
+        self._link: SwarmView = link
+        self._stop_round = context.stop_round
+        self._word = Word()
+        self.team = context.team
+        self.beside = context.beside
+        self.progress = Progress()
+        self.resumed = False
+        self.version = 0
+        self.applied = 0
+        """Steps that have applied a newer Phi. Unlike the version, it does not restart with the daemon."""
+        self.last_loss = 0.0
+        self.begun_at = time.perf_counter()
+        self.outer_s = 0.0
+        """Seconds since `begun_at` in which `step` has kept the loop from inner steps."""
+        self.stop_requested = False
+        """Whether the script wants its loop to end; with several ranks, all see it at the next step."""
+
+    @property
+    def node_id(self) -> bytes:
+        return self._link.node_id
+
+    @property
+    def seen(self) -> SwarmView | Word:
+        """What the swarm looks like; with several ranks, as the first told all of them at the last step."""
+        return self._link if self.team.size == 1 else self._word
+
+    @property
+    def should_stop(self) -> bool:
+        return bool(self._word.stop or self._word.leaving) if self.team.size > 1 else self._must_stop
+
+    @property
+    def _must_stop(self) -> bool:
+        is_ending = self._link.stop_asked.is_set() or (self.beside is not None and self.beside.must_stop)
+        return is_ending or self.stop_requested
+
+    def ending(self) -> BaseException:
+        """The exception for a loop that goes on although it should stop."""
+        assert self.beside is not None
+        if self._link.is_outdated:
+            return ConfigError(f"{OUTDATED}: start this script again, which goes on from its folder")
+        if self._word.leaving:
+            return ConfigError(
+                "another rank of this node has left its training loop, and all have to leave theirs at the"
+                " same step: call request_stop, and break when should_stop says so"
+            )
+        return self.beside.ending()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the daemon is of another release than this process."""
+        return self._link.is_outdated
+
+    @property
+    def finished(self) -> bool:
+        next_round = max(self.seen.own_last + 1, self.seen.clock)  # the swarm may have skipped the last round
+        return 0 < self._stop_round < next_round
+
+    def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
+        """Wait for the swarm's model and load it. Returns False if the node is stopping instead."""
+        raise NotImplementedError
+
+    def step(self, tokens: int, loss: float | Tensor) -> int | None:
+        """Record an inner step; apply and publish what is due. Returns the round published, if any."""
+        raise NotImplementedError
+
+    def await_daemon(self, timeout_s: float) -> None:
+        """Wait for a daemon that has ended and is being started again, if the open window holds anything."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Before leaving: if the parameters are as at the last step boundary, publish what the open window
+        holds
+        and save a checkpoint. Wait until the last delta is on disk."""
+        raise NotImplementedError
+
+    def drop_progress(self) -> None:
+        """Go back to Phi, and discard what the open windows hold."""
+        raise NotImplementedError
+
+    def settle(self) -> bool:
+        """After `drop_progress`: apply Phi as it changes. Returns whether it did; on the first rank, which
+        alone
+        knows what is to come, also whether it may be about to."""
+        raise NotImplementedError
+
+    def agree_done(self, done: int) -> int:
+        """Say whether what all ranks do together is over. Returns what the first rank says."""
+        raise NotImplementedError
+
+    def report(self, report: Report) -> None:
+        """Tell the daemon how training is doing; only the first rank does."""
+
+    def close(self) -> None:
+        """Disconnect from the daemon; an attached script's daemon stops, even if Ctrl-C cuts this short."""
+        try:
+            self.team.close()
+            self._link.close()
+        finally:
+            if self.beside is not None:
+                self.beside.stop()
+
+
+@dataclass(slots=True)
+class _Relayed:
+    """Stands in for a link to the daemon: a follower knows of the swarm only by the words."""
+
+    node_id: bytes
+    own_last: int = 0
+    clock: int = 0
+    swarm_tokens: int = 0
+    links: int = 0
+    stop_asked: Event = field(default_factory=Event)
+    is_outdated: bool = False
+
+    def close(self) -> None:
+        pass
+
+
+class Follower(Role):
+    """Every rank but the first. Each method exchanges as many words as the leader's, and takes part in what
+    they
+    say; the team knows the fragments."""
+
+    def __init__(self, model: nn.Module, manifest: Manifest, node_id: bytes, context: RankContext) -> None:
+        super().__init__(_Relayed(node_id), context)
+        self._binding = Binding(model, manifest)
+
+    def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
+        while not self._follow().done:
+            pass
+        return not self._word.stop
+
+    def step(self, tokens: int, loss: float | Tensor) -> int | None:
+        own_last = self._word.own_last
+        word = self._follow(tokens)
+        self.progress = Progress(word.steps + 1, word.own_tokens + word.tokens)
+        return word.own_last if word.own_last > own_last else None
+
+    def flush(self, timeout_s: float) -> None:
+        self.stop_requested = False
+        while self._follow(leaving=1).leaving < self.team.size:
+            pass
+        self._follow()
+
+    def drop_progress(self) -> None:
+        self._binding.check(always=True)
+        self._follow()
+
+    def settle(self) -> bool:
+        return bool(self._follow().touched)
+
+    def agree_done(self, done: int) -> int:
+        return self._follow().done
+
+    def _follow(self, tokens: int = 0, *, leaving: int = 0) -> Word:
+        """Exchange one word, and take part in what it says."""
+        word = self.team.agree(Word(tokens=tokens, stop=int(self._must_stop), leaving=leaving))
+        if word.touched:
+            self._binding.check()  # what this rank has replaced would go on without the swarm's values
+        with self.team.full(word.touched):
+            pass
+        self._word = word  # only now: `full` raises if the first rank could not do what the word says
+        self.version, self.applied, self.last_loss = word.version, word.applied, word.loss
+        self.progress = Progress(word.steps, word.own_tokens)
+        return word

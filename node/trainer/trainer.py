@@ -1,16 +1,12 @@
 """The built-in trainer: runs a task's inner loop as one peer of the swarm.
 
 The supervisor starts it beside its daemon as ``python -m gossamer.node.trainer.trainer``. A user's own
-script with a
-`Peer` takes the same place.
+script with a `Peer` takes the same place.
 
 A mistake in a task that shows before the first step is for a person to fix: the exit status is 2, and the
 node stops. An error that comes later may pass (a file out of reach, another process that took the memory),
 and so may what keeps a daemon from answering: the exit status is 1, and the trainer is started again, with
-pauses, for as long as it takes, while the daemon goes on. The same holds for training that diverges after it
-went well (a batch whose loss is not a number, an overflow), whether in this process or in an earlier one
-whose inner state this one took up. The next process begins with the swarm's model, a fresh inner optimizer
-and the data that comes after.
+pauses, for as long as it takes, while the daemon goes on.
 """
 
 import atexit
@@ -20,7 +16,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
 from typing import NoReturn
@@ -40,7 +35,7 @@ from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import data as own_task
 from gossamer.node.trainer.metrics import Reporter
 from gossamer.node.trainer.peer import Peer
-from gossamer.protocol.errors import ConfigError, DivergedError, FolderGoneError, LocalError, UnreachableError
+from gossamer.protocol.errors import ConfigError, FolderGoneError, LocalError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
@@ -90,25 +85,18 @@ class Trainer:
         self._could_be_shown = True
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
-        self._published = False
         self._asked_to_stop = False  # not an Event: the signal may interrupt code that holds its lock
 
     @property
     def _must_stop(self) -> bool:
         return self._asked_to_stop or self.peer.should_stop
 
-    @property
-    def went_well(self) -> bool:
-        """Whether training went well for a while: this process has published, or it resumed the inner state
-        of an earlier one, which may then be to blame."""
-        return self._published or self.peer.resumed
-
     def stop(self) -> None:
         """Ask the loop to end after the current step."""
         self._asked_to_stop = True
 
     def run(self) -> None:
-        """Train until the last round or until asked to stop. Raises DivergedError or TaskError."""
+        """Train until the last round or until asked to stop. Raises TaskError."""
         stream = DataStream(seed=self._manifest.task.seed, node_id=self.peer.node_id)
         next(self._task.batches(stream))  # mistakes in the data come to light before anyone waits
         log.info("training on %s", self._task.data_in_words())
@@ -132,13 +120,6 @@ class Trainer:
         self._state = "leaving"
         self.peer.flush(LEAVE_S)
 
-    def give_up_window(self) -> None:
-        """Go back to the swarm's model. Save how far this process got with its data for the next one, but no
-        inner state, with which the next might diverge at once."""
-        self.peer.drop_progress()
-        self.peer.flush(LEAVE_S)
-        self.peer.close()
-
     def _inner_step(self, batch: object) -> None:
         self._optimizer.scale_lr(self.peer.lr_scale(self._task.lr_scale))
         loss = self._task.loss(self._model, batch)
@@ -151,7 +132,6 @@ class Trainer:
         self.stepped = True
         before = self.peer.round
         published = self.peer.step(tokens, loss)
-        self._published = self._published or published is not None
         every = self._options.evaluate_every
         if published is not None and every and published // every > before // every:  # rounds may be skipped
             if not self.peer.finished:
@@ -233,9 +213,6 @@ def main() -> int:
             return exit_status.DONE
         trainer.run()
         trainer.peer.close()
-    except DivergedError as error:
-        assert ending.trainer is not None, "it trained"
-        return _diverged(error, ending.trainer, options)
     except Exception as error:
         if ending.trainer is not None:
             ending.trainer.peer.abandon()  # the next process resumes from what is whole here
@@ -247,20 +224,6 @@ def main() -> int:
     if trainer.peer.is_outdated:
         return exit_status.FAILED  # the next process is of the daemon's release
     return exit_status.DONE
-
-
-def _diverged(error: DivergedError, trainer: Trainer, options: NodeOptions) -> int:
-    """Log the error and give up the window; returns the exit status: whether another process may do
-    better."""
-    went_well = trainer.went_well
-    if went_well:
-        on = "Going back to the swarm's model and on with the next data"
-        log.warning("%s if it happens again. %s", error, on)
-    else:
-        log.error("%s", error, exc_info=error if options.debug else None)
-    with suppress(LocalError):  # the next process will meet the same error and log it
-        trainer.give_up_window()
-    return exit_status.FAILED if went_well else exit_status.USER_ERROR
 
 
 def _may_pass(error: Exception, has_worked: bool) -> bool:

@@ -1,179 +1,139 @@
-"""Ctrl-C, and anything else that a script's signal handlers raise, waits until what is under way is whole.
-
-A person who interrupts a notebook's cell goes on with the next cell, and a loop whose watchdog fires goes on
-with its next step. The other half of a half-made delta, or of a Phi that is half taken over, would be lost or
-be published as progress.
-"""
+"""What watches a training loop: are its parameters as at the last step boundary, does it train anything, what
+does it wait for?"""
 
 import logging
-import os
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from types import FrameType
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
-# --- Notices a loop that trains something other than the model that it has attached.
-#
-# That may be a copy of the model, parameters that are passed from function to function, or a model that a
-# notebook has created again. Such a loop fails nowhere, and publishes nothing but zeros.
+SAMPLES = 64
+"""How many parameters are sampled. What changes a model changes many of them."""
 
-TURNS = 10
+EMPTY_TURNS = 10
 """How many times in a row all fragments may be published without a change, if there were changes before: a
 scaler that skips steps, or a rate that is 0 for a while, is no mistake."""
 
 log = logging.getLogger("gossamer.peer")
 
 
+class StepBoundary:
+    """Whether parameters are as they were at the last step boundary.
+
+    torch counts changes in place, except those by `.data` (Lightning's averaged weights come and go in that
+    way) and by fused optimizers. So one value of some parameters is remembered, too. On a GPU it stays there:
+    marking a boundary waits for nothing, and takes some tens of microseconds.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._views: list[Tensor] = []
+        """One value of each sampled tensor."""
+        self._marked: tuple[list[int], list[int], list[Tensor]] = [], [], []
+        self.mark()
+
+    def mark(self) -> None:
+        """The parameters are now as at a step boundary."""
+        places = [tensor.data_ptr() for tensor in self._tensors]
+        if places != self._marked[0]:
+            self._views = [
+                tensor.detach()[tuple(size // 2 for size in tensor.shape)].view(1)
+                for tensor in self._tensors[:: max(1, len(self._tensors) // SAMPLES)]
+                if tensor.numel()
+            ]
+        self._marked = places, [tensor._version for tensor in self._tensors], self._sampled()
+
+    @property
+    def holds(self) -> bool:
+        """Whether they still are."""
+        places, versions, values = self._marked
+        return (
+            places == [tensor.data_ptr() for tensor in self._tensors]
+            and versions == [tensor._version for tensor in self._tensors]
+            and all(map(torch.equal, values, self._sampled()))
+        )
+
+    def _sampled(self) -> list[Tensor]:
+        """The values, one tensor for each device."""
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for view in self._views:
+            by_device.setdefault(view.device, []).append(view)
+        return [torch.cat(views) for views in by_device.values()]
+
+
 class IdleWatch:
-    """Warns, once, if no fragment's delta has held anything since training began, or for a long time."""
+    """Warns, once, if no fragment's delta has held anything since training began, or for a long time.
+
+    The loop then trains something other than the model that it has attached: a copy, parameters that are
+    passed
+    from function to function, or a model that a notebook has created again. Such a loop fails nowhere.
+    """
 
     def __init__(self, fragments: int) -> None:
-        self._unseen = set(range(fragments))
-        """Fragments without a delta so far."""
-        self._patience = TURNS * fragments
-        self._in_a_row = 0
+        self._fragments = fragments
+        self._empty = 0
         """Empty deltas since the last one that held something."""
-        self._has_changed = self._has_told = False
+        self._has_changed = self._has_warned = False
 
-    def look(self, fragment: int, changed: bool) -> None:
+    def published(self, fragment: int, changed: bool) -> None:
         """A fragment was published; `changed` says whether its delta holds anything."""
-        if changed:
-            self._has_changed, self._in_a_row = True, 0
-            return
-        self._unseen.discard(fragment)
-        self._in_a_row += 1
-        is_long = self._in_a_row >= self._patience if self._has_changed else not self._unseen
-        if not is_long or self._has_told:
-            return
-        self._has_told = True
-        if self._has_changed:
+        self._has_changed = self._has_changed or changed
+        self._empty = 0 if changed else self._empty + 1
+        turns = EMPTY_TURNS if self._has_changed else 1
+        if self._empty >= turns * self._fragments and not self._has_warned:
+            self._has_warned = True
             log.warning(
-                "no parameter has changed for %d rounds, so nothing is published any more: does the"
-                " optimizer still train this model, at a learning rate above 0?",
-                self._in_a_row,
-            )
-        else:
-            log.warning(
-                "no parameter has changed since training began, so nothing was published: does the optimizer"
-                " train this model, at a learning rate above 0?"
+                "no parameter has changed %s, so nothing is published: does the optimizer train this model,"
+                " at a learning rate above 0?",
+                f"for {self._empty} rounds" if self._has_changed else "since training began",
             )
 
 
-Handler = Callable[[int, FrameType | None], object]
+WARN_AFTER_S = 20.0
+"""When to log for the first time what is waited for; each next time comes after twice as long. Other ranks
+may
+just be busy, with an evaluation say."""
 
-HELD = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGALRM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCHLD,
-)
-"""Signals whose handlers raise in a training loop: a person's, a scheduler's, watchdogs', a DataLoader's.
-
-Other signals are left alone: what is set below a handler in Python (`signal.siginterrupt`, a chain of
-`faulthandler`) does not come back when the handler is put back.
-"""
-
-_held: dict[int, Handler] = {}
-"""Handlers of the signals that the main thread holds back, until each is put back. While there are any, a
-nested `held_back` has nothing to do."""
+POLL_S = 1.0
 
 
-@contextmanager
-def held_back() -> Iterator[None]:
-    """Inside, signals with handlers in Python are noted. On leaving, their handlers are called in the order
-    in which the signals came. Only the main thread ever gets any."""
-    if threading.current_thread() is not threading.main_thread() or _held:
-        yield
-        return
-    handlers: dict[int, Handler] = {
-        number: found for number in HELD if callable(found := signal.getsignal(number))
-    }
-    came: dict[int, FrameType | None] = {}
-    try:
-        _held.update(handlers)  # before any is replaced: another thread may fork meanwhile
-        for number in handlers:
-            signal.signal(number, came.setdefault)
-        yield
-    finally:
+class WaitWatch:
+    """Logs what the training thread waits for, if that takes long: gloo itself says nothing for half an
+    hour."""
+
+    def __init__(self) -> None:
+        self._wait: tuple[str, float] | None = None
+        """What is waited for, and since when."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="wait-watch", daemon=True)
+
+    @contextmanager
+    def during(self, text: str) -> Iterator[None]:
+        """Inside, this thread waits."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._wait = text, time.monotonic()
         try:
-            _put_back()
+            yield
         finally:
-            with ExitStack() as calls:  # each may raise; the last one pushed is called first
-                for number, frame in reversed(came.items()):
-                    calls.callback(handlers[number], number, frame)
+            self._wait = None
 
+    def close(self) -> None:
+        """End the thread: there is nothing more to wait for."""
+        self._over.set()
 
-def _put_back() -> None:
-    """Put all handlers back, though each may be called as soon as it is set, and raise."""
-    try:
-        while _held:
-            number = next(iter(_held))
-            signal.signal(number, _held[number])
-            del _held[number]
-    finally:
-        if _held:
-            _put_back()
-
-
-# Otherwise a process that another thread forks meanwhile, a DataLoader's worker say, would miss SIGTERM.
-os.register_at_fork(after_in_child=_put_back)
-
-
-# --- Whether the inner optimizers have finished the steps that they have begun.
-#
-# A state torn by an error in the middle of a step has momenta without the variances that go with them or, in
-# the first step, half of what each parameter needs. No later process could train with it.
-
-
-class StepWatch:
-    """Sees the optimizers' steps begin and end, by torch's hooks. A post hook runs only after a whole
-    step."""
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self._optimizers = optimizers
-        self._under_way = 0
-        """How many steps have begun and not ended. They nest if a step calls that of its base class."""
-        self._seen: set[int] = set()
-        """The optimizers that have finished a step, by id."""
-        self._is_compiled = False
-        """Whether a step was compiled: its hooks then run after it, even if it has failed."""
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        for optimizer in optimizers:
-            with suppress(AttributeError):  # its constructor skipped torch's: its steps are not seen
-                self._handles.append(optimizer.register_step_pre_hook(self._begins))
-                self._handles.append(optimizer.register_step_post_hook(self._ends))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all states are known to come from whole steps."""
-        are_seen = all(id(one) in self._seen or not one.state for one in self._optimizers)
-        return are_seen and not self._under_way and not self._is_compiled
-
-    @property
-    def is_torn(self) -> bool:
-        """Whether a step has begun and not ended."""
-        return self._under_way > 0
-
-    def begin_anew(self) -> None:
-        """The loop is between two steps. If it left one in the middle before, it has accepted that state."""
-        self._under_way = 0
-
-    def end(self) -> None:
-        """Stop watching."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _begins(self, *_: object) -> None:
-        self._is_compiled = self._is_compiled or torch.compiler.is_compiling()
-        self._under_way += 1
-
-    def _ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._under_way = max(0, self._under_way - 1)  # `begin_anew` may have come within the step
-        self._seen.add(id(optimizer))
+    def _watch(self) -> None:
+        logged: tuple[str, float] | None = None
+        warn_after = WARN_AFTER_S
+        while not self._over.wait(POLL_S):
+            if (wait := self._wait) is None:
+                continue
+            if wait != logged:
+                logged, warn_after = wait, WARN_AFTER_S
+            waited = time.monotonic() - wait[1]
+            if waited >= warn_after:
+                warn_after = 2 * waited
+                log.warning("%s (waited %.0f s)", wait[0], waited)

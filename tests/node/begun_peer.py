@@ -14,8 +14,8 @@ from torch import nn
 from gossamer.models.task import named_tensors
 from gossamer.node.trainer.checkpoint import _Saved
 from gossamer.node.trainer.daemon_link import DaemonLink
-from gossamer.node.trainer.outer import Ints
 from gossamer.node.trainer.peer import Peer
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.layout import TensorSpec
 from tests.node.leading import leading

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.node.trainer import daemon_link
+from gossamer.node.trainer import daemon_link, phi_updates
 from gossamer.node.trainer import payload_writer as buckets
-from gossamer.node.trainer import phi_updates as staging
 from gossamer.node.trainer.fragments import FragmentState
 from gossamer.protocol.records import Delta
 from tests.node.gpus import Room
@@ -46,7 +45,7 @@ def also_like_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU are processed as on a GPU."""
     monkeypatch.setattr(FragmentState, "gpu", torch.device("cpu"))
-    monkeypatch.setattr(staging, "_Room", Room)
+    monkeypatch.setattr(phi_updates, "Room", Room)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.node.ipc.shared_memory import SharedMemory
-from gossamer.node.trainer import phi_updates as staging
+from gossamer.node.trainer import phi_updates
 from gossamer.node.trainer.daemon_link import Offer
 from gossamer.node.trainer.fragments import FragmentState
 
@@ -14,15 +14,13 @@ from gossamer.node.trainer.fragments import FragmentState
 class Room:
     """The staging room of a GPU that copies at once."""
 
-    is_free = True
-
     def __init__(self, _: torch.device, numel: int) -> None:
         self.memory = torch.empty(numel, dtype=torch.int32, device="cpu")
 
-    def send_ahead(self, offer: Offer, source: Tensor) -> None:
+    def send(self, offer: Offer, source: Tensor) -> None:
         self.values(offer, source)
 
-    def has_come(self, _: Offer) -> bool:
+    def has_arrived(self, _: Offer) -> bool:
         return True
 
     def values(self, _: Offer, source: Tensor) -> Tensor:
@@ -52,14 +50,11 @@ class LateRoom(Room):
         self._asked = 0
         self._unread: dict[Offer, int] = {}
 
-    @property
-    def is_free(self) -> bool:
-        return self._ahead is None
+    def send(self, offer: Offer, source: Tensor) -> None:
+        if self._ahead is None:
+            self._ahead, self._asked = (offer, source), 0
 
-    def send_ahead(self, offer: Offer, source: Tensor) -> None:
-        self._ahead, self._asked = (offer, source), 0
-
-    def has_come(self, offer: Offer) -> bool:
+    def has_arrived(self, offer: Offer) -> bool:
         if self._ahead is None or offer is not self._ahead[0]:
             return False
         self._asked += 1
@@ -83,5 +78,5 @@ class LateRoom(Room):
 
 def pretend(room: type[Room]) -> None:
     """Use this room as a GPU's for the rest of this process."""
-    staging._Room = room
+    phi_updates.Room = room
     FragmentState.gpu = torch.device("cpu")

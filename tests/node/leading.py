@@ -10,9 +10,9 @@ from torch import nn
 
 from gossamer.models.task import named_tensors
 from gossamer.node.trainer.daemon_link import DaemonLink
-from gossamer.node.trainer.driver import Leader
+from gossamer.node.trainer.outer import Leader
 from gossamer.node.trainer.peer import Peer
-from gossamer.node.trainer.ranks import Alone
+from gossamer.node.trainer.ranks import RankContext, Team
 from gossamer.protocol.manifest import Manifest
 
 
@@ -24,6 +24,5 @@ def leading(
     checkpoint: Path,
     stop_round: int = 0,
 ) -> Peer:
-    team = Alone(dict(named_tensors(model, frozen=True)))
-    leader = Leader(model, optimizers, manifest, link, team, checkpoint=checkpoint, stop_round=stop_round)
-    return Peer(model, leader, optimizers)
+    context = RankContext(Team(dict(named_tensors(model, frozen=True))), stop_round)
+    return Peer(model, Leader(model, optimizers, manifest, link, context, checkpoint), optimizers)

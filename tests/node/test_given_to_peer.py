@@ -18,9 +18,8 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from gossamer.node.trainer.beside import Beside
-from gossamer.node.trainer.driver import RankRole
 from gossamer.node.trainer.peer import Peer, mean_loss, token_count
-from gossamer.node.trainer.ranks import Alone
+from gossamer.node.trainer.ranks import Role, Team
 from gossamer.protocol.errors import ConfigError
 
 
@@ -34,7 +33,7 @@ class Deeds(SimpleNamespace):
         )
         self.path, self.beside = path, None
         self.is_stepping = self.was_terminated = False
-        self.team = Alone({})
+        self.team = Team({})
 
     def _note(self, deed: str) -> None:
         with self.path.open("a") as file:
@@ -65,7 +64,7 @@ def deeds(path: Path) -> list[str]:
 
 
 def peer_of(path: Path) -> Peer:
-    return Peer(nn.Linear(2, 2), cast(RankRole, Deeds(path)))
+    return Peer(nn.Linear(2, 2), cast(Role, Deeds(path)))
 
 
 def children() -> multiprocessing.context.ForkServerContext:

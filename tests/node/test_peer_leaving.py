@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import copy
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from gossamer.node.ipc import messages as control
-from gossamer.node.trainer import driver as leader
-from gossamer.node.trainer import outer
+from gossamer.node.trainer import outer as leader
 from gossamer.node.trainer import peer as peer_module
-from gossamer.node.trainer.beside import Beside
-from gossamer.protocol.errors import ConfigError, DivergedError
+from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, Setup, begun, saved_in
 from tests.node.trainer_side import until
@@ -117,9 +111,9 @@ async def test_a_loop_without_step_is_told_at_its_end(
 
 
 def step_and_diverge(setup: Setup) -> None:
-    setup.step()
     with torch.no_grad():
         setup.model.weight[0, 0] = float("nan")
+    setup.peer.step(tokens=10, loss=2.0)
 
 
 async def test_a_model_that_diverged_at_the_end_finishes_with_the_swarms(
@@ -127,7 +121,10 @@ async def test_a_model_that_diverged_at_the_end_finishes_with_the_swarms(
 ) -> None:
     async with begun(tmp_path) as setup:
         step_and_diverge(setup)
-        assert await asyncio.to_thread(lambda: setup.peer.finish(quiet_s=0.05, timeout_s=10))
+        finishing = asyncio.create_task(asyncio.to_thread(setup.peer.finish, quiet_s=0.05, timeout_s=10))
+        await until(lambda: setup.daemon.port.attachments == 2 and setup.link.is_attached)
+        await setup.daemon.offer(0, setup.phi, merged=0, own=0, version=2)
+        assert await finishing
         assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7) and not setup.daemon.signed
         assert "What this node has learnt since its last delta is dropped" in caplog.text
 
@@ -272,115 +269,70 @@ async def test_what_no_daemon_can_take_at_the_end_is_not_lost_without_a_word(
             setup.daemon.start()
 
 
-@pytest.mark.parametrize("error", [None, RuntimeError("as asked"), KeyboardInterrupt()])
-async def test_what_a_script_that_never_left_publishes_at_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
-) -> None:
-    """The interpreter keeps what it printed a traceback of."""
-    monkeypatch.setattr("sys.last_value", error, raising=False)
-    async with begun(tmp_path) as setup:
-        assert setup.step() is None
-        await asyncio.to_thread(setup.peer.leave_at_exit)
-        assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1])
-        setup.peer.abandon()
-        assert setup.daemon.seen == ([] if isinstance(error, RuntimeError) else [1]), "only the first counts"
-
-
-def fails(*_: Any) -> None:
-    raise RuntimeError("out of memory")
-
-
-def _error_between_steps(setup: Setup) -> None:
+def _nothing(_: Setup) -> None:
     pass
 
 
-def _error_in_the_optimizers_step(setup: Setup) -> None:
-    """Whether it ends the loop, or the script catches it and is ended by another."""
-    with setup.optimizer.register_step_pre_hook(fails), contextlib.suppress(RuntimeError):
-        setup.optimizer.step()
+def _optimizers_step(setup: Setup) -> None:
+    for parameter in setup.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    setup.optimizer.step()
 
 
-def _error_in_a_step_before_the_last(setup: Setup) -> None:
-    _error_in_the_optimizers_step(setup)
-    setup.step()
+def _averages_in_an_evaluation(setup: Setup) -> None:
+    """As Lightning's EMAWeightAveraging swaps them."""
+    for parameter in setup.model.parameters():
+        parameter.data.copy_(torch.zeros_like(parameter))
 
 
-def _nothing_is_finite(setup: Setup) -> None:
-    nn.init.constant_(setup.model.weight, torch.nan)
+def _an_evaluation(setup: Setup) -> None:
+    setup.model.eval()
+    with torch.no_grad():
+        setup.model(torch.ones(2, 30))
 
 
+ENDS = [
+    None,
+    RuntimeError("a worker was killed"),
+    KeyboardInterrupt(),
+    SystemExit(),
+    asyncio.CancelledError(),
+]
+
+
+@pytest.mark.parametrize("error", ENDS)
 @pytest.mark.parametrize(
-    ("what", "steps", "has_inner"),
+    ("then", "is_published"),
     [
-        (_error_between_steps, 2, True),
-        (_error_in_the_optimizers_step, None, False),
-        (_error_in_a_step_before_the_last, 3, True),
-        (_nothing_is_finite, 2, False),
+        (_nothing, True),
+        (_an_evaluation, True),
+        (_optimizers_step, False),
+        (_averages_in_an_evaluation, False),
     ],
 )
-async def test_an_error_saves_what_it_left_whole_and_publishes_nothing(
+async def test_however_a_loop_ends_only_what_is_as_at_the_last_step_is_published(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    what: Callable[[Setup], None],
-    steps: int | None,
-    has_inner: bool,
+    caplog: pytest.LogCaptureFixture,
+    then: Callable[[Setup], None],
+    is_published: bool,
+    error: BaseException | None,
 ) -> None:
     monkeypatch.setattr(leader.CheckpointWriter, "step", lambda *_: None)
     async with begun(tmp_path) as setup:
         for _ in range(2):
-            for parameter in setup.model.parameters():
-                parameter.grad = torch.ones_like(parameter)
-            setup.optimizer.step()
+            _optimizers_step(setup)
             setup.step()
-        what(setup)
-        error = RuntimeError("a batch of another shape")
-        await asyncio.to_thread(setup.peer.__exit__, RuntimeError, error, None)
-        assert setup.daemon.seen == []
-    assert (tmp_path / "c").exists() == (steps is not None)
-    if steps is not None:
-        assert saved_in(tmp_path / "c") == (steps, has_inner)
-
-
-@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, SystemExit])
-async def test_a_loop_that_is_called_off_is_left_as_at_its_end(
-    tmp_path: Path, kind: type[BaseException]
-) -> None:
-    """So Ctrl-C comes to a loop that an event loop runs, and the end to one that somebody iterates over."""
-    async with begun(tmp_path) as setup:
-        assert setup.step() is None
-        await asyncio.to_thread(setup.peer.__exit__, kind, kind(), None)
-        assert setup.daemon.seen == [1]
-
-
-@pytest.mark.parametrize("terminated", [True, False])
-async def test_an_error_after_sigterm_is_taken_for_part_of_it(tmp_path: Path, terminated: bool) -> None:
-    """Sent to a whole process group, it ends a DataLoader's workers, of which torch makes a RuntimeError."""
-    async with begun(tmp_path) as setup:
-        assert setup.step() is None
-        beside = Beside()
-        setup.peer._role.beside = beside
-        if terminated:
-            beside.ask()
-        error = RuntimeError("DataLoader worker (pid 1) is killed by signal: Terminated.")
-        await asyncio.to_thread(setup.peer.__exit__, RuntimeError, error, None)
-        assert setup.daemon.seen == [1] * terminated
-
-
-async def test_ctrl_c_within_the_optimizers_first_step_saves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half of what Adam needs would end every later start."""
-    monkeypatch.setattr(leader.CheckpointWriter, "step", lambda *_: None)
-    async with begun(tmp_path) as setup:
-        _error_in_the_optimizers_step(setup)
-        await asyncio.to_thread(setup.peer.__exit__, KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert not (tmp_path / "c").exists()
-
-
-async def test_an_error_before_the_first_step_leaves_what_was_saved_last(tmp_path: Path) -> None:
-    async with begun(tmp_path) as setup:
-        await asyncio.to_thread(setup.peer.abandon)
-    assert not (tmp_path / "c").exists()
+        then(setup)
+        kind = None if error is None else type(error)
+        await asyncio.to_thread(setup.peer.__exit__, kind, error, None)
+        assert setup.daemon.seen == [1] * is_published
+        assert ("no longer as at the last peer.step" in caplog.text) == (not is_published)
+        await asyncio.to_thread(setup.peer.leave_at_exit)
+        assert setup.daemon.seen == [1] * is_published, "only the first counts"
+    assert (tmp_path / "c").exists() == is_published
+    if is_published:
+        assert saved_in(tmp_path / "c") == (2, True)
 
 
 async def test_an_error_in_a_notebook_is_not_what_ends_it(
@@ -448,61 +400,6 @@ async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> 
             with pytest.raises(RuntimeError, match="has left its swarm: attach again"):
                 use()
         assert setup.peer.metrics()["steps"] == EVERY
-
-
-async def test_who_puts_right_what_diverged_and_leaves_loses_nothing(tmp_path: Path) -> None:
-    async with begun(tmp_path) as setup:
-        for _ in range(EVERY - 1):
-            setup.step()
-        sound = copy.deepcopy(setup.model.state_dict())
-        nn.init.constant_(setup.model.weight, torch.nan)
-        with pytest.raises(DivergedError):
-            setup.step()
-        setup.model.load_state_dict(sound)
-        await asyncio.to_thread(setup.peer.leave)
-        assert setup.daemon.seen == [1] and (tmp_path / "c").exists()
-
-
-@pytest.mark.parametrize("puts_right", [False, True])
-async def test_an_inner_state_that_the_model_diverged_with_is_not_kept(
-    tmp_path: Path, puts_right: bool
-) -> None:
-    """It may be finite, as momentum after one batch of huge gradients is: the next process would diverge."""
-    async with begun(tmp_path) as setup:
-        setup.step()
-        await asyncio.to_thread(setup.peer.flush, 5)
-        assert saved_in(tmp_path / "c")[1]
-        setup.daemon.port.send(control.Clock(1, 0))
-        await until(lambda: setup.link.can_publish and setup.peer.clock == 1)
-        sound = copy.deepcopy(setup.model.state_dict())
-        with pytest.raises(DivergedError):
-            for _ in range(EVERY):
-                nn.init.constant_(setup.model.weight, 1000.0)
-                setup.step()
-        if puts_right:
-            setup.model.load_state_dict(sound)
-            while setup.step() is None:
-                pass
-            await asyncio.to_thread(setup.peer.leave)
-        else:
-            await asyncio.to_thread(setup.peer.abandon)
-    assert saved_in(tmp_path / "c")[1] == puts_right
-
-
-async def test_who_leaves_after_an_error_in_the_middle_of_a_change_publishes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: Any) -> None:
-        raise RuntimeError("out of memory")
-
-    async with begun(tmp_path) as setup:
-        setup.step()
-        await setup.offer(0, version=2)
-        with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="out of memory"):
-            patched.setattr(outer, "_take_over", fails)
-            setup.step()
-        await asyncio.to_thread(setup.peer.leave)
-        assert setup.daemon.seen == []
 
 
 async def test_who_leaves_while_another_thread_is_in_a_step_publishes_after_it(

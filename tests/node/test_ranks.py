@@ -6,19 +6,21 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.trainer import ranks
-from gossamer.node.trainer import ranks as patience
+from gossamer.node.trainer import ranks, watchdogs
 from gossamer.node.trainer.parameters import check_fits, parameters_of, reshard
-from gossamer.node.trainer.ranks import Ranks, Word
+from gossamer.node.trainer.ranks import Follower, RankContext, Ranks, Team, Word
+from gossamer.node.trainer.watchdogs import WaitWatch
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
 from tests.net.processes import wait_for
@@ -27,6 +29,8 @@ from tests.node.gloo import two_ranks
 
 class Distributed:
     """torch.distributed, as far as `Ranks` needs it, for two ranks that are threads of this process."""
+
+    DistError = dist.DistError
 
     def __init__(self) -> None:
         self._ends = two_ranks(30.0)
@@ -98,8 +102,8 @@ def test_a_rank_that_waits_for_others_to_attach_says_so_whichever_it_is(
         def new_group(self, backend: str) -> None:
             wait_for(lambda: "each has to attach (waited" in caplog.text, 10.0, "it says what it waits for")
 
-    monkeypatch.setattr(patience, "TELL_AFTER_S", 0.0)
-    monkeypatch.setattr(patience, "POLL_S", 0.01)
+    monkeypatch.setattr(watchdogs, "WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(watchdogs, "POLL_S", 0.01)
     distributed = Late()
     monkeypatch.setattr(ranks, "dist", distributed)
 
@@ -123,7 +127,7 @@ def test_a_rank_that_ends_instead_of_attaching_is_said_to_be_gone(monkeypatch: p
             Ranks({})
 
     distributed.run(attach)
-    for thread in [thread for thread in threading.enumerate() if thread.name == "patience"]:
+    for thread in [thread for thread in threading.enumerate() if thread.name == "wait-watch"]:
         thread.join(10)
         assert not thread.is_alive(), "nobody could close it any more"
 
@@ -218,3 +222,111 @@ def test_shards_on_some_of_the_ranks_are_refused() -> None:
             check_fits(parameters_of(some), described)
     finally:
         torch.distributed.destroy_process_group()
+
+
+# -- waiting for other ranks: only what says that they are gone may be called that
+
+
+def ended() -> None:
+    one, other = two_ranks(30.0)
+    del other
+    one.allreduce([torch.zeros(1)]).wait()
+
+
+def silent() -> None:
+    one, _other = two_ranks(0.1)
+    one.allreduce([torch.zeros(1)]).wait()
+
+
+def no_store() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.01))
+    store.get("address")
+
+
+def nccl(result: str) -> Callable[[], None]:
+    def fail() -> None:
+        raise dist.DistBackendError(
+            f"NCCL error in: ProcessGroupNCCL.cpp:1, NCCL version 2.27\n{result}: ..."
+        )
+
+    return fail
+
+
+def no_memory() -> None:
+    torch.empty(10**15)
+
+
+def shapes_differ() -> None:
+    torch.zeros(2).copy_(torch.zeros(3))
+
+
+def sizes_differ() -> None:
+    raise RuntimeError(
+        "[enforce fail at gloo/transport/tcp/pair.cc:455] op.preamble.length <= op.nbytes. 8 vs 4"
+    )
+
+
+def test_who_waits_no_more_leaves_no_thread_behind() -> None:
+    patience = WaitWatch()
+    with patience.during("waiting"):
+        pass
+    patience.close()
+    patience._thread.join(10)
+    assert not patience._thread.is_alive()
+
+
+@pytest.mark.parametrize("fail", [ended, silent, no_store, nccl("ncclRemoteError")])
+def test_ranks_that_are_gone_are_said_to_be(fail: Callable[[], None]) -> None:
+    with pytest.raises(UnreachableError, match="lost the other ranks of this node: one of them ended"):
+        during(fail)
+
+
+@pytest.mark.parametrize("fail", [no_memory, shapes_differ, sizes_differ, nccl("ncclUnhandledCudaError")])
+def test_whatever_else_goes_wrong_meanwhile_comes_through_as_what_it_is(fail: Callable[[], None]) -> None:
+    with pytest.raises(RuntimeError) as expected:
+        fail()
+    with pytest.raises(expected.type) as found:
+        during(fail)
+    assert str(found.value) == str(expected.value)
+
+
+def test_an_error_without_words_comes_through() -> None:
+    def fail() -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        during(fail)
+
+
+def during(fail: Callable[[], None]) -> None:
+    team = object.__new__(Ranks)
+    team._watch = WaitWatch()
+    try:
+        with team._waiting("waiting"):
+            fail()
+    finally:
+        team.close()
+
+
+# -- a rank other than the first, which does what the first has decided
+
+
+class Second(Team):
+    """One of two ranks; the first says that a fragment changes."""
+
+    rank, size = 1, 2
+
+    def agree(self, word: Word) -> Word:
+        return word._replace(touched=frozenset([0]))
+
+
+def test_a_parameter_that_only_this_rank_has_replaced_is_an_error_before_the_next_change() -> None:
+    model = nn.Linear(4, 2)
+    follower = Follower(model, describe(model, name="test"), b"", RankContext(Second({})))
+    follower.step(1, 0.0)
+    model.weight = nn.Parameter(model.weight.detach().clone())
+    with pytest.raises(ConfigError, match="'weight' was moved, resized or replaced"):
+        follower.step(1, 0.0)
+    with pytest.raises(ConfigError, match="'weight' was moved, resized or replaced"):
+        follower.drop_progress()

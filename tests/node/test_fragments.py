@@ -1,4 +1,4 @@
-"""`losses`: each window has those of its own steps."""
+"""Windows: each has those of its own steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gossamer.node.trainer.outer import Losses
+from gossamer.node.trainer.fragments import Losses
 
 
 @pytest.mark.parametrize("kind", [float, lambda loss: torch.tensor(float(loss))])

@@ -1,0 +1,65 @@
+"""Outer optimizers: what each node makes of a window's progress before it is compressed and published.
+
+To add one, write a class like `Nesterov`, put it into `OPTIMIZERS`, and its name into `OUTER_OPTIMIZERS` of
+`gossamer.protocol.manifest`, so that a manifest may name it. It runs on the device of the parameters, piece
+by
+piece, in place; what it keeps is saved and restored with the node's checkpoint.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.manifest import Outer
+
+FADED = 2.0**-60
+"""Smaller momenta count for nothing in fixed point, and are set to 0. Where nothing trains any more, as in
+the embedding rows of words that no longer occur, momentum would otherwise fade until it is denormal and stay
+so, which is 30 times slower on Intel CPUs."""
+
+
+class OuterOptimizer(Protocol):
+    """Stateless itself: its buffers lie with the outer loop's state."""
+
+    buffers: ClassVar[tuple[str, ...]]
+    """The names of what it keeps, a float32 tensor of each parameter's shape, 0 at first."""
+
+    def step(self, progress: Tensor, *buffers: Tensor) -> None:
+        """Turn a piece's pseudo-gradient (how far training has moved against the reference, float32[n]) into
+        the step at learning rate 1, and update the buffers, float32[n]; all in place, without waiting for a
+        device."""
+        ...
+
+
+class Nesterov:
+    """Momentum in Nesterov's form, as in DiLoCo (arXiv 2311.08105): ``m = mu * m + g; step = g + mu * m``.
+
+    A linear filter commutes with the sum over nodes. So each node keeps its own, the swarm needs no shared
+    state, and nothing is lost when a member leaves. With a momentum of 0 it is plain SGD.
+    """
+
+    buffers: ClassVar[tuple[str, ...]] = ("momentum",)
+
+    def __init__(self, outer: Outer) -> None:
+        self._mu = outer.momentum
+
+    def step(self, progress: Tensor, *buffers: Tensor) -> None:
+        if self._mu:
+            (momentum,) = buffers
+            torch.add(progress, momentum, alpha=self._mu, out=momentum)
+            torch.hardshrink(momentum, FADED, out=momentum)
+            progress.add_(momentum, alpha=self._mu)
+
+
+OPTIMIZERS: dict[str, Callable[[Outer], OuterOptimizer]] = {"nesterov": Nesterov}
+"""Every outer optimizer by the name that manifests use."""
+
+
+def optimizer_of(outer: Outer) -> OuterOptimizer:
+    """The outer optimizer that a manifest names. Raises ConfigError if this version has none of that name."""
+    if outer.optimizer not in OPTIMIZERS:
+        raise ConfigError(f"unknown outer optimizer {outer.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[outer.optimizer](outer)

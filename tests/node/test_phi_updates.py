@@ -1,0 +1,388 @@
+"""Newer Phi: which offers a step applies, that they arrive as they were made, and how they reach a GPU."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossamer.bootstrap.manifests import describe
+from gossamer.models.task import named_tensors
+from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.trainer import phi_updates
+from gossamer.node.trainer.checkpoint import CheckpointWriter
+from gossamer.node.trainer.daemon_link import DaemonLink, Offer
+from gossamer.node.trainer.fragments import FragmentState
+from gossamer.node.trainer.metrics import Progress
+from gossamer.node.trainer.outer import OuterLoop
+from gossamer.node.trainer.phi_updates import PhiUpdates
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payloads.payload import payload_length
+
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
+pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+BUSY_CYCLES = 1_500_000_000
+"""About a second of a GPU."""
+
+
+@dataclass
+class Link:
+    """A daemon whose offers are made here."""
+
+    offers: list[Offer] = field(default_factory=list)
+    returned: list[int] = field(default_factory=list)
+
+    def take_offer(self) -> Offer | None:
+        return self.offers.pop(0) if self.offers else None
+
+    def took(self, offer: Offer) -> None:
+        self.returned.append(offer.fragment)
+
+
+class Node:
+    """A model's outer loop, and the memory that its daemon offers Phi in."""
+
+    def __init__(self, device: str, fragments: int = 2) -> None:
+        self.model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(2 * fragments))).to(device)
+        self.manifest: Manifest = describe(self.model, name="t", codec="int4", fragments=fragments)
+        self.outer = OuterLoop(dict(named_tensors(self.model)), self.manifest)
+        self.link = Link()
+        self.updates = PhiUpdates(cast(DaemonLink, self.link), self.outer.fragments)
+        self.shared = SharedMemory.create(self.manifest)
+        self.shared.close()  # the mapping stays
+
+    def offer(self, index: int, rng: np.random.Generator, own_round: int = 0) -> tuple[Offer, np.ndarray]:
+        """A fragment of some other Phi, and its values."""
+        area = self.shared.phi(self.outer.fragments[index].fragment)
+        area[:] = rng.integers(-(2**26), 2**26, area.size, dtype=np.int32)
+        offer = Offer(index, 1, own_round, 1, self.shared)
+        self.link.offers.append(offer)
+        return offer, area.copy()
+
+    def step(self, round_: int | None = None) -> list[int]:
+        """Apply what a step would; returns the fragments."""
+        offers = self.updates.for_step(round_)
+        for offer in offers:
+            self.outer.apply(offer.fragment, self.updates.values(offer), offer.merged_round)
+            self.updates.done(offer)
+        return [offer.fragment for offer in offers]
+
+    def held(self, index: int) -> np.ndarray:
+        theta = [tensor.detach().flatten() for tensor in self.outer.fragments[index].theta]
+        return torch.cat(theta).cpu().numpy()
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node("cpu", fragments=8)
+
+
+def offered(node: Node, *fragments: int) -> None:
+    for fragment in fragments:
+        node.offer(fragment, np.random.default_rng(fragment))
+
+
+# -- which offers a step applies
+
+
+def test_of_several_half_wait(node: Node) -> None:
+    offered(node, 0, 1, 2, 3, 4)
+    assert [node.step() for _ in range(4)] == [[0, 1, 2], [3], [4], []]
+
+
+def test_a_step_that_publishes_leaves_others_to_the_next(node: Node) -> None:
+    offered(node, 0, 1)
+    assert node.step(round_=7) == []
+    offered(node, 2)
+    assert node.step() == [0, 1], "both have waited"
+    assert node.step(round_=8) == [], "this one has not, yet"
+    assert node.step() == [2]
+
+
+def test_where_every_step_publishes_all_wait_for_one(node: Node) -> None:
+    applied = []
+    for round_ in range(3, 7):
+        offered(node, round_ - 3)
+        applied.append(node.step(round_=round_))
+    assert applied == [[], [0], [1], [2]]
+
+
+def test_what_is_published_is_up_to_date_and_what_came_before_is_applied_too(node: Node) -> None:
+    offered(node, 0, 3, 5)
+    assert node.step(round_=3) == [0, 3]
+    assert node.step() == [5]
+
+
+def test_an_image_from_before_the_own_last_delta_is_given_back(node: Node) -> None:
+    node.outer.fragments[1].last_published = 9
+    offered(node, 0, 1)
+    assert node.step() == [0]
+    assert node.step() == []
+    assert node.link.returned == [0, 1]
+
+
+def test_offers_that_are_forgotten_are_not_given_back(node: Node) -> None:
+    """They are of a connection that is over."""
+    offered(node, 0, 1)
+    assert len(node.updates.all()) == 2
+    node.updates.forget()
+    assert node.updates.all() == [] and node.link.returned == []
+
+
+# -- how they reach the model
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
+def test_what_is_applied_is_what_was_offered(device: str, rng: np.random.Generator) -> None:
+    """However the memory is used again once it is given back."""
+    node = Node(device)
+    for turn in range(40):
+        _, values = node.offer(turn % 2, rng)
+        while not node.step():
+            time.sleep(0.0001)
+        while len(node.link.returned) <= turn:
+            node.updates.all()
+        node.shared.phi(node.outer.fragments[turn % 2].fragment).fill(7)
+        assert np.allclose(node.held(turn % 2), values / 2**24, atol=1e-6)
+
+
+def test_on_the_cpu_nothing_is_copied(node: Node, rng: np.random.Generator) -> None:
+    offer, _ = node.offer(0, rng)
+    area = node.shared.phi(node.outer.fragments[0].fragment)
+    assert node.updates.values(offer).data_ptr() == area.ctypes.data
+
+
+@contextmanager
+def busy_gpu() -> Iterator[torch.cuda.Event]:
+    """A GPU that has much to do, and an event behind that. Calls that wait for it fail."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY_CYCLES)
+    behind = torch.cuda.Event()
+    behind.record()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield behind
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@NEEDS_CUDA
+def test_a_step_that_applies_phi_does_not_wait_for_a_busy_gpu(rng: np.random.Generator) -> None:
+    node = Node("cuda")
+    node.offer(0, rng)
+    while not node.step():  # all code is loaded, and the memory pinned
+        time.sleep(0.001)
+    _, values = node.offer(1, rng)
+    loss = next(node.model.parameters()).sum()
+    with busy_gpu() as behind:
+        node.outer.step(10, loss)
+        deadline = time.monotonic() + 30
+        while not node.step():
+            assert time.monotonic() < deadline, "it never arrives"
+        assert not behind.query()
+        assert node.link.returned == [0], "a busy GPU has still to read it"
+    assert np.allclose(node.held(1), values / 2**24, atol=1e-6)
+    node.updates.all()
+    assert node.link.returned == [0, 1]
+
+
+@NEEDS_CUDA
+def test_a_step_that_copies_a_share_of_a_checkpoint_does_not_wait(tmp_path: Path) -> None:
+    node = Node("cuda")
+    writer = CheckpointWriter(tmp_path / "c")
+    with busy_gpu() as behind:
+        writer.step(node.outer, [], Progress(1, 1))
+        assert not behind.query()
+    while not (tmp_path / "c").exists():
+        writer.step(node.outer, [], Progress(1, 1))
+    writer.close()
+
+
+@NEEDS_CUDA
+def test_a_step_that_publishes_waits_for_the_payload_first_and_then_only_reads_how_far_it_went() -> None:
+    node = Node("cuda")
+    area = memoryview(bytearray(payload_length(CODECS["int4"], node.manifest.plan().fragments[0])))
+    node.outer.publish(0, 2, area)
+    node.outer.step(10, next(node.model.parameters()).sum())
+    pieces = sum(len(part.pieces) for part in node.outer.fragments[0].parts)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="synchronizing") as warned:
+            node.outer.publish(0, 4, area)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(warned) <= 1 + 2 * pieces, [str(one.message) for one in warned]
+
+
+# -- the same without a GPU: what torch is asked to do, in which order
+
+
+@dataclass
+class Event:
+    """Reached when a test says so."""
+
+    is_reached: bool = False
+    recorded: int = 0
+
+    def record(self, stream: object = None) -> None:
+        self.recorded += 1
+
+    def query(self) -> bool:
+        return self.is_reached
+
+    def synchronize(self) -> None:
+        self.is_reached = True
+
+
+@dataclass
+class Cuda:
+    """Stands for torch.cuda: copies at once, and remembers in which stream, after waiting for what."""
+
+    monkeypatch: pytest.MonkeyPatch
+    answer: int = 0
+    """What pinning comes to."""
+    pinned: list[int] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    current: str = "loop"
+
+    def __post_init__(self) -> None:
+        for name in ("Stream", "Event", "current_stream", "stream", "device", "cudart"):
+            self.monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        self.monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+        self.monkeypatch.setattr(FragmentState, "gpu", torch.device("cpu"))
+        copy = torch.Tensor.copy_
+
+        def copied(target: torch.Tensor, source: torch.Tensor, **how: bool) -> torch.Tensor:
+            self.calls.append(f"copy in {self.current}")
+            return copy(target, source, **how)
+
+        self.monkeypatch.setattr(torch.Tensor, "copy_", copied)
+
+    def Event(self) -> Event:
+        self.events.append(Event())
+        return self.events[-1]
+
+    def Stream(self, _: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(
+            name="aside", wait_event=lambda event: self.calls.append(f"aside waits, of {event.recorded}")
+        )
+
+    def current_stream(self, _: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(
+            name="loop", wait_stream=lambda stream: self.calls.append(f"loop waits for {stream.name}")
+        )
+
+    @contextmanager
+    def stream(self, stream: SimpleNamespace) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+    def device(self, _: torch.device) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def cudart(self) -> Cuda:
+        return self
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert size > 0 and flags == phi_updates.PORTABLE
+        if not self.answer:
+            self.pinned.append(address)
+        return self.answer
+
+    def cudaHostUnregister(self, address: int) -> None:
+        self.pinned.remove(address)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    return Cuda(monkeypatch)
+
+
+def room_of(node: Node) -> phi_updates.Room:
+    (room,) = node.updates._rooms.values()
+    return room
+
+
+def test_the_next_offer_is_copied_ahead_on_a_stream_of_its_own(cuda: Cuda, rng: np.random.Generator) -> None:
+    node = Node("cpu")
+    (_, values), _ = node.offer(0, rng), node.offer(1, rng)
+    cuda.calls.clear()
+    assert [node.step() for _ in range(3)] == [[], [], []], "it is under way, and nothing waits for it"
+    assert cuda.calls == ["aside waits, of 1", "copy in aside"]
+    cuda.events[-1].is_reached = True
+    cuda.calls.clear()
+    assert node.step() == [0] and np.allclose(node.held(0), values / 2**24, atol=1e-6)
+    assert cuda.calls[0] == "loop waits for aside" and "copy in aside" not in cuda.calls, (
+        "it is not copied again"
+    )
+    cuda.calls.clear()
+    assert node.step() == []
+    assert cuda.calls == ["aside waits, of 2", "copy in aside"], "behind what has read the first"
+
+
+def test_what_is_published_is_waited_for_on_its_way_to_a_gpu(cuda: Cuda, rng: np.random.Generator) -> None:
+    node = Node("cpu")
+    _, (_, values) = node.offer(0, rng), node.offer(1, rng)
+    assert node.step(round_=3) == [0, 1]
+    assert np.allclose(node.held(1), values / 2**24, atol=1e-6)
+
+
+def test_memory_is_given_back_once_a_gpu_has_read_it(cuda: Cuda, rng: np.random.Generator) -> None:
+    """Also that of an offer that was outdated on its way."""
+    node = Node("cpu")
+    node.outer.fragments[0].last_published = 9
+    node.offer(0, rng), node.offer(1, rng)
+    assert node.step(round_=3) == [1] and node.link.returned == []
+    cuda.events[-2].is_reached = True
+    assert node.updates.all() == [] and node.link.returned == [0]
+    node.updates.close()
+    assert cuda.events[-1].is_reached
+    assert node.updates.all() == [] and node.link.returned == [0, 1]
+
+
+def test_each_daemons_memory_is_pinned_once_and_unpinned_before_it_goes(
+    cuda: Cuda, rng: np.random.Generator
+) -> None:
+    """A view of it may be held for longer: a delta that is handed over to the next daemon."""
+    node = Node("cpu")
+    view = node.shared.payload
+
+    def applied(index: int) -> None:
+        node.offer(index, rng)
+        node.step(round_=index)
+        cuda.events[-1].is_reached = True
+        node.updates.all()
+
+    for turn in range(4):
+        applied(turn % 2)
+    assert cuda.pinned == [torch.frombuffer(node.shared.whole, dtype=torch.uint8).data_ptr()]
+    node.shared = SharedMemory.create(node.manifest)
+    applied(0)
+    gc.collect()
+    assert cuda.pinned == [torch.frombuffer(node.shared.whole, dtype=torch.uint8).data_ptr()]
+    assert bytes(view[:1]) == bytes(1)
+
+
+def test_where_nothing_can_be_pinned_that_is_logged(
+    cuda: Cuda, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "gossamer")
+    cuda.answer = 2
+    node = Node("cpu")
+    _, values = node.offer(0, rng)
+    assert node.step(round_=2) == [0] and np.allclose(node.held(0), values / 2**24, atol=1e-6)
+    assert "no memory can be pinned (CUDA error 2)" in caplog.text
+    assert cuda.pinned == []
