@@ -1,13 +1,14 @@
-"""What a person sees of a local swarm: a live table on a terminal, plain lines elsewhere.
+"""Tables of nodes on a terminal, and what a person sees of a local swarm: a live table, or plain lines.
 
 A terminal on which nothing can be drawn (``TERM=dumb``) gets plain lines too.
 """
 
 import time
-from itertools import compress
+from collections.abc import Sequence
 from statistics import median_low
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -15,28 +16,24 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.bootstrap.chaos import Happening, Storm
 from gossamer.bootstrap.processes import NodeProcess
-from gossamer.bootstrap.summary import SwarmSummary, amount
-from gossamer.node.formatting import harmless, plural
+from gossamer.bootstrap.summary import SwarmSummary
+from gossamer.node.formatting import harmless, harmless_line, plural, size, sparkline, three_decimals
 
 PLAIN_INTERVAL_S = 5.0
 NOTES_SHOWN = 5
-COLUMNS = {
-    "node": 0,
-    "state": 0,
-    "round": 0,
-    "steps": 60,
-    "loss": 0,
-    "tokens/s": 44,
-    "peers": 84,
-    "in": 78,
-    "out": 69,
-    "replica": 53,
-}
-"""Columns of the live table, and the terminal width from which each is shown: a truncated one is useless."""
+GAP = 2
+"""Characters between two columns."""
 
-BARS = "▁▂▃▄▅▆▇█"
+LEFT = frozenset({"node", "member", "state", "health", "replica", "device", "bad in"})
+"""Columns of words; the others have figures."""
+
+FOLDED_MIN = {"member": 14, "bad in": 12}
+"""Columns that are wrapped if there is no room, and the width that they keep; others never are."""
+
+GIVE_WAY = ("peers", "in", "out", "steps", "replica", "tokens/s")
+"""Columns of the swarm's table that are left out if the terminal is narrow, in this order."""
+
 STATE_STYLES = {
     "training": "green",
     "finished": "cyan",
@@ -46,14 +43,33 @@ STATE_STYLES = {
 }
 
 
-def sparkline(values: list[float], width: int = 32) -> str:
-    """The last values as a row of bars."""
-    shown = values[-width:]
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    span = (high - low) or 1.0
-    return "".join(BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] for value in shown)
+def line(*parts: tuple[str, str], fold: bool = False) -> Text:
+    """One line of texts with their styles, without what would steer a terminal."""
+    text = Text.assemble(*((harmless_line(text), style) for text, style in parts))
+    text.no_wrap, text.overflow = not fold, "fold" if fold else "ellipsis"
+    return text
+
+
+def fitted(rows: Sequence[dict[str, Text]], width: int, give_way: Sequence[str]) -> Table:
+    """A table of rows that all have the same columns. Those that `give_way` are left out, in this order,
+    until the others fit whole: figures that are cut short say nothing."""
+    shown = list(rows[0]) if rows else []
+    widths = {name: max(cell_len(name), *(row[name].cell_len for row in rows)) for name in shown}
+    least = {name: min(FOLDED_MIN.get(name, wide), wide) for name, wide in widths.items()}
+    for name in give_way:
+        if sum(least[other] + GAP for other in shown) > width:
+            shown.remove(name)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for name in shown:
+        folds = name in FOLDED_MIN
+        justify = "left" if name in LEFT else "right"
+        table.add_column(name, justify=justify, no_wrap=not folds, overflow="fold", min_width=least[name])  # type: ignore[arg-type]
+        for row in rows if folds else ():
+            row[name].no_wrap = False
+            row[name].overflow = "fold"
+    for row in rows:
+        table.add_row(*(row[name] for name in shown))
+    return table
 
 
 def minutes(seconds: float) -> str:
@@ -81,7 +97,6 @@ class Display:
         self._losses: list[float] = []
         self._phase = "starting"
         self._printed_at = 0.0
-        self._told = 0
         self._notes: list[str] = []
         self._live = (
             Live(console=console, auto_refresh=False, transient=False)
@@ -100,59 +115,33 @@ class Display:
         if self._live:
             self._live.__exit__(None, None, None)
 
-    def update(self, processes: list[NodeProcess], phase: str, storm: Storm | None = None) -> None:
-        """Show the latest statuses, and what the storm does."""
+    def update(self, processes: list[NodeProcess], phase: str) -> None:
+        """Show the latest statuses."""
         self._note(processes)
-        phase = self._doing(processes, phase)
+        phase = _doing(processes, phase)
         if self._live:
-            self._live.update(self._frame(processes, phase, storm), refresh=True)
+            self._live.update(self._frame(processes, phase), refresh=True)
             return
         now = time.monotonic()
-        for line in storm.log[self._told :] if storm else ():
-            self._told += 1
-            self._print_event(line)
         if now - self._printed_at >= PLAIN_INTERVAL_S or phase != self._phase:
-            self._printed_at = now
-            self._phase = phase
+            self._printed_at, self._phase = now, phase
             self._console.print(self._plain(processes, phase), markup=False, highlight=False)
 
     def tell(self, text: str) -> None:
-        """Show that something unplanned happened."""
+        """Show that something happened that was not planned."""
         text = harmless(text)
-        self._notes.append(f"{minutes(time.monotonic() - self._begun)}  {text}")
-        if not self._live:
-            self._print_event(text)
-
-    def _print_event(self, text: str) -> None:
         now = minutes(time.monotonic() - self._begun)
-        self._console.print(f"{now}  * {text}", markup=False, highlight=False, soft_wrap=True)
-
-    # -- numbers
+        self._notes.append(f"{now}  {text}")
+        if not self._live:
+            self._console.print(f"{now}  * {text}", markup=False, highlight=False, soft_wrap=True)
 
     def _note(self, processes: list[NodeProcess]) -> None:
-        round_ = self._round(processes)
-        if round_ and self._training_since is None:
+        if _round(processes) and self._training_since is None:
             self._training_since = time.monotonic()
         losses = [p.trainer["val_loss"] for p in processes if p.trainer.get("val_loss") is not None]
-        if losses:
-            mean = sum(losses) / len(losses)
-            if not self._losses or mean != self._losses[-1]:
-                self._losses.append(mean)
-
-    @staticmethod
-    def _doing(processes: list[NodeProcess], phase: str) -> str:
-        """The phase, or what the nodes do instead while none of them trains yet, or any more."""
-        states = {p.status["state"] for p in processes if p.status and p.status["trains"]}
-        if any(p.status is None and not p.ended and not p.killed for p in processes):
-            states.add("starting")
-        if phase != "training" or "training" in states:
-            return phase
-        return next((state for state in ("joining", "starting") if state in states), phase)
-
-    @staticmethod
-    def _round(processes: list[NodeProcess]) -> int:
-        rounds: list[int] = [p.status["round"] for p in processes if p.status and p.status["trains"]]
-        return median_low(rounds or [0])
+        mean = sum(losses) / len(losses) if losses else None
+        if mean is not None and mean not in self._losses[-1:]:
+            self._losses.append(mean)
 
     def _left(self, round_: int) -> str:
         if self._training_since is None or round_ < 2:
@@ -160,31 +149,22 @@ class Display:
         rate = (round_ - 1) / max(1e-3, time.monotonic() - self._training_since)
         return minutes((self._rounds - round_) / rate)
 
-    # -- a terminal
-
-    def _frame(self, processes: list[NodeProcess], phase: str, storm: Storm | None) -> RenderableType:
+    def _frame(self, processes: list[NodeProcess], phase: str) -> RenderableType:
         """The whole display. What is below the nodes gets room first: on a short screen Rich cuts the end."""
-        below = self._below(processes, storm)
-        taken = self._console.render_lines(below, self._console.options.update_width(self._console.width - 4))
-        nodes = self._nodes(processes, max(1, self._console.height - len(taken) - 3))
-        return Panel(Group(nodes, below), title=f"{self._title} · {phase}", title_align="left")
+        below = self._below(processes)
+        inside = self._console.width - 4
+        taken = self._console.render_lines(below, self._console.options.update_width(inside))
+        rows = [_row(process) for process in processes]
+        fit = max(1, self._console.height - len(taken) - 4)
+        if len(rows) > fit:
+            more = {**dict.fromkeys(rows[0], Text("")), "node": Text(f"+ {len(rows) - fit + 1} more", "dim")}
+            rows = [*rows[: fit - 1], more]
+        table = fitted(rows, inside, GIVE_WAY)
+        return Panel(Group(table, below), title=f"{self._title} · {phase}", title_align="left")
 
-    def _nodes(self, processes: list[NodeProcess], rows: int) -> RenderableType:
-        """A row for each node; if there are too few rows, the last one says how many more nodes there are."""
-        table = Table(expand=True, box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-        shown = [wanted <= self._console.width for wanted in COLUMNS.values()]
-        for column in compress(COLUMNS, shown):
-            table.add_column(column, justify="left" if column in ("node", "state") else "right", no_wrap=True)
-        left_out = len(processes) - rows + 1 if len(processes) > rows else 0
-        for process in processes[: len(processes) - left_out]:
-            table.add_row(*compress(self._row(process), shown))
-        if left_out:
-            table.add_row(Text(f"+ {left_out} more", style="dim"))
-        return table
-
-    def _below(self, processes: list[NodeProcess], storm: Storm | None) -> RenderableType:
+    def _below(self, processes: list[NodeProcess]) -> RenderableType:
         """The progress, the loss, and what happened."""
-        round_ = self._round(processes)
+        round_ = _round(processes)
         progress = Table.grid(expand=True, padding=(0, 1))
         progress.add_column(no_wrap=True)
         progress.add_column(ratio=1)
@@ -201,43 +181,11 @@ class Display:
             loss.append(f"  from {self._losses[0]:.3f}", style="dim")
         else:
             loss.append("not measured yet", style="dim")
-        parts: list[RenderableType] = [Text(), progress, loss]
-        if storm is not None:
-            parts += [Text(), _events(storm.events, time.monotonic() - self._begun)]
-        parts += [Text(note, style="yellow") for note in self._notes[-NOTES_SHOWN:]]
-        return Group(*parts)
-
-    @staticmethod
-    def _row(process: NodeProcess) -> list[Text]:
-        status = process.status
-        if status is None:
-            state = (
-                Text("ended", style="red")
-                if process.ended
-                else Text("killed", style="red")
-                if process.killed
-                else Text("starting", style="yellow")
-            )
-            return [Text(process.name), state, *[Text("-", style="dim")] * (len(COLUMNS) - 2)]
-        trainer = process.trainer
-        digest = status.get("phi_digest", "")[:8]
-        return [
-            Text(process.name),
-            Text(status["state"], style=STATE_STYLES.get(status["state"], "")),
-            Text(str(status["round"] if status["trains"] else status["clock"])),
-            Text(str(trainer.get("inner_steps", "-"))),
-            Text(f"{trainer['loss']:.3f}" if trainer.get("loss") else "-"),
-            Text(f"{trainer['tokens_per_s']:,.0f}" if trainer.get("tokens_per_s") else "-"),
-            Text(str(sum(member["health"] == "alive" for member in status["members"]))),
-            Text(amount(status["bytes_received"])),
-            Text(amount(status["bytes_sent"])),
-            Text(digest or "-", style=f"#{digest[:6]}" if digest else "dim"),
-        ]
-
-    # -- anything else
+        notes = [Text(note, style="yellow") for note in self._notes[-NOTES_SHOWN:]]
+        return Group(Text(), progress, loss, *notes)
 
     def _plain(self, processes: list[NodeProcess], phase: str) -> str:
-        round_ = self._round(processes)
+        round_ = _round(processes)
         speed = sum(p.trainer.get("tokens_per_s", 0.0) for p in processes)
         loss = f", validation loss {self._losses[-1]:.3f}" if self._losses else ""
         return (
@@ -246,18 +194,41 @@ class Display:
         )
 
 
-def _events(events: list[Happening], now_s: float) -> RenderableType:
-    """What happened, when, and what became of it."""
-    table = Table.grid(padding=(0, 2))
-    for _ in range(3):
-        table.add_column()
-    for event in events:
-        if event.recovered_s is None:
-            outcome = Text(f"{max(0.0, now_s - event.t_s):.0f} s ...", style="yellow")
-        else:
-            outcome = Text(f"{event.cure} ({event.recovered_s:.1f} s)", style="green")
-        table.add_row(Text(minutes(event.t_s), style="dim"), Text(event.text), outcome)
-    return table if events else Text("no faults yet", style="dim")
+def _doing(processes: list[NodeProcess], phase: str) -> str:
+    """The phase, or what the nodes do instead while none of them trains yet, or any more."""
+    states = {p.status["state"] for p in processes if p.status and p.status["trains"]}
+    if any(p.status is None and not p.ended and not p.killed for p in processes):
+        states.add("starting")
+    if phase != "training" or "training" in states:
+        return phase
+    return next((state for state in ("joining", "starting") if state in states), phase)
+
+
+def _round(processes: list[NodeProcess]) -> int:
+    rounds: list[int] = [p.status["round"] for p in processes if p.status and p.status["trains"]]
+    return median_low(rounds or [0])
+
+
+def _row(process: NodeProcess) -> dict[str, Text]:
+    """A node's line of the live table."""
+    status, trainer = process.status or {}, process.trainer
+    state = status.get("state") or ("ended" if process.ended else "killed" if process.killed else "starting")
+    digest = status.get("phi_digest", "")[:8]
+    shown = {
+        "round": status and str(status["round"] if status["trains"] else status["clock"]),
+        "steps": trainer.get("inner_steps") and str(trainer["inner_steps"]),
+        "loss": three_decimals(trainer.get("loss")),
+        "tokens/s": trainer.get("tokens_per_s") and f"{trainer['tokens_per_s']:,.0f}",
+        "peers": status and str(sum(member["health"] == "alive" for member in status["members"])),
+        "in": status and size(status["bytes_received"]),
+        "out": status and size(status["bytes_sent"]),
+    }
+    return {
+        "node": line((process.name, "")),
+        "state": line((state, STATE_STYLES.get(state, "" if status else "red"))),
+        **{name: line((text or "-", "")) for name, text in shown.items()},
+        "replica": line((digest or "-", f"#{digest[:6]}" if digest else "dim")),
+    }
 
 
 def show_summary(console: Console, summary: SwarmSummary) -> None:
@@ -280,11 +251,11 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     )
     payload = sum(node.payload_bytes_sent for node in summary.nodes)
     sent = sum(node.bytes_sent for node in summary.nodes)
-    told = f"{amount(payload)} of deltas ({amount(sent)} in all, by {plural(nodes, 'node')})"
+    bytes_sent = f"{size(payload)} of deltas ({size(sent)} in all, by {plural(nodes, 'node')})"
     if nodes > 1:  # a single node would send gradients to nobody
         ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
-        told += f"; data-parallel training: {amount(summary.data_parallel_bytes)}{ratio}"
-    table.add_row("bytes sent", told)
+        bytes_sent += f"; data-parallel training: {size(summary.data_parallel_bytes)}{ratio}"
+    table.add_row("bytes sent", bytes_sent)
     worst = max(node.wait_fraction for node in summary.nodes)
     table.add_row(
         "away from training", f"{worst:.2%} of the slowest node's wall time went to publishing and merging"
@@ -292,14 +263,6 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     table.add_row("trained", f"{summary.tokens:,} tokens in {minutes(summary.wall_s)}")
     if summary.ended:
         table.add_row("ended early", Text("; ".join(summary.ended), style="yellow"))
-    for event in summary.events:
-        recovered = event["recovered_s"]
-        table.add_row(
-            f"at {minutes(event['t_s'])}",
-            Text(f"{event['text']}; recovered in {recovered:.1f} s")
-            if recovered is not None
-            else Text(f"{event['text']}; NOT recovered", style="bold red"),
-        )
     for reason in summary.reasons:
         table.add_row("problem", Text(reason, style="bold red"))
     console.print(Panel(table, title=f"swarm {summary.swarm_id[:12]}", title_align="left"))

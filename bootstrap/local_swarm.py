@@ -5,7 +5,6 @@ compared. If a node dies on the way, that is shown, and the others go on without
 """
 
 import asyncio
-import json
 import shutil
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from gossamer.bootstrap import manifests
 from gossamer.bootstrap.chaos import Storm
 from gossamer.bootstrap.live_table import Display, Output, show_summary
 from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
-from gossamer.bootstrap.summary import ResultFile, SwarmSummary, summarise
+from gossamer.bootstrap.summary import SwarmSummary, check_result_path, summarise, write_result
 from gossamer.models.corpus import load_corpus
 from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, find_kind
@@ -84,6 +83,8 @@ class LocalSwarm:
         """Whether any node has, or had, the model that the others need to begin."""
         self._starts: set[float] = set()
         """Losses measured before any node had trained; often only one node has measured any."""
+        self._told = 0
+        """How much of the storm's log has been shown."""
         self._has_told_folder = False
         self._is_asked_to_stop = False
         self._common = (["--insecure-plaintext"] if options.plaintext else []) + (
@@ -157,7 +158,7 @@ class LocalSwarm:
             f" {self._parameters / 1e6:.2f} M parameters, {self._options.codec}"
         )
         with Display(self._console, self._options.rounds, title) as display:
-            display.update(self._everyone, "starting", self._storm)
+            display.update(self._everyone, "starting")
             await self._start()
             await self._watch(display, "training", self._all_finished, None)
             await self._watch(display, "exchanging", self._all_agree, EXCHANGE_DEADLINE_S)
@@ -213,7 +214,10 @@ class LocalSwarm:
             self._starts.update(s for p in self._nodes if (s := p.trainer.get("val_loss_start")) is not None)
             if storm is not None:
                 storm.look()
-            display.update(self._everyone, phase, storm)
+                for text in storm.log[self._told :]:
+                    display.tell(text)
+                self._told = len(storm.log)
+            display.update(self._everyone, phase)
             if deadline_s is not None and time.monotonic() - begun > deadline_s:
                 return
             await asyncio.sleep(REFRESH_S)
@@ -301,8 +305,10 @@ class LocalSwarm:
 
 def run_swarm(options: SwarmOptions) -> int:
     """Run and show a swarm; returns 0 only if all went well. Raises LocalError for what a person can fix."""
-    result = ResultFile(options.json_path) if options.json_path is not None else None
-    console = Output(stderr=result is not None and result.is_stdout)
+    result = options.json_path
+    if result is not None:
+        check_result_path(result)
+    console = Output(stderr=result == Path("/dev/stdout"))
     manifest, phi = _plan(options)
     folder, is_temporary = _folder(options)
     try:
@@ -318,7 +324,7 @@ def run_swarm(options: SwarmOptions) -> int:
             raise
         try:  # the run is over: if writing the result fails, the summary is still shown
             if result is not None:
-                result.write(json.dumps(summary.to_json(), indent=2).encode() + b"\n")
+                write_result(result, summary)
         finally:
             show_summary(console, summary)
             if not is_temporary:

@@ -1,13 +1,12 @@
-"""Numbers as a terminal shows them: short, or as bars."""
-
-
-# --- Makes text from a model or from another node safe to show on a terminal.
+"""Text and numbers as a terminal shows them: without control sequences of others, and short."""
 
 WRONG_SHAPE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """Errors from reading other nodes' JSON, or writing it again, if it is not what it should be."""
 
 UNBOUNDED = 10_000
 """Width of output that is not a terminal: lines are not wrapped, for programs that search them."""
+
+BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def harmless(text: str) -> str:
@@ -20,30 +19,12 @@ def harmless_line(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
-
-
-def averaged(values: list[float], columns: int) -> list[float]:
-    """The values or, if they are more than the columns, as many means of neighbours as there are columns."""
-    step = max(1.0, len(values) / columns)
-    bins = [values[int(i * step) : max(int(i * step) + 1, int((i + 1) * step))] for i in range(columns)]
-    return [sum(part) / len(part) for part in bins if part]
-
-
-def chart(values: list[float], rows: int) -> list[str]:
-    """Values as bars, one per column, over `rows` lines: the least is an eighth of a line, the greatest
-    full."""
-    low, high = min(values), max(values)
-    levels = rows * (len(BLOCKS) - 1)
-    heights = [
-        1 + round((value - low) / (high - low) * (levels - 1)) if high > low else levels // 2
-        for value in values
-    ]
-    steps = len(BLOCKS) - 1
-    return [
-        "".join(BLOCKS[max(0, min(steps, height - steps * row))] for height in heights)
-        for row in reversed(range(rows))
-    ]
+def sparkline(values: list[float], width: int = 32) -> str:
+    """The last values as a row of bars."""
+    shown = values[-width:]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, int((value - low) / span * len(BLOCKS)))] for value in shown)
 
 
 def count(number: float) -> str:

@@ -8,7 +8,7 @@
     D/invitation          our invitation from an owner, if the swarm lets in invited nodes only
     D/task                which file holds the swarm's task, if that does not come with Gossamer
     D/ledger.sqlite       signed records
-    D/chronicle.sqlite    what happened round by round, for people who watch
+    D/history.jsonl       what happened round by round, for people who watch
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.checkpoint  residuals, momenta and inner optimizer of our own trainer
     D/pretrained/         what a Hugging Face model has besides weights: configuration, tokenizer
@@ -170,7 +170,7 @@ class Home:
         self.invitation_path = root / "invitation"
         self.task_path = root / "task"
         self.ledger_path = root / "ledger.sqlite"
-        self.chronicle_path = root / "chronicle.sqlite"
+        self.history_path = root / "history.jsonl"
         self.chunks_path = root / "chunks"
         self.daemon_path = root / "daemon.json"
         self.last_daemon_path = root / "daemon.last.json"
@@ -201,19 +201,6 @@ class Home:
             # Of scripts that were killed with their daemons.
             for path in (*self.root.glob("trainer-*.sock"), *outside.parent.glob(outside.name)):
                 path.unlink(missing_ok=True)
-
-    def unwritable(self) -> Path | None:
-        """A folder in which no files can be made, apart from disk space; None if there is none. A disk may
-        have been remounted read-only."""
-        for folder in (self.root, self.chunks_path):  # which may be on another disk
-            if os.path.lexists(folder) and not os.access(folder, os.W_OK | os.X_OK):
-                return folder
-        return None
-
-    def lost_file(self) -> Path | None:
-        """A file that is gone and that the node needs at its next start; None if there is none."""
-        needed = (self.key_path, self.manifest_path, self.ledger_path)
-        return next((path for path in needed if not os.path.lexists(path)), None)
 
     def socket_path(self, mark: str = "") -> str:
         """Path of the socket where a trainer finds the daemon: in the folder or, if that is too long, in the

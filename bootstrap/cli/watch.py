@@ -62,19 +62,17 @@ def peers(
         gossamer peers 192.168.1.5:7700
         gossamer peers 192.168.1.5:7700 --json
     """
+    from rich.console import Console
+
+    from gossamer.bootstrap.top import show_peers
     from gossamer.node.daemon.network.rpc import asker_for, fetch_status
 
     asker = asker_for(folder, address)
     found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
-    if not {"agreement", "conduct", "members"} <= found.keys():
-        raise UnreachableError(f"{address} does not report what it has seen of its members")
-    from rich.console import Console
-
-    from gossamer.bootstrap.top import as_told, show_peers
-
     try:
         if as_json:
-            typer.echo(json.dumps(as_told(found), indent=2))
+            shown = ("swarm", "invited_until", "agreement", "itself", "members")
+            typer.echo(json.dumps({name: found[name] for name in shown}, indent=2))
         else:
             show_peers(found, Console())
     except WRONG_SHAPE:
@@ -99,8 +97,8 @@ def top(
 ) -> None:
     """Watch a node and its swarm live in the terminal.
 
-    Keys: q quit, s sort, jk select, p pause, ? help. A browser shows more: open the admin address, by
-    default http://127.0.0.1:7780/. For a node on another machine, forward its port with ssh.
+    The key q quits. A browser shows more: open the admin address, by default http://127.0.0.1:7780/. For
+    a node on another machine, forward its port with ssh.
 
         gossamer top
         gossamer top --dir ~/.gossamer/0f2aa9b7d875

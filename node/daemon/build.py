@@ -16,9 +16,7 @@ from typing import Any
 from gossamer.node import __version__
 from gossamer.node.address import parse_contact
 from gossamer.node.daemon.dashboard.server import AdminServer, token_here
-from gossamer.node.daemon.dashboard.sse import Bulletin
-from gossamer.node.daemon.monitoring.status import NodeView
-from gossamer.node.daemon.monitoring.watching import Watching
+from gossamer.node.daemon.monitoring.monitor import Monitor, Sources
 from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.address_book import AddressBook, OwnAddresses, whom_to_join
 from gossamer.node.daemon.network.chunk_transfer import ChunkTransfer
@@ -107,9 +105,7 @@ class Phi:
 class Monitoring:
     """What a person sees of all this."""
 
-    view: NodeView
-    watching: Watching
-    bulletin: Bulletin
+    monitor: Monitor
     admin: AdminServer
 
 
@@ -224,7 +220,7 @@ def _phi(port: TrainerPort, store: Store, core: Replica, edges: Edges) -> Phi:
 def _monitoring(
     options: NodeOptions, store: Store, core: Replica, network: Network, phi: Phi, edges: Edges
 ) -> Monitoring:
-    view = NodeView(
+    sources = Sources(
         home=store.home,
         core=core,
         port=phi.port,
@@ -236,9 +232,5 @@ def _monitoring(
         disk=store.disk,
         stopping=edges.stopping,
     )
-    watching = Watching(view)
-    bulletin = Bulletin(view, watching)
-    watching.on_look = bulletin.publish
-    return Monitoring(
-        view, watching, bulletin, AdminServer(view, watching, bulletin, options.admin, token_here())
-    )
+    monitor = Monitor(sources)
+    return Monitoring(monitor, AdminServer(monitor, core.layout, options.admin, token_here()))

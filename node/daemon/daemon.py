@@ -56,7 +56,6 @@ from typing import Any
 from gossamer.node import logs, processes
 from gossamer.node.address import WILDCARDS, format_address, parse_address, port_of
 from gossamer.node.daemon.build import Edges, build, unix_offset_s
-from gossamer.node.daemon.monitoring.status import status_of
 from gossamer.node.daemon.network.listening import NothingLeft, ask_for_open_files
 from gossamer.node.ipc import messages as control
 from gossamer.node.options import NodeOptions
@@ -137,10 +136,9 @@ class Daemon:
             raise _first(group) from None
         finally:
             self._has_left = True
-            self.monitoring.bulletin.feed.close()
             await server.stop()
             await self.network.dialler.stop()
-            await self.monitoring.watching.close()
+            await self.monitoring.monitor.close()
             await admin.stop()
             self.store.records.close()
         self.network.access.check_expelled()
@@ -156,7 +154,7 @@ class Daemon:
         self.phi.publisher.acknowledged = self.core.own_last
         self.network.access.check_own()
         await self.network.access.keep_own()
-        await self.monitoring.watching.restore()
+        await self.monitoring.monitor.restore()
         self.carry_out(effects)
 
     async def _serve(self, host: str, port: int, admin: str | None) -> None:
@@ -192,7 +190,8 @@ class Daemon:
             "address_book": network.address_book.run(),
             "scores": network.scores.run(),
             "invitation": network.access.renewed(),
-            "watching": self.monitoring.watching.run(),
+            "monitor": self.monitoring.monitor.run(),
+            "feed": self.monitoring.admin.feed.run(),
         }
 
     def _begin(self, host: str, port: int, admin: str | None) -> None:
@@ -268,7 +267,7 @@ class Daemon:
                 case fx.Store():
                     store.writer.add(effect.delta, own=effect.own)
                     if not effect.own:  # our own is noted once stored: until then it counts nowhere
-                        self.monitoring.watching.heard(effect.delta)
+                        self.monitoring.monitor.heard(effect.delta)
                 case fx.StoreCredential():
                     network.access.keep(effect)
                 case fx.Expelled():
@@ -335,7 +334,7 @@ class Daemon:
     def _own_stored(self, delta: Delta) -> None:
         """Our delta is durable: now the core may announce it, and the trainer may go on."""
         self.dispatch(ev.Stored(delta))
-        self.monitoring.watching.heard(delta)
+        self.monitoring.monitor.heard(delta)
         self.phi.publisher.acknowledge(delta.round)
 
     def _damaged(self, blob: bytes) -> None:
@@ -348,11 +347,11 @@ class Daemon:
 
     def _judged(self, round_: int, deltas: tuple[Delta, ...], found: RoundFigures | None) -> None:
         """A round has been merged or judged again."""
-        self.monitoring.watching.merged(round_, deltas, found)
+        self.monitoring.monitor.merged(round_, deltas, found)
 
     async def _status(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The answer to other nodes that ask for our status."""
-        return await status_of(self.monitoring.view, query)
+        return await self.monitoring.monitor.answer(query)
 
     # -- the trainer
 

@@ -14,12 +14,14 @@ import pytest
 
 from gossamer.bootstrap.manifests import read
 from gossamer.node import __version__, verify
+from gossamer.node.daemon.monitoring.status import to_json
 from gossamer.node.exports import generate
 from gossamer.node.home import Home
 from gossamer.node.verify import Verdict
 from gossamer.protocol.access.handshake import PROTOCOL_VERSION
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.node.full_disk import no_room_in
+from tests.node.statuses import member
 from tests.protocol import builders
 
 
@@ -226,22 +228,22 @@ def test_a_damaged_manifest_or_key_in_the_folder(run: Run, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "part",
-    [{"trainer": [1]}, {"members": [{"health": 5}]}, {"members": 5}, {"conduct": {}}, {"agreement": 10**400}],
+    [{"trainer": [1]}, {"members": [{"health": 5}]}, {"members": 5}, {"itself": {}}, {"agreement": 10**400}],
 )
 @pytest.mark.parametrize("command", ["status", "peers"])
 def test_an_answer_of_the_wrong_shape_is_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, part: dict[str, object], command: str
 ) -> None:
     whole = {"swarm": "s", "swarm_id": "ab", "node_id": "cd", "name": "", "state": "x\x1b", "round": 1}
-    whole |= {"clock": 1, "records": 1, "members": [], "links": [], "agreement": None}
+    whole |= {"clock": 1, "records": 1, "members": [], "links": [], "agreement": None, "trains": True}
 
     async def fetch_status(*_: object, **__: object) -> dict[str, object]:
-        return whole | {"conduct": {"verdict": None}} | part
+        return whole | {"itself": to_json(member(0))} | part
 
     monkeypatch.setattr("gossamer.node.daemon.network.rpc.fetch_status", fetch_status)
     outcome = run(command, "127.0.0.1:1", "--insecure-plaintext")
     assert "a bug" not in outcome.err and "\x1b" not in outcome.out + outcome.err
-    if (command, *part) not in {("status", "conduct"), ("status", "agreement")}:
+    if (command, *part) not in {("status", "itself"), ("status", "agreement"), ("peers", "trainer")}:
         outcome.assert_user_error("gossamer: 127.0.0.1:1 ")
 
 

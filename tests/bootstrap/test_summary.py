@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gossamer.bootstrap.chaos import Happening, Kind
-from gossamer.bootstrap.summary import amount, data_parallel_bytes
+from gossamer.bootstrap.summary import check_result_path, data_parallel_bytes, write_result
+from gossamer.protocol.errors import ConfigError, StorageError
 from tests.bootstrap.summaries import status, summary
 
 
@@ -28,20 +29,6 @@ def test_all_is_well() -> None:
     assert found.tokens == 2000
     text = json.loads(json.dumps(found.to_json()))
     assert text["ok"] is True and [node["node_id"] for node in text["nodes"]] == ["0", "1"]
-
-
-def test_docs_status_has_every_field_of_the_json() -> None:
-    event = Happening(next(iter(Kind)), None, "killed", "is back", 1.0, lambda: True)
-    found = summary(status(0), status(1, phi_digest="q"), events=[event.to_json()]).to_json()
-    document = Path(__file__).resolve().parents[2] / "docs" / "status.md"
-    _, _, documented = document.read_text("utf-8").partition("## What other commands say as JSON")
-    fields = set()
-    for key, value in found.items():
-        if key in ("nodes", "events"):
-            fields |= {f"{key}[].{inner}" for inner in value[0]}
-        else:
-            fields.add(f"{key}[]" if isinstance(value, list) else key)
-    assert fields == set(re.findall(r"^\| `([a-z_.\[\]]+)` \|", documented, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
@@ -78,16 +65,32 @@ def test_missing_fields() -> None:
     assert missing.reasons == ["the validation loss was not measured"]
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (2_500_000, "2.5 MB"),
-        (3e9, "3.0 GB"),
-        (4e15, "4000.0 TB"),
-    ],
-)
-def test_amounts(count: float, text: str) -> None:
-    assert amount(count) == text
+# -- the file
+
+
+def test_a_result_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path, result = tmp_path / "r.json", summary(status(0))
+    path.write_text("old, and longer than" * 1000)
+    check_result_path(path)
+    write_result(path, result)
+    assert json.loads(path.read_text("utf-8"))["nodes"][0]["name"] == "node-0"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(StorageError, match="cannot write"):
+        write_result(tmp_path / "missing" / "r.json", result)
+
+
+def test_a_pipe_is_written_into(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writing = threading.Thread(target=write_result, args=(path, summary(status(0))))
+    writing.start()
+    assert json.loads(path.read_bytes())["nodes"][0]["name"] == "node-0"
+    writing.join()
+    assert path.is_fifo()
+
+
+def test_where_no_result_can_be_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        check_result_path(tmp_path)
+    with pytest.raises(ConfigError, match="there is no folder"):
+        check_result_path(tmp_path / "missing" / "r.json")

@@ -119,7 +119,7 @@ async def test_half_open_handshakes_do_not_keep_a_joiner_out(live: Live) -> None
             await peer.socket.send_bytes(msg.encode(msg.Ping(7)))
             assert (await next_of(peer, msg.Ack)).number == 7
         status = await live.status()
-        assert status["door"]["strangers"] <= limits.STRANGERS_PER_ADDRESS_MAX
+        assert status["listener"]["strangers"] <= limits.STRANGERS_PER_ADDRESS_MAX
         for task in flood:
             task.cancel()
         await asyncio.gather(*flood, return_exceptions=True)
@@ -133,8 +133,8 @@ async def test_silent_connections_are_counted_bounded_and_ended(live: Live) -> N
     files = live.daemon().num_fds()
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(count)]
     status = await live.status()
-    assert status["door"]["refused"] >= 50
-    assert status["door"]["strangers"] <= limits.STRANGERS_PER_ADDRESS_MAX
+    assert status["listener"]["refused"] >= 50
+    assert status["listener"]["strangers"] <= limits.STRANGERS_PER_ADDRESS_MAX
     async with asyncio.timeout(limits.TLS_HANDSHAKE_TIMEOUT_S + 15.0):
         for reader, writer in silent:
             with contextlib.suppress(OSError):

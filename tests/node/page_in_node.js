@@ -7,7 +7,7 @@ const vm = require("node:vm");
 
 const [, , folder, name] = process.argv;
 
-const STATE = { node: { id: "a" }, swarm: { id: "s" }, now: { clock: 3, closed_round: 0, round: 3 }, members: [], links: [], edges: [] };
+const STATE = { node_id: "a", swarm_id: "s", clock: 3, closed_round: 0, round: 3, itself: { node_id: "a" }, members: [], links: [], edges: [] };
 const delta = (author, loss = 2) => [author, 10, 1, 0, loss, 0];
 const row = (round, deltas, loss = 2) => [round, 0, loss, 10, 10, null, deltas];
 
@@ -153,7 +153,7 @@ const cases = {
     const kept = [1, 5, 1000000, 2000000].map((round) => row(round, [delta(0)]));
     const asked = answering(world, kept, 2);
     world.stream.start();
-    world.sources[0].tell("state", { ...STATE, now: { clock: 2000000, closed_round: 0, round: 3 } });
+    world.sources[0].tell("state", { ...STATE, clock: 2000000, closed_round: 0, round: 3 });
     world.sources[0].tell("open");
     await settled(20);
     assert(world.stream.complete);
@@ -169,7 +169,7 @@ const cases = {
     const asked = answering(world, kept, 4);
     const open = async (closed_round) => {
       const source = world.sources.at(-1);
-      source.tell("state", { ...STATE, now: { clock: 9, closed_round, round: 9 } });
+      source.tell("state", { ...STATE, clock: 9, closed_round, round: 9 });
       source.tell("open");
       await settled(20);
     };
@@ -206,7 +206,7 @@ const cases = {
   async ahead() {
     const { stream, timeline, sources } = page();
     stream.start();
-    sources[0].tell("state", { ...STATE, now: { clock: 500 } });
+    sources[0].tell("state", { ...STATE, clock: 500 });
     const told = [];
     for (let round = 401; round <= 500; round++) told.push(row(round, [delta(0), delta(1)]));
     for (let round = 502; round < 566; round++) told.push(row(round, [delta(2)], 1e6));
@@ -218,7 +218,7 @@ const cases = {
     assert.equal(timeline.end, null, "it follows the newest");
     let changed = 0;
     stream.addEventListener("rounds", () => changed++);
-    sources[0].tell("state", { ...STATE, now: { clock: 501 } });
+    sources[0].tell("state", { ...STATE, clock: 501 });
     assert.deepEqual([...timeline.range], [471, 502]);
     assert.equal(changed, 1);
   },
@@ -257,7 +257,7 @@ const cases = {
   async alone() {
     const { joiningInWords } = page();
     const told = (admission, state = "serving") =>
-      joiningInWords({ node: { state, addresses: ["192.0.2.1:7700"] }, swarm: { id: "ab".repeat(32), admission } });
+      joiningInWords({ state, addresses: ["192.0.2.1:7700"], swarm_id: "ab".repeat(32), model: { admission } });
     assert.equal(told("open")[1], "gossamer node --join 192.0.2.1:7700 --swarm-id abababababab");
     assert.equal(told("invited")[1], "gossamer invite NODE_ID --join 192.0.2.1:7700");
     assert(told("invited")[0].includes("owner") && !told("open")[0].includes("owner"));

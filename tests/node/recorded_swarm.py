@@ -12,7 +12,10 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossamer.node.daemon.dashboard.sse import TOLD_ROUNDS_MAX
+from gossamer.node.daemon.dashboard.sse import ANSWER_ROUNDS_MAX
+from gossamer.node.daemon.monitoring.status import LinkStatus, MemberStatus, to_json
+from gossamer.protocol.merge.contributions import NOTHING_SENT
+from tests.node import statuses
 
 LATE, VOID, CLIPPED, OWN = 1, 2, 4, 8
 ROUND_S = 6.0
@@ -108,133 +111,118 @@ class Recorded:
     def rounds_between(self, first: int, last: int) -> Json:
         oldest = self.rows[0][0] if self.rows else None
         rows = self.rows[max(0, first - 1) : max(0, last)]
-        return {"oldest": oldest, "authors": self.ids, "rounds": rows[-TOLD_ROUNDS_MAX:]}
+        return {"oldest": oldest, "authors": self.ids, "rounds": rows[-ANSWER_ROUNDS_MAX:]}
 
     def snapshot(self) -> Json:
         """The state event's data."""
         clock = len(self.rows)
         newest = self.rows[-1] if self.rows else None
-        alive = [i for i in range(self.members) if i not in self.dies]
         trains = self.state == "training"
+        loss = newest[2] if newest and trains else None
         sealed = clock // 16 * 16
-        return {
-            "time": self.now,
-            "swarm": {
-                "id": node_id("swarm"),
-                "name": "stdlib-tiny",
-                "task": "text",
-                "parameters": 12_345_678,
-                "tensors": 75,
-                "fragments": 4,
-                "codec": "int4",
-                "averaging": ["rda", "mean"],
-                "pace": "30 steps",
-                "admission": "open",
-            },
-            "node": {
-                "id": self.ids[0],
-                "name": self.names[0],
-                "state": self.state,
-                "trains": True,
-                "version": "0.1.0",
-                "uptime_s": clock * ROUND_S + 40,
-                "addresses": ["192.0.2.1:7700"],
-                "reachable": True if trains else None,
-                "device": "cuda:0" if trains else "",
-                "folder": "~/.gossamer/0f2aa9b7d875",
-            },
-            "now": {
-                "round": clock,
-                "clock": clock,
-                "swarm_tokens": self.swarm_tokens if trains else None,
-                "own_tokens": sum(d[1] for row in self.rows for d in row[6] if d[0] == 0) if trains else None,
-                "tokens_per_s": self.speed[0] if trains else None,
-                "swarm_tokens_per_s": sum(self.speed[i] for i in alive) if trains else None,
-                "inner_steps": clock * STEPS,
-                "loss": newest[2] if newest and trains else None,
-                "val_loss": round(newest[2] + 0.06, 4) if newest and newest[2] and trains else None,
-                "val_version": clock // 4,
-                "val_round": clock // 4 * 4,
-                "wait_fraction": 0.012,
-                "rounds_behind": 0,
-                "payloads_missing": 0 if trains else 31,
-                "sealed_round": sealed or None,
-                "closed_round": max(0, sealed - 256),
-                "records": sum(len(row[6]) for row in self.rows[-272:]),
-                "version": clock * 3,
-                "fetching": [17, 48] if self.state == "joining" else None,
-                "agree": self._agree(sealed),
-            },
-            "members": [self._member(i, clock) for i in range(self.members)],
-            "links": [self._link(a, b) for a, b in self.links if 0 in (a, b)],
-            "edges": [list(pair) for pair in self.links],
-        }
+        trainer = statuses.trainer(
+            device="cuda:0",
+            inner_steps=clock * STEPS,
+            tokens=sum(d[1] for row in self.rows for d in row[6] if d[0] == 0),
+            tokens_per_s=self.speed[0],
+            loss=loss,
+            val_loss=round(loss + 0.06, 4) if loss else None,
+            val_version=clock // 4,
+            val_round=clock // 4 * 4,
+            wait_fraction=0.012,
+        )
+        return to_json(
+            statuses.status(
+                time=self.now,
+                swarm_id=node_id("swarm"),
+                swarm="stdlib-tiny",
+                node_id=self.ids[0],
+                name=self.names[0],
+                state=self.state,
+                uptime_s=clock * ROUND_S + 40,
+                addresses=("192.0.2.1:7700",),
+                reachable=True if trains else None,
+                folder="~/.gossamer/0f2aa9b7d875",
+                round=clock,
+                clock=clock,
+                swarm_tokens=self.swarm_tokens if trains else None,
+                trainer=trainer if trains else None,
+                payloads_missing=0 if trains else 31,
+                sealed_round=sealed or None,
+                closed_round=max(0, sealed - 256),
+                records=sum(len(row[6]) for row in self.rows[-272:]),
+                version=clock * 3,
+                fetching=(17, 48) if self.state == "joining" else None,
+                replicas=self._agree(sealed),
+                itself=self._member(0, clock),
+                members=tuple(self._member(i, clock) for i in range(1, self.members)),
+                links=tuple(self._link(a, b) for a, b in self.links if 0 in (a, b)),
+                edges=tuple(self.links),
+            )
+        )
 
     def _agree(self, sealed: int) -> Json:
-        said = [self._claim(i) for i in range(1, self.members)]
-        of = sum(claim is not None for claim in said)
+        found = [self._replica(i) for i in range(1, self.members)]
+        of = sum(replica is not None for replica in found)
         return {
-            "same": said.count("same"),
+            "same": found.count("same"),
             "of": of,
             "rounds": [sealed, sealed] if of else None,
             "digest": node_id(f"phi {sealed}") if of else None,
         }
 
-    def _claim(self, i: int) -> str | None:
+    def _replica(self, i: int) -> str | None:
         """How member `i` compares with this node."""
         if i == 0 or i in self.dies or self.state != "training" or not self.rounds:
             return None
         return {22: "other", 30: "records", 37: None}.get(i, "same")
 
-    def _member(self, i: int, clock: int) -> Json:
+    def _member(self, i: int, clock: int) -> MemberStatus:
         dead = i in self.dies
         health = ("left" if i % 2 else "down") if dead else "suspect" if i % 16 == 9 else "alive"
-        void = 3 if i % 16 == 11 else 0
         newest = self.rows[-1] if self.rows else None
-        return {
-            "id": self.ids[i],
-            "name": self.names[i],
-            "health": health,
-            "self": i == 0,
-            "trains": i % 21 != 20,
-            "round": self.dies.get(i, clock),
-            "tokens": int(self.speed[i] * ROUND_S * self.dies.get(i, clock)),
-            "tokens_per_s": 0.0 if dead else self.speed[i],
-            "loss": None if dead or not newest or newest[2] is None else round(newest[2] + 0.02 * (i % 5), 4),
-            "device": ["cuda:0", "cpu", "", "mps"][i % 4],
-            "version": "0.1.0",
-            "addresses": [] if i % 6 == 5 else [f"192.0.2.{i + 1}:7700"],
-            "heard_s": 0.0 if i == 0 else 3600.0 if dead else 0.4 + (i % 7),
-            "role": "observe" if i % 21 == 20 else "train",
-            "claim": self._claim(i),
-            "claim_round": clock // 16 * 16 if self._claim(i) else None,
-            "conduct": None
-            if dead
-            else {
+        contributions = NOTHING_SENT._asdict()
+        if not dead:
+            void = 3 if i % 16 == 11 else 0
+            contributions |= {
                 "judged": min(20, clock),
                 "void": void,
                 "clipped": 5 if i % 16 == 6 else 0,
-                "mean_clip": 2.4 if i % 16 == 6 else None,
-                "opposed": 0,
+                "clip_factor": 2.4 if i % 16 == 6 else 1.0,
                 "agreement": round(0.3 + 0.01 * (i % 9), 3),
                 "verdict": "3 of its latest 20 rounds are void" if void else None,
-            },
-        }
+            }
+        return statuses.member(
+            node_id=self.ids[i],
+            name=self.names[i],
+            health=health,
+            trains=i % 21 != 20,
+            role="observe" if i % 21 == 20 else "train",
+            round=self.dies.get(i, clock),
+            tokens=int(self.speed[i] * ROUND_S * self.dies.get(i, clock)),
+            tokens_per_s=0.0 if dead else self.speed[i],
+            loss=None if dead or not newest or newest[2] is None else round(newest[2] + 0.02 * (i % 5), 4),
+            device=["cuda:0", "cpu", "", "mps"][i % 4],
+            addresses=() if i % 6 == 5 else (f"192.0.2.{i + 1}:7700",),
+            heard_s=0.0 if i == 0 else 3600.0 if dead else 0.4 + (i % 7),
+            replica=self._replica(i),
+            replica_round=clock // 16 * 16 if self._replica(i) else None,
+            contributions=contributions,
+        )
 
-    def _link(self, a: int, b: int) -> Json:
+    def _link(self, a: int, b: int) -> LinkStatus:
         other = b if a == 0 else a
         sent, received = (7 + other) * 1_000_000, (11 + other) * 1_000_000
-        return {
-            "id": self.ids[other],
-            "outbound": other % 2 == 0,
-            "sent": sent,
-            "received": received,
-            "payload_sent": sent * 14,
-            "payload_received": received * 17,
-            "sent_per_s": 21_500.0 * (1 + other % 3),
-            "received_per_s": 30_100.0 * (1 + other % 4),
-            "dropped": 0,
-        }
+        return statuses.link(
+            node_id=self.ids[other],
+            outbound=other % 2 == 0,
+            sent=sent,
+            received=received,
+            payload_sent=sent * 14,
+            payload_received=received * 17,
+            sent_per_s=21_500.0 * (1 + other % 3),
+            received_per_s=30_100.0 * (1 + other % 4),
+        )
 
     def notices(self) -> list[Json]:
         def said(ago: float, level: str, text: str) -> Json:

@@ -19,13 +19,12 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gossamer.bootstrap.top import as_told
 from gossamer.node.address import Contact
 from gossamer.node.daemon import daemon as daemon_module
 from gossamer.node.daemon.daemon import Daemon, main
 from gossamer.node.daemon.dashboard import server as admin
 from gossamer.node.daemon.dashboard.client import find_admin
-from gossamer.node.daemon.monitoring import watching
+from gossamer.node.daemon.monitoring import monitor
 from gossamer.node.daemon.network import address_book as acquaintances
 from gossamer.node.daemon.network.links import Traffic
 from gossamer.node.daemon.network.rpc import deliver, fetch_status
@@ -112,10 +111,10 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         assert second is not None and (second.merged_round, second.own_round) == (1, 1)
         status = await ask(home)
         assert (status["round"], status["records"], status["state"]) == (1, 1, "starting")
-        assert status["conduct"] == daemon.phi.loop.conduct.of(daemon.core.identity.node_id)._asdict()
-        assert daemon.phi.loop.conduct.of(daemon.core.identity.node_id).judged == 1
+        own = daemon.phi.loop.conduct.of(daemon.core.identity.node_id)
+        assert status["itself"]["contributions"] == own._asdict()
+        assert own.judged == 1 and status["itself"]["round"] == status["round"]
         assert status["agreement"] is None, "one delta alone agrees with nobody"
-        assert as_told(status)["itself"]["round"] == status["round"]
         await asyncio.to_thread(link.close)
         await until(lambda: not daemon.phi.port.attached)
 
@@ -159,8 +158,8 @@ async def test_what_a_trainer_handed_in_before_it_died_is_published_once_the_dis
 async def test_a_daemon_whose_one_address_is_gone_says_so(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watching, "is_gone", lambda host: host == "127.0.0.2")
-    monkeypatch.setattr(watching, "TICK_S", 0.01)
+    monkeypatch.setattr(monitor, "is_gone", lambda host: host == "127.0.0.2")
+    monkeypatch.setattr(monitor, "TICK_S", 0.01)
     async with started(home, listen="127.0.0.2:0"):
         await until(lambda: "no longer has the address 127.0.0.2" in caplog.text)
 
@@ -358,7 +357,7 @@ async def test_a_daemon_that_an_error_ends_begins_nothing_more(
     assert answers == [[]]
 
 
-async def test_a_node_that_still_writes_its_chronicle_takes_nobody_in(
+async def test_a_node_that_still_writes_its_history_takes_nobody_in(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writing, written = asyncio.Event(), asyncio.Event()
@@ -366,14 +365,14 @@ async def test_a_node_that_still_writes_its_chronicle_takes_nobody_in(
         await until(lambda: daemon.phi.loop.ready)
         facts = home.read_daemon()
         assert facts is not None
-        close = daemon.monitoring.watching.close
+        close = daemon.monitoring.monitor.close
 
         async def slowly() -> None:
             writing.set()
             await written.wait()
             await close()
 
-        monkeypatch.setattr(daemon.monitoring.watching, "close", slowly)
+        monkeypatch.setattr(daemon.monitoring.monitor, "close", slowly)
         daemon.stop()
         try:
             async with asyncio.timeout(10):

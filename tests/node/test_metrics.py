@@ -12,7 +12,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from gossamer.node.daemon.dashboard.metrics import STATES
+from gossamer.node.daemon.monitoring.status import STATES
 from gossamer.node.daemon.phi.loop import Merging
 from gossamer.node.home import Home
 from gossamer.protocol.membership.members import Health
@@ -139,7 +139,7 @@ async def test_a_trainer_that_goes_back_while_its_daemon_restarts_has_not_traine
 
 async def test_what_the_swarm_has_trained_on_is_not_known_before_a_node_has_joined(tmp_path: Path) -> None:
     home = joining(tmp_path / "b", founded(tmp_path / "a"))
-    async with running(home, join=("127.0.0.1:1",), trains=False):
+    async with running(home, join=("127.0.0.1:1",), observe=True):
         assert await counter_of(home, "gossamer_swarm_tokens") is None
 
 

@@ -82,7 +82,7 @@ async def test_four_nodes(tab):
         assert await text(tab, "#swarm") == "stdlib-tiny"
         assert "4 of 4" in await text(tab, "#figures")
         assert "identical at round 48" in await text(tab, "#figures")
-        assert f"{state['now']['loss']:.3f}" in await text(tab, "#figures")
+        assert f"{state['trainer']['loss']:.3f}" in await text(tab, "#figures")
         graph = await tab.evaluate("gossamer.graph")
         assert {node["id"] for node in graph["nodes"]} == set(server.swarm.ids)
         ids = server.swarm.ids
@@ -140,7 +140,7 @@ async def test_it_follows_the_swarm(tab):
         await shown(tab, url, height=2600)
         for _ in range(5):
             server.step()
-        await tab.until("gossamer.rounds.last === 65 && gossamer.state.now.round === 65")
+        await tab.until("gossamer.rounds.last === 65 && gossamer.state.round === 65")
         await tab.until(f"gossamer.rounds.deltas === {sum(len(row[6]) for row in server.swarm.rows)}")
         await tab.until("gossamer.curves[0].rounds === 65")
         assert (await text(tab, "#figures")).split()[:2] == ["Round", "65"]

@@ -77,7 +77,7 @@ async def the_members(tab: Page, status: dict[str, Any]) -> None:
     figures = {member["name"]: str(member["round"]) for member in status["members"]}
     figures[f"{status['name']} (this node)"] = str(status["round"])
     await tab.until(f"gossamer.state.members.every(m => m.round >= {min(map(int, figures.values()))})")
-    await tab.until(f"gossamer.state.now.round === {status['round']}")
+    await tab.until(f"gossamer.state.round === {status['round']}")
     assert {row["Name"]: row["Round"] for row in await rows_of(tab, "#members-table")} == figures
     assert (await text(tab, "#figures")).split()[:2] == ["Round", str(status["round"])]
     assert len(await rows_of(tab, "#links-table")) == len(status["links"])

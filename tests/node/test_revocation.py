@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 from gossamer.node.daemon.daemon import Daemon, unix_offset_s
-from gossamer.node.daemon.monitoring.status import describe
 from gossamer.node.daemon.network.rpc import Asker, deliver, fetch_status
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.restore import replay
@@ -67,7 +65,7 @@ class Folder(folders.Folder):
 
     @contextlib.asynccontextmanager
     async def running(self, *, trains: bool = False, join: tuple[str, ...] = ()) -> AsyncIterator[Daemon]:
-        async with started(self.home, trains=trains, join=join) as (daemon, task):
+        async with started(self.home, observe=not trains, join=join) as (daemon, task):
             await until(lambda: daemon.phi.loop.ready or task.done())
             yield daemon
 
@@ -299,15 +297,10 @@ async def test_a_node_knows_until_when_it_is_let_in_and_why_it_is_not(tmp_path: 
     folder, ends = Folder(tmp_path / "d", manifest("invited")), int(time.time()) + 7200
     folder.home.keep_invitation(invitation(folder.manifest, folder.identity, expires=ends))
     async with folder.running() as daemon:
-        assert describe(daemon.monitoring.view)["invited_until"] == ends
-        look = daemon.monitoring.watching._look(0.0)
-        assert re.fullmatch(r"the invitation runs out in \d.\d hours; have it renewed", look.runs_out)
-        assert look.refused == "" and look.has_model
+        status = daemon.monitoring.monitor.read()
+        assert (status.invited_until, status.refusal, status.has_model) == (ends, "", True)
         daemon.core._unix_time.set_offset(unix_offset_s() + 3 * 7200)
-        assert (
-            "ran out 4.0 hours ago; ask an owner for a new one"
-            in daemon.monitoring.watching._look(0.0).refused
-        )
+        assert "ran out 4.0 hours ago; ask an owner for a new one" in daemon.monitoring.monitor.read().refusal
 
 
 async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_node_goes_on(
@@ -366,8 +359,8 @@ async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_
         assert facts is not None
         daemon.dispatch(ev.Deliver(renewed))
         async with guest.running(join=(facts["address"],)) as returned:
-            await until(lambda: returned.access.own_credential() == renewed, 15)
-            await returned.access.kept_all(5)
+            await until(lambda: returned.network.access.own_credential() == renewed, 15)
+            await returned.network.access.kept_all(5)
     with guest.records() as store:
         assert renewed in store.load_credentials()
     late = Folder(tmp_path / "late", host.manifest)

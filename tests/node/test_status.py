@@ -1,76 +1,39 @@
-"""`gossamer.node.daemon.monitoring.status`: docs/status.md has every field that there is, and none that is
-not."""
+"""`gossamer.node.daemon.monitoring.status`: what is shown of a node, and to whom."""
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gossamer.node.daemon.dashboard.sse import admin_state
-from gossamer.node.daemon.monitoring.status import one_line
+from gossamer.node.daemon.monitoring.status import (
+    Comparison,
+    Likeness,
+    compare,
+    known_links,
+    one_line,
+    replicas_in_sum,
+    to_json,
+)
 from gossamer.protocol import limits
-from gossamer.protocol.membership.members import Health
-from tests.node.daemons import facts, founded, get, joining, publish, report, running, training
+from gossamer.protocol.claims import Claim
+from gossamer.protocol.membership.members import Health, Member
+from gossamer.protocol.records import MemberRecord
+from tests.node import statuses
+from tests.node.daemons import founded, get, report, running, training
 from tests.node.trainer_side import until
 from tests.protocol import builders
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "status.md"
-ROW = re.compile(r"^\| `([a-z_.\[\]]+)` \| ([a-z ]+) \|", re.MULTILINE)
-TYPES = {
-    "text": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-    "null": type(None),
-}
-WHOLE = {"fetching", "members[].conduct", "door.causes"}
-"""Documented as one thing, or elsewhere."""
+GENESIS = Claim(0, 0, bytes(32), b"g" * 32)
 
 
-def flattened(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of a status with its path: ``links[].outbound``."""
-    if path in WHOLE:
-        yield path, value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from flattened(inner, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from flattened(inner, f"{path}[]")
-    else:
-        yield path, value
-
-
-async def test_the_documented_fields_are_the_actual_ones(tmp_path: Path) -> None:
-    of_status, _, _ = DOCUMENT.read_text("utf-8").partition("## What other commands say as JSON")
-    documented = dict(ROW.findall(of_status))
-    first = founded(tmp_path / "a")
-    second = joining(tmp_path / "b", first)
-    async with (
-        running(first) as daemon,
-        running(second, join=(facts(first)["address"],)),
-        training(first) as link,
-    ):
-        members = daemon.core.roster.members
-        await until(lambda: daemon.phi.loop.ready and any(m.record.body.dialled for m in members()), 20)
-        link.send(report())
-        await publish(first, link, 1)
-        _, _, status = await get(first, "/status?digest=1&up_to=1")
-    status["void"] = [{"node_id": "00" * 32, "round": 1}]  # it takes a liar to have one
-    found = list(flattened(status))
-    assert {path for path, _ in found} == set(documented)
-    for path, value in found:
-        kinds = documented[path].split(" or ")
-        assert any(isinstance(value, TYPES[kind]) for kind in kinds), (path, value, kinds)
-        assert not isinstance(value, bool) or "boolean" in kinds, path
-    assert status["members"][0]["conduct"].keys() == status["conduct"].keys()
+def test_others_are_not_told_what_concerns_this_machine_alone() -> None:
+    status = statuses.status(trainer=statuses.trainer(), members=(statuses.member(1),))
+    ours, theirs = to_json(status), to_json(status, is_for_others=True)
+    assert {"folder", "problem", "refusal", "disk_free"} <= ours.keys() - theirs.keys()
+    assert theirs.items() <= ours.items() and theirs["trainer"]["loss"] == 2.0
+    assert theirs["members"][0]["addresses"] == ["192.0.2.1:7700"]
 
 
 async def test_members_that_are_gone_come_last(tmp_path: Path) -> None:
@@ -113,15 +76,11 @@ async def test_who_has_no_trainer_any_more_has_no_speed(tmp_path: Path) -> None:
         async with training(home) as link:
             link.send(report(tokens_per_s=50000.0))
             await until(lambda: daemon.phi.port.report)
-            assert (
-                admin_state(daemon.monitoring.view, daemon.monitoring.watching)["now"]["tokens_per_s"]
-                == 50000.0
-            )
+            assert daemon.monitoring.monitor.read().trainer.tokens_per_s == 50000.0
         await until(lambda: not daemon.phi.port.attached)
         _, _, status = await get(home, "/status")
-        state = admin_state(daemon.monitoring.view, daemon.monitoring.watching)
         _, _, metrics = await get(home, "/metrics")
-        assert status["trainer"]["tokens_per_s"] == state["now"]["tokens_per_s"] == 0.0
+        assert status["trainer"]["tokens_per_s"] == status["itself"]["tokens_per_s"] == 0.0
         assert "\ngossamer_tokens_per_second 0.0\n" in metrics
         assert status["trainer"]["inner_steps"] == 10, "what it has done stays"
         daemon.core.presence.beat()
@@ -134,8 +93,89 @@ async def test_an_observer_with_a_model_serves_it_though_nobody_else_is_up(
     """A bootstrap peer remembers members, and waits for them only for a while."""
     monkeypatch.setattr(limits, "RESUME_PATIENCE_S", 0.5)
     home = founded(tmp_path / "a")
-    async with running(home, trains=False) as daemon:
-        await until(lambda: daemon.monitoring.view.state == "serving")
-    async with running(home, join=("127.0.0.1:1",), trains=False) as daemon:
-        assert daemon.monitoring.view.state == "joining"
-        await until(lambda: daemon.monitoring.view.state == "serving")
+    async with running(home, observe=True) as daemon:
+        await until(lambda: daemon.monitoring.monitor.read().state == "serving")
+    async with running(home, join=("127.0.0.1:1",), observe=True) as daemon:
+        assert daemon.monitoring.monitor.read().state == "joining"
+        await until(lambda: daemon.monitoring.monitor.read().state == "serving")
+
+
+# -- replicas
+
+
+def claim(round_: int, *, records: bytes = b"r", model: bytes = b"m") -> Claim:
+    return Claim(round_, 100 * round_, records * 32, model * 32)
+
+
+def test_replicas_are_compared_at_the_newest_round_that_both_have() -> None:
+    ours = (claim(48), claim(32), claim(16))
+    assert compare(ours, (claim(64), claim(48), claim(32))) == (48, Likeness.SAME)
+    assert compare(ours, (claim(32, model=b"x"), claim(16))) == (32, Likeness.OTHER)
+    assert compare((GENESIS,), (GENESIS,)) == (0, Likeness.SAME)
+
+
+def test_other_records_are_not_yet_another_model() -> None:
+    late = claim(16, records=b"l", model=b"x")
+    assert compare((claim(16),), (late,)) == (16, Likeness.RECORDS)
+
+
+def test_without_a_round_in_common_nothing_is_said() -> None:
+    assert compare((), (claim(16),)) is None
+    assert compare((claim(16),), ()) is None
+    assert compare((claim(16),), (claim(32), GENESIS)) is None
+
+
+def test_the_sum_of_it() -> None:
+    ours = (claim(48), claim(32))
+    same, differs = Comparison(48, Likeness.SAME), Comparison(32, Likeness.OTHER)
+    digest = (b"m" * 32).hex()
+    found = replicas_in_sum(ours, [same, None, differs, same])
+    assert found == {"same": 2, "of": 3, "rounds": [32, 48], "digest": digest}
+    assert replicas_in_sum(ours, [None]) == {"same": 0, "of": 0, "rounds": None, "digest": None}
+    assert replicas_in_sum((), []) == {"same": 0, "of": 0, "rounds": None, "digest": None}
+
+
+# -- links
+
+
+def member(number: int, *dialled: int, health: Health = Health.ALIVE, node_id: bytes | None = None) -> Member:
+    row = builders.row(builders.identity(number), dialled=tuple(start(n) for n in dialled))
+    return Member(
+        MemberRecord(node_id=node_id or row.node_id, body=row.body, data=row.data), health, 0.0, 0.0
+    )
+
+
+def start(number: int) -> bytes:
+    return builders.identity(number).node_id[:4]
+
+
+def ids(*numbers: int) -> list[bytes]:
+    return [builders.identity(number).node_id for number in numbers]
+
+
+def test_our_own_links_and_what_the_others_tell() -> None:
+    others = [member(1, 2), member(2), member(3, 1, 2)]
+    assert known_links(ids(1), others) == ((0, 1), (1, 2), (1, 3), (2, 3))
+    assert known_links([], []) == ()
+
+
+def test_of_our_links_nobody_tells_us_and_strangers_have_no_place() -> None:
+    others = [member(1, 0, 9), member(2, 2)]
+    assert known_links(ids(9), others) == ()
+
+
+def test_both_ends_may_tell_of_a_link() -> None:
+    assert known_links([], [member(1, 2), member(2, 1)]) == ((1, 2),)
+
+
+def test_the_dead_have_no_links() -> None:
+    for gone in (Health.DOWN, Health.LEFT):
+        assert known_links([], [member(1, 2, health=gone), member(2), member(3, 1)]) == ()
+    assert known_links([], [member(1, 2, health=Health.SUSPECT), member(2)]) == ((1, 2),)
+
+
+def test_a_beginning_that_two_share_names_nobody() -> None:
+    twin = start(2) + bytes(28)
+    assert known_links([], [member(1, 2, 3), member(2), member(3), member(4, node_id=twin)]) == ((1, 3),)
+    gone = member(4, node_id=twin, health=Health.DOWN)
+    assert known_links([], [member(1, 2, 3), member(2), member(3), gone]) == ((1, 2), (1, 3))

@@ -12,9 +12,9 @@ from aiohttp.http_exceptions import LineTooLong
 from gossamer.node.address import format_address, parse_address
 from gossamer.node.daemon.dashboard.server import TOKEN_VARIABLE, token_here
 from gossamer.node.daemon.network.listening import Resolver
+from gossamer.node.formatting import harmless_line
 from gossamer.node.home import Home, nodes_root, unreadable
 from gossamer.protocol.errors import ConfigError, UnreachableError
-from gossamer.protocol.limits import ROUND_MAX
 
 EVENT_BYTES_MAX = 32 * 1024 * 1024
 CONNECT_TIMEOUT_S = 5.0
@@ -141,46 +141,24 @@ class AdminClient:
         if self._session is not None:
             await self._session.close()
 
-    async def rounds(self, first: int) -> AsyncIterator[dict[str, Any]]:
-        """What happened from the round `first` on, answer by answer, newest first. Raises
-        UnreachableError."""
-        last = ROUND_MAX
-        while last >= first:
-            answer = [data async for _, data in self._read(f"/api/rounds?from={first}&to={last}", _whole)]
-            if not answer:
-                raise UnreachableError("the answer was empty")
-            (told,) = answer
-            yield told
-            if not told["rounds"]:
-                return
-            first, last = max(first, told["oldest"] or 0), min(last, told["rounds"][0][0]) - 1
-
     async def events(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Name and data of every event, until the server goes. Raises UnreachableError."""
-        async for event in self._read("/api/events", _events):
-            yield event
-
-    async def _read(self, path: str, parse: Any) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         assert self._session is not None
         try:
-            async with self._session.get(self._url + path, allow_redirects=False) as response:
+            async with self._session.get(f"{self._url}/api/events", allow_redirects=False) as response:
                 if response.status == 401:
                     raise UnreachableError(
                         f"{self._url} requires a token: set {TOKEN_VARIABLE} to its node's"
                     )
                 if response.status != 200:
-                    said = (await response.content.read(200)).decode("utf-8", "replace")
-                    raise UnreachableError(f"{self._url} answers {response.status}: {_printable(said)}")
-                async for event in parse(response.content):
+                    text = (await response.content.read(200)).decode("utf-8", "replace")
+                    raise UnreachableError(f"{self._url} answers {response.status}: {harmless_line(text)}")
+                async for event in _events(response.content):
                     yield event
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise UnreachableError(f"no answer from {self._url} ({type(error).__name__})") from None
         except (ValueError, RecursionError, LineTooLong):
             raise UnreachableError(f"the server at {self._url} is not an admin server") from None
-
-
-async def _whole(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    yield "", json.loads(await stream.read())
 
 
 async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, dict[str, Any]]]:
@@ -192,7 +170,3 @@ async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, dict
             name = value.decode()
         elif field == b"data":
             yield name, json.loads(value)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)

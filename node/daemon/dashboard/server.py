@@ -2,11 +2,11 @@
 
 ========================== ==============================================================================
 ``GET /``                  the page
-``GET /api/state``         what `admin_state` says, JSON
+``GET /api/state``         the node's `NodeStatus`, JSON
 ``GET /api/rounds``        what happened round by round, ``?from=`` one ``&to=`` another, JSON; only the
                            newest of them, as many as one answer holds
 ``GET /api/events``        server-sent events: state, rounds, notice
-``GET /status``            what ``/gossamer/1/status`` says, JSON, with the same query
+``GET /status``            what ``/gossamer/1/status`` answers, JSON, with the same query
 ``GET /healthz``           200 if the node is healthy, else 503, with the reason as JSON
 ``GET /metrics``           for Prometheus
 ========================== ==============================================================================
@@ -31,51 +31,18 @@ from prometheus_client.exposition import choose_encoder
 from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_address
 from gossamer.node.daemon.dashboard.metrics import registry_of
 from gossamer.node.daemon.dashboard.page import document, policy
-from gossamer.node.daemon.dashboard.sse import Bulletin, to_json
-from gossamer.node.daemon.monitoring.status import NodeView, status_of
-from gossamer.node.daemon.monitoring.watching import Watching
+from gossamer.node.daemon.dashboard.sse import Feed, RoundAnswers, dump
+from gossamer.node.daemon.monitoring.monitor import Monitor
+from gossamer.node.daemon.monitoring.status import to_json
 from gossamer.node.daemon.network.listening import http_log, listen, why_not
 from gossamer.node.formatting import harmless_line
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ROUND_MAX
-
-# --- The admin server's connections: how many there may be, and which of them give way to new ones.
+from gossamer.protocol.payloads.layout import Layout
 
 CONNECTIONS_MAX = 64
 """Each connection takes a file descriptor, and the node needs some for itself."""
-
-
-class Connections:
-    """What is known of one server's connections."""
-
-    def __init__(self) -> None:
-        self._admitted: set[asyncio.Protocol] = set()
-        self._answered: set[asyncio.Protocol] = set()
-
-    @contextmanager
-    def answering(self, request: web.Request) -> Iterator[None]:
-        """Inside, a request that was let in is being answered."""
-        self._admitted.add(request.protocol)
-        self._answered.add(request.protocol)
-        try:
-            yield
-        finally:
-            self._answered.discard(request.protocol)
-
-    def make_room(self, server: web.Server) -> None:
-        """Close connections that are too many beside a new one, at once, whatever is still to be sent there.
-
-        Those on which no request was let in go first, then idle ones, then those being answered; the oldest
-        of each kind first. So a connection that is refused or silent takes no place from those that are
-        served.
-        """
-        self._admitted.intersection_update(server.connections)
-        ranked = sorted(server.connections, key=lambda old: (old in self._admitted) + (old in self._answered))
-        for old in ranked[: 1 - CONNECTIONS_MAX]:
-            if old.transport is not None:
-                old.transport.abort()
-
 
 BACKLOG = 8
 """How many connections are accepted at once, before their number is checked."""
@@ -122,21 +89,50 @@ def check_token(option: str, host: str, token: str) -> None:
         )
 
 
+class Connections:
+    """The admin server's connections: how many there may be, and which of them give way to new ones."""
+
+    def __init__(self) -> None:
+        self._admitted: set[asyncio.Protocol] = set()
+        self._answered: set[asyncio.Protocol] = set()
+
+    @contextmanager
+    def answering(self, request: web.Request) -> Iterator[None]:
+        """Inside, a request that was let in is being answered."""
+        self._admitted.add(request.protocol)
+        self._answered.add(request.protocol)
+        try:
+            yield
+        finally:
+            self._answered.discard(request.protocol)
+
+    def make_room(self, server: web.Server) -> None:
+        """Close connections that are too many beside a new one, at once, whatever is still to be sent there.
+
+        Those on which no request was let in go first, then idle ones, then those being answered; the oldest
+        of each kind first. So a connection that is refused or silent takes no place from those that are
+        served.
+        """
+        self._admitted.intersection_update(server.connections)
+        ranked = sorted(server.connections, key=lambda old: (old in self._admitted) + (old in self._answered))
+        for old in ranked[: 1 - CONNECTIONS_MAX]:
+            if old.transport is not None:
+                old.transport.abort()
+
+
 class AdminServer:
     """Serves one daemon's pages."""
 
-    def __init__(
-        self, view: NodeView, watching: Watching, bulletin: Bulletin, option: str, token: str = ""
-    ) -> None:
+    def __init__(self, monitor: Monitor, layout: Layout, option: str, token: str = "") -> None:
         """`option` as in `NodeOptions.admin`. Raises ConfigError for an address that may not be used."""
-        self._view = view
-        self._watching = watching
-        self._bulletin = bulletin
+        self._monitor = monitor
+        self.feed = Feed(monitor, layout)
+        self._rounds = RoundAnswers(monitor, layout)
         self._token = token
         self._is_off = option == ADMIN_OFF
         self._address = parse_address(option, port_min=0) if option and not self._is_off else None
         self._host = self._address[0] if self._address else "127.0.0.1"
-        self._registry = registry_of(view, watching)
+        self._registry = registry_of(monitor.read)
         self._page, self._page_policy = document(), policy()
         self._connections = Connections()
         self._runner: web.AppRunner | None = None
@@ -275,7 +271,7 @@ class AdminServer:
     @property
     def _cookie(self) -> str:
         """The cookie's name, different for each node: cookies ignore ports, and a machine may run several."""
-        return f"{COOKIE}-{self._view.node_id[:4].hex()}"
+        return f"{COOKIE}-{self._monitor.latest.node_id[:8]}"
 
     def _remember_token(self, request: web.Request, response: web.StreamResponse) -> None:
         """Set a cookie, so that a page opened with ?token= can load what it needs."""
@@ -289,23 +285,23 @@ class AdminServer:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _serve_state(self, request: web.Request) -> web.Response:
-        return _json(self._bulletin.state())
+        return _json(dump(to_json(self._monitor.latest)))
 
     async def _serve_rounds(self, request: web.Request) -> web.Response:
         first, last = _round_in(request, "from", 0), _round_in(request, "to", ROUND_MAX)
-        response = _json(await self._bulletin.rounds(first, last))
+        response = _json(await self._rounds.between(first, last))
         response.enable_compression()  # 0.05 s for a full answer, in a thread
         return response
 
     async def _serve_events(self, request: web.Request) -> web.StreamResponse:
-        return await self._bulletin.feed.serve(request, self._bulletin.opening(), HEADERS)
+        return await self.feed.serve(request, HEADERS)
 
     async def _serve_status(self, request: web.Request) -> web.Response:
-        return web.json_response(await status_of(self._view, request.query))
+        return web.json_response(await self._monitor.answer(request.query))
 
     async def _serve_health(self, request: web.Request) -> web.Response:
-        healthy, reason = self._watching.health()
-        return _json(to_json({"healthy": healthy, "reason": reason}), status=200 if healthy else 503)
+        healthy, reason = self._monitor.is_healthy()
+        return _json(dump({"healthy": healthy, "reason": reason}), status=200 if healthy else 503)
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         try:

@@ -1,79 +1,439 @@
-"""What a node says about itself: the JSON of ``/gossamer/1/status``."""
+"""`NodeStatus`: all that is shown of a node, made once a second.
 
-import asyncio
-import time
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+From it come the JSON of ``/gossamer/1/status``, the page's state, the metrics for Prometheus, the health
+checks, and what `gossamer status`, `peers` and `top` show. To add a figure, add a field here, and set it in
+`Monitor.read`. With a `metric`, Prometheus gets it; with `local`, it never leaves this machine.
+
+Ids and digests are in hex, times and durations in seconds, sizes in bytes, in fields and in JSON alike.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-from gossamer.node.daemon.network.links import LinkTable, PeerLink, Traffic
-from gossamer.node.daemon.network.peer_scores import PeerScores
-from gossamer.node.daemon.network.server import Server
-from gossamer.node.daemon.phi.archive import Archive
-from gossamer.node.daemon.phi.loop import Merging
-from gossamer.node.daemon.storage.disk import Disk
-from gossamer.node.daemon.trainer_port import TrainerPort
-from gossamer.node.home import Home
-from gossamer.node.ipc.messages import JOINING, Report
-from gossamer.protocol.identity import short
+from gossamer.protocol.claims import Claim
 from gossamer.protocol.limits import LINK_PREFIX_BYTES
 from gossamer.protocol.membership.members import Health, Member
-from gossamer.protocol.replica import Replica
-
-if TYPE_CHECKING:  # a command that only asks for a status needs none of this, nor NumPy
-    from gossamer.node.ipc.messages import Report
-    from gossamer.protocol.ledger import Ledger
-    from gossamer.protocol.membership.members import Member
-    from gossamer.protocol.merge.contributions import Summary
-
-
-# --- Bytes per second of every link, from its counters.
-
-SAMPLES = 6
-"""How many looks, a second apart, a rate is measured over: steady to the eye, and still current."""
-
-
-class Rates:
-    """Reads the counters of links at intervals."""
-
-    def __init__(self) -> None:
-        self._samples: dict[int, deque[tuple[float, int, int]]] = {}
-
-    def look(self, links: Iterable[PeerLink], now: float) -> None:
-        """Read the counters; links that are gone are forgotten."""
-        kept = {}
-        for link in links:
-            samples = self._samples.get(link.number) or deque(maxlen=SAMPLES)
-            samples.append((now, *_totals(link.traffic)))
-            kept[link.number] = samples
-        self._samples = kept
-
-    def of(self, number: int) -> tuple[float, float]:
-        """Bytes sent and received per second on a link, 0 if it is too new to tell."""
-        samples = self._samples.get(number)
-        if not samples or samples[-1][0] <= samples[0][0]:
-            return 0.0, 0.0
-        (begin, sent, received), (end, sent_now, received_now) = samples[0], samples[-1]
-        return (sent_now - sent) / (end - begin), (received_now - received) / (end - begin)
-
-
-def _totals(traffic: Traffic) -> tuple[int, int]:
-    return traffic.sent + traffic.payload_sent, traffic.received + traffic.payload_received
-
-
-# --- The network's links as one node knows them: its own, and those that the others' rows tell of.
 
 LIVE = (Health.ALIVE, Health.SUSPECT)
+STATES = ("joining", "starting", "training", "serving", "finished", "leaving")
 
 
-def known_links(own: Iterable[bytes], others: Sequence[Member]) -> list[tuple[int, int]]:
-    """Pairs of places, ascending: we are 0, and `others` are 1, 2, ... in their order.
+class Kind(StrEnum):
+    """How Prometheus reads a field. See https://prometheus.io/docs/practices/naming/."""
 
-    `own` are the ids of the nodes that we are linked to. A row counts while its author is live, and so do the
-    members that it names. It names them by the beginning of their ids; a beginning that two live members
-    share names nobody.
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    """A total since the daemon started. It may fall, for instance when records turn out void."""
+    TOTAL = "total"
+    """A total over all runs: it is counted from the first scrape on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """The Prometheus series of a field."""
+
+    name: str
+    help: str
+    kind: Kind = Kind.GAUGE
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that tell this field from others of the same name."""
+    label: str = ""
+    """The label by which the values of a collection are counted; empty if the field is a number."""
+    values: tuple[str, ...] = ()
+    of: Callable[[Any], Any] = lambda value: value
+    """The number in a field's value or, with `label`, the label values in it: each is counted."""
+
+
+def metric(name: str, help_: str, kind: Kind = Kind.GAUGE, **more: Any) -> Any:
+    """A field that Prometheus gets as ``gossamer_{name}``."""
+    return field(metadata={"metric": Metric(f"gossamer_{name}", help_, kind, **more)})
+
+
+def local(**metadata: Any) -> Any:
+    """A field that other nodes are not told."""
+    return field(metadata={"local": True, **metadata})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatus:
+    """What the swarm trains, and how, as its manifest says."""
+
+    task: str
+    parameters: int
+    tensors: int
+    fragments: int
+    codec: str
+    averaging: tuple[str, ...]
+    pace: str
+    admission: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStatus:
+    """A member, or this node itself: what it says of itself, and what we have seen of it."""
+
+    node_id: str
+    name: str
+    health: str
+    trains: bool
+    role: str
+    """"train" or "observe": what it does, as far as it may."""
+    round: int
+    tokens: int
+    tokens_per_s: float
+    """0 if it is gone."""
+    loss: float | None
+    device: str
+    release: str
+    addresses: tuple[str, ...]
+    dialled: tuple[str, ...]
+    """The first 4 bytes of the ids of the nodes that it has dialled."""
+    heard_s: float
+    """How long ago there was a sign of life."""
+    downs: int
+    """How often it was found to be down."""
+    replica: str | None
+    """How its snapshot compares with ours, see `Likeness`; None if they cannot be compared."""
+    replica_round: int | None
+    contributions: Mapping[str, Any]
+    """What its deltas were like lately, see `contributions.Summary`."""
+
+    @property
+    def label(self) -> str:
+        """How it is called in messages to people."""
+        return f"{self.name} ({self.node_id[:8]})" if self.name else self.node_id[:8]
+
+    @property
+    def is_live(self) -> bool:
+        return self.health in LIVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkStatus:
+    """A link, and the bytes that it has carried: messages, and apart from these the chunks of payloads and
+    snapshots."""
+
+    node_id: str
+    outbound: bool
+    sent: int
+    received: int
+    payload_sent: int
+    payload_received: int
+    sent_per_s: float
+    received_per_s: float
+    dropped: int
+    """Messages that were dropped because the other side reads too slowly."""
+    throttled_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerStatus:
+    """The trainer's last report."""
+
+    state: str
+    device: str
+    inner_steps: int | None = metric(
+        "inner_steps_total", "Inner steps of this node's trainer, since the first scrape.", Kind.TOTAL
+    )
+    """Over all runs. None while it joins: its checkpoint is read only then."""
+    tokens: int | None = metric(
+        "tokens_total", "Tokens that this node has trained on, since the first scrape.", Kind.TOTAL
+    )
+    tokens_per_s: float = metric("tokens_per_second", "Speed of this node's trainer.")
+    loss: float | None = metric("training_loss", "Training loss of this node's latest step.")
+    val_loss: float | None = metric("validation_loss", "Held-out loss at the last evaluation.")
+    val_loss_start: float | None
+    val_version: int
+    val_round: int
+    wait_fraction: float = metric("wait_ratio", "Fraction of training time not spent on inner steps.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """One node at one moment."""
+
+    time: float
+    """Unix seconds."""
+    swarm_id: str
+    swarm: str
+    model: ModelStatus
+    node_id: str
+    name: str
+    trains: bool
+    release: str
+    folder: str = local()
+    addresses: tuple[str, ...]
+    """Where we say that we can be dialled."""
+    reachable: bool | None
+    """Whether others have dialled us there; None while that is not known."""
+    invited_until: int | None = metric(
+        "invited_until_timestamp_seconds", "When this node's invitation ends, in Unix time."
+    )
+    state: str = metric(
+        "state", "1 for the node's current state.", label="state", values=STATES, of=lambda state: (state,)
+    )
+    problem: str | None = local(
+        metric=Metric(
+            "gossamer_healthy", "1 if the node is healthy, see /healthz.", of=lambda found: not found
+        )
+    )
+    """Why the node is not healthy; None if it is."""
+    uptime_s: float = metric("uptime_seconds", "Time since the daemon started.")
+
+    # -- the swarm's history
+    round: int = metric("round", "Last round that this node published a delta for.")
+    clock: int = metric("swarm_round", "Round clock of the swarm.")
+    records: int = metric("records", "Delta records held.")
+    ledger_digest: str
+    void: tuple[Mapping[str, Any], ...] = metric("void_records", "Rounds of members that are void.", of=len)
+    sealed_round: int | None = metric("sealed_round", "Round of this node's newest snapshot.")
+    closed_round: int = metric("closed_round", "Rounds up to this one cannot change any more.")
+    fetching: tuple[int, int] | None
+    """Chunks here, and chunks in all, of the snapshot that is being fetched."""
+    payloads_missing: int = metric("payloads_missing", "Payloads that are known of but not fetched yet.")
+    version: int = metric("merges_total", "Merges that changed the model.", Kind.COUNTER)
+    rounds_behind: int = metric("rounds_behind", "Rounds that have changed and wait to be merged.")
+    merge_s: float = metric("merge_seconds_total", "Wall time spent merging.", Kind.COUNTER)
+    swarm_tokens: int | None = metric(
+        "swarm_tokens_total", "Tokens that the swarm has trained on.", Kind.COUNTER
+    )
+    """None until all that was here at the start is merged: the sum is built up again."""
+    agreement: float | None = metric(
+        "agreement_ratio", "Mean cosine of pairs of deltas in the newest round with two deltas, -1 to 1."
+    )
+
+    # -- the others
+    itself: MemberStatus
+    members: tuple[MemberStatus, ...] = metric(
+        "members",
+        "Other members, by their health as this node sees it.",
+        label="health",
+        values=tuple(Health),
+        of=lambda members: (member.health for member in members),
+    )
+    """By name, with those that are gone last: a day may leave hundreds of them."""
+    members_accused: int = metric("members_accused", "Members whose deltas are usually bad.")
+    replicas: Mapping[str, Any]
+    """How our snapshot compares with the members', see `replicas_in_sum`."""
+    links: tuple[LinkStatus, ...] = metric(
+        "links",
+        "Links, by which side dialled.",
+        label="direction",
+        values=("inbound", "outbound"),
+        of=lambda links: ("outbound" if link.outbound else "inbound" for link in links),
+    )
+    edges: tuple[tuple[int, int], ...]
+    """The swarm's links as far as known, see `known_links`."""
+    bytes_sent: int
+    bytes_received: int
+    payload_bytes_sent: int = metric(
+        "link_bytes_total",
+        "Bytes of all links.",
+        Kind.COUNTER,
+        labels={"direction": "sent", "kind": "payload"},
+    )
+    payload_bytes_received: int = metric(
+        "link_bytes_total",
+        "Bytes of all links.",
+        Kind.COUNTER,
+        labels={"direction": "received", "kind": "payload"},
+    )
+    control_bytes_sent: int = metric(
+        "link_bytes_total",
+        "Bytes of all links.",
+        Kind.COUNTER,
+        labels={"direction": "sent", "kind": "control"},
+    )
+    control_bytes_received: int = metric(
+        "link_bytes_total",
+        "Bytes of all links.",
+        Kind.COUNTER,
+        labels={"direction": "received", "kind": "control"},
+    )
+    misbehaviours_seen: int = metric("misbehaviours_total", "Messages that broke the protocol.", Kind.COUNTER)
+    throttled: int
+    greylisted: int
+    turned_away: int
+    listener: Mapping[str, Any]
+    """Accepted and refused connections."""
+
+    # -- this machine
+    trainer: TrainerStatus | None
+    tasks: int
+    """asyncio tasks of the daemon."""
+    lag_s: float = metric(
+        "event_loop_lag_seconds", "Longest time in the last minute that the daemon's event loop was busy."
+    )
+    late_s: float = local()
+    """How much later than planned the last look was: the event loop was busy for so long."""
+    disk_free: int | None = local(
+        metric=Metric(
+            "gossamer_disk_free_bytes",
+            "Free space on the disk of the node's folder or of its chunks, whichever has less.",
+        )
+    )
+    files_free: int | None = local()
+    """How many more files fit on the disk; None if not known, or unbounded."""
+    disk_problem: str = local()
+    """Why nothing can be written, as logged; empty if it can."""
+
+    # -- what only the health checks need
+    is_ready: bool = local()
+    """Whether all that was published before we started is merged."""
+    has_model: bool = local()
+    known_addresses: int = local()
+    """Addresses that lead, or once led, to others."""
+    lost_address: str = local()
+    """The address that we listen on and dial from, if this machine no longer has it."""
+    refusal: str = local()
+    """Why members no longer let this node in, by the credentials that it knows."""
+    fetched_bytes: int = local()
+    missing_is_held: bool = local()
+    """Whether a linked node says that it holds some of what is missing here."""
+    diverged: str = local()
+    """What is out of range in the model, if anything is."""
+    clock_offsets: tuple[float, ...] = local()
+    """How many seconds the clocks of peers are ahead of ours."""
+    clock_contradicted: bool = local()
+    """Whether most others are at rounds that are not possible yet by our clock."""
+    has_trainer: bool = local()
+    trainer_starts: int = local()
+    """How many trainers have come in the last minutes."""
+    step_overdue_s: float = local()
+    """How much later than usual the trainer's next step is, if it has one to do."""
+    own_void: int = local()
+    """In how many rounds of this run our own deltas are void."""
+    newer_own_records: int = local()
+    """How often a member record of ours came that was newer than our own."""
+
+    @property
+    def live(self) -> int:
+        """Other members believed to be up."""
+        return sum(member.is_live for member in self.members)
+
+    @property
+    def known_loss(self) -> float | None:
+        return self.trainer.loss if self.trainer is not None else None
+
+
+# --- JSON
+
+
+def to_json(status: Any, *, is_for_others: bool = False) -> dict[str, Any]:
+    """A status as JSON has it. Others are not told the `local` fields."""
+    found = {}
+    for name, is_local in _names(status.__class__):
+        if not (is_local and is_for_others):
+            found[name] = _plain(getattr(status, name), is_for_others)
+    return found
+
+
+def _plain(value: Any, is_for_others: bool) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each, is_for_others) for each in value]
+    return to_json(value, is_for_others=is_for_others) if is_dataclass(value) else value
+
+
+@cache
+def _names(kind: Any) -> tuple[tuple[str, bool], ...]:
+    return tuple((each.name, "local" in each.metadata) for each in fields(kind))
+
+
+def metrics_of(status: Any) -> Iterable[tuple[Metric, Any]]:
+    """The metrics of a status, and of those in its fields, with their values."""
+    each: Field[Any]
+    for each in fields(status):
+        value = getattr(status, each.name)
+        if "metric" in each.metadata:
+            yield each.metadata["metric"], value
+        elif is_dataclass(value):
+            yield from metrics_of(value)
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or None if it is not finite: JSON cannot express that."""
+    return value if value is not None and isfinite(value) else None
+
+
+def one_line(status: Mapping[str, Any]) -> str:
+    """A status, as JSON has it, in one line for a person."""
+    trainer = status.get("trainer") or {}
+    loss = f", loss {trainer['loss']:.3f}" if trainer.get("loss") else ""
+    live = sum(member["health"] == "alive" for member in status["members"])
+    links = len(status["links"])
+    reach = f"{live} peer{'s' * (live != 1)} alive, {links} link{'s' * (links != 1)}"
+    name = status["name"] or status["node_id"][:8]
+    # A node that does not train publishes nothing, and its own round would stay 0 for ever.
+    at = f"{status['round']} (swarm {status['clock']})" if status["trains"] else f"{status['clock']}"
+    return f"{name}: {status['state']}, round {at}{loss}, {reach}"
+
+
+# --- Whether the others hold the same model as this node, as far as their claims and ours can tell.
+#
+# Snapshots of a round do not appear everywhere at once, and a node that lags behind has older ones. So each
+# replica is compared with ours at the newest round of which both have a snapshot.
+
+
+class Likeness(StrEnum):
+    """How another's replica compares with ours at one round."""
+
+    SAME = "same"
+    RECORDS = "records"
+    """The node has merged other records up to that round: a late record has so far reached only one of us."""
+
+    OTHER = "other"
+    """The node claims to have merged the same records, and holds a different model."""
+
+
+class Comparison(NamedTuple):
+    """How two replicas compare at the newest round of which both have a snapshot."""
+
+    round: int
+    likeness: Likeness
+
+
+def compare(ours: Iterable[Claim], theirs: Iterable[Claim]) -> Comparison | None:
+    """Compare our replica with another; None if there is no round of which both have a snapshot."""
+    own_at = {claim.round: claim for claim in ours}
+    other = max((claim for claim in theirs if claim.round in own_at), default=None)
+    if other is None:
+        return None
+    own = own_at[other.round]
+    if own.digest != other.digest:
+        return Comparison(other.round, Likeness.RECORDS)
+    return Comparison(other.round, Likeness.SAME if own.root == other.root else Likeness.OTHER)
+
+
+def replicas_in_sum(ours: Iterable[Claim], found: Iterable[Comparison | None]) -> dict[str, Any]:
+    """The comparisons with all others in sum: ``{"same", "of", "rounds", "digest"}``.
+
+    `same` is how many hold the same model, `of` how many could be compared, `rounds` the oldest and the
+    newest round at which they were, and `digest` the root of our snapshot of the newest. The last two are
+    None if none could be compared.
+    """
+    compared = [comparison for comparison in found if comparison is not None]
+    rounds = [comparison.round for comparison in compared]
+    newest = max(rounds, default=None)
+    return {
+        "same": sum(comparison.likeness is Likeness.SAME for comparison in compared),
+        "of": len(compared),
+        "rounds": [min(rounds), newest] if rounds else None,
+        "digest": next((claim.root.hex() for claim in ours if claim.round == newest), None),
+    }
+
+
+def known_links(own: Iterable[bytes], others: Sequence[Member]) -> tuple[tuple[int, int], ...]:
+    """The network's links as one node knows them: pairs of places, ascending. We are 0, and `others` are 1,
+    2, ... in their order.
+
+    `own` are the ids of the nodes that we are linked to. A member's record counts while the member is live,
+    and so do the members that it names. It names them by the beginning of their ids; a beginning that two
+    live members share names nobody.
     """
     place_of = {member.record.node_id: place for place, member in enumerate(others, 1)}
     live = [member for member in others if member.health in LIVE]
@@ -85,194 +445,8 @@ def known_links(own: Iterable[bytes], others: Sequence[Member]) -> list[tuple[in
         here = place_of[member.record.node_id]
         there = {by_beginning[start] for start in member.record.body.dialled if start in by_beginning}
         found |= {(min(here, place), max(here, place)) for place in there - {here}}
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def _beginning(member: Member) -> bytes:
     return member.record.node_id[:LINK_PREFIX_BYTES]
-
-
-# --- One node as seen by the code that shows it: the status, the admin server, metrics, the chronicle.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
-    """The parts of a daemon that are shown. Holders of a view only read."""
-
-    home: Home
-    core: Replica
-    port: TrainerPort
-    merging: Merging
-    archive: Archive
-    links: LinkTable
-    server: Server
-    scores: PeerScores
-    disk: Disk
-    stopping: asyncio.Event
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def node_id(self) -> bytes:
-        return self.core.identity.node_id
-
-    @property
-    def uptime_s(self) -> float:
-        return time.monotonic() - self.started
-
-    @property
-    def report(self) -> Report | None:
-        """The trainer's last report, with no speed once the trainer is gone; None if there was none yet."""
-        return self.port.report
-
-    @property
-    def sealed_round(self) -> int | None:
-        """Round of the newest snapshot here."""
-        claims = self.core.sealing.claims
-        return claims[0].round if claims else None
-
-    @property
-    def state(self) -> str:
-        """joining, starting, training, serving, finished or leaving."""
-        if self.stopping.is_set():
-            return "leaving"
-        if not self.merging.ready:
-            return "joining"
-        if not self.core.info.trains:
-            return "serving"
-        report = self.report if self.port.attached else None
-        # A trainer says that it is joining until it begins to train, be the model here for long.
-        return "starting" if report is None or report.state == JOINING else report.state
-
-
-async def status_of(view: "NodeView", query: Mapping[str, str]) -> dict[str, Any]:
-    """What `describe` says, and what the query asks for besides.
-
-    ``digest``: the digests of the merged records and of Phi. ``up_to``: the digest of the records merged up
-    to that round.
-    """
-    digests = await view.merging.recent_digest.get() if query.get("digest") else None
-    status = describe(view)
-    if digests is not None:
-        status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)
-    up_to = query.get("up_to", "")
-    if up_to.isdecimal() and len(up_to) <= 10:
-        prefix = await view.merging.prefix_digest(int(up_to))
-        status["prefix"] = {"up_to": int(up_to), "digest": prefix.hex() if prefix else None}
-    return status
-
-
-def describe(view: "NodeView") -> dict[str, Any]:
-    """The node's state; docs/status.md describes every field."""
-    core, merging, scores = view.core, view.merging, view.scores
-    sent, received, payload_sent, payload_received = view.links.traffic()
-    status: dict[str, Any] = {
-        "swarm_id": core.swarm_id.hex(),
-        "swarm": core.manifest.swarm.name,
-        "node_id": core.identity.node_id.hex(),
-        "name": core.info.name,
-        "trains": core.info.trains,
-        "invited_until": core.acl.invited_until(core.identity.node_id),
-        "state": view.state,
-        "uptime_s": round(view.uptime_s, 1),
-        "round": core.own_last,
-        "clock": core.clock,
-        "records": len(core.ledger),
-        "ledger_digest": core.ledger.digests.root.hex(),
-        "sealed_round": view.sealed_round,
-        "closed_round": core.ledger.floor,
-        "fetching": view.archive.progress(),
-        "version": merging.version,
-        "swarm_tokens": merging.tokens,
-        "rounds_behind": merging.behind,
-        "payloads_missing": len(core.fetcher.wants),
-        "links": [
-            {
-                "node_id": link.node_id.hex(),
-                "outbound": link.outbound,
-                "dropped": link.dropped,
-                "throttled_s": round(link.throttled_s, 1),
-            }
-            for link in view.links.values()
-        ],
-        "members": [
-            _member(member, core.ledger, merging.conduct.of(member.record.node_id))
-            for member in sorted(core.roster.members(), key=_place)
-        ],
-        "conduct": merging.conduct.of(core.identity.node_id)._asdict(),
-        "agreement": merging.conduct.agreement,
-        "void": [{"node_id": author.hex(), "round": round_} for author, round_ in core.ledger.voided()],
-        "misbehaviours_seen": scores.blamed,
-        "throttled": scores.throttled,
-        "greylisted": scores.greylisted,
-        "turned_away": scores.turned_away,
-        "door": view.server.limiter.describe(),
-        "tasks": len(asyncio.all_tasks()),
-        "bytes_sent": sent + payload_sent,
-        "bytes_received": received + payload_received,
-        "payload_bytes_sent": payload_sent,
-        "payload_bytes_received": payload_received,
-    }
-    if view.report is not None:
-        status["trainer"] = _trainer(view.report)
-    return status
-
-
-def _place(member: "Member") -> tuple[bool, str, bytes]:
-    """Sort key: by name, with members that are gone last, since a day may leave hundreds of them."""
-    return member.is_gone, member.record.body.name, member.record.node_id
-
-
-def _member(member: "Member", ledger: "Ledger", conduct: "Summary") -> dict[str, Any]:
-    row = member.record.body
-    return {
-        "node_id": member.record.node_id.hex(),
-        "name": row.name,
-        "health": member.health.value,
-        "trains": row.trains,
-        "round": max(row.round, ledger.last_round(member.record.node_id)),
-        "tokens": row.tokens,
-        "tokens_per_s": member.tokens_per_s,
-        "loss": row.loss,
-        "addresses": list(row.addresses),
-        "dialled": [prefix.hex() for prefix in row.dialled],
-        "conduct": conduct._asdict(),
-    }
-
-
-def _trainer(report: "Report") -> dict[str, Any]:
-    return {
-        "state": report.state,
-        "device": report.device,
-        "inner_steps": report.inner_steps,
-        "tokens": report.tokens,
-        "tokens_per_s": report.tokens_per_s,
-        "loss": loss_of(report) or 0.0,
-        "val_loss": finite(report.val_loss),
-        "val_loss_start": finite(report.val_loss_start),
-        "val_version": report.evaluated_version,
-        "val_round": report.evaluated_round,
-        "wait_fraction": report.wait_fraction,
-    }
-
-
-def loss_of(report: "Report | None") -> float | None:
-    """Training loss of the latest step; None before the first step, or if it is not finite."""
-    return finite(report.loss) if report is not None and report.inner_steps else None
-
-
-def finite(value: float | None) -> float | None:
-    """The value, or None if it is not finite: JSON cannot express that."""
-    return value if value is not None and isfinite(value) else None
-
-
-def one_line(status: dict[str, Any]) -> str:
-    """A status in one line for a person."""
-    trainer = status.get("trainer") or {}
-    loss = f", loss {trainer['loss']:.3f}" if trainer.get("loss") else ""
-    live = sum(member["health"] == "alive" for member in status["members"])
-    links = len(status["links"])
-    reach = f"{live} peer{'s' * (live != 1)} alive, {links} link{'s' * (links != 1)}"
-    name = status["name"] or short(bytes.fromhex(status["node_id"]))
-    # A node that does not train publishes nothing, and its own round would stay 0 for ever.
-    at = f"{status['round']} (swarm {status['clock']})" if status["trains"] else f"{status['clock']}"
-    return f"{name}: {status['state']}, round {at}{loss}, {reach}"

@@ -14,74 +14,75 @@ class Header {
   }
 
   update(state, rounds) {
-    const { swarm, node, now } = state;
-    setText(byId("swarm"), swarm.name || shortId(swarm.id));
+    const { model, trainer } = state;
+    setText(byId("swarm"), state.swarm || shortId(state.swarm_id));
     setText(byId("subtitle"), [
-      swarm.task, `${amount(swarm.parameters)} parameters`, plural(swarm.fragments, "fragment"), swarm.codec,
-      (swarm.averaging ?? []).join(", "), swarm.pace ? `a delta every ${swarm.pace}` : "", swarm.admission === "invited" ? "invited members only" : "",
+      model.task, `${amount(model.parameters)} parameters`, plural(model.fragments, "fragment"), model.codec,
+      model.averaging.join(", "), `a delta every ${model.pace}`, model.admission === "invited" ? "invited members only" : "",
     ].filter(Boolean).join(" · "));
     const chip = byId("state");
     setHidden(chip, false);
-    setText(chip, `${nameOf(node)} is ${STATES[node.state] ?? node.state}`);
-    setAttribute(chip, "data-state", node.state);
-    document.title = `${swarm.name || "Gossamer"}: round ${whole(now.round)}${known(now.loss) ? `, loss ${lossText(now.loss)}` : ""}`;
+    setText(chip, `${nameOf(itselfOf(state))} is ${STATES[state.state] ?? state.state}`);
+    setAttribute(chip, "data-state", state.state);
+    document.title = `${state.swarm || "Gossamer"}: round ${whole(state.round)}${known(trainer.loss) ? `, loss ${lossText(trainer.loss)}` : ""}`;
     this.#show(state, rounds);
     this.#progress(state);
-    setText(byId("footer"), `Gossamer ${node.version ?? ""}, swarm ${shortId(swarm.id)}, node ${shortId(node.id)}, up ${duration(node.uptime_s)}, folder ${node.folder ?? UNKNOWN}`);
+    setText(byId("footer"), `Gossamer ${state.release}, swarm ${shortId(state.swarm_id)}, node ${shortId(state.node_id)}, up ${duration(state.uptime_s)}, folder ${state.folder}`);
   }
 
-  #show({ now, node, links, members }, rounds) {
-    const behind = now.rounds_behind ? `, ${plural(now.rounds_behind, "round")} to merge` : "";
-    const heard = (x) => (x || node.state !== "joining" ? x : null); // a joiner's zeros mean that it has heard of none
-    const at = node.trains ? [whole(heard(now.round)), `swarm at ${whole(heard(now.clock))}`] : [whole(heard(now.clock)), "of the swarm"];
+  #show(state, rounds) {
+    const { trainer, links } = state;
+    const behind = state.rounds_behind ? `, ${plural(state.rounds_behind, "round")} to merge` : "";
+    const heard = (x) => (x || state.state !== "joining" ? x : null); // a joiner's zeros mean that it has heard of none
+    const at = state.trains ? [whole(heard(state.round)), `swarm at ${whole(heard(state.clock))}`] : [whole(heard(state.clock)), "of the swarm"];
     this.#set("round", "Round", at[0], at[1] + behind);
-    this.#set("tokens", "Tokens", amount(heard(now.swarm_tokens)), ownTokens(node, now));
-    this.#set("speed", "Tokens per second", amount(now.swarm_tokens_per_s), node.trains ? speedInWords(now) : "of the whole swarm");
+    this.#set("tokens", "Tokens", amount(state.swarm_tokens), ownTokens(state));
+    this.#set("speed", "Tokens per second", amount(swarmSpeed(state)), state.trains ? speedInWords(trainer) : "of the whole swarm");
     const newest = rounds.newestRound;
-    const own = known(now.loss);
-    this.#set("loss", own ? "Loss" : "Loss of the swarm", lossText(own ? now.loss : newest?.loss),
-      known(now.val_loss) ? `held-out ${lossText(now.val_loss)}` : "held-out not measured here");
-    this.#replicas(now, members, node);
+    const own = known(trainer.loss);
+    this.#set("loss", own ? "Loss" : "Loss of the swarm", lossText(own ? trainer.loss : newest?.loss),
+      known(trainer.val_loss) ? `held-out ${lossText(trainer.val_loss)}` : "held-out not measured here");
+    this.#replicas(state);
     const sum = (key) => links.reduce((total, link) => total + (link[key] ?? 0), 0);
     this.#set("traffic", "Network", `↓ ${byteRate(sum("received_per_s"))}`, `↑ ${byteRate(sum("sent_per_s"))}, ${plural(links.length, "link")}`);
   }
 
   /** Ours is one of the replicas: with three others that are the same, four are identical. */
-  #replicas({ agree, sealed_round }, members, node) {
+  #replicas({ replicas, sealed_round, members, state }) {
     const others = members.filter((m) => !m.self && isLive(m));
-    if (!agree?.of) {
-      const why = node.state === "joining" ? "not known until it has joined" : others.length ? "nothing to compare yet" : "nobody to compare with";
+    if (!replicas.of) {
+      const why = state === "joining" ? "not known until it has joined" : others.length ? "nothing to compare yet" : "nobody to compare with";
       return this.#set("replicas", "Replicas", UNKNOWN, why + (sealed_round ? `, last sealed round ${whole(sealed_round)}` : ""));
     }
-    const by = (claim) => others.filter((m) => m.claim === claim).length;
+    const by = (likeness) => others.filter((m) => m.replica === likeness).length;
     const [differ, apart, unknown] = [by("other"), by("records"), by(null)];
-    const notes = [`identical ${atRounds(agree.rounds)}`];
+    const notes = [`identical ${atRounds(replicas.rounds)}`];
     if (differ) notes.push(plural(differ, "differs", "differ"));
     if (apart) notes.push(`${whole(apart)} with other records`);
     if (unknown) notes.push(`${whole(unknown)} not known yet`);
     this.#set("replicas", "Replicas", `${whole(1 + by("same"))} of ${whole(1 + others.length)}`, notes.join(", "),
-      differ ? "bad" : apart || unknown ? "" : "good", known(agree.digest) ? `digest ${agree.digest}` : "");
+      differ ? "bad" : apart || unknown ? "" : "good", known(replicas.digest) ? `digest ${replicas.digest}` : "");
   }
 
-  #progress({ node, now, links }) {
-    const joining = node.state === "joining" || node.state === "starting";
+  #progress(state) {
+    const joining = state.state === "joining" || state.state === "starting";
     setHidden(byId("progress"), !joining);
     if (!joining) return;
     const bar = byId("progress-bar");
-    setHidden(bar, !now.fetching);
-    if (now.fetching) {
-      const [have, total] = now.fetching;
+    setHidden(bar, !state.fetching);
+    if (state.fetching) {
+      const [have, total] = state.fetching;
       setAttribute(bar, "aria-valuemax", String(total));
       setAttribute(bar, "aria-valuenow", String(have));
       bar.firstElementChild.style.transform = `scaleX(${total ? have / total : 0})`;
       setText(byId("progress-text"), `Fetching the model: ${whole(have)} of ${plural(total, "chunk")}, checked one by one.`);
-    } else if (node.state === "starting") {
+    } else if (state.state === "starting") {
       setText(byId("progress-text"), "Up to date with the swarm. The trainer is starting.");
-    } else if (!links.length) {
+    } else if (!state.links.length) {
       setText(byId("progress-text"), "Looking for the swarm: no node has answered yet.");
     } else {
-      const missing = now.payloads_missing ? `, ${plural(now.payloads_missing, "payload")} still to come` : "";
-      setText(byId("progress-text"), `Catching up with the swarm: ${plural(now.records ?? 0, "record")} known${missing}.`);
+      const missing = state.payloads_missing ? `, ${plural(state.payloads_missing, "payload")} still to come` : "";
+      setText(byId("progress-text"), `Catching up with the swarm: ${plural(state.records, "record")} known${missing}.`);
     }
   }
 
@@ -125,23 +126,25 @@ function atRounds([oldest, newest]) {
   return newest ? `at round ${whole(newest)}` : "at the start";
 }
 
-function ownTokens(node, now) {
-  if (!node.trains) return "this node does not train";
-  return known(now.own_tokens) ? `${amount(now.own_tokens)} from this node` : "not known yet";
+function ownTokens({ trains, trainer }) {
+  if (!trains) return "this node does not train";
+  return known(trainer.tokens) ? `${amount(trainer.tokens)} from this node` : "not known yet";
 }
+
+const swarmSpeed = ({ members }) => members.filter((m) => m.trains && isLive(m)).reduce((sum, m) => sum + m.tokens_per_s, 0);
 
 /** How others come to a node that is alone, and the command for it, which there is once it has an address. */
-function joiningInWords({ node, swarm }) {
-  const address = node.state === "joining" ? null : node.addresses?.[0];
+function joiningInWords({ state, addresses, model, swarm_id }) {
+  const address = state === "joining" ? null : addresses[0];
   if (!address) return ["No other node has answered yet.", ""];
-  if (swarm.admission === "invited") return ["Nobody else is here yet. An owner invites another machine with", `gossamer invite NODE_ID --join ${address}`];
-  return ["Nobody else is here yet. Another machine joins with", `gossamer node --join ${address} --swarm-id ${String(swarm.id).slice(0, 12)}`];
+  if (model.admission === "invited") return ["Nobody else is here yet. An owner invites another machine with", `gossamer invite NODE_ID --join ${address}`];
+  return ["Nobody else is here yet. Another machine joins with", `gossamer node --join ${address} --swarm-id ${swarm_id.slice(0, 12)}`];
 }
 
-function speedInWords(now) {
-  if (!known(now.tokens_per_s)) return "not known yet";
-  const waiting = now.wait_fraction > 0.005 ? `, waiting ${percent(now.wait_fraction)}` : "";
-  return `${amount(now.tokens_per_s)} here${waiting}`;
+function speedInWords(trainer) {
+  if (!known(trainer.tokens_per_s)) return "not known yet";
+  const waiting = trainer.wait_fraction > 0.005 ? `, waiting ${percent(trainer.wait_fraction)}` : "";
+  return `${amount(trainer.tokens_per_s)} here${waiting}`;
 }
 
 function figure() {

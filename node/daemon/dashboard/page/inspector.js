@@ -19,9 +19,9 @@ class Focus extends EventTarget {
 }
 
 /** One hash says what this node's replica is. */
-function digestInWords(agree) {
-  if (!known(agree?.digest)) return "not compared with another node yet";
-  return `${agree.digest.slice(0, 16)} ${atRounds([agree.rounds[1], agree.rounds[1]])}`;
+function digestInWords({ digest, rounds }) {
+  if (!known(digest)) return "not compared with another node yet";
+  return `${digest.slice(0, 16)} ${atRounds([rounds[1], rounds[1]])}`;
 }
 
 class Inspector {
@@ -29,11 +29,11 @@ class Inspector {
 
   show(state, focus) {
     const id = focus.pointed ?? focus.chosen;
-    const member = state.members.find((m) => m.id === id) ?? state.members.find((m) => m.self);
+    const member = state.members.find((m) => m.id === id) ?? itselfOf(state);
     if (!member) return;
     setText(byId("inspector-title"), nameOf(member));
     setText(byId("inspector-kind"), member.self ? "this node" : member.trains ? "trains" : "observes");
-    const facts = [...this.#facts(member, state.now), ...(member.self ? this.#own(state) : this.#link(state, member))];
+    const facts = [...this.#facts(member, state), ...(member.self ? this.#own(state) : this.#link(state, member))];
     const rows = keyed(this.#list, facts.map(([term]) => term), (term) => el("div", {}, el("dt", { textContent: term }), el("dd")));
     facts.forEach(([, value, mark], i) => {
       setText(rows[i].lastChild, value);
@@ -41,28 +41,28 @@ class Inspector {
     });
   }
 
-  #facts(m, { agree }) {
+  #facts(m, { replicas }) {
     return [
       ["Health", m.health + (m.self || m.health === "left" || !known(m.heard_s) ? "" : `, heard ${heardText(m.heard_s)}`), `health ${m.health}`],
       ["Round", whole(trained(m, "round"))],
       ["Tokens", amount(trained(m, "tokens"))],
       ["Speed", m.trains ? tokenRate(m.tokens_per_s) : "does not train"],
       ["Loss", lossText(trained(m, "loss"))],
-      ["Replica", m.self ? digestInWords(agree) : replicaInWords(m), m.claim === "other" ? "bad" : ""],
-      ["Conduct", m.conduct ? m.conduct.verdict || conductInWords(m.conduct) || "not judged yet" : "not judged yet", m.conduct?.verdict ? "warn" : ""],
+      ["Replica", m.self ? digestInWords(replicas) : replicaInWords(m), m.replica === "other" ? "bad" : ""],
+      ["Contributions", m.contributions.verdict || contributionsInWords(m.contributions) || "not judged yet", m.contributions.verdict ? "warn" : ""],
       ["Device", m.device || UNKNOWN],
-      ["Version", m.version || UNKNOWN],
+      ["Version", m.release || UNKNOWN],
       ["Address", m.addresses?.length ? m.addresses.join(", ") : "none: it only dials out"],
       ["Id", m.id, "mono"],
     ];
   }
 
-  #own({ node, now }) {
-    const reach = { true: "yes, others can dial it", false: "no: it only dials out" }[node.reachable] ?? "not known yet";
+  #own({ reachable, trainer, records, closed_round }) {
+    const reach = { true: "yes, others can dial it", false: "no: it only dials out" }[reachable] ?? "not known yet";
     return [
       ["Reachable", reach],
-      ["Inner steps", whole(now.inner_steps)],
-      ["Records", whole(now.records) + (now.closed_round ? `, closed up to round ${whole(now.closed_round)}` : "")],
+      ["Inner steps", whole(trainer.inner_steps)],
+      ["Records", whole(records) + (closed_round ? `, closed up to round ${whole(closed_round)}` : "")],
     ];
   }
 

@@ -24,7 +24,7 @@ function showState() {
   matrix.update(state);
   members.update([...state.members].sort((a, b) => isLive(b) - isLive(a) || memberOrder(a, b))); // those that are gone last
   links.update(state.links);
-  setText(byId("members-summary"), plural(state.members.length, "member") + (state.swarm.admission === "open" ? ", open to anybody" : state.swarm.admission === "invited" ? ", by invitation" : ""));
+  setText(byId("members-summary"), plural(state.members.length, "member") + (state.model.admission === "open" ? ", open to anybody" : state.model.admission === "invited" ? ", by invitation" : ""));
   setHidden(byId("links-table"), !state.links.length);
   setText(byId("links-summary"), state.links.length ? plural(state.links.length, "link") : "none: this node is not connected to any other");
   showAlone(state);

@@ -4,6 +4,15 @@ const SILENCE_MS = 8000; // without a state for so long, what is shown is old
 const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
 const NOTICES_MAX = 500;
 
+/** A node's status (see status.py) as the views take it: members and links by `id`, this node first among the members. */
+function stateOf(status) {
+  const byId = (each, self) => ({ ...each, id: each.node_id, self });
+  const members = [byId(status.itself, true), ...status.members.map((member) => byId(member, false))];
+  return { ...status, members, links: status.links.map((link) => byId(link)), trainer: status.trainer ?? {} };
+}
+
+const itselfOf = (state) => state.members[0];
+
 class Stream extends EventTarget {
   state = null;
   rounds = new Rounds();
@@ -76,22 +85,23 @@ class Stream extends EventTarget {
 
   #lost() {
     if (this.connection === "lost") return;
-    if (!this.#missed) this.#sureUntil = this.state?.now.closed_round ?? 0;
+    if (!this.#missed) this.#sureUntil = this.state?.closed_round ?? 0;
     this.#missed = true;
     this.lostAt = performance.now();
     this.connection = this.heardAt === null ? "waiting" : "lost";
     this.#tell("connection");
   }
 
-  #takeState(state) {
-    const other = this.state && (this.state.node.id !== state.node.id || this.state.swarm.id !== state.swarm.id);
+  #takeState(status) {
+    const state = stateOf(status);
+    const other = this.state && (this.state.node_id !== state.node_id || this.state.swarm_id !== state.swarm_id);
     if (other) return location.reload(); // another node has this address now
     this.state = state;
     this.heardAt = performance.now();
     this.#failures = 0;
     const before = this.rounds.newest;
-    this.rounds.clock = state.now.clock ?? Infinity;
-    this.#noteEvaluation(state.now);
+    this.rounds.clock = state.clock;
+    this.#noteEvaluation(state.trainer);
     if (this.connection !== "live") {
       this.connection = "live";
       this.#tell("connection");
@@ -107,9 +117,9 @@ class Stream extends EventTarget {
     this.#tell("state");
   }
 
-  #noteEvaluation(now) {
-    if (!known(now.val_loss) || this.evaluations.at(-1)?.version === now.val_version) return;
-    this.evaluations.push({ round: now.val_round, loss: now.val_loss, version: now.val_version });
+  #noteEvaluation({ val_loss, val_round, val_version }) {
+    if (!known(val_loss) || this.evaluations.at(-1)?.version === val_version) return;
+    this.evaluations.push({ round: val_round, loss: val_loss, version: val_version });
     if (this.evaluations.length > ROUNDS_MAX) this.evaluations.shift();
   }
 

@@ -78,10 +78,10 @@ function membersTable(focus) {
     { title: "Tokens", text: (m) => amount(trained(m, "tokens")), value: (m) => trained(m, "tokens"), number: true },
     { title: "Tokens/s", text: (m) => amount(trained(m, "tokens_per_s")), value: (m) => trained(m, "tokens_per_s"), number: true },
     { title: "Loss", text: (m) => lossText(trained(m, "loss")), value: (m) => trained(m, "loss"), number: true },
-    { title: "Replica", text: replicaWord, hint: replicaInWords, className: (m) => (m.claim === "other" ? "bad" : "") },
+    { title: "Replica", text: replicaWord, hint: replicaInWords, className: (m) => (m.replica === "other" ? "bad" : "") },
     { title: "Device", text: (m) => m.device || UNKNOWN },
     { title: "Heard", text: (m) => (m.self ? UNKNOWN : heardText(m.heard_s)), value: (m) => m.heard_s, number: true },
-    { title: "Conduct", text: conductText, hint: (m) => conductInWords(m.conduct), className: (m) => (m.conduct?.verdict ? "warn" : "") },
+    { title: "Contributions", text: contributionsText, hint: (m) => contributionsInWords(m.contributions), className: (m) => (m.contributions.verdict ? "warn" : "") },
   ];
   return new Table(byId("members-table"), columns, (m) => m.id, {
     made: (row, id) => {
@@ -95,27 +95,27 @@ function membersTable(focus) {
 
 /** A figure of training; one that never trained has none, whatever its row says. */
 const trained = (m, field) => (m.trains || m.tokens > 0 ? m[field] : null);
-const replicaWord = (m) => (m.self ? "this one" : ({ same: "identical", other: "differs", records: "other records" }[m.claim] ?? UNKNOWN));
+const replicaWord = (m) => (m.self ? "this one" : ({ same: "identical", other: "differs", records: "other records" }[m.replica] ?? UNKNOWN));
 
 function replicaInWords(m) {
   if (m.self) return "what the others are compared with";
-  const said = { same: "identical to this node's", other: "differs from this node's", records: "made of other records: a late one is not in both yet" }[m.claim];
-  return said ? `${said}, at round ${whole(m.claim_round)}` : "not known";
+  const said = { same: "identical to this node's", other: "differs from this node's", records: "made of other records: a late one is not in both yet" }[m.replica];
+  return said ? `${said}, at round ${whole(m.replica_round)}` : "not known";
 }
 const heardText = (s) => (known(s) ? (s < 1 ? "now" : `${duration(s)} ago`) : UNKNOWN);
-const conductText = (m) => (m.conduct ? m.conduct.verdict || (m.conduct.judged ? "nothing noted" : UNKNOWN) : UNKNOWN);
+const contributionsText = ({ contributions }) => contributions.verdict || (contributions.judged ? "nothing noted" : UNKNOWN);
 
 /** A member's latest judged rounds in one sentence. */
-function conductInWords(conduct) {
-  if (!conduct || !conduct.judged) return "";
-  if (!conduct.void && !conduct.clipped && !conduct.opposed) return `nothing noted in ${plural(conduct.judged, "round")}${agreeing(conduct)}`;
-  const parts = [`of its latest ${plural(conduct.judged, "round")}`];
-  parts.push(`${whole(conduct.void)} void`, `${whole(conduct.clipped)} clipped${conduct.clipped && known(conduct.mean_clip) ? ` (by ${conduct.mean_clip.toFixed(1)} on average)` : ""}`);
-  if (known(conduct.opposed)) parts.push(`${whole(conduct.opposed)} against the others`);
-  return parts.join(", ") + agreeing(conduct);
+function contributionsInWords(found) {
+  if (!found.judged) return "";
+  if (!found.void && !found.clipped && !found.opposed) return `nothing noted in ${plural(found.judged, "round")}${agreeing(found)}`;
+  const parts = [`of its latest ${plural(found.judged, "round")}`];
+  parts.push(`${whole(found.void)} void`, `${whole(found.clipped)} clipped${found.clipped ? ` (by ${found.clip_factor.toFixed(1)} on average)` : ""}`);
+  parts.push(`${whole(found.opposed)} against the others`);
+  return parts.join(", ") + agreeing(found);
 }
 
-const agreeing = (conduct) => (known(conduct.agreement) ? `; agreement with the others ${cosine(conduct.agreement)}` : "");
+const agreeing = ({ agreement }) => (known(agreement) ? `; agreement with the others ${cosine(agreement)}` : "");
 
 function linksTable(nameById) {
   const columns = [

@@ -114,7 +114,7 @@ class Threads {
     }
     if (member.health === "down") cross(context, x, y, radius * 0.45, colour);
     if (member.health === "suspect") ring(radius + 3, colour, 1.2, [2.5, 2.5]);
-    if (member.claim === "other") ring(radius + 3.2, colours.bad, 1.8);
+    if (member.replica === "other") ring(radius + 3.2, colours.bad, 1.8);
     if (member.self) ring(radius + 3.5, colours.ink, 1.3);
     if (focused) ring(radius + 6, colours.accent, 1);
   }
@@ -126,7 +126,7 @@ class Threads {
     if (crowded && this.graph.narrow && !chosen) return;
     context.fillStyle = chosen ? colours.ink : colours.muted;
     context.textBaseline = "middle";
-    const name = (member.claim === "other" ? "≠ " : "") + nameOf(member);
+    const name = (member.replica === "other" ? "≠ " : "") + nameOf(member);
     if (crowded && !this.graph.narrow) return this.#labelOutwards(context, node, clipText(name, 10), chosen);
     if (crowded) return this.#labelInwards(context, node, name);
     const out = node.radius + 9;

@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -16,8 +15,8 @@ import pytest
 from gossamer.node.address import parse_address, port_of
 from gossamer.node.daemon.daemon import Daemon
 from gossamer.node.daemon.dashboard import client as admin_client
-from gossamer.node.daemon.dashboard import server as connections
-from gossamer.node.daemon.dashboard import sse as feeds
+from gossamer.node.daemon.dashboard import server as servers
+from gossamer.node.daemon.dashboard import sse
 from gossamer.node.daemon.dashboard.client import admin_of, find_admin
 from gossamer.node.daemon.dashboard.server import TOKEN_VARIABLE, AdminServer
 from gossamer.node.daemon.monitoring.round_history import OWN
@@ -25,7 +24,6 @@ from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from tests.node.daemons import events_until, facts, founded, get, joining, publish, report, running, training
-from tests.node.recorded_swarm import Recorded
 from tests.node.trainer_side import until
 
 PATHS = ("/", "/api/state", "/api/rounds", "/api/events", "/status", "/healthz", "/metrics")
@@ -35,16 +33,7 @@ TOKEN = "a secret of some length"
 
 def admin_server(daemon: Daemon, option: str, token: str = "") -> AdminServer:
     """Another one beside the daemon's own."""
-    return AdminServer(
-        daemon.monitoring.view, daemon.monitoring.watching, daemon.monitoring.bulletin, option, token
-    )
-
-
-def shape(value: Any) -> Any:
-    """Which keys there are, at every depth; of a list, those of its last item."""
-    if isinstance(value, dict):
-        return {key: shape(inner) for key, inner in value.items()}
-    return [shape(value[-1])] if isinstance(value, list) and value and isinstance(value[-1], dict) else None
+    return AdminServer(daemon.monitoring.monitor, daemon.core.layout, option, token)
 
 
 # -- what it tells
@@ -66,33 +55,32 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             await until(lambda: a.phi.loop.tokens == b.phi.loop.tokens == 200, 10)
             _, _, state = await get(first, "/api/state")
             while (
-                state["now"]["swarm_tokens"] != 200
+                state["swarm_tokens"] != 200
                 or not state["links"][0]["sent_per_s"]
-                or state["members"][1]["claim"] != "same"  # rows are told once a second
-                or state["members"][1]["conduct"] is None  # judged when merged
+                or state["members"][0]["replica"] != "same"  # records are sent once a second
+                or not state["members"][0]["contributions"]["judged"]
             ):
                 await asyncio.sleep(0.1)
                 _, _, state = await get(first, "/api/state")
-            itself, other = state["members"]
-            assert (itself["self"], itself["name"], itself["tokens"]) == (True, "a", 100)
-            assert (other["self"], other["name"], other["round"]) == (False, "b", 1)
+            itself, (other,) = state["itself"], state["members"]
+            assert (itself["name"], itself["tokens"], itself["replica"]) == ("a", 100, None)
+            assert (other["name"], other["round"], other["role"]) == ("b", 1, "train")
             assert other["health"] == "alive" and other["heard_s"] < 20
-            assert (itself["claim"], other["claim"], other["claim_round"]) == (None, "same", 0)
+            assert (other["replica"], other["replica_round"]) == ("same", 0)
             root = a.core.sealing.claims[-1].root.hex()
-            assert state["now"]["agree"] == {"same": 1, "of": 1, "rounds": [0, 0], "digest": root}
+            assert state["replicas"] == {"same": 1, "of": 1, "rounds": [0, 0], "digest": root}
             assert state["edges"] == [[0, 1]]
-            assert state["links"][0]["id"] == other["id"] and not state["links"][0]["outbound"]
-            assert state["node"]["reachable"] is True and state["node"]["state"] == "training"
-            assert state["now"]["loss"] == 2.0 and state["now"]["val_loss"] == 2.5
-            assert state["swarm"]["averaging"] == ["mean", "rda"] and state["swarm"]["pace"] == "30 steps"
-            assert other["conduct"]["judged"] == 1 and other["role"] == "train"
-            assert shape(state) == shape(Recorded(4, 60).snapshot()), "what the page's tests make up"
+            assert state["links"][0]["node_id"] == other["node_id"] and not state["links"][0]["outbound"]
+            assert state["reachable"] is True and state["state"] == "training"
+            assert state["trainer"]["loss"] == 2.0 and state["trainer"]["val_loss"] == 2.5
+            assert state["model"]["averaging"] == ["mean", "rda"] and state["model"]["pace"] == "30 steps"
+            assert other["contributions"]["judged"] == 1
             _, _, rounds = await get(first, "/api/rounds?from=1")
             (line,) = rounds["rounds"]
             assert line[0] == 1 and line[2:5] == [3.0, 200, 200] and -1 <= line[5] <= 1
             assert {rounds["authors"][entry[0]]: entry[5] for entry in line[6]} == {
-                itself["id"]: OWN,
-                other["id"]: 0,
+                itself["node_id"]: OWN,
+                other["node_id"]: 0,
             }
             nothing = {"oldest": 1, "authors": [], "rounds": []}
             assert (await get(first, "/api/rounds?from=2"))[2] == nothing
@@ -109,14 +97,14 @@ async def test_events_begin_with_the_state_and_go_on_with_what_is_new(
         await until(lambda: daemon.phi.loop.ready)
         address = facts(home)["admin"]
         listening = asyncio.create_task(events_until(address, "rounds", lambda d: d["rounds"][0][4]))
-        await until(lambda: len(daemon.monitoring.bulletin.feed))
+        await until(lambda: len(daemon.monitoring.admin.feed))
         await publish(home, link, 1)
         seen = await listening
         assert seen[0][0] == "state"
         assert seen[-1][1]["rounds"][0][3:5] == [100, 100]
         again = await events_until(address, "notice")
         assert again[0][0] == "state" and "watch this node at http://" in again[-1][1]["text"]
-        await until(lambda: not len(daemon.monitoring.bulletin.feed))
+        await until(lambda: not len(daemon.monitoring.admin.feed))
 
 
 # -- to whom
@@ -292,10 +280,10 @@ async def test_no_admin_server_where_it_is_off(tmp_path: Path) -> None:
 async def test_listeners_are_bounded_and_slow_ones_let_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "LISTENERS_MAX", 2)
+    monkeypatch.setattr(sse, "LISTENERS_MAX", 2)
     home = founded(tmp_path / "a")
     async with running(home) as daemon, aiohttp.ClientSession(read_bufsize=1024) as session:
-        url, feed = f"http://{facts(home)['admin']}/api/events", daemon.monitoring.bulletin.feed
+        url, feed = f"http://{facts(home)['admin']}/api/events", daemon.monitoring.admin.feed
         slow, other = await session.get(url), await session.get(url)
         assert slow.status == other.status == 200 and len(feed) == 2
         refused = await session.get(url)
@@ -311,7 +299,7 @@ async def test_listeners_are_bounded_and_slow_ones_let_go(
             feed.publish([large])
             await asyncio.sleep(0.02)
         assert len(feed) == 1 and not reading.done(), "who reads is kept"
-        feed.close()
+        daemon.stop()
         with pytest.raises(aiohttp.ClientError):
             await reading
         await until(lambda: not len(feed))
@@ -326,7 +314,7 @@ async def test_who_reads_nothing_loses_its_place_within_minutes(tmp_path: Path) 
         host, _, port = facts(home)["admin"].rpartition(":")
         with socket.create_connection((host, int(port))) as page:
             page.sendall(f"GET /api/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-            feed, told = daemon.monitoring.bulletin.feed, 0
+            feed, told = daemon.monitoring.admin.feed, 0
             await until(lambda: len(feed) == 1)
             while len(feed):
                 feed.publish([b"x" * 4096])
@@ -336,9 +324,9 @@ async def test_who_reads_nothing_loses_its_place_within_minutes(tmp_path: Path) 
 
 
 def test_what_json_cannot_say_is_not_sent() -> None:
-    assert feeds.event("a", {"b": [1, "\n"]}) == b'event: a\ndata: {"b":[1,"\\n"]}\n\n'
+    assert sse.event("a", {"b": [1, "\n"]}) == b'event: a\ndata: {"b":[1,"\\n"]}\n\n'
     with pytest.raises(ValueError):
-        feeds.to_json(float("nan"))
+        sse.dump(float("nan"))
 
 
 async def test_a_diverged_loss_is_none(tmp_path: Path) -> None:
@@ -347,10 +335,8 @@ async def test_a_diverged_loss_is_none(tmp_path: Path) -> None:
         nothing = float("nan")
         link.send(report(loss=nothing, val_loss=float("inf"), tokens_per_s=nothing))
         await until(lambda: daemon.phi.port.report)
-        _, _, state = await get(home, "/api/state")
-        assert state["now"]["loss"] is None and state["now"]["val_loss"] is None
         _, _, status = await get(home, "/status")
-        assert status["trainer"]["loss"] == 0.0 and status["trainer"]["val_loss"] is None
+        assert status["trainer"]["loss"] is None and status["trainer"]["val_loss"] is None
 
 
 # -- finding it
@@ -458,7 +444,7 @@ async def test_connections_are_bounded_and_the_oldest_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever opens many, and says nothing, would leave the node no file to open."""
-    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(servers, "CONNECTIONS_MAX", 4)
     home = founded(tmp_path / "a")
     async with running(home):
         host, port = parse_address(facts(home)["admin"])
@@ -481,7 +467,7 @@ async def test_connections_are_bounded_and_the_oldest_gives_way(
 async def test_who_is_refused_or_idle_takes_no_place_from_who_looks_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, stranger: str, refusal: bytes
 ) -> None:
-    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(servers, "CONNECTIONS_MAX", 4)
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN if option.startswith("0.") else "")
     home = founded(tmp_path / "a")
     known = f"HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}"
@@ -507,7 +493,7 @@ async def test_who_is_refused_or_idle_takes_no_place_from_who_looks_on(
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
             await session.get(f"http://{facts(home)['admin']}/healthz")  # by then all are accepted
         assert not idle[-1].at_eof(), "who says nothing gives way before who has asked, and may"
-        daemon.monitoring.bulletin.feed.publish([b"event: still here\n\n"])
+        daemon.monitoring.admin.feed.publish([b"event: still here\n\n"])
         await asyncio.wait_for(page.readuntil(b"event: still here"), 5)
         for writer in writers:
             writer.close()

@@ -6,27 +6,16 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from gossamer.bootstrap.chaos import Happening
-from gossamer.bootstrap.live_table import Display, _events, minutes, show_summary, sparkline
+from gossamer.bootstrap.live_table import Display, minutes, show_summary
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary
 from tests.bootstrap.summaries import status as ended
 from tests.bootstrap.summaries import summary
-
-
-def test_sparkline() -> None:
-    assert sparkline([]) == ""
-    assert sparkline([1.0]) == "▁"
-    assert sparkline([2.0, 2.0]) == "▁▁"
-    assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == "▁▂▃▄▅▆▇█"
-    assert sparkline([9.0, 1.0]) == "█▁"
-    assert len(sparkline(list(map(float, range(100))), width=10)) == 10
 
 
 def test_minutes() -> None:
@@ -107,7 +96,7 @@ def test_it_says_training_only_while_a_node_trains(
     assert (f"t · {shown} ─" if terminal else f"{shown}: round") in out.getvalue()
 
 
-@pytest.mark.parametrize("width", [40, 44, 53, 60, 69, 78, 80, 84, 300])
+@pytest.mark.parametrize("width", [44, 60, 74, 90, 300])
 def test_a_narrow_terminal_has_fewer_columns_and_none_cut_short(width: int) -> None:
     out = io.StringIO()
     full = minimal(
@@ -122,30 +111,22 @@ def test_a_narrow_terminal_has_fewer_columns_and_none_cut_short(width: int) -> N
         display.update([process("bootstrap", full), process("node-1", None)], "training")
     text = out.getvalue()
     assert "…" not in text and all(part in text for part in ("bootstrap", "training", "12345", "1.250"))
-    assert ("108.8 MB" in text) == (width >= 69)
+    assert ("109 MB" in text) == (width >= 90)
 
 
-@pytest.mark.parametrize(("height", "shown"), [(40, 24), (20, 10), (10, 0)])
+@pytest.mark.parametrize(("height", "shown"), [(40, 24), (20, 11), (10, 1)])
 def test_a_short_terminal_has_fewer_nodes_and_all_that_is_said_of_the_swarm(height: int, shown: int) -> None:
     nodes = [process(f"node-{i}", minimal(trainer={"val_loss": 2.5})) for i in range(24)]
-    storm: Any = SimpleNamespace(log=[], events=[])
     out = io.StringIO()
     display = Display(Console(file=out, force_terminal=True, width=80, height=height), 10, "t")
     display.tell("a note")
     with display:
-        display.update(nodes, "training", storm)
+        display.update(nodes, "training")
     frame = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).rpartition("╭")[2]
-    for part in ("round 0/10", "validation loss  2.500", "no faults yet", "a note", "╯"):
+    for part in ("round 0/10", "validation loss  2.500", "a note", "╯"):
         assert part in frame, part
     assert len(re.findall(r"node-\d+", frame)) == shown
     assert shown == 24 or f"+ {24 - shown} more" in frame
-
-
-def test_what_has_just_happened_did_not_happen_in_the_future() -> None:
-    event = Happening("kill", None, "it", "cure", 5.0, lambda: False)
-    out = io.StringIO()
-    Console(file=out).print(_events([event], 4.7))
-    assert "0 s ..." in out.getvalue() and "-0 s" not in out.getvalue()
 
 
 def test_a_terminal_on_which_nothing_can_be_drawn_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,17 +141,6 @@ def test_what_nodes_say_cannot_steer_the_terminal() -> None:
     out = io.StringIO()
     Display(Console(file=out), 10, "t").tell("node-1: \x1b[2Jfault")
     assert "* node-1: \N{REPLACEMENT CHARACTER}[2Jfault\n" in out.getvalue()
-
-
-def test_what_happened_is_one_line_each() -> None:
-    out = io.StringIO()
-    storm: Any = SimpleNamespace(log=["the network splits"], events=[])
-    with Display(Console(file=out), 10, "t") as display:
-        for _ in range(3):
-            display.update([], "training", storm)
-        storm.log.append("the network is whole again")
-        display.update([], "training", storm)
-    assert re.findall(r"\* (.*)\n", out.getvalue()) == storm.log
 
 
 def test_of_many_notes_the_last_are_shown() -> None:
@@ -214,7 +184,7 @@ def test_the_unit_of_a_loss_is_said_where_it_is_known() -> None:
 def test_one_node_alone_is_not_compared_with_data_parallel_training() -> None:
     assert "by 1 node) " in written(summary(ended(0)))
     assert "data-parallel" not in written(summary(ended(0)))
-    assert "data-parallel training: 800.0 kB, 80,000 times" in written(summary(ended(0), ended(1)), width=200)
+    assert "data-parallel training: 800 kB, 80,000 times" in written(summary(ended(0), ended(1)), width=200)
 
 
 def test_a_narrow_terminal_cuts_nothing_off() -> None:

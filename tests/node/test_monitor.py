@@ -1,4 +1,4 @@
-"""`watching`: what a look at a running daemon finds, and keeps of what happens, as its page tells it."""
+"""`gossamer.node.daemon.monitoring.monitor`: what is read from a running daemon, and kept of what happens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.daemon.dashboard import sse as bulletin
-from gossamer.node.daemon.dashboard.client import AdminClient
-from gossamer.node.daemon.monitoring import watching
+from gossamer.node.daemon.dashboard import sse
+from gossamer.node.daemon.monitoring import monitor, round_history
 from gossamer.node.daemon.monitoring.round_history import OWN
 from gossamer.node.home import Home
-from gossamer.protocol.errors import StorageError
 from gossamer.protocol.membership.members import Health
 from gossamer.protocol.merge.schedule import MergeSchedule
 from tests.node.daemons import events_until, facts, founded, get, joining, publish, report, running, training
@@ -29,14 +27,14 @@ from tests.protocol import builders
 async def test_a_founder_that_is_alone_knows_whom_it_dials(tmp_path: Path) -> None:
     """It was given nobody to join, and whom it met is down for it as soon as its network is gone."""
     async with running(founded(tmp_path / "a")) as daemon:
-        assert daemon.monitoring.watching._look(0.0).known == 0
+        assert daemon.monitoring.monitor.read().known_addresses == 0
         members = [builders.identity(number) for number in (1, 2, 3)]
         for number, member in enumerate(members):
             row = builders.row(member, addresses=(f"10.0.0.{number}:7700",))
             daemon.core.roster.update(row, 0.0)
         daemon.core.roster.judge(members[0].node_id, Health.DOWN, 1.0)
         daemon.core.roster.judge(members[1].node_id, Health.LEFT, 1.0)
-        assert daemon.monitoring.watching._look(0.0).known == 2, "nobody dials who has left"
+        assert daemon.monitoring.monitor.read().known_addresses == 2, "nobody dials who has left"
 
 
 async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
@@ -44,9 +42,9 @@ async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
 ) -> None:
     home = founded(tmp_path / "a")
     spaces = {home.root: (10**12, None), home.chunks_path: (3 << 20, None)}
-    monkeypatch.setattr("gossamer.node.daemon.monitoring.watching._free_at", spaces.__getitem__)
-    async with running(home, trains=False) as daemon:
-        await until(lambda: daemon.monitoring.watching.vitals.problem)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.monitor._free_at", spaces.__getitem__)
+    async with running(home, observe=True) as daemon:
+        await until(lambda: daemon.monitoring.monitor.health.problem)
         assert (await get(home, "/healthz"))[::2] == (
             503,
             {"healthy": False, "reason": "the disk is full: 3 MiB are free"},
@@ -58,20 +56,20 @@ async def test_what_cannot_be_stored_is_a_problem_though_the_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a quota, a limit on the size of files, or a database that another program holds."""
-    monkeypatch.setattr("gossamer.node.daemon.monitoring.watching.TICK_S", 0.02)
-    monkeypatch.setattr("gossamer.node.daemon.trainer_port.DISK_RETRY_S", 0.05)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.monitor.TICK_S", 0.02)
+    monkeypatch.setattr("gossamer.node.daemon.storage.disk.PROBE_S", 0.05)
     monkeypatch.setattr("gossamer.node.logs.CALM_S", 0.5)
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
         disk = FullDisk(daemon.store.chunks, 10**6, monkeypatch, errno.EFBIG)
         publishing = asyncio.create_task(publish(home, link, 1))
-        await until(lambda: daemon.monitoring.watching.vitals.problem)
+        await until(lambda: daemon.monitoring.monitor.health.problem)
         status, _, said = await get(home, "/healthz")
         assert (status, said["healthy"]) == (503, False)
-        assert said["reason"].startswith("cannot store our own delta: File too large; publishing pauses")
+        assert "File too large; nothing is stored, fetched or published" in said["reason"]
         disk.left = 0
         await publishing
-        await until(lambda: daemon.monitoring.watching.vitals.problem is None)
+        await until(lambda: daemon.monitoring.monitor.health.problem is None)
 
 
 def test_a_file_system_without_a_bound_on_files_has_room_for_more(
@@ -80,33 +78,24 @@ def test_a_file_system_without_a_bound_on_files_has_room_for_more(
     """As btrfs: it says that there are 0 in all, and 0 free."""
     found = SimpleNamespace(f_bavail=10, f_frsize=4096, f_files=0, f_favail=0)
     monkeypatch.setattr(os, "statvfs", lambda path: found)
-    assert watching._free_at(tmp_path) == (40_960, None)
+    assert monitor._free_at(tmp_path) == (40_960, None)
 
 
-async def test_what_happened_is_known_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
         await publish(home, link, 1)
         link.send(report())
-        await until(lambda: daemon.monitoring.watching.evaluations.to_json()["losses"], 5)
+        await until(lambda: daemon.monitoring.monitor.history.losses_as_json()["losses"], 5)
         await publish(home, link, 2)
-        before = (await get(home, "/api/rounds"))[2]
-        while before["rounds"][-1][4] is None:
-            await asyncio.sleep(0.05)
-            before = (await get(home, "/api/rounds"))[2]
+        before = await rounds_of(home, [100, 200])
     async with running(home):
-        assert (await get(home, "/api/rounds"))[2] == before
+        assert await rounds_of(home, [100, 200]) == before
         _, (_, kept) = await events_until(facts(home)["admin"], "evaluations")
         assert kept["losses"] == [[1, 2.5]], "held-out losses too, for pages that were not open"
-    monkeypatch.setattr("gossamer.node.daemon.monitoring.round_history.ENTRIES_MAX", 1)
-    async with running(home) as daemon:
-        assert daemon.monitoring.watching.chronicle.oldest() == 2
-        _, headers, after = await get(home, "/api/rounds")
-        assert after == before, "from memory and from the disk"
-        assert headers["Content-Encoding"] in ("deflate", "gzip")
         assert (await get(home, "/api/rounds?to=1"))[2]["rounds"] == before["rounds"][:1]
+        _, headers, _ = await get(home, "/api/rounds")
+        assert headers["Content-Encoding"] in ("deflate", "gzip")
         plain = await get(home, "/api/rounds", headers={"Accept-Encoding": "identity"})
         assert plain[2] == before and "Content-Encoding" not in plain[1]
 
@@ -114,93 +103,61 @@ async def test_what_happened_is_known_after_a_restart(
 async def test_what_could_not_be_written_of_the_past_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "TICK_S", 0.02)
-    monkeypatch.setattr(watching, "SAVE_TICKS", 10**6)  # the first, and then when the test has it so
+    monkeypatch.setattr(monitor, "SAVE_TICKS", 10**6)
     home = founded(tmp_path / "a")
 
     def fail(*_: object) -> None:
-        raise StorageError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     async with running(home) as daemon, training(home) as link:
-        watched = daemon.monitoring.watching
-        await until(lambda: watched.vitals._lags)
-        save = watched.store.save
-        monkeypatch.setattr(watched.store, "save", fail)
         await publish(home, link, 1)
-        link.send(report())
-        await until(lambda: watched.evaluations.to_json()["losses"], 5)
-        await watched._save()
-        saved: list[tuple[list[int], list[int]]] = []
-
-        def note(rounds: Any, evaluations: Any) -> None:
-            saved.append(([row.number for row in rounds], list(evaluations)))
-            save(rounds, evaluations)
-
-        monkeypatch.setattr(watched.store, "save", note)
-        await watched._save()
-        assert saved == [([1], [1])]
+        before = await rounds_of(home, [100])
+        with monkeypatch.context() as full:
+            full.setattr(round_history, "write_atomically", fail)
+            await daemon.monitoring.monitor._save()
+        assert not home.history_path.exists()
+    async with running(home):
+        assert await rounds_of(home, [100]) == before
 
 
 async def test_what_is_about_to_be_written_of_the_past_when_the_node_stops_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when all threads are busy: what has not begun when it is cancelled never does."""
-    monkeypatch.setattr(watching, "SAVE_TICKS", 10**6)
+    monkeypatch.setattr(monitor, "SAVE_TICKS", 10**6)
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
         await publish(home, link, 1)
         before = await rounds_of(home, [100])
-        watched, in_thread, never = daemon.monitoring.watching, asyncio.to_thread, asyncio.Event().wait
-        save = watched.store.save
+        in_thread, never = asyncio.to_thread, asyncio.Event().wait
+        save = daemon.monitoring.monitor._file.save
         with monkeypatch.context() as busy:
             busy.setattr(asyncio, "to_thread", lambda do, *a: never() if do == save else in_thread(do, *a))
-            saving = asyncio.create_task(watched._save())
+            saving = asyncio.create_task(daemon.monitoring.monitor._save())
             await asyncio.sleep(0)
         saving.cancel()
         await asyncio.wait([saving])
     async with running(home):
-        assert (await get(home, "/api/rounds"))[2] == before
+        assert await rounds_of(home, [100]) == before
 
 
-async def test_a_file_that_is_lost_is_said_while_the_node_still_runs(
+async def test_one_answer_holds_so_many_rounds_and_the_next_older_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "TICK_S", 0.02)
-    monkeypatch.setattr(watching, "DISK_TICKS", 1)
-    home = founded(tmp_path / "a")
-    async with running(home, trains=False) as daemon:
-        home.key_path.unlink()
-        await until(lambda: daemon.monitoring.watching.vitals.problem)
-        assert f"{home.key_path} no longer exists" in str(daemon.monitoring.watching.vitals.problem)
-
-
-async def test_one_answer_tells_of_so_many_rounds_and_the_next_of_older_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From memory and from the disk. 1,000 members' rounds at once would take hundreds of MiB to tell."""
+    """1,000 members' rounds at once would take hundreds of MiB to serialise."""
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
         for round_ in range(1, 6):
             await publish(home, link, round_)
         whole = await rounds_of(home, [100, 200, 300, 400, 500])
         assert [line[0] for line in whole["rounds"]] == [1, 2, 3, 4, 5]
-        await daemon.monitoring.watching._save()
-    monkeypatch.setattr("gossamer.node.daemon.monitoring.round_history.ENTRIES_MAX", 2)
-    async with running(home) as daemon:
-        assert daemon.monitoring.watching.chronicle.oldest() == 4
-        for bound, parts in (
-            ("TOLD_ROUNDS_MAX", [[3, 4, 5], [1, 2]]),
-            ("TOLD_ENTRIES_MAX", [[3, 4, 5], [1, 2]]),
-        ):
+        for bound in ("ANSWER_ROUNDS_MAX", "ANSWER_ENTRIES_MAX"):
             with monkeypatch.context() as bounded:
-                bounded.setattr(bulletin, bound, 3)
-                async with AdminClient(facts(home)["admin"]) as client:
-                    found = [told async for told in client.rounds(0)]
-                    newest = [told async for told in client.rounds(4)]
-            assert [[line[0] for line in told["rounds"]] for told in found] == parts
-            assert [line for told in found[::-1] for line in told["rounds"]] == whole["rounds"]
-            assert [[line[0] for line in told["rounds"]] for told in newest] == [[4, 5]]
-            assert {told["oldest"] for told in found} == {1}
+                bounded.setattr(sse, bound, 3)
+                newest = (await get(home, "/api/rounds"))[2]
+                older = (await get(home, "/api/rounds?from=1&to=2"))[2]
+            assert older["rounds"] + newest["rounds"] == whole["rounds"] and len(newest["rounds"]) == 3
+            assert newest["oldest"] == older["oldest"] == daemon.monitoring.monitor.history.oldest() == 1
 
 
 async def test_our_delta_is_not_void_while_it_is_written(
@@ -248,7 +205,7 @@ async def test_sums_stay_as_they_were_until_all_rounds_are_merged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart the newest round is merged first, and there may be very many."""
-    monkeypatch.setattr("gossamer.node.daemon.monitoring.watching.TICK_S", 0.02)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.monitor.TICK_S", 0.02)
     home = founded(tmp_path / "a")
     async with running(home), training(home) as link:
         for round_ in (1, 2, 3):
@@ -259,14 +216,14 @@ async def test_sums_stay_as_they_were_until_all_rounds_are_merged_again(
     monkeypatch.setattr(MergeSchedule, "look_whether_ready", lambda self, now: None)
     async with running(home) as daemon:
         await until(lambda: daemon.phi.loop.version)
-        looks = len(daemon.monitoring.watching.vitals._lags)
-        await until(lambda: len(daemon.monitoring.watching.vitals._lags) > looks + 3)
+        for _ in range(3):
+            await daemon.monitoring.monitor.next_look()
         assert (await get(home, "/api/rounds"))[2] == before
 
 
 async def test_a_joiner_is_not_healthy_yet(tmp_path: Path) -> None:
     home = joining(tmp_path / "b", founded(tmp_path / "a"))
-    async with running(home, join=("127.0.0.1:1",), trains=False):
+    async with running(home, join=("127.0.0.1:1",), observe=True):
         status, _, said = await get(home, "/healthz")
         assert (status, said) == (503, {"healthy": False, "reason": "joining"})
 
@@ -275,26 +232,18 @@ async def test_who_waits_for_its_trainer_is_healthy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It takes seconds to import torch, on a machine up for weeks. One that hangs is told of."""
-    monkeypatch.setattr("gossamer.node.daemon.monitoring.watching.TICK_S", 0.02)
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.monitor.TICK_S", 0.02)
     monkeypatch.setattr("gossamer.node.daemon.monitoring.health.STANDSTILL_S", 0.4)
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
-        looks = daemon.monitoring.watching.vitals._lags
-        await until(lambda: len(looks) == 60)
+        for _ in range(60):
+            await daemon.monitoring.monitor.next_look()
         assert (await get(home, "/healthz"))[::2] == (200, {"healthy": True, "reason": "starting"})
         assert "is it stuck" not in caplog.text
         async with training(home):
             await until(lambda: "is it stuck" in caplog.text)
             assert (await get(home, "/healthz"))[0] == 503
-        await until(lambda: daemon.monitoring.watching.vitals.problem is None)
-
-
-async def test_who_only_looks_on_has_no_trainer_to_lack(tmp_path: Path) -> None:
-    home = founded(tmp_path / "a")
-    async with running(home, trains=False) as daemon:
-        assert not daemon.monitoring.watching._look(0.0).lacks_trainer
-    async with running(home) as daemon:
-        assert daemon.monitoring.watching._look(0.0).lacks_trainer
+        await until(lambda: daemon.monitoring.monitor.health.problem is None)
 
 
 async def test_who_has_the_model_is_not_joining_while_its_trainer_has_not_begun(tmp_path: Path) -> None:
@@ -311,22 +260,53 @@ async def test_a_trainer_that_has_no_step_to_do_is_not_late_with_it(tmp_path: Pa
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
         await until(lambda: daemon.phi.loop.ready)
-        link.send(report())
-        await until(lambda: daemon.monitoring.view.state == "training")
-        assert daemon.monitoring.watching._look(0.0).overdue_s != 0.0
-        link.send(report(state="finished"))
-        await until(lambda: daemon.monitoring.view.state == "finished")
-        assert daemon.monitoring.watching._look(0.0).overdue_s == 0.0
+        for state in ("training", "finished"):
+            link.send(report(state=state))
+            await until(lambda state=state: daemon.monitoring.monitor.read().state == state)
+            status = daemon.monitoring.monitor.read()
+            assert status.has_trainer and (status.step_overdue_s != 0.0) == (state == "training")
 
 
-async def test_a_fault_in_watching_does_not_stop_the_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_trainers_that_come_are_counted_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gossamer.node.daemon.monitoring.watching.TICK_S", 0.01)
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
-        monkeypatch.setattr(daemon.monitoring.watching, "_look", None)
-        monkeypatch.setattr(daemon.monitoring.watching.chronicle, "heard", None)
+        for count in (1, 2):
+            async with training(home):
+                await until(lambda count=count: daemon.phi.port.attachments == count)
+        now = asyncio.get_running_loop().time()
+        daemon.monitoring.monitor._look(now)
+        assert daemon.monitoring.monitor.read().trainer_starts == 2
+        daemon.monitoring.monitor._look(now + monitor.STARTS_S + 1.0)
+        assert daemon.monitoring.monitor.read().trainer_starts == 0
+
+
+async def test_what_a_link_carries_is_a_mean_over_the_last_seconds(tmp_path: Path) -> None:
+    async with running(founded(tmp_path / "a")) as daemon:
+        traffic = SimpleNamespace(sent=0, received=0, payload_sent=0, payload_received=0)
+        link: Any = SimpleNamespace(
+            number=1, node_id=bytes(32), outbound=True, dropped=0, throttled_s=0.0, traffic=traffic
+        )
+        watched = daemon.monitoring.monitor
+        watched._sources = SimpleNamespace(links={1: link}, port=daemon.phi.port, core=daemon.core)
+        assert watched._link(link).sent_per_s == 0.0, "no look tells no rate"
+        for second in range(20):
+            watched._look(float(second))
+            traffic.sent += 100
+            traffic.payload_received += 50 if second >= 20 - monitor.RATE_TICKS else 5
+        found = watched._link(link)
+        assert (found.sent_per_s, found.received_per_s) == (100.0, 50.0)
+
+
+async def test_a_fault_in_the_monitor_does_not_stop_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gossamer.node.daemon.monitoring.monitor.TICK_S", 0.01)
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        monkeypatch.setattr(daemon.monitoring.monitor, "_look", None)
+        monkeypatch.setattr(daemon.monitoring.monitor.history, "heard", None)
         await until(lambda: "an error while watching" in caplog.text)
         await until(lambda: daemon.phi.loop.ready)
         async with training(home) as link:

@@ -1,0 +1,512 @@
+"""Reads a daemon's status once a second, judges it, and keeps what happens over time.
+
+Nothing that the node does for the swarm depends on it, and a fault in here is only logged.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gossamer.node import __version__
+from gossamer.node.daemon.monitoring.events import LogRing, SwarmEvents
+from gossamer.node.daemon.monitoring.health import STARTS_S, HealthChecks
+from gossamer.node.daemon.monitoring.round_history import HistoryFile, RoundHistory
+from gossamer.node.daemon.monitoring.status import (
+    LIVE,
+    Comparison,
+    LinkStatus,
+    MemberStatus,
+    ModelStatus,
+    NodeStatus,
+    TrainerStatus,
+    compare,
+    finite,
+    known_links,
+    replicas_in_sum,
+    to_json,
+)
+from gossamer.node.daemon.network.links import LinkTable, PeerLink
+from gossamer.node.daemon.network.listening import is_gone
+from gossamer.node.daemon.network.peer_scores import PeerScores
+from gossamer.node.daemon.network.server import Server
+from gossamer.node.daemon.phi.archive import Archive
+from gossamer.node.daemon.phi.loop import Merging
+from gossamer.node.daemon.storage.disk import Disk
+from gossamer.node.daemon.trainer_port import TrainerPort
+from gossamer.node.home import Home
+from gossamer.node.ipc.messages import JOINING, Report
+from gossamer.protocol.access.acl import Role
+from gossamer.protocol.errors import RefusedError, StorageError
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.membership.members import Health, Member
+from gossamer.protocol.merge.contributions import RoundFigures
+from gossamer.protocol.payloads.layout import Layout
+from gossamer.protocol.records import Delta, MemberRecordBody
+from gossamer.protocol.replica import Replica
+
+TICK_S = 1.0
+DISK_TICKS = 10
+SAVE_TICKS = 30
+"""A node that is killed loses this many seconds of its history of rounds; its records are not affected."""
+
+LAGS = 60
+RATE_TICKS = 6
+"""How many looks a rate of bytes is measured over: steady to the eye, and still current."""
+
+STEPPING_STATES = frozenset({"starting", "training"})
+"""States in which the next thing that a trainer does is a step."""
+
+HEALTHY_STATES = frozenset({"starting", "training", "serving", "finished"})
+
+log = logging.getLogger("gossamer.monitor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """The parts of a daemon that its status is read from. Nothing here changes them."""
+
+    home: Home
+    core: Replica
+    port: TrainerPort
+    merging: Merging
+    archive: Archive
+    links: LinkTable
+    server: Server
+    scores: PeerScores
+    disk: Disk
+    stopping: asyncio.Event
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def state(self) -> str:
+        """One of `status.STATES`."""
+        if self.stopping.is_set():
+            return "leaving"
+        if not self.merging.ready:
+            return "joining"
+        if not self.core.info.trains:
+            return "serving"
+        report = self.port.report if self.port.attached else None
+        # A trainer says that it is joining until it begins to train, be the model here for long.
+        return "starting" if report is None or report.state == JOINING else report.state
+
+
+class Monitor:
+    """What is known of a daemon now, and over time."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self.health = HealthChecks()
+        self.log = LogRing()
+        self.events = SwarmEvents()
+        self.history = RoundHistory(sources.core.identity.node_id, sources.core.manifest)
+        self._file = HistoryFile(sources.home.history_path)
+        self._model = _model(sources.core.manifest, sources.core.layout)
+        self._free: tuple[int | None, int | None] = None, None
+        """Bytes and files that fit on the disk."""
+        self._lags = deque([0.0], maxlen=LAGS)
+        self._traffic: dict[int, deque[tuple[float, int, int]]] = {}
+        """By link: when we looked, and the bytes that it had sent and received."""
+        self._starts: deque[float] = deque()
+        """When the trainers of the last minutes came."""
+        self._attachments = 0
+        self._addresses: tuple[str, ...] = ()
+        self._dialled_before = 0
+        """How often others had dialled us when an address of ours was last withdrawn."""
+        self._own_last = 0
+        """Our last round before this run."""
+        self._has_failed = False
+        self._looked = asyncio.Event()
+        self._latest: NodeStatus | None = None
+
+    # -- called by the daemon
+
+    async def restore(self) -> None:
+        """Read back what an earlier run saved, and what the ledger holds beyond that."""
+        self.log.begin()
+        await asyncio.to_thread(self._file.load, self.history)
+        self._own_last = self._sources.core.own_last
+        for delta in self._sources.core.ledger:
+            self.heard(delta)
+
+    def heard(self, delta: Delta) -> None:
+        """Note a record that is new here."""
+        with self._contained():
+            core = self._sources.core
+            self.history.heard(
+                delta,
+                unix_s=time.time(),
+                clock=core.clock or delta.round,  # while no members are known, only records tell where it is
+                live=self._sources.merging.ready,
+                void=core.ledger.is_void(delta),
+            )
+
+    def merged(self, round_: int, deltas: tuple[Delta, ...], found: RoundFigures | None) -> None:
+        """Note that a round was merged, or judged again: `Merging.on_judged`."""
+        with self._contained():
+            core, known = self._sources.core, self.history.at(round_)
+            if round_ <= core.ledger.floor:
+                return  # closed meanwhile: the ledger no longer knows whose deltas were valid
+            valid = {delta.author for delta in core.ledger.valid(round_)}
+            self.history.merged(
+                round_,
+                deltas,
+                void=[entry.author for entry in known.entries if entry.author not in valid] if known else (),
+                found=found,
+                unix_s=time.time(),
+                clock=core.clock or round_,
+            )
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        """Inside, a fault is logged, once, and must not end the node."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, RuntimeError) and "start new thread" in str(error):
+                return  # no fault of ours: the daemon meets the same error, and logs it in one line
+            if not self._has_failed:
+                log.exception("an error while watching this node; the node goes on")
+            self._has_failed = True
+
+    # -- as time goes by
+
+    async def run(self) -> None:
+        """Look every second until cancelled."""
+        loop = asyncio.get_running_loop()
+        ticks = 0
+        while True:
+            due = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
+            with self._contained():
+                await self._tick(ticks, loop.time() - due)
+            ticks += 1
+            looked, self._looked = self._looked, asyncio.Event()
+            looked.set()
+
+    async def next_look(self) -> NodeStatus:
+        """Wait for the next look at the node."""
+        await self._looked.wait()
+        return self.latest
+
+    async def _tick(self, ticks: int, late_s: float) -> None:
+        if ticks % DISK_TICKS == 0:
+            self._free = await asyncio.to_thread(_free_in, self._sources.home)
+        if ticks % SAVE_TICKS == 0:
+            await self._save()
+        self._lags.append(max(0.0, late_s))
+        self._look(time.monotonic())
+        self.settle()
+        self._latest = status = self.read()
+        self.health.check(status)
+        self.events.log(status)
+        self.history.evaluated(self._sources.port.report)
+
+    def _look(self, now: float) -> None:
+        """Note what can only be told from one look to the next."""
+        sources = self._sources
+        traffic = {}
+        for link in sources.links.values():
+            samples = self._traffic.get(link.number) or deque(maxlen=RATE_TICKS)
+            samples.append((now, *_totals(link)))
+            traffic[link.number] = samples
+        self._traffic = traffic
+        self._starts.extend([now] * (sources.port.attachments - self._attachments))
+        self._attachments = sources.port.attachments
+        while self._starts and now - self._starts[0] > STARTS_S:
+            self._starts.popleft()
+        addresses = sources.core.own_record.addresses
+        if set(self._addresses) - set(addresses):  # it may be behind a NAT now
+            self._dialled_before = sources.links.dialled_by_others
+        self._addresses = addresses
+
+    def settle(self) -> None:
+        """Have the history count the tokens of its rounds.
+
+        Not before everything that was here at the start is merged, newest rounds first: until then sums are
+        too small, and those of the last run are better.
+        """
+        merging = self._sources.merging
+        if merging.ready:
+            self.history.settle(merging.base.round, merging.base.tokens)
+
+    async def _save(self) -> None:
+        """Save what has changed; what cannot be written is tried again with the next.
+
+        So is what was about to be written when the node was stopped: its thread may not even have begun.
+        """
+        is_saved = False
+        try:
+            await asyncio.to_thread(self._file.save, *self.history.take_unsaved())
+            is_saved = True
+        except StorageError as error:
+            log.debug("%s", error)
+        finally:
+            if self._file.is_behind or not is_saved:
+                self._file.is_behind = True
+                self.history.all_unsaved()
+
+    async def close(self) -> None:
+        """Save the rest, and stop."""
+        self.log.end()
+        with self._contained():
+            self.settle()
+            await self._save()
+
+    # -- questions
+
+    @property
+    def latest(self) -> NodeStatus:
+        """The status at the last look, or now if there was none yet."""
+        return self._latest or self.read()
+
+    def is_healthy(self) -> tuple[bool, str]:
+        """Whether the node is healthy, and its problem or its state."""
+        if (problem := self.health.problem) is not None:
+            return False, problem
+        state = self._sources.state
+        return state in HEALTHY_STATES, state
+
+    async def answer(self, query: Any) -> dict[str, Any]:
+        """The status for other nodes, and what their query asks for besides.
+
+        ``digest``: the digests of the merged records and of Phi. ``up_to``: the digest of the records merged
+        up to that round.
+        """
+        merging = self._sources.merging
+        digests = await merging.recent_digest.get() if query.get("digest") else None
+        status = to_json(self.read(), is_for_others=True)
+        if digests is not None:
+            status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)
+        up_to = query.get("up_to", "")
+        if up_to.isdecimal() and len(up_to) <= 10:
+            prefix = await merging.prefix_digest(int(up_to))
+            status["prefix"] = {"up_to": int(up_to), "digest": prefix.hex() if prefix else None}
+        return status
+
+    def read(self) -> NodeStatus:
+        """The status at this moment."""
+        sources, core, merging = self._sources, self._sources.core, self._sources.merging
+        report, state = sources.port.report, sources.state
+        others = sorted(core.roster.members(), key=_place)
+        claims = core.sealing.claims
+        found = [compare(claims, m.record.body.claims) if m.health in LIVE else None for m in others]
+        members = tuple(self._member(member, pair) for member, pair in zip(others, found, strict=True))
+        # When we are alone, the others are down as we see it. We dial those too, but not members that left.
+        dialled = (member for member in others if member.health is not Health.LEFT)
+        addresses = {address for member in dialled for address in member.record.body.addresses}
+        sent, received, payload_sent, payload_received = sources.links.traffic()
+        was_dialled = sources.links.dialled_by_others > self._dialled_before
+        return NodeStatus(
+            time=round(time.time(), 3),
+            swarm_id=core.swarm_id.hex(),
+            swarm=core.manifest.swarm.name,
+            model=self._model,
+            node_id=core.identity.node_id.hex(),
+            name=core.info.name,
+            trains=core.info.trains,
+            release=__version__,
+            folder=str(sources.home.root.absolute()),
+            addresses=tuple(core.own_record.addresses),
+            reachable=was_dialled or (False if self.health.is_found("undialled") else None),
+            invited_until=core.acl.invited_until(core.identity.node_id),
+            state=state,
+            problem=self.is_healthy()[1] if not self.is_healthy()[0] else None,
+            uptime_s=round(time.monotonic() - sources.started, 1),
+            round=core.own_last,
+            clock=core.clock,
+            records=len(core.ledger),
+            ledger_digest=core.ledger.digests.root.hex(),
+            void=tuple({"node_id": author.hex(), "round": at} for author, at in core.ledger.voided()),
+            sealed_round=claims[0].round if claims else None,
+            closed_round=core.ledger.floor,
+            fetching=sources.archive.progress(),
+            payloads_missing=len(core.fetcher.wants),
+            version=merging.version,
+            rounds_behind=merging.behind,
+            merge_s=merging.seconds,
+            swarm_tokens=merging.tokens if merging.ready else None,
+            agreement=merging.conduct.agreement,
+            itself=self._itself(report),
+            members=members,
+            members_accused=sum(member.contributions["verdict"] is not None for member in members),
+            replicas=replicas_in_sum(claims, found),
+            links=tuple(self._link(link) for link in sources.links.values()),
+            edges=known_links((link.node_id for link in sources.links.values()), others),
+            bytes_sent=sent + payload_sent,
+            bytes_received=received + payload_received,
+            payload_bytes_sent=payload_sent,
+            payload_bytes_received=payload_received,
+            control_bytes_sent=sent,
+            control_bytes_received=received,
+            misbehaviours_seen=sources.scores.blamed,
+            throttled=sources.scores.throttled,
+            greylisted=sources.scores.greylisted,
+            turned_away=sources.scores.turned_away,
+            listener=sources.server.limiter.describe(),
+            trainer=_trainer(report) if report is not None else None,
+            tasks=len(asyncio.all_tasks()),
+            lag_s=max(self._lags),
+            late_s=self._lags[-1],
+            disk_free=self._free[0],
+            files_free=self._free[1],
+            disk_problem=sources.disk.problem,
+            is_ready=merging.ready,
+            has_model=core.sealing.joined,
+            known_addresses=len(addresses.union(core.info.bootstrap)),
+            lost_address=self._lost_address(),
+            refusal=self._refusal(),
+            fetched_bytes=core.fetcher.came,
+            missing_is_held=core.fetcher.wants.any_has_holder,
+            diverged=merging.diverged,
+            clock_offsets=tuple(
+                offset for link in sources.links.values() if (offset := link.clock_offset_s) is not None
+            ),
+            clock_contradicted=core.is_contradicted,
+            has_trainer=sources.port.attached,
+            trainer_starts=len(self._starts),
+            step_overdue_s=(
+                sources.port.pulse.overdue_s(time.monotonic())
+                if sources.port.attached and state in STEPPING_STATES
+                else 0.0
+            ),
+            own_void=sum(at > self._own_last for at in core.ledger.void_rounds(core.identity.node_id)),
+            newer_own_records=core.presence.outdone,
+        )
+
+    def _itself(self, report: Report | None) -> MemberStatus:
+        core = self._sources.core
+        facts = self._facts(core.identity.node_id, core.own_record)
+        if report is not None:  # newer than what our record tells others
+            facts |= {"tokens": report.tokens, "device": report.device, "tokens_per_s": report.tokens_per_s}
+        return MemberStatus(
+            **facts, health=Health.ALIVE, heard_s=0.0, downs=0, replica=None, replica_round=None
+        )
+
+    def _member(self, member: Member, pair: Comparison | None) -> MemberStatus:
+        facts = self._facts(member.record.node_id, member.record.body) | {"tokens_per_s": member.tokens_per_s}
+        return MemberStatus(
+            **facts,
+            health=member.health,
+            heard_s=round(max(0.0, time.monotonic() - member.heard), 1),
+            downs=member.downs,
+            replica=pair.likeness if pair else None,
+            replica_round=pair.round if pair else None,
+        )
+
+    def _facts(self, node_id: bytes, row: MemberRecordBody) -> dict[str, Any]:
+        """The fields that are the same for ourselves and for others."""
+        core = self._sources.core
+        may_train = core.acl.role_of(node_id) is Role.TRAIN
+        return {
+            "node_id": node_id.hex(),
+            "name": row.name,
+            "trains": row.trains,
+            "role": "train" if row.trains and may_train else "observe",
+            "round": max(row.round, core.ledger.last_round(node_id)),
+            "tokens": row.tokens,
+            "tokens_per_s": row.tokens_per_s,
+            "loss": row.loss or None,
+            "device": row.device,
+            "release": row.version,
+            "addresses": tuple(row.addresses),
+            "dialled": tuple(prefix.hex() for prefix in row.dialled),
+            "contributions": self._sources.merging.conduct.of(node_id)._asdict(),
+        }
+
+    def _link(self, link: PeerLink) -> LinkStatus:
+        samples = self._traffic.get(link.number) or [(0.0, 0, 0)]
+        (begin, sent, received), (end, sent_now, received_now) = samples[0], samples[-1]
+        seconds = end - begin or 1.0  # a single look tells no rate
+        return LinkStatus(
+            node_id=link.node_id.hex(),
+            outbound=link.outbound,
+            sent=link.traffic.sent,
+            received=link.traffic.received,
+            payload_sent=link.traffic.payload_sent,
+            payload_received=link.traffic.payload_received,
+            sent_per_s=round((sent_now - sent) / seconds, 1),
+            received_per_s=round((received_now - received) / seconds, 1),
+            dropped=link.dropped,
+            throttled_s=round(link.throttled_s, 1),
+        )
+
+    def _refusal(self) -> str:
+        """Why a member that knows what we know would refuse us; empty if it would let us in."""
+        core = self._sources.core
+        try:
+            core.access.vet(core.identity.node_id, b"", time.monotonic())
+        except RefusedError as error:
+            return str(error)
+        return ""
+
+    def _lost_address(self) -> str:
+        """The address that this node listens on and dials from, if this machine no longer has it."""
+        host = self._sources.server.dials_from
+        return host if host is not None and is_gone(host) else ""
+
+
+def _model(manifest: Manifest, layout: Layout) -> ModelStatus:
+    pace = manifest.pace
+    return ModelStatus(
+        task=manifest.task.name,
+        parameters=layout.numel,
+        tensors=sum(len(fragment.slots) for fragment in layout.fragments),
+        fragments=len(layout.fragments),
+        codec=manifest.outer.codec,
+        averaging=tuple(sorted({s.spec.averaging for each in layout.fragments for s in each.slots})),
+        pace=f"{pace.every_steps} steps" if pace.every_steps else f"{pace.every_seconds:g} s",
+        admission=manifest.admission.mode,
+    )
+
+
+def _trainer(report: Report) -> TrainerStatus:
+    has_joined = report.state != JOINING
+    return TrainerStatus(
+        state=report.state,
+        device=report.device,
+        inner_steps=report.inner_steps if has_joined else None,
+        tokens=report.tokens if has_joined else None,
+        tokens_per_s=finite(report.tokens_per_s) or 0.0,
+        loss=finite(report.loss) if report.inner_steps else None,
+        val_loss=finite(report.val_loss),
+        val_loss_start=finite(report.val_loss_start),
+        val_version=report.evaluated_version,
+        val_round=report.evaluated_round,
+        wait_fraction=report.wait_fraction,
+    )
+
+
+def _place(member: Member) -> tuple[bool, str, bytes]:
+    return member.is_gone, member.record.body.name, member.record.node_id
+
+
+def _totals(link: PeerLink) -> tuple[int, int]:
+    traffic = link.traffic
+    return traffic.sent + traffic.payload_sent, traffic.received + traffic.payload_received
+
+
+def _free_in(home: Home) -> tuple[int | None, int | None]:
+    """Bytes and files that still fit into a node's folder; its chunks may be on another disk."""
+    free, files = zip(*map(_free_at, (home.root, home.chunks_path)), strict=True)
+    return _least(free), _least(files)
+
+
+def _least(counts: Iterable[int | None]) -> int | None:
+    return min((count for count in counts if count is not None), default=None)
+
+
+def _free_at(path: Path) -> tuple[int | None, int | None]:
+    """Bytes and files that still fit; None for what is not known or unbounded."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None, None
+    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None

@@ -1,0 +1,219 @@
+"""`gossamer.bootstrap.top`: the tables of `gossamer peers` and `gossamer top`."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import pty
+import re
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.live import Live
+
+from gossamer.bootstrap.top import Top, Watched, frame, show_peers, show_top
+from gossamer.node.daemon.monitoring.status import to_json
+from gossamer.node.formatting import count, duration, harmless_line, size, sparkline
+from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.merge.contributions import Conduct, Figures, RoundFigures
+from tests.node import statuses
+from tests.node.daemons import facts, founded, get, publish, running, training
+
+ESC = "\x1b]0;owned\x07[/nope]"
+SHOWN = "\N{REPLACEMENT CHARACTER}]0;owned\N{REPLACEMENT CHARACTER}[/nope]"
+LONG = "gpu-box-17.cluster.example.university.edu" + 23 * "x"
+
+
+def status(*names: str, **changes: Any) -> dict[str, Any]:
+    """A node's status with members of these names. Deltas of the first are clipped and opposed."""
+    conduct = Conduct()
+    for round_ in range(1, 21):
+        found = {b"\1": Figures(clipped=9.8, pace=30.0, agreement=-0.7), b"\2": Figures()}
+        conduct.note(round_, RoundFigures(found, 0.25))
+    members = tuple(
+        statuses.member(
+            number,
+            name=name,
+            contributions=conduct.of(bytes([number]))._asdict(),
+            replica=("same", "records", "other")[number % 3],
+        )
+        for number, name in enumerate(names, 1)
+    )
+    facts: dict[str, Any] = {
+        "agreement": conduct.agreement,
+        "trainer": statuses.trainer(),
+        "links": (statuses.link(1),),
+    }
+    return to_json(statuses.status(members=members, **{**facts, **changes}))
+
+
+# -- peers
+
+
+def peers(status: dict[str, Any], width: int = 250) -> str:
+    out = io.StringIO()
+    show_peers(status, Console(file=out, width=width, force_terminal=True, color_system=None))
+    return out.getvalue()
+
+
+def test_members_with_their_figures_and_verdicts() -> None:
+    text = peers(status("liar [red]", ""))
+    lines = [line for line in text.splitlines() if "alive" in line or "itself" in line]
+    assert "me" in lines[0] and "itself" in lines[0]
+    for part in ("liar [red]", "1.23M", "4,321", "-0.70", "clipped 20 by 9.8x, opposed 20"):
+        assert part in lines[1], part
+    assert "liar [red]: clipped in 20 of the last 20 rounds" in text
+    assert "02020202" in lines[2] and "clipped" not in lines[2]
+    assert "agreement 0.25 in the newest round with two deltas" in text
+    assert "agreement" not in peers(status(agreement=None))
+
+
+@pytest.mark.parametrize("name", ["workstation-7", LONG])
+def test_a_narrow_terminal_shows_who_it_is_and_what_was_bad(name: str) -> None:
+    found = status(name)
+    for width in range(40, 120, 5):
+        text = peers(found, width)
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= width and "\N{HORIZONTAL ELLIPSIS}" not in text
+        assert "clipped" in text and name[:10] in text
+    head = next(line for line in lines if "member" in line).split()
+    assert head == ["member", "health", "round", "tokens", "tokens/s", "judged", "agrees", "bad", "in"]
+
+
+def test_what_is_no_terminal_has_no_width() -> None:
+    out = io.StringIO()
+    show_peers(status(LONG), Console(file=out))
+    (line,) = [line for line in out.getvalue().splitlines() if line.startswith(f"{LONG} ")]
+    assert "clipped 20 by 9.8x, opposed 20" in line
+
+
+def test_for_how_long_the_asked_node_is_invited_still() -> None:
+    now = int(time.time())
+    assert ", invited for another 2.0 days" in peers(status(invited_until=now + 172_800 + 60))
+    assert ", its invitation has run out" in peers(status(invited_until=now - 1))
+    for none in (None, "soon", 10**400):
+        assert "invit" not in peers(status(invited_until=none))
+
+
+# -- top
+
+
+def drawn(state: dict[str, Any], width: int, height: int, lines: int = 3) -> list[str]:
+    watched = Watched("127.0.0.1:7780", state)
+    watched.lines.extend({"time": 0, "level": "warning", "text": f"line {n} {ESC}"} for n in range(lines))
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
+    console.print(frame(watched, width, height), end="")
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("members", [0, 3, 40])
+@pytest.mark.parametrize("height", [24, 50])
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_screen_fits_and_shows_members_and_log(width: int, height: int, members: int) -> None:
+    state = status(*(f"node-{n}" for n in range(members)), problem="the disk is full")
+    lines = drawn(state, width, height)
+    text = "\n".join(lines)
+    assert len(lines) <= height and max(map(len, lines)) <= width
+    for part in ("*me", "round 3 (swarm 4)", "2.000", "the disk is full", "line 2", "q quits"):
+        assert part in text, part
+    assert ("more" in text) == (members == 40 and height == 24)
+    if members == 3:
+        assert "node-2" in text and "alive" in text
+        assert ("differs" in text and "10 B" in text) == (width >= 80)
+
+
+def test_nothing_that_others_say_moves_the_cursor() -> None:
+    said = status("a", "b", name=ESC, swarm=ESC, swarm_id=ESC, state=ESC, round=ESC)
+    said["members"][0].update(dict.fromkeys(("name", "health", "round", "device", "replica"), ESC))
+    said["members"][0]["contributions"].update(judged=ESC, void=ESC, verdict=ESC)
+    for text in ("".join(drawn(said, 200, 40)), peers(said)):
+        assert "\x1b" not in text and "\x07" not in text and SHOWN in text
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ("state", {}),
+        ("state", []),
+        ("state", {"members": 7}),
+        ("notice", "x"),
+        ("notice", {"time": 1e300, "text": "x", "level": "info"}),
+    ],
+)
+def test_a_server_that_is_no_node_is_one_line(event: tuple[str, Any]) -> None:
+    out = io.StringIO()
+    top = Top(lambda: "127.0.0.1:7780", Console(file=out, width=120, height=40))
+    top.take("state", status("a"))
+    top.take(*event)
+    with Live(console=top._console, auto_refresh=False) as live:
+        top.draw(live)
+    assert top.watched.state is None
+    assert "127.0.0.1:7780 is not an admin server of this Gossamer release" in out.getvalue()
+
+
+def test_it_wants_a_terminal_to_draw_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    with pytest.raises(ConfigError, match="needs a terminal"):
+        show_top(lambda: "127.0.0.1:7780")
+
+
+def test_numbers() -> None:
+    assert [count(n) for n in (0, 7, 999, 1000, 12_345, 999_600, 4.56e6, 10**13)] == [
+        "0", "7", "999", "1k", "12.3k", "1000k", "4.56M", "10T",
+    ]  # fmt: skip
+    assert [size(n) for n in (5, 12_345)] == ["5 B", "12.3 kB"]
+    assert [duration(s) for s in (5, 65, 3700, 90_000)] == ["5s", "1m", "1h01m", "1d1h"]
+    assert harmless_line("a\x1b[31m\u202eb") == "a\ufffd[31m\ufffdb"
+    lines = [[], [1.0], [2.0, 2.0], list(map(float, range(8))), [9.0, 1.0]]
+    assert list(map(sparkline, lines)) == ["", "▁", "▁▁", "▁▂▃▄▅▆▇█", "█▁"]
+    assert len(sparkline(list(map(float, range(100))), width=10)) == 10
+
+
+async def shows(fd: int, parts: Sequence[str]) -> None:
+    """Wait until each part has been written to a pseudo-terminal."""
+    text = ""
+    os.set_blocking(fd, False)
+    async with asyncio.timeout(40):
+        while not all(part in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text) for part in parts):
+            try:
+                text += os.read(fd, 65536).decode("utf-8", "replace")
+            except BlockingIOError:
+                await asyncio.sleep(0.02)
+
+
+async def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:
+    home = founded(tmp_path / "a")
+    main, side = pty.openpty()
+    termios.tcsetwinsize(main, (24, 100))
+    before = termios.tcgetattr(side)
+    async with running(home, name="watched"), training(home) as trainer:
+        await publish(home, trainer, 1, loss=3.0)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gossamer.bootstrap.cli.main", "top", "--dir", str(home.root)),
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "0", "LINES": "0"},
+            start_new_session=True,
+        )
+        try:
+            await shows(main, ["watched", "round 1 (swarm 1)", "q quits"])
+            os.write(main, b"q")
+            async with asyncio.timeout(20):
+                assert await process.wait() == 0
+            assert termios.tcgetattr(side)[3] == before[3], "the terminal is as it was"
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            os.close(main)
+            os.close(side)
+        assert (await get(home, "/healthz"))[0] == 200 and facts(home)["admin"]

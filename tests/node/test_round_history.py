@@ -1,0 +1,423 @@
+"""`gossamer.node.daemon.monitoring.round_history`: what happened, round by round, in memory and on disk."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.node.daemon.monitoring import round_history
+from gossamer.node.daemon.monitoring.round_history import (
+    CLIPPED,
+    LATE,
+    OWN,
+    VOID,
+    Entry,
+    HistoryFile,
+    Round,
+    RoundHistory,
+    as_json,
+)
+from gossamer.node.ipc.messages import Report
+from gossamer.protocol.errors import StorageError
+from gossamer.protocol.limits import ROUND_MAX
+from gossamer.protocol.merge.contributions import Figures, RoundFigures
+from gossamer.protocol.merge.tokens import TokenCount
+from gossamer.protocol.records import Delta
+from tests.node.daemons import report
+from tests.protocol.builders import LAYOUT, manifest
+from tests.protocol.builders import unsigned as delta
+from tests.protocol.cost import calls
+
+ME = delta(0, 1).author
+ONE = manifest(fragments=1)
+
+
+def heard(history: RoundHistory, *deltas: Delta, unix_s: float = 5.0, clock: int = 100) -> None:
+    for each in deltas:
+        history.heard(each, unix_s=unix_s, clock=clock, live=True)
+
+
+def merged(
+    history: RoundHistory,
+    *deltas: Delta,
+    void: Any = (),
+    figures: dict[bytes, Figures] | None = None,
+    agreement: float | None = None,
+) -> None:
+    found = None if figures is None else RoundFigures(figures, agreement)
+    history.merged(deltas[0].round, deltas, void=void, found=found, unix_s=9.0, clock=100)
+
+
+def row(history: RoundHistory, round_: int) -> Round:
+    found = history.at(round_)
+    assert found is not None
+    return found
+
+
+def rounds_of(history: RoundHistory, first: int = 0) -> list[Round]:
+    """What is kept from one on, ascending."""
+    return [*history.newest_first(first, ROUND_MAX)][::-1]
+
+
+def flags(history: RoundHistory, round_: int) -> dict[bytes, int]:
+    return {entry.author: entry.flags for entry in row(history, round_).entries}
+
+
+@pytest.fixture
+def history() -> RoundHistory:
+    return RoundHistory(ME, ONE)
+
+
+def test_a_round_is_told_as_it_is_heard_and_merged(history: RoundHistory) -> None:
+    mine, other = delta(0, 1, loss=1.0, tokens=100), delta(1, 1, loss=3.0, tokens=300)
+    heard(history, mine, unix_s=5.0)
+    heard(history, other, unix_s=6.0)
+    found = row(history, 1)
+    assert (found.seen, found.tokens, found.loss, found.merged_tokens) == (5.0, 400, 2.0, None)
+    assert flags(history, 1) == {mine.author: OWN, other.author: 0}
+    merged(history, mine, other, figures={mine.author: Figures(), other.author: Figures()}, agreement=0.5)
+    history.settle(0, 0)
+    assert (row(history, 1).merged_tokens, row(history, 1).agreement) == (400, 0.5)
+    assert set(row(history, 1).entries) == {
+        Entry(mine.author, 100, 10, 0, 1.0, OWN),
+        Entry(other.author, 300, 10, 0, 3.0, 0),
+    }
+
+
+def test_a_round_that_is_merged_anew_costs_what_is_new_in_it(history: RoundHistory) -> None:
+    """Each delta of a thousand was looked for among all others, at each merge."""
+    deltas = [delta(author, 1) for author in range(400)]
+    assert calls(lambda: heard(history, *deltas)) < 40 * len(deltas)
+    merged(history, *deltas)
+    late = delta(400, 1)
+    assert calls(lambda: merged(history, *deltas, late)) < 2 * len(deltas)
+    authors = [entry.author for entry in row(history, 1).entries]
+    assert authors == sorted({each.author for each in (*deltas, late)})
+
+
+def test_a_new_round_costs_no_look_at_the_stretches_before_it() -> None:
+    """Where nothing is ever closed they are thousands after a day, and it was each of them, each second."""
+    setting = manifest(fragments=1, history={"snapshot_every": 1, "seal_after": 1, "retain": 0})
+
+    def cost(rounds: int) -> int:
+        history = RoundHistory(ME, setting)
+        for round_ in range(1, rounds + 1):
+            merged(history, delta(0, round_, tokens=10))
+        history.settle(0, 0)
+        merged(history, delta(0, rounds + 1, tokens=10))
+        work = calls(lambda: history.settle(0, 0))
+        assert row(history, rounds + 1).merged_tokens == 10 * (rounds + 1)
+        return work
+
+    assert cost(150) - cost(50) < 10
+
+
+def test_late_is_what_came_after_a_later_round_was_merged(history: RoundHistory) -> None:
+    first, second, late = delta(1, 1), delta(1, 2), delta(2, 1)
+    heard(history, first)
+    merged(history, first)
+    heard(history, delta(3, 1))
+    heard(history, second)
+    merged(history, second)
+    heard(history, late)
+    assert flags(history, 1) == {first.author: 0, delta(3, 1).author: 0, late.author: LATE}
+    catching_up = delta(4, 1)
+    history.heard(catching_up, unix_s=7.0, clock=100, live=False)
+    assert flags(history, 1)[catching_up.author] == 0, "a node that catches up hears everything late"
+
+
+def test_a_round_names_as_many_authors_as_a_swarm_has_and_no_more(
+    history: RoundHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys cost nothing, and whoever has made thousands could fill the memory of every node."""
+    monkeypatch.setattr(round_history, "MEMBERS_MAX", 3)
+    heard(history, *(delta(author, 7) for author in range(5)))
+    assert flags(history, 7).keys() == {delta(author, 7).author for author in range(3)}
+
+
+def test_void_and_clipped_deltas_are_marked_and_do_not_count(history: RoundHistory) -> None:
+    liar, broken, long, good = (
+        delta(1, 1, loss=9.0),
+        delta(2, 1),
+        delta(3, 1, loss=2.0),
+        delta(4, 1, loss=2.0),
+    )
+    heard(history, liar, broken, long, good)
+    figures = {
+        broken.author: Figures(void=True),
+        long.author: Figures(clipped=4.0, pace=4.0),
+        good.author: Figures(clipped=1.6, pace=1.0),
+    }
+    merged(history, broken, long, good, void=[liar.author], figures=figures, agreement=0.25)
+    assert flags(history, 1) == {
+        liar.author: VOID,
+        broken.author: VOID,
+        long.author: CLIPPED,
+        good.author: 0,
+    }
+    assert row(history, 1).tokens == 2000 and row(history, 1).loss == 2.0
+    merged(history, long, good)
+    assert row(history, 1).agreement == 0.25, (
+        "a merge that changed nothing found nothing, and takes nothing back"
+    )
+    merged(history, long, good, figures={long.author: Figures(), good.author: Figures()}, agreement=0.3)
+    assert flags(history, 1)[long.author] == 0, "beside more deltas it is not too long any more"
+    heard(history, delta(5, 1))
+    history.heard(delta(5, 1), unix_s=1.0, clock=100, void=True)
+    assert flags(history, 1)[delta(5, 1).author] == VOID
+
+
+def test_merged_tokens_are_the_sum_of_all_that_is_merged_up_to_a_round(history: RoundHistory) -> None:
+    for round_ in (11, 12, 13):
+        merged(history, delta(1, round_, tokens=10))
+    history.settle(10, 1000)
+    assert [found.merged_tokens for found in rounds_of(history)] == [1010, 1020, 1030]
+    history.take_changed()
+    merged(history, delta(1, 12, tokens=10), delta(2, 12, tokens=5))
+    history.settle(10, 1000)
+    assert [found.merged_tokens for found in rounds_of(history)] == [1010, 1025, 1035]
+    assert [found.number for found in history.take_changed()] == [12, 13]
+    merged(history, delta(1, 14, tokens=10))
+    history.settle(13, 1035)
+    assert [found.merged_tokens for found in rounds_of(history)] == [1010, 1025, 1035, 1045], (
+        "closing is no loss"
+    )
+    history.take_changed()
+    history.settle(13, 1035)
+    assert history.take_changed() == []
+
+
+def test_the_deltas_of_closed_rounds_are_kept_no_longer(history: RoundHistory) -> None:
+    """Or the memory of a node would grow with the swarm's history."""
+    closed = delta(1, 11, tokens=10)
+    before = sys.getrefcount(closed)
+    merged(history, closed)
+    history.settle(10, 1000)
+    merged(history, delta(1, 12, tokens=10))
+    history.settle(11, 1010)
+    assert sys.getrefcount(closed) == before
+
+
+def test_merged_tokens_after_a_snapshot_was_adopted_go_on_from_its_own(history: RoundHistory) -> None:
+    merged(history, delta(1, 11, tokens=10))
+    history.settle(10, 1000)
+    merged(history, delta(1, 61, tokens=10))
+    history.settle(60, 50_000)
+    assert row(history, 61).merged_tokens == 50_010
+
+
+def test_merged_tokens_are_what_the_records_up_to_a_round_count_for(history: RoundHistory) -> None:
+    """As a claim for that round would say, whatever somebody states."""
+    liar = delta(9, 12, tokens=2**40)
+    heard(history, *(delta(1, round_, tokens=10) for round_ in (11, 12, 13)), liar)
+    merged(history, delta(1, 11, tokens=10))
+    merged(history, delta(1, 12, tokens=10), liar)
+    merged(history, delta(1, 13, tokens=10))
+    history.settle(10, 1000)
+    assert [found.merged_tokens for found in rounds_of(history)] == [1010, 1060, 1070]
+    merged(history, delta(1, 14, tokens=10))
+    merged(history, delta(1, 17, tokens=10))
+    history.settle(10, 1000)
+    merged(history, delta(1, 17, tokens=10), delta(2, 17, tokens=10))
+    history.settle(10, 1000)
+    assert [found.merged_tokens for found in rounds_of(history)] == [1010, 1060, 1070, 1080, 1100]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merged_tokens_do_not_depend_on_when_they_were_settled(seed: int) -> None:
+    """Late deltas, deltas that turn out void, closed rounds: as if all had been merged at once."""
+    rng = random.Random(seed)
+    every = rng.choice((1, 3, 16))
+    setting = manifest(fragments=1, history={"snapshot_every": every, "seal_after": 1, "retain": 0})
+    history, base, below = RoundHistory(ME, setting), 0, 0
+    deltas: dict[int, tuple[Delta, ...]] = {}
+
+    def told(several: RoundHistory) -> list[tuple[int, int | None]]:
+        return [(found.number, found.merged_tokens) for found in rounds_of(several, base + 1)]
+
+    for _ in range(30):
+        for round_ in {base + 1 + rng.randrange(3 * every + 3) for _ in range(rng.randrange(1, 4))}:
+            authors = rng.sample(range(1, 6), rng.randrange(1, 6))
+            deltas[round_] = tuple(delta(i, round_, tokens=rng.choice((1, 10, 2**40))) for i in authors)
+            merged(history, *deltas[round_])
+        history.settle(base, below)
+        fresh = RoundHistory(ME, setting)
+        for round_ in sorted(deltas):
+            merged(fresh, *deltas[round_])
+        fresh.settle(base, below)
+        assert told(history) == told(fresh)
+        if rng.random() < 0.2:
+            closed = [round_ for round_ in deltas if round_ <= base + every]
+            below += TokenCount(setting, (each for round_ in closed for each in deltas.pop(round_))).total
+            base += every
+
+
+def test_one_liar_does_not_make_the_loss_of_a_round(history: RoundHistory) -> None:
+    honest = [delta(author, 1, loss=2.0 + author / 10, tokens=1000) for author in range(1, 4)]
+    liar = delta(9, 1, loss=-1e6, tokens=2**40)
+    heard(history, *honest, liar)
+    assert row(history, 1).loss == pytest.approx(2.15)
+
+
+def test_old_rounds_make_room_and_a_liar_cannot_clear_them_away(
+    history: RoundHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_history, "ROUNDS_MAX", 3)
+    heard(history, *(delta(1, round_) for round_ in (1, 2, 3, 4)), clock=4)
+    assert [found.number for found in rounds_of(history)] == [2, 3, 4]
+    heard(history, delta(2, 4 + round_history.AHEAD_MAX + 1), delta(2, 1), clock=4)
+    assert [found.number for found in rounds_of(history)] == [2, 3, 4]
+    monkeypatch.setattr(round_history, "ENTRIES_MAX", 4)
+    heard(history, delta(2, 4), delta(3, 4), clock=4)
+    assert [found.number for found in rounds_of(history)] == [3, 4]
+    assert [found.number for found in rounds_of(history, 4)] == [4]
+
+
+def test_making_room_costs_no_look_at_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joiner hears of many times as many as are kept, one after another."""
+
+    class Number(int):
+        def __lt__(self, other: int) -> bool:
+            return int(self) < int(other)
+
+    def cost(rounds: int) -> int:
+        monkeypatch.setattr(round_history, "ROUNDS_MAX", rounds)
+        history = RoundHistory(ME, ONE)
+        heard(history, *(delta(1, Number(n)) for n in range(1, rounds + 1)), clock=rounds)
+        work = calls(lambda: heard(history, delta(1, Number(rounds + 1)), clock=rounds))
+        assert history.oldest() == 2
+        return work
+
+    assert cost(800) - cost(100) < 20
+
+
+def test_json_names_every_author_once(history: RoundHistory) -> None:
+    heard(history, delta(0, 1), delta(1, 1), delta(1, 2))
+    merged(history, delta(1, 2, loss=1.23456789), agreement=0.123456, figures={})
+    told = as_json(rounds_of(history), LAYOUT)
+    authors = [bytes.fromhex(author) for author in told["authors"]]
+    assert sorted(authors) == sorted([ME, delta(1, 1).author])
+    first, second = told["rounds"]
+    assert first[:6] == [1, 5.0, 2.5, 2000, None, None]
+    assert second[:6] == [2, 5.0, 2.5, 1000, None, 0.1235]
+    assert [authors[entry[0]] for entry in first[6]] == sorted(authors)
+    assert second[6] == [[authors.index(delta(1, 1).author), 1000, 10, 0, 2.5, 0]]
+
+
+def test_json_tells_tokens_trained_however_many_fragments_there_are(history: RoundHistory) -> None:
+    """What is kept adds up windows, as claims do: so did the files of earlier releases."""
+    merged(history, delta(1, 11, tokens=400))
+    history.settle(10, 8000)
+    assert row(history, 11).merged_tokens == 8400
+    for fragments in (1, 2, 4):
+        (told,) = as_json(rounds_of(history), manifest(fragments=fragments).plan())["rounds"]
+        assert told[3:5] == [400, 8400 // fragments]
+
+
+# -- on disk
+
+
+def saved(history: RoundHistory, path: Path) -> HistoryFile:
+    file = HistoryFile(path)
+    file.save(*history.take_unsaved())
+    return file
+
+
+def loaded(path: Path) -> RoundHistory:
+    history = RoundHistory(ME, ONE)
+    HistoryFile(path).load(history)
+    return history
+
+
+def evaluated(round_: int, loss: float | None, version: int | None = None) -> Report:
+    version = round_ if version is None else version
+    return report(val_loss=loss, evaluated_version=version, evaluated_round=round_)
+
+
+def test_it_is_kept_over_restarts(tmp_path: Path, history: RoundHistory) -> None:
+    path = tmp_path / "h"
+    assert rounds_of(loaded(path)) == []
+    heard(history, delta(0, 1), delta(1, 1), delta(1, 2))
+    history.evaluated(evaluated(1, 3.0))
+    file = saved(history, path)
+    merged(history, delta(1, 2), figures={}, agreement=0.5)
+    history.settle(0, 2**63)
+    history.evaluated(evaluated(2, 2.0))
+    rounds, losses = history.take_unsaved()
+    assert [found.number for found in rounds] == [2] and losses == {2: 2.0}
+    file.save(rounds, losses)
+    again = loaded(path)
+    assert rounds_of(again) == rounds_of(history), "what was saved later counts"
+    assert again.losses_as_json()["losses"] == [[1, 3.0], [2, 2.0]]
+    again.evaluated(evaluated(2, 2.0, 7))  # a trainer that lived on repeats it to the next daemon
+    assert again.losses_as_json() == {"version": 7, "losses": [[1, 3.0], [2, 2.0]]}
+    assert history.take_unsaved() == ([], {})
+
+
+def test_what_is_damaged_is_skipped_and_gone_with_the_next_save(
+    tmp_path: Path, history: RoundHistory
+) -> None:
+    path = tmp_path / "h"
+    heard(history, delta(0, 1), delta(0, 2))
+    saved(history, path)
+    whole = path.read_bytes()
+    odd = b'[]\n["round",1]\n["loss"]\n{"a":1}\n7\n["round",1,2,3,4,[["x"]]]\n' + b"[" * 5000 + b"\n\xff\n"
+    for end in range(len(whole) - 1):
+        path.write_bytes(odd + whole[:end])
+        kept = [found.number for found in rounds_of(loaded(path))]
+        assert kept == [1, 2][: len(kept)]
+    again = loaded(path)
+    heard(again, delta(0, 2), delta(0, 3))
+    saved(again, path)
+    assert len(path.read_bytes().splitlines()) == 3
+    path.write_bytes(whole)
+    assert [found.number for found in rounds_of(loaded(path))] == [1, 2]
+
+
+def test_the_file_is_bounded_by_what_it_has_to_hold(
+    tmp_path: Path, history: RoundHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(round_history, "SLACK_BYTES", 1000)
+    monkeypatch.setattr(round_history, "ROUNDS_MAX", 20)
+    path, file = tmp_path / "h", HistoryFile(tmp_path / "h")
+    for number in range(1, 301):
+        heard(history, delta(1, number), clock=number)
+        file.save(*history.take_unsaved())
+        if file.is_behind:
+            history.all_unsaved()
+    whole = sum(len(repr(row.saved())) for row in rounds_of(history))
+    assert path.stat().st_size < 3 * whole + 1000
+    assert [found.number for found in rounds_of(loaded(path))][-20:] == list(range(281, 301))
+    monkeypatch.setattr(round_history, "FILE_BYTES_MAX", 100)
+    assert rounds_of(loaded(path)) == [], "a file of that size is none of ours"
+
+
+def test_what_cannot_be_written_is_saved_with_everything_else_later(
+    tmp_path: Path, history: RoundHistory
+) -> None:
+    heard(history, delta(0, 1))
+    file = HistoryFile(tmp_path / "missing" / "h")
+    with pytest.raises(StorageError, match="cannot write"):
+        file.save(*history.take_unsaved())
+    assert file.is_behind
+    history.all_unsaved()
+    (tmp_path / "missing").mkdir()
+    file.save(*history.take_unsaved())
+    assert not file.is_behind
+    assert [found.number for found in rounds_of(loaded(tmp_path / "missing" / "h"))] == [1]
+
+
+def test_held_out_losses_are_kept_once_each_and_old_ones_make_room(
+    history: RoundHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history.evaluated(None)
+    for round_, loss, version in ((0, 5.0, 0), (0, 5.0, 0), (5, 4.0, 7), (6, float("nan"), 8), (7, None, 9)):
+        history.evaluated(evaluated(round_, loss, version))
+    assert history.losses_as_json() == {"version": 8, "losses": [[0, 5.0], [5, 4.0]]}
+    monkeypatch.setattr(round_history, "LOSSES_MAX", 2)
+    history.evaluated(evaluated(10, 3.0))
+    assert history.losses_as_json()["losses"] == [[5, 4.0], [10, 3.0]]
