@@ -22,6 +22,7 @@ from gossamer.node.files import put
 from gossamer.node.inputs import expanded, read_manifest
 from gossamer.node.trainer import genesis
 from gossamer.node.trainer.parameters import check_shareable, is_sharded, parameters_of
+from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.limits import TENSORS_MAX
@@ -50,21 +51,9 @@ rounds."""
 
 
 def outer_defaults(codec: str, *, by_mean: bool = False) -> dict[str, float]:
-    """Outer optimizer settings that suit a codec; docs/benchmarks/learning.md has the evidence.
-
-    Momentum only pays from 4 bits up. topk sends so little of a delta that longer steps make up for it,
-    provided that what was left out is forgotten sooner.
-
-    The mean of deltas that differ is shorter than each of them. `rda` makes up for that; if all tensors are
-    averaged `by_mean`, the steps are longer instead, and then tolerate less momentum.
-    """
-    if codec == "topk":
-        return {"learning_rate": 4.5 if by_mean else 3.0, "momentum": 0.0, "ef_decay": 0.8}
-    if codec == "int2":
-        return {"learning_rate": 1.4 if by_mean else 1.0, "momentum": 0.0, "ef_decay": 0.9}
-    if by_mean:
-        return {"learning_rate": 0.7, "momentum": 0.5, "ef_decay": 1.0}
-    return {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0}
+    """Outer settings that suit a codec; `by_mean`: all tensors are averaged by mean."""
+    chosen = CODECS[codec].outer_by_mean if by_mean else CODECS[codec].outer
+    return chosen._asdict()
 
 
 # --- A manifest as people read and edit it: TOML, with the meaning of values beside them.
@@ -98,7 +87,7 @@ seed = {manifest.task.seed}
 {option_lines}
 
 [outer]
-codec = {_value(outer.codec)}  # exact, int8, int4, int2 or topk
+codec = {_value(outer.codec)}  # one of {", ".join(CODECS)}
 learning_rate = {outer.learning_rate}
 momentum = {outer.momentum}
 ef_decay = {outer.ef_decay}  # how much of what a codec left out is carried into the next delta

@@ -48,7 +48,6 @@ from gossamer.protocol.errors import (
     MalformedError,
     PeerError,
     StorageError,
-    UnsupportedError,
 )
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.unix_time import span
@@ -293,11 +292,6 @@ class Home:
             return None
         except OSError as error:
             raise StorageError(unreadable(self.manifest_path, error)) from None
-        except UnsupportedError as error:
-            raise StorageError(
-                f"this release cannot use {self.manifest_path} ({error}): run the release that wrote it, or"
-                " if the file is damaged, remove it and join again"
-            ) from None
         except MalformedError as error:
             raise StorageError(
                 f"{self.manifest_path} is damaged ({error}); remove it and join again"

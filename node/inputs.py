@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gossamer.node.address import parse_contact
 from gossamer.protocol.access.acl import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
-from gossamer.protocol.errors import ConfigError, MalformedError, UnsupportedError
+from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import Manifest, from_canonical, from_toml, is_canonical
 
@@ -71,8 +71,6 @@ def read_manifest(path: Path) -> Manifest:
         return from_toml(text, str(path))
     try:
         return from_canonical(data)
-    except UnsupportedError as error:
-        raise ConfigError(f"this release cannot use {path}: {error}") from None
     except MalformedError as error:
         raise ConfigError(f"{path} is damaged, or no manifest: {error}") from None
 

@@ -14,8 +14,7 @@ The first split is whose mistake it is, because the reaction differs::
     │       └── NotAnsweredError    a node answered and turned us down: it says why
     └── PeerError               a peer misbehaved: one log line, a counter, and the node goes on
         ├── MalformedError      bytes that do not parse, or a value out of its bounds
-        │   ├── ImplausibleError    a value that only a wrong clock explains: the peer's, or ours
-        │   └── UnsupportedError    a message, record or manifest of a kind that this release does not know
+        │   └── ImplausibleError    a value that only a wrong clock explains: the peer's, or ours
         ├── SignatureError      a signature or a key that does not hold
         ├── NoRoomError         a sound record for which we have no room: nobody is blamed
         ├── RefusedError        a handshake that one side turned down
@@ -80,10 +79,6 @@ class ImplausibleError(MalformedError):
     """A value that the time rules out. A clock is wrong, and it may be our own."""
 
 
-class UnsupportedError(MalformedError):
-    """A message, record or manifest of a kind that this release does not know; another release may."""
-
-
 class SignatureError(PeerError):
     """A signature, or a public key, that does not hold."""
 
@@ -103,7 +98,7 @@ class PayloadError(PeerError):
 # --- What kinds of wrong a peer can do, and how much each weighs.
 #
 # The points of an offence depend on who can commit it. What only a liar or a broken build does weighs much.
-# What a wrong clock or another release does weighs next to nothing: no peer is turned away for either.
+# What a wrong clock does weighs next to nothing.
 
 
 class Offence(Enum):
@@ -123,8 +118,6 @@ class Offence(Enum):
     """Charged to an address, since no key was proven."""
     STALLED = ("stalled handshake", 0.25)
     """Charged to an address, too. A path that loses its longest packets does this to honest nodes."""
-    UNSUPPORTED = ("unknown kind of message or record", 0.25)
-    """Perhaps of a later release."""
     IMPLAUSIBLE = ("round too early", 0.0)
     """The author's clock is wrong, or ours."""
 
@@ -140,6 +133,4 @@ def offence_in_record(error: PeerError, *, relayed: bool) -> Offence:
             return Offence.SIGNATURE
         case ImplausibleError():
             return Offence.IMPLAUSIBLE
-        case UnsupportedError():
-            return Offence.UNSUPPORTED
     return Offence.RELAYED if relayed else Offence.RECORD

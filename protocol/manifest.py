@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import ConfigError, MalformedError, UnsupportedError
+from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.identity import has_small_order
 from gossamer.protocol.limits import (
     CHUNK_BYTES_MAX,
@@ -346,7 +346,7 @@ def _first_problem(error: ValidationError) -> str:
     if first["type"] == "missing":
         what = "missing; is the file complete?"
     elif first["type"] == "extra_forbidden":
-        what = "unknown key: misspelt, or from a newer release"
+        what = "unknown key"
     return f"{where}: {what}" if where else what
 
 
@@ -375,8 +375,7 @@ def is_canonical(data: bytes) -> bool:
 def from_canonical(data: bytes) -> Manifest:
     """Parse a manifest from a peer or a node's folder.
 
-    Raises MalformedError, also for another encoding of the same values, and UnsupportedError for values that
-    no manifest of this release has.
+    Raises MalformedError, also for another encoding of the same values.
     """
     if len(data) > MANIFEST_BYTES_MAX:
         raise MalformedError(f"a manifest of {len(data)} bytes")
@@ -391,21 +390,9 @@ def from_canonical(data: bytes) -> Manifest:
         )
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
-        raise UnsupportedError(f"manifest: {_first_problem(error)}") from None
+        raise MalformedError(f"manifest: {_first_problem(error)}") from None
     except Exception as error:  # msgpack raises ValueError, its own classes and UnicodeError
         raise MalformedError(f"manifest is not msgpack: {type(error).__name__}") from None
     if manifest.canonical() != data:
-        if missing := _left_out(values, manifest.model_dump()):
-            raise UnsupportedError(f"manifest: {missing}: missing, as in one of an older release")
         raise MalformedError("manifest is not in canonical form")
     return manifest
-
-
-def _left_out(values: Mapping[str, Any], written: Mapping[str, Any]) -> str | None:
-    """The first key that our own manifests write and these values lack: it has a default here."""
-    for key, value in written.items():
-        if key not in values:
-            return key
-        if isinstance(value, dict) and (within := _left_out(values[key], value)):
-            return f"{key}.{within}"
-    return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, UnsupportedError
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.identity import NODE_ID_BYTES
 from gossamer.protocol.payloads.chunks import HASH_BYTES
 from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
@@ -231,7 +231,7 @@ def decode(data: bytes) -> Message:
     fields = Fields(unpack(data, limits.MESSAGE_BYTES_MAX), "message")
     code = fields.integer("code", 0, 255)
     if not 1 <= code <= len(KINDS):
-        raise UnsupportedError("message of unknown kind")
+        raise MalformedError("message of unknown kind")
     message = read(KINDS[code - 1], fields)
     fields.end()
     return message

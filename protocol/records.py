@@ -12,7 +12,7 @@ from typing import Annotated
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import MalformedError, UnsupportedError
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
 from gossamer.protocol.limits import RECORD_BYTES_MAX
 from gossamer.protocol.payloads.chunks import HASH_BYTES, payload_chunk_sizes
@@ -78,7 +78,7 @@ def open_envelope(data: bytes, swarm_id: bytes) -> Envelope:
     try:
         kind = RecordKind(data[0])
     except ValueError:
-        raise UnsupportedError(f"unknown record kind {data[0]}") from None
+        raise MalformedError(f"unknown record kind {data[0]}") from None
     public_key = data[1 : 1 + PUBLIC_KEY_BYTES]
     signature = data[1 + PUBLIC_KEY_BYTES : HEADER_BYTES]
     body = data[HEADER_BYTES:]

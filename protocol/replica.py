@@ -1,23 +1,53 @@
-"""One node's protocol core: the ledger and the state machines around it, behind one door.
+"""One node's protocol core: events in, effects out.
 
-`handle(event, now)` takes one event and returns the effects to carry out, in order; `next_wake` says when
-to send a Wake. `now` is seconds of a monotonic clock. The daemon and the simulator drive the same object.
+**The idea.** The shared model Phi is a function of a set: the signed deltas that all nodes have gossiped, of
+which none is ever taken back (`Ledger`). Sets unite in any order and any number of times with one result. So
+nodes that hold the same set hold the same parameters, bit for bit, however the deltas came, and all that the
+core has to do is to spread the set. Who counts is a set of signed records too (`AccessList`), and so is who
+is there (`Roster`, where the newest record of each member wins).
 
-This module decides which state machine an event or a message concerns; that machine decides what comes of it.
+**Events in, effects out.** The core does nothing itself: it opens no socket, reads no clock, and draws random
+numbers only from the source that it is given. `handle(event, now)` takes what happened (a message came, a
+chunk is stored, the trainer closed a window), and returns what is to be done, in order (send, dial, store,
+merge). The daemon and the simulator are two adapters of the same object, so what the simulator proves holds
+for the daemon. Each subject has a state machine of its own. All of them share a `Context`, append their
+effects to one outbox, and return what happened where their caller has to know. This module decides whom an
+event concerns. `now` is seconds of a monotonic clock.
+
+**How a delta travels.** `Publish`: the `Author` signs it, never twice for one round, and asks the adapter to
+store it; nothing is said of it yet. `Stored`: it enters the ledger, is `Ready` to be merged, and
+`SuperSeeding` deals its record and its chunks out to the links. A peer's core gets the record in a message,
+and checks, in this order: signature, bounds, whether the author may train, whether the swarm can be there
+yet. Then `Holdings` adds it to the ledger, has it stored and asks the `Fetcher` for its chunks, and the
+`Announcer` passes the record on to a few links. When all chunks are here it is `Ready` there, too, and
+whoever was sent the record is told that it can be fetched here. What is lost on the way is found by
+`AntiEntropy`, which compares ledgers by digests. Two deltas of one author and round prove that its key signs
+twice: both are void everywhere, for ever.
+
+**Timers are data.** No machine waits. Each says when it is due next (`deadline`), `next_wake` is the earliest
+of these, and the adapter sends a `Wake` then. What is done at intervals (member records, dialling, access
+lists, anti-entropy, snapshots) is done in one go, so that an idle node seldom wakes up.
+
+**What follows a grant or a revocation.** Both are told to all links at once, so that a peer hears of a member
+before it hears of that member's records. A grant lets us ask again for what was passed over while its node
+was a stranger. A revocation cuts the node's links, forgets the member, and takes its deltas after the round
+named out of the ledger: these are `Ready` once more, since their rounds have to be merged without them.
+
+**Sleep.** If the clock jumps, this machine slept: others have given our links up and gone on. We hang up, say
+nothing for the clock, and find out where the swarm is before we sign again (`_woke`).
 """
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.access.acl import Access, AccessList, Grant, Revocation
 from gossamer.protocol.claims import Claims
 from gossamer.protocol.context import Context
-from gossamer.protocol.effects import Blame, Effect, Expelled, Hangup, Notice, Outbox, StoreCredential
+from gossamer.protocol.effects import Blame, Effect, Expelled, Hangup, Notice, Outbox, Put, StoreCredential
 from gossamer.protocol.errors import (
     ImplausibleError,
     MalformedError,
@@ -25,7 +55,6 @@ from gossamer.protocol.errors import (
     Offence,
     PeerError,
     RefusedError,
-    UnsupportedError,
     offence_in_record,
 )
 from gossamer.protocol.events import Event, LinkUp
@@ -224,7 +253,7 @@ class Replica:
 
     @property
     def own_record(self) -> MemberRecordBody:
-        """Our row as the others see it."""
+        """Our member record as the others see it."""
         return self.presence.record
 
     def _clock_is_wrong(self) -> bool:
@@ -286,6 +315,7 @@ class Replica:
         return self.outbox.drain()
 
     def _state_our_own(self) -> None:
+        """What our member record states from now on."""
         self.presence.round, self.presence.claims = self._clock.published_round, self.sealing.claims
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -359,19 +389,19 @@ class Replica:
         company = frozenset(member.record.node_id for member in self.roster.live())
         self.sealing.came_back(extent, company)
         text = "this machine slept, or its clock was set: finding out where the others are before publishing"
-        self.outbox.append(fx.Notice(text))
+        self.outbox.append(Notice(text))
         for link in self.links.all():
             self._hang_up(link.number, "this machine slept", now)  # the peers that we need are dialled again
 
     def _tells_of(self, round_: int, but: Collection[bytes]) -> bool:
         """See `Sealing`. Where a payload is not here, the others may have closed the round and dropped it."""
-        told = self.ledger.tells_of(round_, {self.identity.node_id, *but})
-        return told and all(self.holds(delta.record_id) for delta in self.ledger.valid(round_))
+        others_have = self.ledger.tells_of(round_, {self.identity.node_id, *but})
+        return others_have and all(self.holds(delta.record_id) for delta in self.ledger.valid(round_))
 
     def _publish(self, event: ev.Publish) -> None:
         if self._author.is_copy and not self.caught_up:  # our trainer handed it in before we knew
             text = f"not signing round {event.body.round}: no node has said yet whether we did"
-            self.outbox.append(fx.Notice(text))
+            self.outbox.append(Notice(text))
         else:
             self._author.publish(event.body)
 
@@ -391,8 +421,9 @@ class Replica:
             self._take_turns(now)
 
     def _take_turns(self, now: float) -> None:
-        """Do what is done at intervals, whatever happens. It is done when rows are due, so that a node wakes
-        up once for all of it. A node that joins or has just come back looks for its snapshot more often."""
+        """Do what is done at intervals, whatever happens. It is done when member records are due, so that a
+        node wakes up once for all of it. A node that joins or has just come back looks for its snapshot more
+        often."""
         self.presence.wake(now)
         self.links.wake(now)
         self.access.wake(now)
@@ -517,11 +548,11 @@ class Replica:
 
     def _records(self, link: int, message: Records, now: float) -> None:
         """Take in the records of a message, and relay the deltas among them that are new."""
-        is_known_row = self.presence.is_known
+        is_known = self.presence.is_known
         entries = [
             (data, held)
             for data, held in message.entries
-            if data[0] != _MEMBER or not is_known_row(data, link)  # most of these are known
+            if data[0] != _MEMBER or not is_known(data, link)  # most of these are known
         ]
         if entries:
             delivery = _Delivery(link, now)
@@ -611,10 +642,8 @@ class Replica:
         try:
             message = msg.decode(event.data)
         except PeerError as error:
-            known = not isinstance(error, UnsupportedError)
-            offence = Offence.MALFORMED if known else Offence.UNSUPPORTED
-            self.outbox.append(fx.Blame(event.link, str(error), offence))
-            self.outbox.append(fx.Hangup(event.link, "malformed message"))
+            self.outbox.append(Blame(event.link, str(error), Offence.MALFORMED))
+            self.outbox.append(Hangup(event.link, "malformed message"))
             return
         self._message(event.link, message, now)
 
@@ -669,6 +698,6 @@ class Replica:
     def _want(self, link: int, message: msg.Want) -> None:
         known = self.links.get(link)
         if known is None or not known.outbound:
-            self.outbox.append(fx.Blame(link, "asked for a chunk that it could get itself", Offence.NONSENSE))
+            self.outbox.append(Blame(link, "asked for a chunk that it could get itself", Offence.NONSENSE))
         else:
-            self.outbox.append(fx.Put(link, message.blob))
+            self.outbox.append(Put(link, message.blob))

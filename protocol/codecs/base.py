@@ -28,10 +28,26 @@ class Survey(NamedTuple):
     sample: Ints
 
 
+class OuterDefaults(NamedTuple):
+    """Outer settings that suit a codec in a new manifest; docs/benchmarks/learning.md has the evidence.
+
+    Momentum only pays from 4 bits up. The mean of deltas that differ is shorter than each of them, and `rda`
+    makes up for that: where all tensors are averaged by mean, the steps are longer instead, and then tolerate
+    less momentum.
+    """
+
+    learning_rate: float
+    momentum: float
+    ef_decay: float
+
+
 class Codec(Protocol):
     """One way to write a tensor. Stateless; a *section* is the bytes of one tensor in a payload."""
 
     name: str
+    outer: OuterDefaults
+    outer_by_mean: OuterDefaults
+    """Where all tensors are averaged by mean."""
 
     def section_bytes(self, numel: int) -> int:
         """The length in bytes of a section of `numel` values."""
@@ -60,6 +76,9 @@ class Codec(Protocol):
 
 class Dense(ABC):
     """`accumulate` and `survey` for codecs that write every value, by way of `decode`."""
+
+    outer = OuterDefaults(0.5, 0.7, 1.0)
+    outer_by_mean = OuterDefaults(0.7, 0.5, 1.0)
 
     @abstractmethod
     def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:

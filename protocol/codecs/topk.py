@@ -12,7 +12,7 @@ The 64 largest of all 4096 values would hold a fifth more of a delta's energy. B
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.protocol.codecs.base import Sums, Survey, bit_length, in_blocks, multipliers
+from gossamer.protocol.codecs.base import OuterDefaults, Sums, Survey, bit_length, in_blocks, multipliers
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints, sum_of_squares
 
@@ -31,6 +31,9 @@ class TopKCodec:
     """Sparse, with one bit of magnitude."""
 
     name = "topk"
+    outer = OuterDefaults(3.0, 0.0, 0.8)
+    """It sends so little of a delta that longer steps make up for it, if the rest is soon forgotten."""
+    outer_by_mean = OuterDefaults(4.5, 0.0, 0.8)
 
     def section_bytes(self, numel: int) -> int:
         return -(-numel // BLOCK) + -(-numel // RUN)

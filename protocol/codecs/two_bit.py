@@ -13,6 +13,7 @@ import numpy as np
 from gossamer.protocol.codecs.base import (
     ZERO_BLOCK,
     Dense,
+    OuterDefaults,
     bit_length,
     in_blocks,
     multipliers,
@@ -30,6 +31,8 @@ class TwoBitCodec(Dense):
     """Mid-rise quantization of 2 bits."""
 
     name = "int2"
+    outer = OuterDefaults(1.0, 0.0, 0.9)
+    outer_by_mean = OuterDefaults(1.4, 0.0, 0.9)
 
     def section_bytes(self, numel: int) -> int:
         return -(-numel // BLOCK) * (1 + QUARTER)

@@ -21,9 +21,8 @@ from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.daemon.network.tls import Certificate
 from gossamer.protocol.errors import ConfigError, NobodyThereError, UnreachableError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
-from gossamer.protocol.manifest import Manifest
 from tests.node.wires import connections_to, hung_up
-from tests.protocol.builders import SMALL, manifest, newer, older
+from tests.protocol.builders import SMALL, manifest
 
 Answer = Callable[[], bytes]
 
@@ -95,15 +94,6 @@ async def test_waiting_helps_only_where_nobody_is_there_at_all() -> None:
 async def test_a_manifest_that_cannot_be_used(data: bytes) -> None:
     async with answering("manifest", lambda: data) as address:
         with pytest.raises(ConfigError, match="sent a manifest that cannot be used"):
-            await fetch_manifest(address)
-
-
-@pytest.mark.parametrize(("written", "key"), [(newer, r"outer\.nesterov"), (older, "admission")])
-async def test_a_manifest_of_another_release_says_what_to_do(
-    written: Callable[[Manifest], bytes], key: str
-) -> None:
-    async with answering("manifest", lambda: written(SMALL)) as address:
-        with pytest.raises(ConfigError, match=rf"cannot use .*{key}: .*run the release that it runs$"):
             await fetch_manifest(address)
 
 

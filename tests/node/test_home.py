@@ -8,7 +8,6 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,9 @@ from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home, node_in
 from gossamer.protocol.access.acl import Invitation, Role
 from gossamer.protocol.errors import ConfigError, DiskFullError, FolderGoneError, StorageError
-from gossamer.protocol.manifest import Manifest
 from tests.node.full_disk import full
 from tests.node.synced import Synced
-from tests.protocol.builders import OWNER, SMALL, admission, manifest, newer, older
+from tests.protocol.builders import OWNER, SMALL, admission, manifest
 
 
 @pytest.fixture
@@ -187,15 +185,6 @@ def test_a_damaged_manifest_is_refused(home: Home, content: bytes) -> None:
         home.manifest()
     with pytest.raises(StorageError, match="manifest is damaged"):
         home.adopt(SMALL)
-
-
-@pytest.mark.parametrize(("written", "key"), [(newer, r"outer\.nesterov"), (older, "admission")])
-def test_a_manifest_of_another_release_is_not_called_damaged(
-    home: Home, written: Callable[[Manifest], bytes], key: str
-) -> None:
-    home.manifest_path.write_bytes(written(SMALL))
-    with pytest.raises(StorageError, match=rf"release cannot use .*{key}: .*: run the release that wrote it"):
-        home.manifest()
 
 
 def test_what_cannot_be_read_is_not_called_damaged(home: Home) -> None:

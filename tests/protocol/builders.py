@@ -11,7 +11,6 @@ from hashlib import sha256
 from math import sqrt
 from typing import Any
 
-import msgpack
 import numpy as np
 
 from gossamer.protocol.access.acl import NEVER, AccessList, Role, grant_body, revocation_body
@@ -81,22 +80,6 @@ def manifest(
 
 SMALL = manifest()
 LAYOUT = SMALL.plan()
-
-
-def newer(manifest: Manifest) -> bytes:
-    """The manifest as a release with one more value would write it."""
-    values = msgpack.unpackb(manifest.canonical())
-    values["outer"] = {"nesterov": True, **values["outer"]}
-    packed: bytes = msgpack.packb({key: values[key] for key in sorted(values)})
-    return packed
-
-
-def older(manifest: Manifest) -> bytes:
-    """The manifest as 0.1.0 wrote it, which did not know owners."""
-    values = msgpack.unpackb(manifest.canonical())
-    del values["admission"]
-    packed: bytes = msgpack.packb(values)
-    return packed
 
 
 def one_tensor(numel: int, averaging: str) -> Fragment:

@@ -11,7 +11,6 @@ from gossamer.protocol.errors import (
     MalformedError,
     Offence,
     SignatureError,
-    UnsupportedError,
     offence_in_record,
 )
 
@@ -78,7 +77,6 @@ def test_what_only_a_liar_does_is_soon_too_much(offence):
     ("offence", "every_s"),
     [
         (Offence.IMPLAUSIBLE, 0.001),  # a clock two hours ahead
-        (Offence.UNSUPPORTED, 5.0),  # a later release: its link ends, and it dials again
         (Offence.RELAYED, 3.0),  # it relays the rows of a node of a later release
         (Offence.HANDSHAKE, 30.0),
         (Offence.STALLED, 1.5),  # several nodes of one home, behind a line that loses long packets
@@ -91,7 +89,6 @@ def test_what_honest_nodes_do_is_never_too_much(offence, every_s):
 def test_offences_in_records():
     assert offence_in_record(SignatureError(), relayed=True) is Offence.SIGNATURE
     assert offence_in_record(ImplausibleError(), relayed=False) is Offence.IMPLAUSIBLE
-    assert offence_in_record(UnsupportedError(), relayed=True) is Offence.UNSUPPORTED
     assert offence_in_record(MalformedError(), relayed=False) is Offence.RECORD
     assert offence_in_record(MalformedError(), relayed=True) is Offence.RELAYED
 

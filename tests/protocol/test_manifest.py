@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import ConfigError, MalformedError, UnsupportedError
+from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.manifest import from_canonical, from_toml, from_values
 from gossamer.protocol.payloads.layout import TensorSpec
 from tests.protocol import builders
@@ -136,20 +136,10 @@ def test_what_is_of_another_kind_is_refused_wherever_it_stands(wrong):
                 from_values(values, "here")
 
 
-def test_a_manifest_of_before_a_key_came_is_one_of_another_release():
-    """As those of 0.1.0, which had no owners yet: nothing is damaged, and to remove it would not help."""
-    for section, key in ((None, "admission"), ("admission", "owners"), ("outer", "staleness_max")):
-        values = _unpacked()
-        del (values[section] if section else values)[key]
-        name = f"{section}.{key}" if section else key
-        with pytest.raises(UnsupportedError, match=f"manifest: {name}: missing, as in one of an older"):
-            from_canonical(msgpack.packb(values))
-
-
-def test_a_peers_manifest_whose_model_no_safetensors_file_can_hold_is_one_of_another_release():
+def test_a_peers_manifest_whose_model_no_safetensors_file_can_hold_is_refused():
     values = _unpacked()
     values["layout"]["tensors"][1][0] = "__metadata__"
-    with pytest.raises(UnsupportedError, match="'__metadata__' has the name that safetensors files give"):
+    with pytest.raises(MalformedError, match="'__metadata__' has the name that safetensors files give"):
         from_canonical(msgpack.packb(values))
 
 

@@ -17,7 +17,6 @@ from gossamer.protocol.errors import Offence
 from gossamer.protocol.identity import short
 from gossamer.protocol.records import RecordKind, seal
 from gossamer.protocol.unix_time import UnixTime
-from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.cores import conflicting, swarm
 from tests.protocol.wiring import Node, World
@@ -125,7 +124,7 @@ OFFENCES = {
     "bad signature": Offence.SIGNATURE,
     "another swarm": Offence.SIGNATURE,
     "another kind": Offence.SIGNATURE,
-    "unknown kind": Offence.UNSUPPORTED,
+    "unknown kind": Offence.RECORD,
     "implausible round": Offence.IMPLAUSIBLE,
     "body of garbage": Offence.RELAYED,
     "row of garbage": Offence.RELAYED,
@@ -296,10 +295,3 @@ def test_what_a_peer_signed_itself_is_a_graver_offence_than_what_it_relays(seed)
     row_of_garbage = seal(author.core.identity, RecordKind.MEMBER, world.manifest.swarm_id, b"garbage").data
     effects = world.inject(node, link, msg.encode(msg.Records(((row_of_garbage, False),))))
     assert [effect.offence for effect in effects] == [Offence.RECORD]
-
-
-def test_a_message_of_an_unknown_kind_is_hardly_an_offence(seed):
-    world = swarm(seed, 2)
-    node = world.nodes[0]
-    blame, hangup = world.inject(node, next(iter(node.links)), pack([200]))
-    assert (blame.offence, type(hangup)) == (Offence.UNSUPPORTED, fx.Hangup)

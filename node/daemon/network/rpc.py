@@ -39,7 +39,6 @@ from gossamer.protocol.errors import (
     PeerError,
     StorageError,
     UnreachableError,
-    UnsupportedError,
 )
 from gossamer.protocol.identity import Identity, short
 from gossamer.protocol.limits import (
@@ -369,11 +368,6 @@ def fetch_manifest(
         except UnreachableError as error:
             problems.append(error)
             continue
-        except UnsupportedError as error:
-            raise ConfigError(
-                f"{contact.address} sent a manifest that this release cannot use ({error}): run the release"
-                " that it runs"
-            ) from None
         except MalformedError as error:
             raise ConfigError(f"{contact.address} sent a manifest that cannot be used: {error}") from None
         try:
