@@ -3,8 +3,6 @@ set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,6 @@ from gossamer.protocol.claims import Claim, chain, round_digest
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import TOKENS_MAX, TOKENS_TOTAL_MAX
-from gossamer.protocol.merge.tokens import TokenCount
 from gossamer.protocol.records import Delta
 from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, ROUNDS, World, arrive
@@ -45,23 +42,6 @@ def test_any_order_of_arrival_gives_the_fold(world: World, rng: np.random.Genera
     assert len(digests) == 1
     assert merger.digest() == snapshots.digest(expected)
     assert merger.tokens == sum(delta.body.tokens for delta in world.deltas)
-
-
-def test_tokens_stay_what_they_are_while_rounds_are_closed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are read on the event loop meanwhile, and learning rates follow them."""
-    merger, found, change = world.merger(), list[int](), TokenCount.change
-    arrive(merger, Ledger(), world.deltas)
-
-    def noted(self: TokenCount, old: Iterable[Delta], new: Iterable[Delta]) -> None:
-        found.append(merger.tokens)
-        change(self, old, new)
-
-    monkeypatch.setattr(TokenCount, "change", noted)
-    before = merger.tokens
-    merger.close_up_to(4)
-    assert found and {*found, merger.tokens} == {before}
 
 
 def test_batches_give_the_same_as_one_by_one(world: World) -> None:
@@ -170,7 +150,7 @@ def test_taking_back_and_closing(world: World) -> None:
     merger.close_up_to(2)
     assert merger.base == base, "nor is it opened again"
     assert set(merger.merged_ids()) == {d.record_id for d in world.deltas if d.round > 4}
-    kept = merger._payloads._norms.keys() | merger._payloads._in_memory.keys()
+    kept = merger._payloads._measured.keys() | merger._payloads._recent.keys()
     assert kept <= set(merger.merged_ids()), "nothing is kept of what is closed"
 
 
@@ -205,26 +185,6 @@ def test_the_chain_is_of_what_is_merged_whatever_it_was_when_last_asked_for(worl
     held = [delta for delta in held if delta.round != 6]
     merger.merge(6, ())
     check()
-
-
-def test_who_asks_for_the_chain_has_no_record_looked_at(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Anybody may ask an open swarm's nodes, as often as they like."""
-    merger = world.merger()
-    arrive(merger, Ledger(), world.deltas)
-    prefixes = [merger.prefix(fragment, 4) for fragment in LAYOUT.fragments]
-    asked: list[object] = []
-    monkeypatch.setattr(
-        "gossamer.node.daemon.phi.state.round_digest", lambda ids: asked.append(ids) or bytes(32)
-    )
-    for upto in (None, *range(10)):
-        merger.chain(upto)
-    digests = {round_: digest for prefix in prefixes for round_, digest in prefix.digests.items()}
-    assert merger.base.chain_with(digests) == merger.chain(4)
-    merger.close_up_to(4)
-    merger.chain()
-    assert asked == []
 
 
 def test_what_liars_claim_adds_up_to_a_number_that_can_be_stored_and_told(
@@ -331,13 +291,13 @@ def test_a_round_in_which_nothing_counts_is_an_outlier_only_by_its_tokens(
 
 
 def test_samples_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payloads, "SAMPLES_KEPT", 5)
+    monkeypatch.setattr(payloads, "MEASURED_KEPT", 5)
     merger = world.merger()
     arrive(merger, Ledger(), world.deltas)
-    assert len(merger._payloads._samples) == 5
+    assert len(merger._payloads._measured) == 5
     assert np.array_equal(merger.phi, world.fold(world.deltas))
     merger.close_up_to(max(ROUNDS))
-    assert not merger._payloads._samples
+    assert not merger._payloads._measured
 
 
 def test_divergence_is_noted_until_it_is_taken_back(world: World) -> None:
@@ -352,9 +312,3 @@ def test_divergence_is_noted_until_it_is_taken_back(world: World) -> None:
     assert begun_so.diverged == {1}
     merger.merge(1, ())
     assert merger.diverged == set() and (merger.view(fragment) == VALUE_LIMIT - 1).all()
-
-
-def test_hashes_are_of_the_bytes(world: World) -> None:
-    merger = world.merger()
-    data = world.phi_0.astype("<i4").tobytes()
-    assert merger.digest() == sha256(sha256(data).digest()).digest()

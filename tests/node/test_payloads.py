@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,6 @@ from gossamer.protocol.records import Delta
 from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, World, arrive
 from tests.protocol.builders import LAYOUT, identity, manifest, random_delta
-from tests.protocol.cost import calls
 
 CHUNK = 64
 """Bytes: tensors begin and end inside chunks, and go over several."""
@@ -46,44 +44,7 @@ def test_payloads_left_on_disk_do_not_change_a_bit(world: World) -> None:
     merger = world.merger()
     arrive(merger, Ledger(), world.deltas)
     assert np.array_equal(merger.phi, world.fold(world.deltas))
-    assert not merger._payloads._in_memory
-
-
-def test_as_many_are_in_memory_as_there_is_room_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of a round's payloads: those are read once, the others tensor by tensor."""
-    of_round = [delta for delta in world.deltas if delta.round == 1]
-    size, fragment = of_round[0].body.payload_bytes, LAYOUT.of_round(1)
-    monkeypatch.setattr(payloads, "KEPT_BYTES", 2 * size)
-    monkeypatch.setattr(payloads, "MERGED_BYTES_PER_VALUE", 0)
-    kept = payloads.Payloads(world.merger()._manifest, world.chunks)
-    with kept.room_for(of_round, fragment):
-        found = [kept.contribution(delta, fragment) for delta in of_round]
-        assert list(kept._in_memory) == [delta.record_id for delta in of_round[:2]]
-        assert kept.are_in_memory(of_round[:2]) and not kept.are_in_memory(of_round)
-    for delta, contribution in zip(of_round, found, strict=True):
-        assert contribution is not None
-        whole = payloads.Payload("int4", fragment, world.payloads[delta.record_id])
-        for index in range(len(fragment.slots)):
-            assert np.array_equal(contribution.tensor(index).decode(), whole.tensor(index))
-    with kept.room_for(of_round[2:], fragment):
-        for delta in of_round[2:]:
-            kept.contribution(delta, fragment)
-    assert list(kept._in_memory) == [delta.record_id for delta in of_round[2:]], "those read last"
-
-
-def test_what_is_kept_costs_a_merge_nothing(world: World) -> None:
-    """Of a small model there are thousands: each merge added all of them up, twice."""
-    kept = payloads.Payloads(world.merger()._manifest, world.chunks)
-    costs = []
-    for delta in world.deltas:
-        fragment = LAYOUT.of_round(delta.round)
-        with kept.room_for([delta], fragment):
-            kept.contribution(delta, fragment)
-        costs.append(calls(partial(_look, kept, delta)))
-    assert len(kept._in_memory) == len(world.deltas) and len(set(costs)) == 1
-    for delta in world.deltas:
-        kept.forget(delta)
-    assert not kept._in_memory and kept._bytes == 0
+    assert not merger._payloads._recent
 
 
 @pytest.mark.usefixtures("no_room")
@@ -111,14 +72,9 @@ def test_what_was_forgotten_is_measured_again(world: World, monkeypatch: pytest.
     monkeypatch.setattr(payloads, "MEASURED_KEPT", 5)
     merger = world.merger()
     arrive(merger, Ledger(), world.deltas)
-    assert len(merger._payloads._norms) == 5
+    assert len(merger._payloads._measured) == 5
     merger.merge(1, ())
     assert np.array_equal(merger.phi, world.fold([delta for delta in world.deltas if delta.round > 1]))
-
-
-def _look(kept: payloads.Payloads, delta: Delta) -> None:
-    with kept.room_for([delta], LAYOUT.of_round(delta.round)):
-        pass
 
 
 def _peak_of_merge(merger: Merger, deltas: tuple[Delta, ...]) -> int:

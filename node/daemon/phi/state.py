@@ -54,11 +54,9 @@ All of this blocks, and runs in worker threads, one call at a time.
 
 import asyncio
 import time
-from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -71,7 +69,7 @@ from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.fixedpoint import Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.contributions import RoundFigures, figures
-from gossamer.protocol.merge.merge import Contribution, RoundMerge, Sample, measure
+from gossamer.protocol.merge.merge import Contribution, Measures, RoundMerge, measure
 from gossamer.protocol.merge.tokens import TokenCount, UsualRates, of_ordinary_tokens
 from gossamer.protocol.payloads.chunks import payload_chunk_bytes
 from gossamer.protocol.payloads.layout import Fragment
@@ -179,11 +177,10 @@ class Merger:
         fragment = self._layout.of_round(round_)
         if not self._usual.are_known(fragment):
             return False
-        with self._payloads.room_for(ordinary, fragment):
-            found = self._contributions(fragment, ordinary)
+        found, _ = self._payloads.read(ordinary, fragment)
         if not found:
             return len(ordinary) < len(deltas)
-        return self._usual.are_all_exceeded(fragment, found)
+        return self._usual.are_all_exceeded(fragment, list(found.values()))
 
     def state(self, fragment: Fragment) -> MergedState:
         """How far a fragment has been merged."""
@@ -288,26 +285,23 @@ class Merger:
         Raises MissingChunkError or StorageError, and then nothing has changed: payloads read on the way may
         turn out damaged when some tensors are done already, so these are put back.
         """
-        with self._payloads.room_for((*new, *old), fragment):
-            taken, given = self._contributions(fragment, old), self._contributions(fragment, new)
-            undo = None if self._payloads.are_in_memory((*new, *old)) else phi.copy()
-            before = RoundMerge(taken, fragment, self._manifest.outer)
-            after = RoundMerge(given, fragment, self._manifest.outer)
-            try:
-                for index, slot in enumerate(fragment.slots):
-                    tensor = phi[slot.span]
-                    before.subtract(index, tensor, back=True)
-                    after.subtract(index, tensor)
-            except StorageError:
-                assert undo is not None, "nothing was read on the way"
-                phi[:] = undo
-                raise
-        return given
-
-    def _contributions(self, fragment: Fragment, deltas: tuple[Delta, ...]) -> list[Contribution]:
-        """The deltas of a round whose payloads decode. Raises MissingChunkError."""
-        read = (self._payloads.contribution(delta, fragment) for delta in deltas)
-        return [contribution for contribution in read if contribution is not None]
+        found, in_memory = self._payloads.read({d.record_id: d for d in (*new, *old)}.values(), fragment)
+        taken, added = (
+            [found[delta.record_id] for delta in deltas if delta.record_id in found] for deltas in (old, new)
+        )
+        undo = None if in_memory else phi.copy()
+        before = RoundMerge(taken, fragment, self._manifest.outer)
+        after = RoundMerge(added, fragment, self._manifest.outer)
+        try:
+            for index, slot in enumerate(fragment.slots):
+                tensor = phi[slot.span]
+                before.subtract(index, tensor, back=True)
+                after.subtract(index, tensor)
+        except StorageError:
+            assert undo is not None, "nothing was read on the way"
+            phi[:] = undo
+            raise
+        return added
 
 
 def _digest_of(deltas: tuple[Delta, ...]) -> bytes:
@@ -355,14 +349,9 @@ MERGED_BYTES_PER_VALUE = 4
 """Size of the payloads in memory while a fragment is merged: as much as its Phi takes. If some were on disk,
 the merge would need a copy of its Phi (see `Merger`), so keeping fewer in memory would save nothing."""
 
-SAMPLES_KEPT = 256
-"""Samples kept, those of the deltas read last, at most 256 KiB each: enough for a round with that many
-members. A delta whose sample is gone, such as one of an old round that is merged again, is not compared with
-others."""
-
-MEASURED_KEPT = 4096
-"""Deltas whose norms are kept, 8 bytes per tensor. Others are measured again if their round is merged again:
-with 256 members, the 1,040 rounds that are not closed have 266,000 deltas."""
+MEASURED_KEPT = 256
+"""Deltas whose norms and samples are kept, the latter at most 256 KiB each: a round's, in a swarm of that
+size. Others are measured again if their round is merged again."""
 
 
 class Payloads:
@@ -371,119 +360,69 @@ class Payloads:
     def __init__(self, manifest: Manifest, chunks: ChunkStore) -> None:
         self._fragments = len(manifest.plan().fragments)
         self._chunks = chunks
-        self._norms: OrderedDict[bytes, array[float] | None] = OrderedDict()
-        """The norm of each tensor of every payload that was decoded once; None for an undecodable payload."""
-        self._samples: OrderedDict[bytes, Sample] = OrderedDict()
-        self._in_memory: OrderedDict[bytes, Payload] = OrderedDict()
-        self._bytes = 0
-        """Size of these payloads. A small model has so many that adding it up would take longer than to
-        merge."""
-        self._wanted: set[bytes] = set()
-        """Deltas being worked on whose payloads are to be in memory."""
+        self._measured: OrderedDict[bytes, Measures | None] = OrderedDict()
+        """What is known of payloads that were decoded once; None for one that does not decode."""
+        self._recent: OrderedDict[bytes, Payload] = OrderedDict()
+        self._recent_bytes = 0
 
-    @contextmanager
-    def room_for(self, deltas: Collection[Delta], fragment: Fragment) -> Iterator[None]:
-        """While these deltas are worked on, keep as many of their payloads in memory as the limits allow."""
-        room = max(KEPT_BYTES, MERGED_BYTES_PER_VALUE * fragment.numel)
+    def read(self, deltas: Iterable[Delta], fragment: Fragment) -> tuple[dict[bytes, Contribution], bool]:
+        """Records as Merge sees them, by id, and whether all of them can be merged without reading files.
+
+        A record whose payload does not decode is left out: it weighs nothing on any node. Raises
+        MissingChunkError, as does reading a tensor that is not in memory.
+        """
+        room, in_memory = max(KEPT_BYTES, MERGED_BYTES_PER_VALUE * fragment.numel), True
+        found: dict[bytes, Contribution] = {}
         for delta in deltas:
-            if delta.body.payload_bytes <= room:
-                room -= delta.body.payload_bytes
-                self._wanted.add(delta.record_id)
-        self._trim(room)
-        try:
-            yield
-        finally:
-            self._wanted.clear()
-            self._trim(KEPT_BYTES)
-
-    def are_in_memory(self, deltas: Collection[Delta]) -> bool:
-        """Whether all of these deltas, whose contributions were asked for, can be merged without reading
-        files."""
-        return all(delta.record_id in self._in_memory or self._is_void(delta) for delta in deltas)
+            fits, payload = delta.body.payload_bytes <= room, None
+            if fits or delta.record_id not in self._measured:
+                payload = self._whole(delta, fragment)
+            measures = self._measured[delta.record_id]
+            if measures is None:
+                continue
+            room -= delta.body.payload_bytes if fits else 0
+            in_memory &= fits
+            found[delta.record_id] = Contribution(
+                author=delta.author,
+                tokens=delta.body.tokens,
+                steps=delta.body.steps,
+                staleness=delta.staleness(self._fragments),
+                norms=measures.norms,
+                tensor=(payload if payload and fits else _Stored(self._chunks, delta, fragment)).section,
+                sample=measures.sample,
+            )
+        return found, in_memory
 
     def undecodable(self, deltas: Iterable[Delta]) -> list[bytes]:
-        """Authors of the deltas whose payloads do not decode."""
-        return [delta.author for delta in deltas if self._is_void(delta)]
-
-    def contribution(self, delta: Delta, fragment: Fragment) -> Contribution | None:
-        """A record as Merge sees it. None if its payload does not decode: it then weighs nothing on any node.
-
-        Raises MissingChunkError, as does reading one of its tensors that is not in memory.
-        """
-        norms = self._measure(delta, fragment)
-        if norms is None:
-            return None
-        payload = self._in_memory.get(delta.record_id)
-        return Contribution(
-            author=delta.author,
-            tokens=delta.body.tokens,
-            steps=delta.body.steps,
-            staleness=delta.staleness(self._fragments),
-            norms=norms,
-            tensor=(payload or _Stored(self._chunks, delta, fragment)).section,
-            sample=self._samples.get(delta.record_id),
-        )
+        """Authors of the deltas, which were read, whose payloads do not decode."""
+        return [delta.author for delta in deltas if self._measured.get(delta.record_id, ()) is None]
 
     def forget(self, delta: Delta) -> None:
         """A delta's round is closed: its payload will not be asked for again."""
-        self._norms.pop(delta.record_id, None)
-        self._samples.pop(delta.record_id, None)
-        self._let_go(delta.record_id)
+        self._measured.pop(delta.record_id, None)
+        if (payload := self._recent.pop(delta.record_id, None)) is not None:
+            self._recent_bytes -= payload.size
 
-    def _measure(self, delta: Delta, fragment: Fragment) -> "array[float] | None":
-        """A payload's norms. It is read if they are not known yet, or if it is to be in memory."""
+    def _whole(self, delta: Delta, fragment: Fragment) -> Payload | None:
+        """A whole payload, which is measured the first time; None if it does not decode."""
         record_id = delta.record_id
-        is_lacking = record_id in self._wanted and record_id not in self._in_memory
-        if record_id not in self._norms or (is_lacking and not self._is_void(delta)):
-            self._read(delta, fragment)
-        self._norms.move_to_end(record_id)
-        return self._norms[record_id]
-
-    def _is_void(self, delta: Delta) -> bool:
-        return self._norms.get(delta.record_id, ()) is None
-
-    def _read(self, delta: Delta, fragment: Fragment) -> None:
-        """Read a whole payload. Raises MissingChunkError."""
-        data = self._chunks.join(delta.body.chunks)
-        try:
-            payload = Payload(delta.body.codec, fragment, data)
-            if delta.record_id not in self._norms:
-                self._note(delta, payload)
-            if delta.record_id in self._wanted:
-                self._let_go(delta.record_id)
-                self._in_memory[delta.record_id] = payload
-                self._bytes += payload.size
-        except PayloadError:
-            self._norms[delta.record_id] = None
-        while len(self._norms) > MEASURED_KEPT:
-            self._norms.popitem(last=False)
-
-    def _note(self, delta: Delta, payload: Payload) -> None:
-        """Decode a payload for the first time. Raises PayloadError."""
-        norms, sample = measure(payload)
-        self._norms[delta.record_id] = array("d", norms)
-        self._samples[delta.record_id] = sample
-        while len(self._samples) > SAMPLES_KEPT:
-            self._samples.popitem(last=False)
-
-    def _trim(self, room: int) -> None:
-        """Keep only the latest of the payloads that are not wanted now: those that fit into `room` bytes."""
-        wanted = (self._in_memory[record_id] for record_id in self._wanted if record_id in self._in_memory)
-        taken = self._bytes - sum(payload.size for payload in wanted)
-        oldest: list[bytes] = []
-        for record_id, payload in self._in_memory.items():
-            if taken <= room:
-                break
-            if record_id not in self._wanted:
-                oldest.append(record_id)
-                taken -= payload.size
-        for record_id in oldest:
-            self._let_go(record_id)
-
-    def _let_go(self, record_id: bytes) -> None:
-        """Drop a payload from memory."""
-        if (payload := self._in_memory.pop(record_id, None)) is not None:
-            self._bytes -= payload.size
+        payload = self._recent.get(record_id)
+        if payload is None or record_id not in self._measured:
+            data = self._chunks.join(delta.body.chunks)
+            self.forget(delta)
+            try:
+                payload = Payload(delta.body.codec, fragment, data)
+                self._measured[record_id] = measure(payload)
+            except PayloadError:
+                self._measured[record_id] = payload = None
+            if len(self._measured) > MEASURED_KEPT:
+                self._measured.popitem(last=False)
+        if payload is not None and record_id not in self._recent:
+            self._recent[record_id] = payload
+            self._recent_bytes += payload.size
+            while self._recent_bytes > KEPT_BYTES:
+                self._recent_bytes -= self._recent.popitem(last=False)[1].size
+        return payload
 
 
 class _Stored:
@@ -495,19 +434,15 @@ class _Stored:
         self._fragment = fragment
         self._starts = section_starts(CODECS[delta.body.codec], fragment)
         self._chunk_bytes = payload_chunk_bytes(delta.body.payload_bytes)
-        self._last: tuple[int, bytes] | None = None
+        self._last = (-1, b"")
 
     def section(self, index: int) -> Section:
         """One tensor's bytes, read and checked. Raises MissingChunkError."""
         start, stop = self._starts[index], self._starts[index + 1]
         data = bytearray()
         for place in range(start // self._chunk_bytes, -(-stop // self._chunk_bytes)):
+            if self._last[0] != place:
+                self._last = place, self._chunks.get(self._delta.body.chunks[place])
             first = place * self._chunk_bytes
-            data += memoryview(self._chunk(place))[max(0, start - first) : stop - first]
+            data += memoryview(self._last[1])[max(0, start - first) : stop - first]
         return section_of(self._delta.body.codec, self._fragment.slots[index], memoryview(data))
-
-    def _chunk(self, place: int) -> bytes:
-        last = self._last
-        if last is None or last[0] != place:
-            self._last = last = (place, self._chunks.get(self._delta.body.chunks[place]))
-        return last[1]
