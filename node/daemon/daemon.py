@@ -424,16 +424,6 @@ def main() -> int:
         log.error("%s", error, exc_info=error if options.debug else None)
         waits = isinstance(error, DiskFullError | FolderGoneError)  # as while a node runs
         return processes.FAILED if waits else processes.USER_ERROR
-    except MemoryError as error:
-        log.error(
-            "not enough memory: free some, or raise the limit", exc_info=error if options.debug else None
-        )
-        return processes.FAILED
-    except RuntimeError as error:
-        if "start new thread" not in str(error):
-            raise
-        log.error("the system cannot start more threads: free some, or raise the limit (ulimit -u)")
-        return processes.FAILED
     return processes.DONE
 
 

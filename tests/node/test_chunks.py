@@ -17,6 +17,9 @@ from tests.node.chunkfiles import file_of
 from tests.node.full_disk import full
 from tests.node.synced import Synced
 
+CODES = bytes([0x88, 0x89, 0x98, 0x88]) * 500
+"""As those of `int4`: few different ones."""
+
 
 def put(store: ChunkStore, data: bytes) -> bytes:
     blob = sha256(data).digest()
@@ -50,30 +53,16 @@ def test_how_much_is_here_and_has_come(store: ChunkStore, tmp_path: Path) -> Non
     assert ChunkStore(tmp_path / "chunks").stock == Stock(held=6, came=0)
 
 
-def test_a_chunk_has_the_size_of_its_bytes_and_no_other(store: ChunkStore) -> None:
-    blob = put(store, b"some data")
-    assert (store.fits(blob, 9), store.fits(blob, 8), store.fits(bytes(32), 9)) == (True, False, None)
-    file_of(store, blob).write_bytes(b"some")
+@pytest.mark.parametrize("data", [b"some data", CODES], ids=["plain", "packed"])
+def test_a_chunk_has_the_size_of_its_bytes_unless_its_file_is_torn(store: ChunkStore, data: bytes) -> None:
+    blob = put(store, data)
+    size = len(data)
+    assert (store.fits(blob, size), store.fits(blob, 8), store.fits(bytes(32), 9)) == (True, False, None)
+    with open(file_of(store, blob), "r+b") as file:
+        file.truncate(7)
     again = ChunkStore(store._root)
-    assert again.fits(blob, 9) is None, "a torn file says nothing of the size that its hash has"
-    assert blob not in again
-    other = put(store, b"other data")
-    again = ChunkStore(store._root)
-    file_of(store, other).unlink()
-    file_of(store, other).mkdir()  # as any other file that cannot be read
-    assert again.fits(other, 4) is None and other in again
-
-
-def test_a_chunk_is_read_for_its_size_once(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anybody may state another size for it, in as many records as they like."""
-    blob, other = put(store, b"some data"), put(store, b"other data")
-    again = ChunkStore(store._root)
-    read: list[Path] = []
-    read_bytes = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
-    assert [again.fits(blob, 8) for _ in range(3)] == [False] * 3
-    assert read == [file_of(store, blob)]
-    assert store.fits(other, 8) is False and len(read) == 1, "what was put here is known"
+    assert again.fits(blob, size) is None and blob not in again
+    assert again.get(put(again, data)) == data
 
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "longer", "gone"])
@@ -95,9 +84,6 @@ def test_a_damaged_file_is_removed_and_can_be_put_again(store: ChunkStore, damag
 
 
 # -- packed ones
-
-CODES = bytes([0x88, 0x89, 0x98, 0x88]) * 500
-"""As those of `int4`: few different ones."""
 
 
 def test_a_chunk_lies_as_it_travels(store: ChunkStore) -> None:
@@ -125,16 +111,6 @@ def test_a_damaged_frame_is_removed_too(store: ChunkStore, damage: str) -> None:
     with pytest.raises(MissingChunkError):
         ChunkStore(store._root).get(blob)
     assert not path.exists()
-
-
-def test_a_frame_that_is_torn_says_nothing_of_the_size(store: ChunkStore) -> None:
-    """As a power cut leaves them: found at the start, and not only once somebody wants them."""
-    for data in (CODES, CODES[::-1]):
-        blob = put(store, data)
-        with open(file_of(store, blob), "r+b") as file:
-            file.truncate(0 if data == CODES else 9)
-        again = ChunkStore(store._root)
-        assert again.fits(blob, len(data)) is None and blob not in again
 
 
 def test_a_reader_finds_what_came_since(store: ChunkStore) -> None:

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import errno
 import os
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 from unittest.mock import Mock
 
 import aiohttp
@@ -518,12 +517,7 @@ async def test_chunks_that_an_earlier_run_left_go_once_it_is_known_that_they_are
         await until(lambda: left not in daemon.store.chunks)
 
 
-@pytest.mark.parametrize(
-    "trouble", [DiskFullError("the disk is full"), RuntimeError("can't start new thread")]
-)
-async def test_a_daemon_that_lacks_something_is_started_again(
-    home: Home, monkeypatch: pytest.MonkeyPatch, trouble: Exception
-) -> None:
+def test_a_daemon_whose_disk_is_full_is_started_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Status 2 would end the whole node."""
     monkeypatch.setattr(
         "sys.argv", ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").to_json()]
@@ -531,42 +525,10 @@ async def test_a_daemon_that_lacks_something_is_started_again(
     for name in ("logs.configure", "processes.reset_signals", "ask_for_open_files"):
         monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", lambda **_: None)
 
-    monkeypatch.setattr("gossamer.node.daemon.build.RecordStore", Mock(side_effect=trouble))
-    assert main() == 1
-
-
-def test_one_that_can_start_no_thread_says_so_in_one_line(
-    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """For lack of memory, or where no more processes are allowed."""
-
-    def start(thread: threading.Thread) -> NoReturn:
-        raise RuntimeError("can't start new thread")
-
     monkeypatch.setattr(
-        "sys.argv", ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").to_json()]
+        "gossamer.node.daemon.build.RecordStore", Mock(side_effect=DiskFullError("the disk is full"))
     )
-    for name in ("logs.configure", "processes.reset_signals", "processes.watch", "ask_for_open_files"):
-        monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", Mock())
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        assert main() == 1
-    said = [record.getMessage() for record in caplog.records]
-    assert said == ["the system cannot start more threads: free some, or raise the limit (ulimit -u)"]
-
-
-def test_one_that_has_no_memory_left_says_so_in_one_line(
-    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(
-        "sys.argv", ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").to_json()]
-    )
-    for name in ("logs.configure", "processes.reset_signals", "processes.watch", "ask_for_open_files"):
-        monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", Mock())
-    monkeypatch.setattr("gossamer.node.daemon.phi.archive.restore_merger", Mock(side_effect=MemoryError))
     assert main() == 1
-    (said,) = caplog.records
-    assert (said.getMessage(), said.exc_info) == ("not enough memory: free some, or raise the limit", None)
 
 
 async def test_only_what_a_node_left_unfinished_is_removed_from_its_folder(home: Home) -> None:

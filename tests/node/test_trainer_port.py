@@ -186,14 +186,3 @@ def test_who_evaluates_now_and_then_is_not_overdue_each_time() -> None:
         now += length
     assert late[99] > 1100.0, "nobody can know the first time"
     assert max(late[100:]) < 0.0
-    assert pulse.usual_s <= 3600.0
-
-
-def test_what_took_long_is_forgotten_in_hours() -> None:
-    pulse = Pulse()
-    pulse.begin(0.0)
-    for step, now in enumerate((0.0, 1000.0)):
-        pulse.note(step, now)
-    for step in range(2, 10_000):
-        pulse.note(step, 1000.0 + 10.0 * step)
-    assert pulse.overdue_s(1000.0 + 100_000.0) > -40.0

@@ -1,9 +1,7 @@
 """Phi from a node's folder alone: the newest snapshot, and the fold over the records after it."""
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.state import Merger
@@ -13,15 +11,12 @@ from gossamer.node.home import Home, manifest_of
 from gossamer.protocol.access.acl import AccessList
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import DivergedError, PayloadError, PeerError, StorageError
-from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from gossamer.protocol.records import Delta
 
-log = logging.getLogger("gossamer.restore")
-
-ATTEMPTS_MAX = 8
+ATTEMPTS_MAX = 3
 """How often a reader starts over because the running daemon has moved on."""
 
 
@@ -62,27 +57,9 @@ def has_model(home: Home, manifest: Manifest) -> bool:
 
 
 def is_held(delta: Delta, chunks: ChunkStore) -> bool:
-    """Whether a delta's whole payload is on disk, in chunks of the sizes that its record states.
-
-    A chunk that turns out to be damaged is logged, and counts as missing.
-    """
+    """Whether a delta's whole payload is on disk, in chunks of the sizes that its record states."""
     sizes = payload_chunk_sizes(delta.body.payload_bytes)
-    for blob, size in zip(delta.body.chunks, sizes, strict=True):
-        was_here = blob in chunks
-        if not chunks.fits(blob, size):
-            if was_here and blob not in chunks:
-                log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
-            return False
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A folder's records at one moment."""
-
-    history: StoredHistory
-    deltas: list[Delta]
-    credentials: list[bytes]
+    return all(chunks.fits(blob, size) for blob, size in zip(delta.body.chunks, sizes, strict=True))
 
 
 def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
@@ -94,92 +71,71 @@ def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
     Raises ConfigError, StorageError or DivergedError.
     """
     manifest = manifest_of(home)
-    read: StoredHistory | None = None
     for _ in range(ATTEMPTS_MAX):
-        # Opened before the records are read: a payload that is dropped in between is then noticed as missing,
-        # and not taken for one that never came.
-        chunks = _chunks_of(home)
-        stored = _read(home, manifest)
-        if stored.history == read:
-            raise StorageError(
-                f"the model in {home.root} is damaged; start the node, which fetches what is missing"
-            )
-        read = stored.history
         with suppress(MissingChunkError):
-            merger = _fold(home, manifest, chunks, stored, sealed=sealed)
-            if merger is not None:
-                _check_sound(merger, sealed)
-                return manifest, merger
-    raise StorageError(
-        f"the node in {home.root} drops old snapshots faster than they can be read; stop it first"
-    )
+            merger = _fold(home, manifest, sealed=sealed)
+            if merger.diverged:
+                which = "model as of the newest snapshot" if sealed else "model"
+                advice = "" if sealed else "; the newest snapshot may be from before: export it with --sealed"
+                raise DivergedError(
+                    f"fragment {min(merger.diverged)} of the {which} reached a magnitude of 64: it"
+                    f" diverged{advice}"
+                )
+            return manifest, merger
+    raise StorageError(f"the model in {home.root} is damaged; start the node, which fetches what is missing")
 
 
-def _check_sound(merger: Merger, sealed: bool) -> None:
-    """Raise DivergedError if the model has diverged, and so is of no use."""
-    if merger.diverged:
-        which = "model as of the newest snapshot" if sealed else "model"
-        advice = "" if sealed else "; the newest snapshot may be from before: export it with --sealed"
-        raise DivergedError(
-            f"fragment {min(merger.diverged)} of the {which} reached a magnitude of 64: it diverged{advice}"
-        )
+def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> Merger:
+    """The newest snapshot that is whole and, unless `sealed`, the records after it.
 
-
-def _chunks_of(home: Home) -> ChunkStore:
-    """The chunks of a node's folder. Raises StorageError."""
-    if not home.chunks_path.exists():
+    Raises MissingChunkError, also if no snapshot is whole, or StorageError.
+    """
+    if not home.ledger_path.exists() or not home.chunks_path.exists():
         raise _no_model(home)
-    return ChunkStore(home.chunks_path, read_only=True)
-
-
-def _read(home: Home, manifest: Manifest) -> _Stored:
-    """The records of a node's folder. Raises StorageError, also if there is no snapshot to begin with."""
-    if not home.ledger_path.exists():
-        raise _no_model(home)
+    # Opened before the records are read: a payload that is dropped in between is then noticed as missing, and
+    # not taken for one that never came.
+    chunks = ChunkStore(home.chunks_path, read_only=True)
     store = RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)
     try:
         with store.one_state():
-            stored = _Stored(store.load_history(), store.load(manifest.plan()), store.load_credentials())
+            history, deltas = store.load_history(), store.load(manifest.plan())
+            credentials = store.load_credentials()
     finally:
         store.close()
-    if not stored.history.claims:
+    if not history.claims:
         raise _no_model(home)
-    return stored
+    # Phi does not depend on whose folder it is.
+    merger, _ = restore_merger(manifest, chunks, history, deltas, own_id=bytes(32))
+    if merger is None:
+        raise MissingChunkError(history.claims[0].root)
+    if not sealed:
+        _merge_later(merger, deltas, _acl(home, manifest, credentials), history, chunks)
+    return merger
+
+
+def _merge_later(
+    merger: Merger, deltas: Sequence[Delta], acl: AccessList, history: StoredHistory, chunks: ChunkStore
+) -> None:
+    """Merge the records that a snapshot does not hold, as far as the swarm has come."""
+    ledger = Ledger()
+    ledger.close(history.base.round)
+    for delta in deltas:
+        if acl.counts(delta.author, delta.round):
+            ledger.add(delta)
+    horizon = max(ledger.horizon, history.reach)
+    merged = set(merger.merged_ids())
+    for round_ in sorted({delta.round for delta in deltas}):  # those with nothing that counts, too
+        if round_ <= horizon:
+            valid = ledger.valid(round_)
+            merger.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
 
 
 def _no_model(home: Home) -> StorageError:
     return StorageError(f"{home.root} has no model yet; wait until the node has joined")
 
 
-def _fold(
-    home: Home, manifest: Manifest, chunks: ChunkStore, stored: _Stored, *, sealed: bool
-) -> Merger | None:
-    """The newest snapshot that is whole, and the records after it; None if there is no such snapshot.
-
-    Raises MissingChunkError or StorageError.
-    """
-    # Phi does not depend on whose folder it is.
-    merger, _ = restore_merger(manifest, chunks, stored.history, stored.deltas, own_id=bytes(32))
-    if merger is None or sealed:
-        return merger
-    acl = _acl(home, manifest, stored.credentials)
-    ledger = Ledger()
-    ledger.close(stored.history.base.round)
-    for delta in stored.deltas:
-        if acl.counts(delta.author, delta.round):
-            ledger.add(delta)
-    horizon = max(ledger.horizon, stored.history.reach)
-    merged = set(merger.merged_ids())
-    for round_ in sorted({delta.round for delta in stored.deltas}):  # those with nothing that counts, too
-        if round_ > horizon:
-            break
-        valid = ledger.valid(round_)
-        merger.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
-    return merger
-
-
 def _acl(home: Home, manifest: Manifest, credentials: Sequence[bytes]) -> AccessList:
-    """The access list, which says whose deltas count, by the credentials that a folder holds."""
+    """Who may do what, by the credentials that a folder holds."""
     acl = AccessList(manifest.admission, manifest.swarm_id)
     invitation = home.invitation()
     for data in (*credentials, *([invitation.grant.data] if invitation else [])):

@@ -21,8 +21,9 @@ from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.payloads.chunks import Chunk, unpack_chunk
 
-_NAME = re.compile(r"([0-9a-f]{64})(?:\.([0-9]+)\.([0-9]+))?")
-"""Name of a chunk's file: its hash and, if it holds a zstd frame, the lengths of chunk and frame."""
+_NAME = re.compile(r"([0-9a-f]{64})\.([0-9]+)\.([0-9]+)")
+"""Name of a chunk's file: its hash, and the lengths of the chunk and of the file. If they differ, it holds a
+zstd frame. A file of another length was torn by a power cut."""
 _FOLDER_NAMES = [f"{first:02x}" for first in range(256)]
 """A folder for each first byte of a hash. There may be others: a disk of its own has a ``lost+found``."""
 
@@ -38,24 +39,17 @@ class MissingChunkError(StorageError):
 class _File(NamedTuple):
     """The file that holds a chunk."""
 
-    name: str
     size: int
-    """Bytes of the chunk; 0 if the file is torn, so that this is unknown."""
+    """Bytes of the chunk."""
     length: int
     """Bytes of the file."""
 
-    @classmethod
-    def of(cls, blob: bytes, chunk: Chunk) -> "_File":
-        size, length = len(chunk.data), len(chunk.as_it_travels)
-        return cls(blob.hex() if chunk.frame is None else f"{blob.hex()}.{size}.{length}", size, length)
-
     def chunk_in(self, data: bytes) -> Chunk | None:
         """The chunk in the file's content, None if that is damaged."""
-        if "." not in self.name:
+        if self.size == self.length:
             return Chunk(data, None)
         with suppress(PayloadError):
-            if len(chunk := unpack_chunk(data)) == self.size:
-                return Chunk(chunk, data)
+            return Chunk(unpack_chunk(data), data)
         return None
 
 
@@ -82,8 +76,6 @@ class ChunkStore:
         except OSError as error:
             otherwise = leads_nowhere(root) or f"cannot use {root}: {error.strerror}"
             raise cannot_write(root, error, otherwise) from None
-        self._unchecked = set(self._files)
-        """Chunks that a power cut may have torn: found here at the start, and not read since."""
         self._held = sum(file.length for file in self._files.values())
         self._came = 0
 
@@ -110,35 +102,24 @@ class ChunkStore:
         return 0 if file is None else file.length
 
     def fits(self, blob: bytes, size: int) -> bool | None:
-        """Whether a chunk that is here has `size` bytes; None if it is not here, or cannot be read.
-
-        Only a chunk that seems to have another size is read, once: a file torn by a power cut tells nothing
-        about the size that its hash stands for.
-        """
+        """Whether a chunk that is here has `size` bytes; None if it is not here."""
         file = self._files.get(blob)
-        if file is None:
-            return None
-        if file.size == size or blob not in self._unchecked:
-            return file.size == size
-        try:
-            return len(self.get(blob)) == size
-        except StorageError:
-            return None
+        return None if file is None else file.size == size
 
     def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
         """Store bytes whose SHA-256 is `blob`, as the caller has checked. Raises OSError (disk full, ...)."""
         chunk = Chunk.of(bytes(data))
-        file = _File.of(blob, chunk)
+        file = _File(len(chunk.data), len(chunk.as_it_travels))
         write_atomically(self._path(blob, file), chunk.as_it_travels, durable=durable)
         with self._counting:
             fresh = file.length - self.length(blob)
             self._files[blob] = file
             self._held += fresh
             self._came += max(0, fresh)
-            self._unchecked.discard(blob)
 
     def _path(self, blob: bytes, file: _File) -> Path:
-        return self._root / blob.hex()[:2] / file.name
+        name = blob.hex()
+        return self._root / name[:2] / f"{name}.{file.size}.{file.length}"
 
     def drop(self, blob: bytes) -> None:
         """Remove a chunk that nobody needs any more. Raises OSError."""
@@ -173,7 +154,6 @@ class ChunkStore:
         with self._counting:
             self._held -= self.length(blob)
             self._files.pop(blob, None)
-            self._unchecked.discard(blob)
 
     def get(self, blob: bytes) -> bytes:
         """Read a chunk's bytes, as `read` does."""
@@ -197,7 +177,6 @@ class ChunkStore:
                     path.unlink()
                 self._forget(blob)
             raise MissingChunkError(blob)
-        self._unchecked.discard(blob)
         return chunk
 
     def _put_since(self, blob: bytes) -> _File | None:
@@ -234,10 +213,10 @@ def _make_folders(root: Path) -> None:
 
 
 def _files_in(folder: Path) -> Iterator[tuple[bytes, _File]]:
-    """The chunks in one folder. A daemon may drop some meanwhile. Raises OSError."""
+    """The whole chunks in one folder. A daemon may drop some meanwhile. Raises OSError."""
     for entry in os.scandir(folder):
         if (name := _NAME.fullmatch(entry.name)) is not None:
             with suppress(FileNotFoundError):
-                length = entry.stat().st_size
-                size, expected = (length, length) if name[2] is None else (int(name[2]), int(name[3]))
-                yield bytes.fromhex(name[1]), _File(entry.name, size if length == expected else 0, length)
+                file = _File(int(name[2]), int(name[3]))
+                if entry.stat().st_size == file.length:
+                    yield bytes.fromhex(name[1]), file

@@ -19,8 +19,19 @@ PATH_BYTES_MAX = 504
 _TROUBLES = (sqlite3.Error, UnicodeDecodeError)
 """A UnicodeDecodeError comes when an error message quotes the content of a damaged file."""
 
-_OUT_OF_REACH = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
-_HELD = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_OUT_OF_REACH = (
+    "this user must be able to write to it and to its folder, and its path must not be longer than"
+    f" {PATH_BYTES_MAX} bytes"
+)
+_ADVICE = {
+    sqlite3.SQLITE_CANTOPEN: _OUT_OF_REACH,
+    sqlite3.SQLITE_READONLY: _OUT_OF_REACH,
+    sqlite3.SQLITE_PERM: _OUT_OF_REACH,
+    sqlite3.SQLITE_BUSY: "another program holds it: have it let go",
+    sqlite3.SQLITE_LOCKED: "another program holds it: have it let go",
+    sqlite3.SQLITE_IOERR: "check its disk, which is full or failed",
+}
+"""What to do about an error of SQLite."""
 
 
 class Database:
@@ -104,27 +115,10 @@ class Database:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are details
         if code == sqlite3.SQLITE_FULL:
             return disk_full(self._path)
-        if code in (*_OUT_OF_REACH, sqlite3.SQLITE_IOERR) and (instead := misplaced(self._path)):
-            return StorageError(instead)
-        if code in _OUT_OF_REACH:
-            return StorageError(
-                f"cannot use the database {self._path} ({error}): this user must be able to write to it and"
-                f" to its folder, and its path must not be longer than {PATH_BYTES_MAX} bytes"
-            )
-        if code in _HELD:
-            return StorageError(f"another program holds the database {self._path}: have it release it")
-        if code == sqlite3.SQLITE_IOERR:
-            return StorageError(
-                f"cannot use the database {self._path} ({error}): check its disk, which is full or failed"
-            )
-        return self.damaged(str(error))
-
-    def damaged(self, problem: str) -> StorageError:
-        """The error to raise for a file that holds something that was never written."""
-        what = problem if problem.isprintable() else ascii(problem)  # SQLite quotes what it found on disk
+        what = str(error) if str(error).isprintable() else ascii(str(error))  # SQLite quotes what it found
+        advice = _ADVICE.get(code, "if it is damaged, remove it: what others hold is fetched again")
         return StorageError(
-            f"cannot use the database {self._path} ({what});"
-            " if it is damaged, remove it: what others hold is fetched again"
+            misplaced(self._path) or f"cannot use the database {self._path} ({what}); {advice}"
         )
 
 
