@@ -109,7 +109,7 @@ def test_a_damaged_frame_is_removed_too(store: ChunkStore, damage: str) -> None:
     content["another"] = pack_chunk(CODES[::-1]) or b""
     path.write_bytes(content[damage])
     with pytest.raises(MissingChunkError):
-        ChunkStore(store._root).get(blob)
+        store.get(blob)
     assert not path.exists()
 
 
@@ -235,7 +235,7 @@ def test_a_folder_is_opened_while_its_daemon_drops_chunks(
 
     def drops_what_was_listed(folder: Path) -> list[os.DirEntry[str]]:
         found = list(scandir(folder))
-        if any(entry.name == dropped.hex() for entry in found):
+        if any(entry.name.startswith(dropped.hex()) for entry in found):
             store.drop(dropped)
         return found
 

@@ -20,11 +20,9 @@ from gossamer.node import __version__
 from gossamer.node.daemon.phi import restore, snapshots
 from gossamer.node.daemon.phi.restore import replay
 from gossamer.node.daemon.phi.state import Merger
-from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.node.exports import export as tensorfile
 from gossamer.node.exports.export import export
 from gossamer.node.home import Home
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest
@@ -174,23 +172,6 @@ def test_what_the_daemon_drops_meanwhile_is_read_from_a_newer_snapshot(
     done = export(folder.home, tmp_path / "out.safetensors")
     assert done.facts["phi_digest"] == expected and done.facts["round"] == "6"
     assert getattr(owner, name) is original, "the daemon did come in between"
-
-
-def test_a_daemon_that_drops_faster_than_it_can_be_read_is_one_line(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    newest = 0
-
-    def dropped(root: bytes, *_: object) -> None:
-        nonlocal newest
-        newest += 1
-        with folder.records() as store:
-            store.add_snapshot(Claim(newest, 0, bytes(32), newest.to_bytes(32, "big")), (), ())
-        raise MissingChunkError(root)
-
-    monkeypatch.setattr(snapshots, "load", dropped)
-    with pytest.raises(StorageError, match="faster than they can be read"):
-        export(folder.home, tmp_path / "out.safetensors")
 
 
 def test_damage_is_said_and_never_passed_over(folder: Folder, tmp_path: Path) -> None:
