@@ -18,7 +18,7 @@ PACKAGES    := gossamer.protocol gossamer.node gossamer.models gossamer.bootstra
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv swarm test test-slow lint fmt type sim fuzz fuzz-guided bench clean distclean
+.PHONY: help venv swarm chaos test test-slow lint fmt type sim fuzz fuzz-guided bench size clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -26,6 +26,9 @@ help: ## this list
 
 swarm: $(STAMP) ## train with a local swarm of 4 processes; ARGS="--nodes 6" for others
 	@$(BIN)/gossamer swarm $(ARGS)
+
+chaos: $(STAMP) ## a local swarm in a storm of faults; ARGS="--nodes 6 --rounds 60" for another
+	@$(BIN)/python -m tests.tools.chaos $(ARGS)
 
 test: $(STAMP) ## the tests, without the slow ones; ARGS="-k merge" for some, WORKERS=0 in one process
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
@@ -57,6 +60,9 @@ fuzz-guided: $(STAMP) .build/gossamer ## the same by coverage (atheris), MINUTES
 
 bench: $(STAMP) ## the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+size: ## lines and modules a package, words a document
+	@$(PYTHON) -m tests.tools.size
 
 venv: $(STAMP) ## make .venv only; PIP_ARGS goes to pip
 	@:

@@ -1,7 +1,8 @@
-"""The run of a local swarm: starts its processes, watches them, waits until they agree, and stops them.
+"""`gossamer swarm`: a local swarm of real node processes, from manifest to summary.
 
-After the last round, nodes stop training and exchange what is still under way; only then are their digests
-compared. If a node dies on the way, that is shown, and the others go on without it.
+It has a bootstrap peer and N nodes with their own keys, folders and ports, joined exactly as on separate
+machines. After the last round, nodes stop training and exchange what is still under way; only then are their
+digests compared. If a node dies on the way, that is shown, and the others go on without it.
 """
 
 import asyncio
@@ -9,14 +10,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from gossamer.bootstrap import manifests
-from gossamer.bootstrap.chaos import Storm
 from gossamer.bootstrap.live_table import Display, Output, show_summary
 from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
 from gossamer.bootstrap.summary import SwarmSummary, check_result_path, summarise, write_result
@@ -29,7 +31,6 @@ from gossamer.node.home import Home
 from gossamer.node.processes import reset_signals, stop_signals
 from gossamer.node.trainer import genesis
 from gossamer.protocol.errors import ConfigError, LocalError, StorageError
-from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 
 REFRESH_S = 0.5
@@ -63,58 +64,56 @@ class SwarmOptions:
     seed: int
     folder: Path | None
     json_path: Path | None
-    chaos: bool = False
-    """Whether a storm passes over the swarm, see `chaos`."""
     plaintext: bool
     debug: bool
 
 
 class LocalSwarm:
-    """A bootstrap peer, the nodes, and the storm that they may go through."""
+    """A bootstrap peer and the nodes that join it."""
 
     def __init__(
         self, options: SwarmOptions, manifest: Manifest, folder: Path, console: Console | None = None
     ) -> None:
-        self._options = options
+        self.options = options
         self._manifest = manifest
         self._folder = folder
         self._console = console or Output()
+        self.up_to: int | None = None
+        """A round up to which the nodes are asked for a digest of their records."""
         self._has_joined = False
         """Whether any node has, or had, the model that the others need to begin."""
         self._starts: set[float] = set()
         """Losses measured before any node had trained; often only one node has measured any."""
-        self._told = 0
-        """How much of the storm's log has been shown."""
-        self._has_told_folder = False
+        self._has_shown_folder = False
         self._is_asked_to_stop = False
-        self._common = (["--insecure-plaintext"] if options.plaintext else []) + (
-            ["--debug"] if options.debug else []
-        )
-        self._boot = NodeProcess(
-            "bootstrap",
-            folder / "bootstrap",
-            ["bootstrap", str(folder / "swarm.toml"), "--dir", str(folder / "bootstrap"), *self._common],
-        )
-        self._nodes = [self._node(f"node-{i + 1}") for i in range(options.nodes)]
-        self._storm = (
-            Storm(options.rounds, self._boot, self._nodes, self._start_another) if options.chaos else None
-        )
+        self.boot = self._process("bootstrap", ["bootstrap", str(folder / "swarm.toml")])
+        self.nodes = [self.node(f"node-{i + 1}") for i in range(options.nodes)]
 
     @property
     def _everyone(self) -> list[NodeProcess]:
-        return [self._boot, *self._nodes]
+        return [self.boot, *self.nodes]
 
-    def _node(self, name: str) -> NodeProcess:
-        options = self._options
-        args = ["node", "--dir", str(self._folder / name), "--name", name]
-        args += ["--swarm-id", self._manifest.swarm_id.hex(), "--rounds", str(options.rounds)]
+    @property
+    def _left(self) -> list[NodeProcess]:
+        """The nodes that have not ended."""
+        return [process for process in self.nodes if not process.ended]
+
+    def _process(self, name: str, args: list[str]) -> NodeProcess:
+        args += ["--dir", str(self._folder / name), "--name", name, "--listen", "127.0.0.1:0"]
+        args += ["--insecure-plaintext"] if self.options.plaintext else []
+        args += ["--debug"] if self.options.debug else []
+        return NodeProcess(name, self._folder / name, args)
+
+    def node(self, name: str) -> NodeProcess:
+        """A node of this swarm, not yet started."""
+        options = self.options
+        args = ["node", "--swarm-id", self._manifest.swarm_id.hex(), "--rounds", str(options.rounds)]
         args += ["--threads", str(threads_each(options.nodes)), "--device", "cpu"]
         args += ["--evaluate-every", str(max(1, options.rounds // EVALUATIONS))]
-        if self._manifest.task.source:
-            args += ["--task", options.task]
+        args += ["--task", options.task] if self._manifest.task.source else []
         for path in options.data:
             args += ["--data", str(Path(path).absolute())]
-        return NodeProcess(name, self._folder / name, args + self._common)
+        return self._process(name, args)
 
     async def run(self) -> SwarmSummary:
         """Start, watch, wait for agreement, and in any case stop everything."""
@@ -135,124 +134,90 @@ class LocalSwarm:
             raise KeyboardInterrupt from None
         finally:
             await asyncio.to_thread(stop_all, self._everyone)
-            if self._storm is not None:
-                await self._storm.close()
         wall_s = round(time.monotonic() - begun, 2)
         return summarise(
-            [process.status for process in self._nodes if process.status is not None],
+            [process.status for process in self.nodes if process.status is not None],
             starts=self._starts,
             ended=[f"{process.name}: {process.ended}" for process in self._everyone if process.ended],
             wall_s=wall_s,
-            rounds=self._options.rounds,
-            parameters=self._parameters,
-            codec=self._options.codec,
-            loss_unit=TEXT_LOSS_UNIT if self._options.task == "text" else "",
+            rounds=self.options.rounds,
+            parameters=self._manifest.plan().numel,
+            codec=self.options.codec,
+            loss_unit=TEXT_LOSS_UNIT if self.options.task == "text" else "",
             sample=await asyncio.to_thread(self._sample),
-            events=[event.to_json() for event in self._storm.events] if self._storm else [],
         )
 
     async def _work(self) -> None:
         """Everything between the first process and the last; may be cancelled anywhere."""
         title = (
-            f"gossamer swarm {self._manifest.swarm_id.hex()[:12]}: {len(self._nodes)} nodes,"
-            f" {self._parameters / 1e6:.2f} M parameters, {self._options.codec}"
+            f"gossamer swarm {self._manifest.swarm_id.hex()[:12]}: {len(self.nodes)} nodes,"
+            f" {self._manifest.plan().numel / 1e6:.2f} M parameters, {self.options.codec}"
         )
-        with Display(self._console, self._options.rounds, title) as display:
+        with Display(self._console, self.options.rounds, title) as display:
             display.update(self._everyone, "starting")
-            await self._start()
-            await self._watch(display, "training", self._all_finished, None)
+            await self.start()
+            await self._watch(display, "training", self.is_over, None)
             await self._watch(display, "exchanging", self._all_agree, EXCHANGE_DEADLINE_S)
 
-    @property
-    def _parameters(self) -> int:
-        return self._manifest.plan().numel
-
-    async def _start(self) -> None:
-        address = await self._listen(0, self._boot)
-        for number, process in enumerate(self._nodes):
-            await self._listen(number + 1, process)
-        if self._storm is not None:
-            self._another = self._node(f"node-{len(self._nodes) + 1}")
-            await self._listen(len(self._nodes) + 1, self._another)
-        self._boot.start()
-        direct = await self._boot.address()
-        self._join = ["--join", address or direct]
-        for process in self._nodes:
-            process.args += self._join
+    async def start(self) -> None:
+        """Start the bootstrap peer, and then the nodes, which join it."""
+        self.boot.start()
+        address = await self.boot.address()
+        for process in self.nodes:
+            process.args += ["--join", address]
             process.start()
-
-    async def _listen(self, number: int, process: NodeProcess) -> str | None:
-        """Set where a node listens; returns its address if that is known already, as behind a proxy."""
-        if self._storm is None:
-            process.args += ["--listen", "127.0.0.1:0"]
-            return None
-        address, args = await self._storm.listen(number, process)
-        process.args += args
-        return address
-
-    def _start_another(self) -> NodeProcess:
-        """Start a node that joins late."""
-        self._another.args += self._join
-        self._another.start()
-        self._nodes.append(self._another)
-        return self._another
 
     async def _watch(
         self, display: Display, phase: str, is_over: Callable[[], bool], deadline_s: float | None
     ) -> None:
         """Refresh statuses and the display until `is_over`, or for at most `deadline_s`."""
         begun = time.monotonic()
-        plaintext, storm = self._options.plaintext, self._storm
         while not is_over():
             self._check_running(display)
-            await self._tell_troubles(display)
-            up_to = storm.up_to if storm is not None else None
+            await self._show_troubles(display)
             await asyncio.gather(
-                *(p.ask(digest=True, up_to=up_to, plaintext=plaintext) for p in self._everyone)
+                *(
+                    process.ask(digest=True, up_to=self.up_to, plaintext=self.options.plaintext)
+                    for process in self._everyone
+                )
             )
-            self._has_joined |= any(p.status and p.status["state"] != "joining" for p in self._nodes)
-            self._starts.update(s for p in self._nodes if (s := p.trainer.get("val_loss_start")) is not None)
-            if storm is not None:
-                storm.look()
-                for text in storm.log[self._told :]:
-                    display.tell(text)
-                self._told = len(storm.log)
+            self._has_joined |= any(p.status and p.status["state"] != "joining" for p in self.nodes)
+            self._starts.update(s for p in self.nodes if (s := p.trainer.get("val_loss_start")) is not None)
+            self.refreshed(display)
             display.update(self._everyone, phase)
             if deadline_s is not None and time.monotonic() - begun > deadline_s:
                 return
             await asyncio.sleep(REFRESH_S)
 
+    def refreshed(self, display: Display) -> None:
+        """Called each time all statuses have been refreshed."""
+
     def _check_running(self, display: Display) -> None:
         """Show which processes have ended. Raises LocalError if no node is left to train."""
         for process in self._everyone:
             if process.has_ended():
-                if self._boot.ended and not self._has_joined:
-                    raise LocalError(f"bootstrap ended before any node had the model: {self._boot.ended}")
+                if self.boot.ended and not self._has_joined:
+                    raise LocalError(f"bootstrap ended before any node had the model: {self.boot.ended}")
                 if not self._left:
                     raise LocalError(f"{process.name} ended, and no node is left: {process.ended}")
                 display.tell(f"{process.name} ended; the others continue: {process.ended}")
 
-    async def _tell_troubles(self, display: Display) -> None:
+    async def _show_troubles(self, display: Display) -> None:
         """Show what the logs say went wrong. Raises LocalError for a trainer that makes no progress."""
         running = [process for process in self._everyone if not process.ended]
         found = await asyncio.to_thread(lambda: [process.read_log() for process in running])
         for process, lines in zip(running, found, strict=True):
             for line in lines:
                 display.tell(f"{process.name}: {line}")
-            if lines and not self._has_told_folder:
-                self._has_told_folder = True
+            if lines and not self._has_shown_folder:
+                self._has_shown_folder = True
                 display.tell(f"the nodes' logs are in {self._folder}")
             if process.troubles.hopeless:
                 raise LocalError(f"{process.name}: {process.troubles.hopeless}")
 
-    @property
-    def _left(self) -> list[NodeProcess]:
-        """The nodes that have not ended."""
-        return [process for process in self._nodes if not process.ended]
-
-    def _all_finished(self) -> bool:
-        finished = all(process.status and process.status["state"] == "finished" for process in self._left)
-        return finished and (self._storm is None or self._storm.over)
+    def is_over(self) -> bool:
+        """Whether all nodes that have not ended have trained to the last round."""
+        return all(process.status and process.status["state"] == "finished" for process in self._left)
 
     def _all_agree(self) -> bool:
         """Whether all have merged the same records, and all they have, and have evaluated the result.
@@ -279,16 +244,12 @@ class LocalSwarm:
         from gossamer.node.exports.generate import generate
 
         written = ""
+        home = Home(self._left[0].folder)
+        deadline = time.monotonic() + SAMPLE_S
         try:
-            pieces = generate(
-                Home(self._left[0].folder),
-                SAMPLE_PROMPT,
-                SAMPLE_CHARACTERS,
-                temperature=0.7,
-                seed=self._options.seed,
-            )
-            deadline = time.monotonic() + SAMPLE_S
-            for piece in pieces:
+            for piece in generate(
+                home, SAMPLE_PROMPT, SAMPLE_CHARACTERS, temperature=0.7, seed=self.options.seed
+            ):
                 written += piece
                 if self._is_asked_to_stop or time.monotonic() > deadline:
                     break
@@ -297,55 +258,36 @@ class LocalSwarm:
         return SAMPLE_PROMPT + written if written else ""
 
 
-# --- `gossamer swarm`: a local swarm of real node processes, from manifest to summary.
-#
-# It has a bootstrap peer and N nodes with their own keys, folders and ports, joined exactly as on separate
-# machines.
-
-
 def run_swarm(options: SwarmOptions) -> int:
     """Run and show a swarm; returns 0 only if all went well. Raises LocalError for what a person can fix."""
     result = options.json_path
     if result is not None:
         check_result_path(result)
     console = Output(stderr=result == Path("/dev/stdout"))
-    manifest, phi = _plan(options)
-    folder, is_temporary = _folder(options)
-    try:
-        boot = Home(folder / "bootstrap")
-        boot.create()
-        boot.adopt(manifest)
-        genesis.store(phi, ChunkStore(boot.chunks_path), boot.chunks_path)
-        manifests.write(manifest, folder / "swarm.toml", replace=True)
-        try:
-            summary = asyncio.run(LocalSwarm(options, manifest, folder, console).run())
-        except LocalError:
-            is_temporary &= not any(folder.glob("*.log"))  # the message may point to a log in there
-            raise
+    with founded(options) as (manifest, folder):
+        summary = asyncio.run(LocalSwarm(options, manifest, folder, console).run())
         try:  # the run is over: if writing the result fails, the summary is still shown
             if result is not None:
                 write_result(result, summary)
         finally:
             show_summary(console, summary)
-            if not is_temporary:
+            if options.folder is not None:
                 where = f"The nodes' folders are in {folder}"
                 console.print(where, highlight=False, markup=False, soft_wrap=True)
-        return exit_status.DONE if summary.ok else exit_status.FAILED
-    finally:
-        if is_temporary:
-            shutil.rmtree(folder, ignore_errors=True)
+    return exit_status.DONE if summary.ok else exit_status.FAILED
 
 
-def _plan(options: SwarmOptions) -> tuple[Manifest, Ints]:
-    """The manifest for this run, and Phi_0. Raises ConfigError."""
-    for path in options.data:
-        if not Path(path).exists():
-            raise ConfigError(f"--data {path}: no such file or folder")
+@contextmanager
+def founded(options: SwarmOptions) -> Iterator[tuple[Manifest, Path]]:
+    """A manifest, and a folder with the bootstrap peer's folder and ``swarm.toml`` in it. Raises LocalError.
 
-    return manifests.create(
+    A temporary folder is removed afterwards, unless a LocalError may point to a log in it.
+    """
+    resolved = {**_text_options(options), **options.options} if options.task == "text" else options.options
+    manifest, phi = manifests.create(
         name="local",
         task=options.task,
-        options={**_text_options(options), **options.options} if options.task == "text" else options.options,
+        options=resolved,
         settings=options.settings,
         data=[Path(path) for path in options.data],
         codec=options.codec,
@@ -354,30 +296,45 @@ def _plan(options: SwarmOptions) -> tuple[Manifest, Ints]:
         fragments=options.fragments,
         seed=options.seed,
     )
+    folder = _new_folder(options.folder)
+    is_temporary = options.folder is None
+    try:
+        boot = Home(folder / "bootstrap")
+        boot.create()
+        boot.adopt(manifest)
+        genesis.store(phi, ChunkStore(boot.chunks_path), boot.chunks_path)
+        manifests.write(manifest, folder / "swarm.toml", replace=True)
+        try:
+            yield manifest, folder
+        except LocalError:
+            is_temporary &= not any(folder.glob("*.log"))
+            raise
+    finally:
+        if is_temporary:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _text_options(options: SwarmOptions) -> dict[str, OptionValue]:
     """A learning rate schedule that ends with the run. Raises ConfigError, also for data that is not text."""
     try:
         kind = find_kind("text")
-        task = kind.resolve({**options.options, **kind.read(options.settings)})
+        task: Any = kind.resolve({**options.options, **kind.read(options.settings)})
         load_corpus([Path(path) for path in options.data], int(task["context"]))
     except TaskError as error:
         raise ConfigError(str(error)) from None
     steps = options.rounds * options.every_steps / options.fragments * options.nodes
-    tokens = int(steps * int(task["batch_size"]) * int(task["context"]))
-    return {"horizon_tokens": tokens}
+    return {"horizon_tokens": int(steps * int(task["batch_size"]) * int(task["context"]))}
 
 
-def _folder(options: SwarmOptions) -> tuple[Path, bool]:
-    """Where the nodes live, and whether to remove it afterwards. Raises ConfigError or StorageError."""
-    if options.folder is None:
-        return Path(tempfile.mkdtemp(prefix="gossamer-swarm-")), True
-    folder = options.folder.absolute()
+def _new_folder(folder: Path | None) -> Path:
+    """Where the nodes live. Raises ConfigError or StorageError."""
+    if folder is None:
+        return Path(tempfile.mkdtemp(prefix="gossamer-swarm-"))
+    folder = folder.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if any(folder.iterdir()):
             raise ConfigError(f"--dir {folder} is not empty; choose a new folder")
     except OSError as error:
         raise StorageError(f"--dir {folder}: {error.strerror}") from None
-    return folder, False
+    return folder

@@ -10,23 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.home import Home
 from gossamer.node.processes import Child, says_it_ended
 from gossamer.protocol.errors import LocalError, UnreachableError
 
-# --- What goes wrong at a node of a local swarm, found by following its log.
-#
-# A supervisor restarts a trainer however often it ends, as is right for a node far from its owner. Here a
-# person looks on, who is told each cause once, and does not wait for a trainer that makes no progress.
+START_TIMEOUT_S = 60.0
+ASK_TIMEOUT_S = 3.0
+STOP_S = 4.5
+POLL_S = 0.05
 
 READ_MAX = 1 << 16
-"""Bytes that are read at a time. If a log has grown by more, only its end is read."""
+"""Bytes of a log that are read at a time."""
 
 CAUSES_MAX = 100
-"""How many different causes are reported for one node."""
+"""How many different causes of trouble are reported for one node."""
 
 ENDS_MAX = 3
 """A trainer that has ended this often in the same round will make no progress."""
@@ -38,13 +36,16 @@ _PAUSE = re.compile(r" in [0-9.]+ s$")
 
 
 class Troubles:
-    """Reads one node's log."""
+    """What goes wrong at a node, found by following its log.
+
+    A supervisor restarts a trainer however often it ends, as is right for a node far from its owner. Here a
+    person watches, who is shown each cause once and does not wait for a trainer that makes no progress.
+    """
 
     def __init__(self, log_path: Path) -> None:
         self._path = log_path
         self._at = 0
-        self._begun = b""
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
         self._round = 0
         self._ends = 0
         self._cause = ""
@@ -64,8 +65,8 @@ class Troubles:
                 self._cause = self._cause or text
             elif found["level"] != "warning":
                 self._cause = text
-            if text not in self._told and len(self._told) < CAUSES_MAX:
-                self._told.add(text)
+            if text not in self._shown and len(self._shown) < CAUSES_MAX:
+                self._shown.add(text)
                 fresh.append(text)
         return fresh
 
@@ -77,49 +78,14 @@ class Troubles:
         return f"{self._cause} (its trainer ended {self._ends} times in one round; see {self._path})"
 
     def _lines(self) -> list[str]:
-        """The whole lines that have come since the last call."""
+        """The next whole lines. A longer piece without an end is passed over."""
         grown = b""
         with suppress(OSError), open(self._path, "rb") as log:
-            size = log.seek(0, 2)
-            if size - self._at > READ_MAX:
-                self._at, self._begun = size - READ_MAX, b""
             log.seek(self._at)
             grown = log.read(READ_MAX)
-            self._at += len(grown)
-        *whole, self._begun = (self._begun + grown).split(b"\n")
-        self._begun = self._begun[-READ_MAX:]
-        return [line.decode("utf-8", "replace") for line in whole]
-
-
-START_TIMEOUT_S = 60.0
-ASK_TIMEOUT_S = 3.0
-STOP_S = 4.5
-POLL_S = 0.05
-
-BYTES = ("bytes_sent", "bytes_received", "payload_bytes_sent", "payload_bytes_received")
-"""Fields of a status that a daemon counts from its start on."""
-
-
-def _no_settings() -> dict[str, str]:
-    """Variables that undo the settings of this machine's own nodes; an empty variable counts as unset."""
-    prefixes = ("GOSSAMER_NODE_", "GOSSAMER_BOOTSTRAP_")
-    return dict.fromkeys((name for name in os.environ if name.startswith(prefixes)), "")
-
-
-class _AllRuns:
-    """Sums the bytes of a node's daemons: each counts from 0, unlike steps and tokens."""
-
-    def __init__(self) -> None:
-        self._past = dict.fromkeys(BYTES, 0)
-        self._last: dict[str, Any] | None = None
-
-    def of(self, status: dict[str, Any]) -> dict[str, int]:
-        """All bytes up to the newest status. What a daemon did after its last status is not known."""
-        last = self._last
-        if last is not None and status["uptime_s"] < last["uptime_s"]:
-            self._past = {name: past + last[name] for name, past in self._past.items()}
-        self._last = status
-        return {name: past + status[name] for name, past in self._past.items()}
+        end = grown.rfind(b"\n") + 1
+        self._at += end or (READ_MAX if len(grown) == READ_MAX else 0)
+        return grown[:end].decode("utf-8", "replace").splitlines()
 
 
 @dataclass(slots=True)
@@ -132,11 +98,10 @@ class NodeProcess:
     child: Child | None = None
     status: dict[str, Any] | None = None
     killed: bool = False
-    """Whether we have killed it, and it has not come back."""
+    """Whether it was killed on purpose, and has not come back."""
     ended: str = ""
     """How it ended without our doing; empty while it runs."""
     troubles: Troubles = field(init=False)
-    _all_runs: _AllRuns = field(init=False, default_factory=_AllRuns)
 
     def __post_init__(self) -> None:
         self.troubles = Troubles(self.log_path)
@@ -147,16 +112,21 @@ class NodeProcess:
         Home(self.folder).daemon_path.unlink(missing_ok=True)
         self.killed = False
         self.ended = ""
+        # Without the settings of this machine's own nodes; an empty variable counts as unset.
+        settings = [name for name in os.environ if name.startswith(("GOSSAMER_NODE_", "GOSSAMER_BOOTSTRAP_"))]
         with open(self.log_path, "ab") as log:
             self.child = Child(
-                "gossamer.bootstrap.cli.main", self.args, env=_no_settings(), stderr=log.fileno()
+                "gossamer.bootstrap.cli.main",
+                self.args,
+                env=dict.fromkeys(settings, ""),
+                stderr=log.fileno(),
             )
 
     @property
     def log_path(self) -> Path:
         return self.folder.with_suffix(".log")
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """The last line of its log, which tells a person why it ended."""
         lines = (
             self.log_path.read_text("utf-8", "replace").strip().splitlines() if self.log_path.exists() else []
@@ -173,14 +143,10 @@ class NodeProcess:
             facts = Home(self.folder).read_daemon()
             if facts is not None:
                 return str(facts["address"])
-            self.check_running()
+            if self.child is not None and self.child.poll() is not None:
+                raise LocalError(f"{self.name} ended: {self.last_line()}")
             await asyncio.sleep(POLL_S)
         raise LocalError(f"{self.name} did not start within {START_TIMEOUT_S:.0f} s; see {self.log_path}")
-
-    def check_running(self) -> None:
-        """Raise LocalError with its last words if it has ended."""
-        if self.child is not None and self.child.poll() is not None:
-            raise LocalError(f"{self.name} ended: {self.last_words()}")
 
     def has_ended(self) -> bool:
         """Check whether it has ended without our doing; if so, `ended` says how."""
@@ -190,38 +156,25 @@ class NodeProcess:
         self.child.close()
         self.child = None
         self.status = None
-        self.ended = _ending(status) or self.last_words()
+        if status < 0:
+            number = -status  # a real-time signal may have no name
+            names = {known.value: known.name for known in signal.Signals}
+            self.ended = f"killed by {names.get(number, f'signal {number}')}"
+        else:
+            self.ended = "stopped" if status == 0 else self.last_line()
         return True
 
-    def kill(self) -> None:
-        """Send SIGKILL to all of its processes at once, like a power cut."""
-        if self.child is None:
-            return
-        with suppress(psutil.NoSuchProcess):
-            whole = psutil.Process(self.child.pid)
-            for process in (whole, *whole.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-        self.child.end(STOP_S)
-        self.child = None
-        self.status = None
-        self.killed = True
-
     async def ask(self, *, digest: bool, plaintext: bool, up_to: int | None = None) -> None:
-        """Refresh its status, with the bytes of all its runs. Keeps the last one if it does not answer
-        now."""
+        """Refresh its status. Keeps the last one if it does not answer now."""
         facts = Home(self.folder).read_daemon()
         if facts is None or self.killed or self.ended:
             return
-        try:
+        with suppress(UnreachableError, TimeoutError):
             async with asyncio.timeout(ASK_TIMEOUT_S):
-                status = await fetch_status(
-                    str(facts["address"]), digest=digest, plaintext=plaintext, up_to=up_to
-                )
+                address = str(facts["address"])
+                status = await fetch_status(address, digest=digest, plaintext=plaintext, up_to=up_to)
                 if not self.killed:
-                    self.status = {**status, **self._all_runs.of(status)}
-        except (UnreachableError, TimeoutError):
-            pass
+                    self.status = status
 
     def read_log(self) -> list[str]:
         """What has gone wrong since the last call, by its log."""
@@ -233,26 +186,16 @@ class NodeProcess:
         return (self.status or {}).get("trainer") or {}
 
 
-def _ending(status: int) -> str:
-    """How a process ended, by its exit status; empty if its log says more."""
-    if status < 0:
-        with suppress(ValueError):
-            return f"killed by {signal.Signals(-status).name}"
-        return f"killed by signal {-status}"  # one of the real-time signals, most of which have no name
-    return "stopped" if status == 0 else ""
-
-
 def stop_all(processes: list[NodeProcess]) -> None:
     """Stop all processes together, within STOP_S."""
-    running = [process for process in processes if process.child is not None]
-    for process in running:
-        if process.child is not None and process.child.poll() is None:
-            process.child.terminate()
+    running = [process.child for process in processes if process.child is not None]
+    for child in running:
+        child.terminate()
     deadline = time.monotonic() + STOP_S
-    for process in running:
-        if process.child is not None:
-            process.child.end(max(0.1, deadline - time.monotonic()))
-            process.child = None
+    for child in running:
+        child.end(max(0.1, deadline - time.monotonic()))
+    for process in processes:
+        process.child = None
 
 
 def threads_each(nodes: int) -> int:

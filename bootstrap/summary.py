@@ -64,8 +64,6 @@ class SwarmSummary:
     tokens: int
     data_parallel_bytes: int
     sample: str
-    events: list[dict[str, Any]]
-    """The events of --chaos, see `gossamer.bootstrap.chaos`."""
     nodes: list[NodeSummary]
     ended: list[str] = field(default_factory=list)
     """Processes that were killed or ended on the way, and how; the others went on."""
@@ -92,7 +90,6 @@ class SwarmSummary:
             found.append("the validation loss was not measured")
         elif not end < start:
             found.append("the validation loss did not fall")
-        found += [f"{event['text']}: not recovered" for event in self.events if event["recovered_s"] is None]
         return found
 
     def to_json(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from gossamer.bootstrap.summary import summarise
@@ -33,6 +32,6 @@ def status(number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def summary(*statuses: dict[str, Any], events: Iterable[dict[str, Any]] = ()) -> Any:
+def summary(*statuses: dict[str, Any]) -> Any:
     facts = {"wall_s": 1.5, "rounds": 10, "parameters": 1000, "codec": "int4", "sample": ""}
-    return summarise(list(statuses), events=list(events), **facts)
+    return summarise(list(statuses), **facts)

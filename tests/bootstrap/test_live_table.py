@@ -188,7 +188,7 @@ def test_one_node_alone_is_not_compared_with_data_parallel_training() -> None:
 
 
 def test_a_narrow_terminal_cuts_nothing_off() -> None:
-    text = written(summary(ended(0), ended(1), events=()), width=30)
+    text = written(summary(ended(0), ended(1)), width=30)
     assert "…" not in text
     told = "".join(re.findall(r"│ .{20}(.*?) *│", text))
     assert "bit-identical" in told and "data-parallel" in told

@@ -1,4 +1,4 @@
-"""What a local swarm does when processes of its own end: others go on, and it says who is gone."""
+"""What a local swarm does when its processes end or go wrong: others go on, and it shows who is gone."""
 
 from __future__ import annotations
 
@@ -7,92 +7,162 @@ import io
 import itertools
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from gossamer.bootstrap import local_swarm
-from gossamer.bootstrap.live_table import Display, Output
-from gossamer.bootstrap.local_swarm import LocalSwarm
-from gossamer.bootstrap.processes import BYTES, NodeProcess
-from gossamer.node.home import Home
+from gossamer.bootstrap.live_table import Display
+from gossamer.bootstrap.local_swarm import LocalSwarm, SwarmOptions
+from gossamer.bootstrap.processes import CAUSES_MAX, ENDS_MAX, READ_MAX, NodeProcess, Troubles
 from gossamer.protocol.errors import LocalError
-from tests.bootstrap.local_swarms import Ended, options
 from tests.bootstrap.summaries import status
 from tests.protocol.builders import SMALL
 
+BUG = "12:00:01 error   my_task.py:29, in loss: RuntimeError: my bug\n"
+ENDED = "12:00:01 warning the trainer ended (status 1); starting it again in 0.5 s\n"
+
+
+class Ended:
+    """A child process that has ended with an exit status."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+    def poll(self) -> int:
+        return self.status
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> LocalSwarm:
+    options = SwarmOptions(
+        nodes=2,
+        rounds=3,
+        task="text",
+        options={},
+        settings=(),
+        data=(),
+        codec="int4",
+        every_steps=5,
+        fragments=1,
+        seed=0,
+        folder=tmp_path,
+        json_path=None,
+        plaintext=False,
+        debug=False,
+    )
+    return LocalSwarm(options, SMALL, tmp_path)
+
+
+@pytest.fixture
+def shown() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def display(shown: io.StringIO) -> Display:
+    return Display(Console(file=shown, width=200), 3, "a swarm")
+
+
+def write(path: Path, text: str) -> None:
+    with open(path, "a") as log:
+        log.write(text)
+
+
+# -- one process
+
 
 @pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        (-9, "killed by SIGKILL"),
-        (-40, "killed by signal 40"),
-        (0, "stopped"),
-        (2, "no text in x"),
-        (1, "no text in x"),
-    ],
+    ("exit_status", "ended"),
+    [(-9, "killed by SIGKILL"), (-40, "killed by signal 40"), (0, "stopped"), (2, "no text in x")],
 )
 @pytest.mark.parametrize("before", ["", "gossamer: ", "12:00:01 error   "])
-def test_how_a_process_ended(tmp_path: Path, status: int, said: str, before: str) -> None:
+def test_how_a_process_ended(tmp_path: Path, exit_status: int, ended: str, before: str) -> None:
     process = NodeProcess("node-1", tmp_path / "node-1", [])
     assert not process.has_ended(), "it was never started"
     process.log_path.write_text(f"12:00:00 info    up\n{before}no text in x\n")
-    process.child = Ended(status)  # type: ignore[assignment]
+    process.child = Ended(exit_status)  # type: ignore[assignment]
     process.status = {"round": 3}
-    assert process.has_ended()
-    assert process.ended == said
-    assert process.status is None
-    assert not process.has_ended(), "that was said"
+    assert process.has_ended() and process.ended == ended and process.status is None
+    assert not process.has_ended(), "that was shown"
 
 
-async def test_bytes_are_those_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As steps and tokens are: a daemon that was killed and started again counts its bytes from 0."""
-    told = [(1.0, 100), (9.0, 900), (0.5, 10), (3.0, 50), (0.2, 1)]
-    statuses = iter([{"uptime_s": uptime, **dict.fromkeys(BYTES, count)} for uptime, count in told])
-
-    async def answer(*_: object, **__: object) -> dict[str, Any]:
-        return next(statuses)
-
-    monkeypatch.setattr("gossamer.bootstrap.processes.fetch_status", answer)
-    process = NodeProcess("node-1", tmp_path / "node-1", [])
-    home = Home(process.folder)
-    home.create()
-    home.write_daemon(address="127.0.0.1:1")
-    shown = []
-    for _ in told:
-        await process.ask(digest=False, plaintext=True)
-        assert process.status is not None
-        shown.append([process.status[name] for name in BYTES])
-    assert shown == [[count] * len(BYTES) for count in (100, 900, 910, 950, 951)]
+def test_each_cause_is_reported_once(tmp_path: Path) -> None:
+    log = tmp_path / "node-1.log"
+    troubles = Troubles(log)
+    assert troubles.read(0) == [], "there is no log yet"
+    write(log, "swarm abc\n12:00:00 info    up\n" + BUG[:20])
+    assert troubles.read(0) == [], "half a line"
+    write(log, BUG[20:] + "2026-11-27 12:00:02 warning the disk is full\n")
+    assert troubles.read(0) == ["my_task.py:29, in loss: RuntimeError: my bug", "the disk is full"]
+    write(log, BUG)
+    assert troubles.read(0) == []
+    for pause in ("0.5", "12.5"):
+        write(log, ENDED.replace("0.5", pause))
+    assert troubles.read(0) == ["the trainer ended (status 1); starting it again"]
 
 
-def test_the_others_go_on_until_nobody_is_left(tmp_path: Path) -> None:
-    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
-    shown = io.StringIO()
-    display = Display(Console(file=shown, width=200), 3, "a swarm")
-    boot, one, two = swarm._everyone
+def test_a_log_without_bounds_is_read_in_parts(tmp_path: Path) -> None:
+    log = tmp_path / "node-1.log"
+    troubles = Troubles(log)
+    write(log, "x" * (2 * READ_MAX - 5) + "\n" + BUG)
+    assert [len(troubles.read(0)) for _ in range(3)] == [0, 0, 1]
+    write(log, "".join(f"12:00:01 error   fault {i}\n" for i in range(2 * CAUSES_MAX)))
+    assert len(troubles.read(0)) == CAUSES_MAX - 1
+
+
+def test_a_trainer_that_ends_again_and_again_in_one_round_is_hopeless(tmp_path: Path) -> None:
+    log = tmp_path / "node-1.log"
+    troubles = Troubles(log)
+    for round_ in range(2 * ENDS_MAX):
+        write(log, BUG + ENDED)
+        troubles.read(round_)
+        assert not troubles.hopeless, "it makes progress"
+    for _ in range(ENDS_MAX - 1):
+        assert not troubles.hopeless
+        write(log, BUG + ENDED)
+        troubles.read(round_)
+    assert troubles.hopeless.startswith("my_task.py:29, in loss: RuntimeError: my bug (")
+    assert str(log) in troubles.hopeless
+
+
+# -- the swarm
+
+
+def test_the_others_go_on_until_nobody_is_left(
+    swarm: LocalSwarm, display: Display, shown: io.StringIO
+) -> None:
+    one, two = swarm.nodes
     swarm._has_joined = True
     one.status = two.status = {"state": "finished", "trains": True, "round": 3}
     one.child = Ended(-9)  # type: ignore[assignment]
-    boot.child = Ended(-15)  # type: ignore[assignment]
+    swarm.boot.child = Ended(-15)  # type: ignore[assignment]
     swarm._check_running(display)
     assert "bootstrap ended; the others continue: killed by SIGTERM" in shown.getvalue()
     assert "node-1 ended; the others continue: killed by SIGKILL" in shown.getvalue()
-    assert swarm._all_finished(), "nobody waits for who is gone"
+    assert swarm.is_over(), "nobody waits for who is gone"
     two.child = Ended(2)  # type: ignore[assignment]
     with pytest.raises(LocalError, match="node-2 ended, and no node is left: its log is empty"):
         swarm._check_running(display)
 
 
+def test_nobody_waits_for_the_model_of_a_bootstrap_peer_that_has_ended(
+    swarm: LocalSwarm, display: Display
+) -> None:
+    write(swarm.boot.log_path, "12:00:00 error   cannot listen\n")
+    swarm.boot.child = Ended(2)  # type: ignore[assignment]
+    with pytest.raises(LocalError, match="^bootstrap ended before any node had the model: cannot listen$"):
+        swarm._check_running(display)
+
+
 ALIKE = {
     "state": "finished",
-    "ledger_digest": "l",
     "merged_digest": "m",
     "phi_digest": "p",
     "rounds_behind": 0,
@@ -103,97 +173,51 @@ ALIKE = {
 
 
 @pytest.mark.parametrize(
-    "of_one",
+    ("of_one", "agree"),
     [
-        {"merged_digest": "other"},
-        {"rounds_behind": 1},
-        {"payloads_missing": 1},
-        {"version": 8},
-        {"trainer": {}},
+        ({}, True),
+        ({"ledger_digest": "of fewer"}, True),  # one that joined late has no records of before
+        ({"merged_digest": "other"}, False),
+        ({"rounds_behind": 1}, False),
+        ({"payloads_missing": 1}, False),
+        ({"version": 8}, False),
+        ({"trainer": {}}, False),
     ],
 )
 def test_they_agree_when_all_have_merged_the_same_and_evaluated_that(
-    tmp_path: Path, of_one: dict[str, object]
+    swarm: LocalSwarm, of_one: dict[str, object], agree: bool
 ) -> None:
-    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
-    for process in swarm._nodes:
+    for process in swarm.nodes:
         process.status = dict(ALIKE)
-    assert swarm._all_agree()
-    swarm._nodes[1].status = {**ALIKE, **of_one}
-    assert not swarm._all_agree()
+    swarm.nodes[1].status = {**ALIKE, **of_one}
+    assert swarm._all_agree() is agree
 
 
-def test_one_that_joined_late_agrees_without_the_records_of_before(tmp_path: Path) -> None:
-    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
-    for process in swarm._nodes:
-        process.status = dict(ALIKE)
-    swarm._nodes[1].status = {**ALIKE, "ledger_digest": "of fewer"}
-    assert swarm._all_agree()
-
-
-def test_it_is_not_finished_before_the_storm_is(tmp_path: Path) -> None:
-    swarm = LocalSwarm(replace(options(tmp_path), chaos=True), SMALL, tmp_path)
-    for process in swarm._nodes:
-        process.status = dict(ALIKE)
-    assert swarm._storm is not None and not swarm._storm.over
-    assert not swarm._all_finished()
-    swarm._storm._script.clear()
-    assert swarm._all_finished()
-
-
-async def test_nodes_that_never_agree_are_not_waited_for_for_ever(tmp_path: Path) -> None:
-    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
-    display = Display(Console(file=io.StringIO()), 3, "a swarm")
+async def test_nodes_that_never_agree_are_not_waited_for_for_ever(
+    swarm: LocalSwarm, display: Display
+) -> None:
     async with asyncio.timeout(10):
         await swarm._watch(display, "exchanging", lambda: False, 0.0)
 
 
-def test_nobody_waits_for_the_model_of_a_bootstrap_peer_that_has_ended(tmp_path: Path) -> None:
-    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
-    boot = swarm._boot
-    boot.log_path.write_text("12:00:00 error   cannot listen\n")
-    boot.child = Ended(2)  # type: ignore[assignment]
-    with pytest.raises(LocalError, match="^bootstrap ended before any node had the model: cannot listen$"):
-        swarm._check_running(Display(Console(file=io.StringIO()), 3, "a swarm"))
-
-
-async def test_what_goes_wrong_is_told_once_and_a_trainer_that_never_gets_on_ends_it(tmp_path: Path) -> None:
-    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
-    shown = io.StringIO()
-    display = Display(Console(file=shown, width=80), 3, "a swarm")
-    wrong = (
-        "12:00:00 error   my bug\n12:00:00 warning the trainer ended (status 1); starting it again in 0.5 s\n"
-    )
-    for _ in range(2):
-        with open(swarm._nodes[1].log_path, "a") as log:
-            log.write(wrong)
-        await swarm._tell_troubles(display)
-    assert shown.getvalue().count("node-2: my bug\n") == 1
-    assert shown.getvalue().count(f"the nodes' logs are in {tmp_path}\n") == 1
-    with open(swarm._nodes[1].log_path, "a") as log:
-        log.write(wrong)
-    with pytest.raises(LocalError, match="^node-2: my bug .its trainer ended 3 times in one round"):
-        await swarm._tell_troubles(display)
-
-
-def test_a_reader_that_is_gone_is_an_error_that_can_be_cleaned_up_after(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_what_goes_wrong_is_shown_once_and_a_trainer_without_progress_ends_it(
+    swarm: LocalSwarm, display: Display, shown: io.StringIO, tmp_path: Path
 ) -> None:
-    class Gone(io.StringIO):
-        def write(self, _: str) -> int:
-            raise BrokenPipeError
-
-    monkeypatch.setattr(sys, "stdout", Gone())
-    with pytest.raises(BrokenPipeError):
-        Output().print("x")
+    for _ in range(2):
+        write(swarm.nodes[1].log_path, BUG + ENDED)
+        await swarm._show_troubles(display)
+    assert shown.getvalue().count("my bug\n") == 1
+    assert shown.getvalue().count(f"the nodes' logs are in {tmp_path}\n") == 1
+    write(swarm.nodes[1].log_path, BUG + ENDED)
+    with pytest.raises(LocalError, match="^node-2: .*my bug .its trainer ended 3 times in one round"):
+        await swarm._show_troubles(display)
 
 
 @pytest.mark.parametrize("by", ["time", "a person"])
 def test_the_sample_ends_when_time_is_up_or_a_person_asks_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+    swarm: LocalSwarm, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     """With a large model a character takes seconds, and nothing is shown until the sample is there."""
-    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
 
     def pieces(*_: object, **__: object) -> Iterator[str]:
         yield from "abc"
@@ -208,11 +232,8 @@ def test_the_sample_ends_when_time_is_up_or_a_person_asks_for_it(
     assert swarm._sample() == "def abcd"
 
 
-async def test_a_signal_is_heard_once_the_work_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
-    for number, process in enumerate(swarm._nodes):
+async def test_a_signal_counts_until_the_end(swarm: LocalSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, process in enumerate(swarm.nodes):
         process.status = status(number)
 
     async def nothing() -> None:
@@ -230,15 +251,14 @@ async def test_a_signal_is_heard_once_the_work_is_done(
     assert (await swarm.run()).sample == "asked: True"
 
 
-async def test_the_loss_at_the_start_is_kept_where_who_measured_it_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_loss_at_the_start_is_kept_if_the_node_that_measured_it_is_started_again(
+    swarm: LocalSwarm, display: Display, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only who begins before anybody has published measures it: of the others none may have."""
-    swarm = LocalSwarm(options(tmp_path), SMALL, tmp_path)
-    looks = 0
+    """Only nodes that begin before anybody has published measure it."""
+    checks = 0
 
     async def ask(self: NodeProcess, **_: object) -> None:
-        start = 5.0 if self.name == "node-2" and looks == 1 else None
+        start = 5.0 if self.name == "node-2" and checks == 1 else None
         self.status = {
             **status(0),
             "state": "finished",
@@ -246,12 +266,12 @@ async def test_the_loss_at_the_start_is_kept_where_who_measured_it_is_started_ag
         }
 
     def over() -> bool:
-        nonlocal looks
-        looks += 1
-        return looks > 2
+        nonlocal checks
+        checks += 1
+        return checks > 2
 
     async def work() -> None:
-        await swarm._watch(Display(Console(file=io.StringIO(), width=200), 3, ""), "exchanging", over, None)
+        await swarm._watch(display, "exchanging", over, None)
 
     monkeypatch.setattr(NodeProcess, "ask", ask)
     monkeypatch.setattr("gossamer.bootstrap.local_swarm.REFRESH_S", 0.0)
@@ -259,4 +279,4 @@ async def test_the_loss_at_the_start_is_kept_where_who_measured_it_is_started_ag
     monkeypatch.setattr(swarm, "_work", work)
     monkeypatch.setattr(swarm, "_sample", str)
     found = await swarm.run()
-    assert (found.val_loss_start, found.val_loss_end) == (5.0, 2.0) and looks == 3
+    assert (found.val_loss_start, found.val_loss_end) == (5.0, 2.0) and checks == 3

@@ -48,13 +48,6 @@ def test_anything_amiss_is_not_well(change: dict[str, Any], identical: bool, rea
     assert found.reasons == [reason] == found.to_json()["reasons"]
 
 
-def test_an_event_that_was_not_got_over_is_not_well() -> None:
-    over, going_on = ({"recovered_s": s, "text": "a split"} for s in (1.5, None))
-    assert summary(status(0), status(1), events=[over, over]).ok
-    assert not summary(status(0), status(1), events=[over, going_on]).ok
-    assert summary(status(0), status(1), events=[going_on]).reasons == ["a split: not recovered"]
-
-
 def test_missing_fields() -> None:
     bare = {k: v for k, v in status(0).items() if k not in ("trainer", "phi_digest", "merged_digest")}
     found = summary(bare, bare)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import psutil
 
-from gossamer.bootstrap.chaos import FaultProxy, own_loopback
 from gossamer.bootstrap.invites import invite
 from gossamer.node.address import parse_address
 from gossamer.node.daemon.network.rpc import Asker, asker_of, fetch_status
@@ -27,6 +26,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.layout import TensorSpec, plan
 from tests.net.puppet import Puppet
+from tests.tools.fault_proxy import FaultProxy, own_loopback
 
 HEAL_S = 40.0
 """Within how many seconds the design promises that a swarm heals."""

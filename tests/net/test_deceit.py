@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from gossamer.bootstrap.chaos import Rule
 from gossamer.node.address import Contact
 from gossamer.node.daemon.network.rpc import fetch_manifest, fetch_status
 from gossamer.node.daemon.storage.records import RecordStore
@@ -22,6 +21,7 @@ from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from tests.net.attacker import Member, where
 from tests.net.middleman import Middleman, middleman
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
+from tests.tools.fault_proxy import Rule
 
 pytestmark = pytest.mark.slow
 

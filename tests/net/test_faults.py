@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap.chaos import Bandwidth, Rule
 from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.protocol.limits import SLEEP_MIN_S
 from tests.net.nodes import HEAL_S, LocalNode, LocalNodes, small_manifest
+from tests.tools.fault_proxy import Bandwidth, Rule
 
 
 def rounds(nodes: list[LocalNode]) -> dict[str, int]:

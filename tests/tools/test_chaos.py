@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gossamer.bootstrap.chaos import Kind, Storm
 from gossamer.bootstrap.processes import NodeProcess
-from gossamer.protocol.errors import ConfigError
+from tests.tools import chaos
+from tests.tools.chaos import Kind, Storm
 
 ROUNDS = 40
 
@@ -20,10 +20,6 @@ class Pretended(NodeProcess):
 
     def start(self) -> None:
         self.killed = False
-
-    def kill(self) -> None:
-        self.killed = True
-        self.status = None
 
     def says(self, round_: int, state: str = "training", **more: Any) -> None:
         self.status = {"round": round_, "state": state, **more}
@@ -46,24 +42,29 @@ class Stage:
         for node in self.nodes:
             if isinstance(node, Pretended) and not node.killed:
                 node.says(round_)
-        self.storm.look()
+        self.storm.check()
 
     @property
     def kinds(self) -> list[Kind]:
-        return [event.kind for event in self.storm.events]
+        return [fault.kind for fault in self.storm.faults]
 
     def recovered(self, kind: Kind) -> bool:
-        (event,) = [event for event in self.storm.events if event.kind == kind]
-        return event.recovered_s is not None
+        (fault,) = [fault for fault in self.storm.faults if fault.kind == kind]
+        return fault.recovered_s is not None
 
 
 def pretended(name: str) -> Pretended:
-    return Pretended(name, Path("nowhere") / name, [], {})
+    return Pretended(name, Path("nowhere") / name, [])
+
+
+def pretend_to_kill(process: NodeProcess) -> None:
+    process.killed, process.status = True, None
 
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.bootstrap.chaos.PAUSE_S", 0)
+    monkeypatch.setattr(chaos, "PAUSE_S", 0)
+    monkeypatch.setattr(chaos, "kill", pretend_to_kill)
 
 
 def test_each_event_has_its_fraction_of_the_rounds() -> None:
@@ -94,14 +95,14 @@ def test_a_short_run_has_the_whole_storm_too(rounds: int) -> None:
 
 
 def test_in_between_there_is_time_to_recover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.bootstrap.chaos.PAUSE_S", 1000.0)
+    monkeypatch.setattr(chaos, "PAUSE_S", 1000.0)
     stage = Stage()
     stage.storm._last_at -= 1000.0
     for round_ in (6, 12, 40):
         stage.all_in(round_)
     assert stage.kinds == [Kind.KILLED]
     stage.storm._last_at -= 1000.0
-    stage.storm.look()
+    stage.storm.check()
     assert stage.kinds == [Kind.KILLED, Kind.RETURNED]
 
 
@@ -109,7 +110,7 @@ def test_who_has_published_its_last_round_need_publish_no_later_one() -> None:
     stage = Stage()
     stage.all_in(ROUNDS)
     assert stage.kinds == [Kind.KILLED]
-    stage.storm.look()
+    stage.storm.check()
     assert stage.recovered(Kind.KILLED)
 
 
@@ -140,10 +141,10 @@ def test_killed_is_over_when_all_others_are_in_a_new_round() -> None:
     one, _, three = stage.nodes
     assert isinstance(one, Pretended) and isinstance(three, Pretended)
     one.says(7)
-    stage.storm.look()
+    stage.storm.check()
     assert not stage.recovered(Kind.KILLED)
     three.says(7)
-    stage.storm.look()
+    stage.storm.check()
     assert stage.recovered(Kind.KILLED)
     assert "the other nodes train on, after" in stage.storm.log[-1]
 
@@ -157,7 +158,7 @@ def test_returned_is_over_when_it_trains_within_a_round() -> None:
     assert isinstance(two, Pretended)
     for round_, state, over in ((5, "joining", False), (5, "training", False), (11, "training", True)):
         two.says(round_, state)
-        stage.storm.look()
+        stage.storm.check()
         assert stage.recovered(Kind.RETURNED) is over
 
 
@@ -171,7 +172,7 @@ def test_healed_is_over_when_all_have_merged_the_same() -> None:
         for node, digest in zip_longest(stage.nodes, digests, fillvalue=""):
             assert isinstance(node, Pretended)
             node.says(29, **({} if digest == "" else {"prefix": {"up_to": up_to, "digest": digest}}))
-        stage.storm.look()
+        stage.storm.check()
         return stage.recovered(Kind.HEALED)
 
     assert not say(["x", "x", "y", "y"])
@@ -189,9 +190,9 @@ def test_it_is_over_when_all_has_happened_and_recovered() -> None:
     for node in stage.nodes:
         assert isinstance(node, Pretended)
         node.says(ROUNDS, "finished", prefix={"up_to": stage.storm.up_to, "digest": "x"})
-    stage.storm.look()
+    stage.storm.check()
     assert stage.storm.over
-    assert all(event.to_json()["recovered_s"] is not None for event in stage.storm.events)
+    assert all(fault.to_json()["recovered_s"] is not None for fault in stage.storm.faults)
 
 
 def test_what_does_not_recover_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,10 +200,5 @@ def test_what_does_not_recover_is_not_waited_for_for_ever(monkeypatch: pytest.Mo
     for round_ in range(1, ROUNDS):
         stage.all_in(round_)
     assert not stage.recovered(Kind.HEALED) and not stage.storm.over
-    monkeypatch.setattr("gossamer.bootstrap.chaos.RECOVERY_S_MAX", -1.0)
+    monkeypatch.setattr(chaos, "RECOVERY_S_MAX", -1.0)
     assert stage.storm.over
-
-
-def test_one_node_is_too_few() -> None:
-    with pytest.raises(ConfigError, match="--nodes 2"):
-        Storm(ROUNDS, pretended("bootstrap"), [pretended("node-1")], lambda: pretended("node-2"))

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gossamer.bootstrap.chaos import PIECE_BYTES, PIECES_MAX, Bandwidth, FaultProxy, Rule, own_loopback
 from gossamer.node.address import parse_address
 from gossamer.protocol.errors import ConfigError
+from tests.tools.fault_proxy import PIECE_BYTES, PIECES_MAX, Bandwidth, FaultProxy, Rule, own_loopback
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 MEGABYTE = bytes(range(256)) * 4096
@@ -246,6 +246,6 @@ def test_a_system_with_one_loopback_address(monkeypatch: pytest.MonkeyPatch) -> 
         def bind(self, address: object) -> None:
             raise OSError(49, "Can't assign requested address")
 
-    monkeypatch.setattr("gossamer.bootstrap.chaos.socket.socket", Macintosh)
+    monkeypatch.setattr("tests.tools.fault_proxy.socket.socket", Macintosh)
     with pytest.raises(ConfigError, match=r"127\.0\.0\.5 is missing.*ifconfig lo0 alias 127\.0\.0\.5"):
         own_loopback(3)
