@@ -77,7 +77,7 @@ class _Node:
         self.came = links.came = asyncio.Queue(64)
         self.links = links
         self.chunks = ChunkTransfer(links, store, shelf, this, this, lambda event: [], lambda blob: None)
-        self.dialler = Dialler(local, this, links, this, lambda event: [])
+        self.dialler = Dialler(local, this, links, lambda event: [])
         self.server = Server(local, links, this, RpcServer(local, b"", this, self.status), self.chunks)
 
     async def start(self) -> int:

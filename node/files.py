@@ -50,33 +50,9 @@ def misplaced(path: Path) -> str | None:
     return leads_nowhere(path)
 
 
-def writable_once(error: OSError) -> str:
-    """The condition under which writing can succeed again after this error, to tell a person who waits."""
-    if error.errno in FULL:
-        return "there is space"
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "fewer files are open"
-    return "the folder can be written to"
-
-
 def disk_full(path: Path) -> DiskFullError:
     """The error to raise if there is no room for a file or folder."""
     return DiskFullError(f"cannot write {path}: the disk is full; free some space")
-
-
-class SameFolder:
-    """Which folder a path leads to. Another one may come in its place, as below a disk that is unmounted, or
-    where a link is changed. It may be another node's: nothing is to be written there."""
-
-    def __init__(self, folder: Path) -> None:
-        """Remember the folder. Raises OSError."""
-        self._folder = folder
-        self._found = folder.stat()
-
-    def check(self) -> None:
-        """Raise OSError if the folder is gone, or another is there now."""
-        if not os.path.samestat(self._found, self._folder.stat()):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
 
 
 def open_aside(path: Path) -> tuple[int, str]:

@@ -82,37 +82,22 @@ LEVELS = ("debug", INFO, "warning", "error")
 LINES_MAX = 1000
 """How many lines may wait to be written. Further ones are dropped."""
 
-DATE = "%Y-%m-%d"
-
 FLUSH_S = 1.0
 """How long a process that ends waits for its last lines to be written."""
 
 
 class _Line(logging.Formatter):
-    """``12:34:56 warning  text``, with control characters made visible.
+    """``12:34:56 warning  text``, with the date before it unless somebody sees it at once, on a terminal.
 
-    The first line of a day begins with its date, except on a terminal where somebody has seen it begin.
+    Control characters are made visible: a text may quote what a peer has sent.
     """
-
-    def __init__(self, *, is_seen: bool) -> None:
-        super().__init__()
-        self._day = time.strftime(DATE) if is_seen else ""
 
     def format(self, record: logging.LogRecord) -> str:
         text = _visible(record.getMessage())
-        line = f"{self._clock(record.created)} {record.levelname.lower():8}{text}"
+        line = f"{self.formatTime(record, self.datefmt)} {record.levelname.lower():8}{text}"
         if not record.exc_info:
             return line
-        traceback = self.formatException(record.exc_info)  # an exception may quote what a peer has sent
-        return "\n".join((line, *map(_visible, traceback.split("\n"))))
-
-    def _clock(self, created: float) -> str:
-        when = time.localtime(created)
-        day, clock = time.strftime(DATE, when), time.strftime("%H:%M:%S", when)
-        if day == self._day:
-            return clock
-        self._day = day
-        return f"{day} {clock}"
+        return "\n".join((line, *map(_visible, self.formatException(record.exc_info).split("\n"))))
 
 
 def _visible(text: str) -> str:
@@ -188,7 +173,9 @@ class _StandardError(logging.StreamHandler[TextIO]):
 def handler(*, as_json: bool = False) -> logging.Handler:
     """A handler that writes to standard error."""
     handler = _StandardError(sys.stderr)
-    handler.setFormatter(_Json() if as_json else _Line(is_seen=_is_terminal()))
+    handler.setFormatter(
+        _Json() if as_json else _Line(datefmt="%H:%M:%S" if _is_terminal() else "%Y-%m-%d %H:%M:%S")
+    )
     return handler
 
 

@@ -200,7 +200,7 @@ def _network(local: LocalNode, store: Store, core: Replica, edges: Edges) -> Net
         access=access,
         transfers=transfers,
         server=Server(local, links, access, rpc, transfers),
-        dialler=Dialler(local, access, links, core, edges.dispatch),
+        dialler=Dialler(local, access, links, edges.dispatch),
     )
 
 

@@ -56,7 +56,7 @@ from typing import Any
 from gossamer.node import logs, processes
 from gossamer.node.address import WILDCARDS, format_address, parse_address, port_of
 from gossamer.node.daemon.build import Edges, build, unix_offset_s
-from gossamer.node.daemon.network.listening import NothingLeft, ask_for_open_files
+from gossamer.node.daemon.network.listening import ask_for_open_files
 from gossamer.node.ipc import messages as control
 from gossamer.node.options import NodeOptions
 from gossamer.protocol import effects as fx
@@ -130,7 +130,7 @@ class Daemon:
             bound = await server.start(host, port, last=port_of(before.get("address")))
             if self.options.check:
                 return
-            self.network.dialler.start(server.dials_from)
+            self.network.dialler.start()
             await self._serve(host, bound, admin_address)
         except BaseExceptionGroup as group:
             raise _first(group) from None
@@ -189,7 +189,6 @@ class Daemon:
             "publisher": phi.publisher.run(),
             "address_book": network.address_book.run(),
             "scores": network.scores.run(),
-            "invitation": network.access.renewed(),
             "monitor": self.monitoring.monitor.run(),
             "feed": self.monitoring.admin.feed.run(),
         }
@@ -415,7 +414,6 @@ def main() -> int:
     processes.reset_signals()
     os.umask(0o077)  # SQLite creates files itself
     ask_for_open_files()
-    logging.getLogger("asyncio").addFilter(NothingLeft())
     try:
         daemon = Daemon(options)
         processes.watch(lambda: signal.raise_signal(signal.SIGTERM))

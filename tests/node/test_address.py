@@ -1,4 +1,4 @@
-"""`gossamer.node.address`: what people and peers write is an address, or refused before anyone dials it."""
+"""What people and peers write is an address, or refused before anyone dials it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from gossamer.node.address import (
     parse_node_id,
     port_of,
 )
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import (
+    ConfigError,
+)
+from tests.protocol import builders
+from tests.protocol.builders import identity
+
+INVITED = builders.manifest(admission=builders.admission())
+ALICE, BOB = identity(1), identity(2)
 
 
 @pytest.mark.parametrize(
@@ -148,3 +155,33 @@ def test_what_is_no_node_id(text: str) -> None:
     with pytest.raises(ConfigError, match="64 hex digits"):
         parse_node_id(text)
     assert parse_node_id("\N{NO-BREAK SPACE}" + "AB" * 32 + "\n") == b"\xab" * 32
+
+
+ALICE, BOB = identity(1), identity(2)
+
+
+def test_contacts() -> None:
+    plain, pinned = parse_contact(" host:1 "), parse_contact(f"gossamer://{ALICE.node_id.hex()}@host:1")
+    assert plain == Contact("host:1") and str(plain) == "host:1"
+    assert pinned == Contact("host:1", ALICE.node_id)
+    assert parse_contact(str(pinned)) == pinned
+    assert parse_contact("gossamer://host:1") == plain
+    assert parse_contact(f"{ALICE.node_id.hex()}@[::1]:1") == Contact("[::1]:1", ALICE.node_id)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "HOST:PORT"),
+        ("gossamer://", "HOST:PORT"),
+        (f"gossamer://{'a' * 64}@", "HOST:PORT"),
+        (f"gossamer://{'a' * 63}@host:1", "64 hex digits"),
+        (f"gossamer://{'g' * 64}@host:1", "64 hex digits"),
+        ("gossamer://@host:1", "64 hex digits"),
+        (f"http://{'a' * 64}@host:1", "64 hex digits"),
+        (f"{'a' * 64}@{'b' * 64}@host:1", "64 hex digits"),
+    ],
+)
+def test_what_is_no_contact(text: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        parse_contact(text)

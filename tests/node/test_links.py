@@ -312,32 +312,6 @@ async def test_another_node_than_expected_is_refused(ends: tuple[End, End]) -> N
 HOME = "192.168.1.5:7700"
 
 
-def stated(number: int, address: str, fingerprint: bytes) -> SimpleNamespace:
-    """A member that states an address and a certificate."""
-    body = SimpleNamespace(addresses=(address,), fingerprint=fingerprint)
-    return SimpleNamespace(record=SimpleNamespace(node_id=bytes([number]) * 32, body=body))
-
-
-@pytest.mark.parametrize(
-    ("shown", "is_logged"),
-    [(b"o" * 32, False), (b"n" * 32, False), (b"f" * 32, True), (b"?" * 32, True)],
-    ids=["our own", "the neighbour's", "a member's elsewhere", "a stranger's"],
-)
-async def test_a_private_address_that_two_members_have_is_no_matter(
-    caplog: pytest.LogCaptureFixture, shown: bytes, is_logged: bool
-) -> None:
-    end = End(0)
-    end.core.own_record = SimpleNamespace(fingerprint=b"o" * 32)
-    members = [stated(1, HOME, b"n" * 32), stated(2, "10.9.9.9:7700", b"f" * 32), stated(3, HOME, b"w" * 32)]
-    end.core.roster.members = lambda: members
-    end.dialler.connect = AsyncMock(  # type: ignore[method-assign]
-        side_effect=aiohttp.ServerFingerprintMismatch(b"w" * 32, shown, "192.168.1.5", 7700)
-    )
-    await end.dialler.dial(fx.Dial(HOME, bytes([3]) * 32, b"w" * 32))
-    assert end.events == [ev.DialFailed(HOME)]
-    assert ("shows a different certificate" in caplog.text) is is_logged
-
-
 @pytest.mark.parametrize("made_up", ["", "host", "host:0", "host:port", "http://host:7700/"])
 async def test_an_address_that_cannot_be_is_not_dialled(made_up: str) -> None:
     end = End(0)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
 
 import aiohttp
 import pytest
@@ -21,7 +17,6 @@ from gossamer.node.daemon.network.listening import (
     is_gone,
     listen,
     own_address,
-    why_not,
 )
 from tests.node.trainer_side import until
 from tests.node.wires import End, listening
@@ -64,34 +59,6 @@ async def test_without_ipv6_all_addresses_are_those_of_ipv4(monkeypatch: pytest.
     async with asyncio.timeout(5), await listen(Told, "::", 0, 8) as server:
         assert families_of(server) == {socket.AF_INET}
         assert await told("127.0.0.1", server.sockets[0].getsockname()[1]) == "127.0.0.1"
-
-
-@pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
-async def test_so_they_are_where_ipv6_is_switched_off(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: True)
-    monkeypatch.setattr(socket, "create_server", refused)
-    async with asyncio.timeout(5), await listen(Told, "::", 0, 8) as server:
-        assert families_of(server) == {socket.AF_INET}
-
-
-@pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EMFILE])
-async def test_where_there_can_be_no_socket_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """asyncio passes over addresses that it can have none for, all of them if need be."""
-
-    class Refused(socket.socket):
-        def __init__(self, *_: object, **__: object) -> None:
-            raise OSError(number, os.strerror(number))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(socket, "socket", Refused)
-        with pytest.raises(OSError) as told:
-            await listen(Told, "127.0.0.1", 0, 8)
-    assert why_not(told.value) == os.strerror(number).lower()
 
 
 async def test_which_kinds_of_address_a_server_has() -> None:
@@ -158,34 +125,6 @@ async def test_what_cannot_be_a_name_is_an_error_like_others(name: str) -> None:
         await asyncio.wait_for(Resolver().resolve(name), 10)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-async def test_an_address_is_no_name_that_this_machine_has_to_have_a_way_to(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where its own interfaces are of the other family, as the system's lookups see it."""
-    look_up = socket.getaddrinfo
-
-    def of_the_other_family(*arguments: Any, flags: int, **options: Any) -> list[Any]:
-        if flags & socket.AI_ADDRCONFIG:
-            raise socket.gaierror(socket.EAI_FAMILY, "Address family for hostname not supported")
-        return look_up(*arguments, flags=flags, **options)
-
-    monkeypatch.setattr(socket, "getaddrinfo", of_the_other_family)
-    (found,) = await Resolver().resolve(address, 7700, socket.AF_UNSPEC)
-    assert found["host"] == address
-
-
-async def test_where_no_thread_can_be_started_a_lookup_is_an_error_like_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(OSError, match="cannot start a thread"):
-        await Resolver().resolve("localhost")
-
-
 def test_a_daemon_takes_the_open_files_that_it_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr("resource.getrlimit", lambda which: (256, 4096))
@@ -203,60 +142,3 @@ def test_a_machine_that_allows_few_open_files_has_some_left_for_the_nodes_own(
 ) -> None:
     monkeypatch.setattr(open_files, "open_files_allowed", lambda: files)
     assert open_files.connections_allowed() == connections
-
-
-@pytest.fixture
-def log() -> Iterator[logging.Logger]:
-    """asyncio's, as a daemon has it."""
-    log, seldom = logging.getLogger("asyncio"), open_files.NothingLeft()
-    log.addFilter(seldom)
-    yield log
-    log.removeFilter(seldom)
-
-
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [
-        (errno.EMFILE, "Too many open files (ulimit -n)"),
-        (errno.ENOBUFS, os.strerror(errno.ENOBUFS)),
-        (errno.ENOMEM, os.strerror(errno.ENOMEM)),
-    ],
-)
-def test_that_nothing_is_left_for_a_connection_is_said_in_one_line(
-    caplog: pytest.LogCaptureFixture, log: logging.Logger, number: int, said: str
-) -> None:
-    """By asyncio, for each of them."""
-    for met in (number, number, errno.EPERM):
-        error = OSError(met, os.strerror(met))
-        log.error("socket.accept() out of system resource", exc_info=error)
-    waiting, other = (record for record in caplog.records if record.name == "asyncio")
-    assert waiting.getMessage() == f"connections wait: {said}"
-    assert waiting.exc_info is None
-    assert other.exc_info is not None and "system resource" in other.getMessage()
-
-
-async def test_who_stops_while_connections_wait_for_files_shows_no_traceback(
-    caplog: pytest.LogCaptureFixture, log: logging.Logger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """asyncio stops listening for a second then, and tries to go on also if the server is closed by then."""
-    loop = asyncio.get_running_loop()
-    met, over = asyncio.Event(), asyncio.Event()
-
-    def no_file(listening: socket.socket) -> NoReturn:
-        loop.call_soon(met.set)
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    def in_a_moment(delay: float, callback: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
-        loop.call_at(loop.time() + 0.02, over.set)
-        return loop.call_at(loop.time() + 0.01, callback, *args)
-
-    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
-    monkeypatch.setattr(socket.socket, "accept", no_file)
-    monkeypatch.setattr(loop, "call_later", in_a_moment)
-    with socket.create_connection((host, port)):
-        await met.wait()
-    server.close()
-    await over.wait()
-    said = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
-    assert said == ["connections wait: Too many open files (ulimit -n)"]

@@ -290,7 +290,6 @@ async def test_what_an_owner_gives_a_running_node_is_what_its_next_start_goes_by
     keep_better(home, replace(first, contacts=("a:1",)))
     assert kept() == replace(first, contacts=("a:1",))
     assert "older invitation" not in caplog.text
-    assert caplog.text.count("this node is now invited to train: it will train after its next start") == 1
 
 
 async def test_a_node_knows_until_when_it_is_let_in_and_why_it_is_not(tmp_path: Path) -> None:
@@ -344,31 +343,6 @@ def test_of_two_invitations_that_give_the_same_the_new_ones_addresses_are_kept(t
     for offered in (one, other, one, replace(one, contacts=("b:2",))):
         keep_better(folder.home, offered)
         assert folder.home.invitation() == offered
-
-
-async def test_an_invitation_that_ran_out_while_the_node_was_stopped_is_renewed_by_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = Folder(tmp_path / "host", manifest("invited"))
-    host.home.keep_invitation(invitation(host.manifest, host.identity, role=Role.OBSERVE))
-    guest = Folder(tmp_path / "guest", host.manifest)
-    guest.home.keep_invitation(invitation(host.manifest, guest.identity, expires=1000))
-    renewed = grant(guest.identity, host.manifest, expires=int(time.time()) + 3600)
-    async with host.running() as daemon:
-        facts = host.home.read_daemon()
-        assert facts is not None
-        daemon.dispatch(ev.Deliver(renewed))
-        async with guest.running(join=(facts["address"],)) as returned:
-            await until(lambda: returned.network.access.own_credential() == renewed, 15)
-            await returned.network.access.kept_all(5)
-    with guest.records() as store:
-        assert renewed in store.load_credentials()
-    late = Folder(tmp_path / "late", host.manifest)
-    late.home.keep_invitation(invitation(host.manifest, late.identity, expires=1000))
-    monkeypatch.setattr("gossamer.node.daemon.network.access.RENEWAL_PATIENCE_S", -1.0)
-    with pytest.raises(ConfigError, match="ran out .* days ago.*--invite INVITATION"):
-        async with late.running(join=("127.0.0.1:1",)):
-            pass
 
 
 @pytest.mark.parametrize(

@@ -243,26 +243,6 @@ async def test_a_node_that_listens_on_all_addresses_of_ipv6_is_reached_by_ipv4_t
             await listener.stop()
 
 
-async def test_a_node_that_listens_on_one_address_dials_its_own_kind_from_it_and_the_other_too() -> None:
-    dialler, listener = End(1), End(2)
-    await dialler.start("127.0.0.2", 0)
-    try:
-        port = await listener.start("::", 0)
-    except ConfigError as error:
-        await dialler.stop()
-        pytest.skip(f"no IPv6 here: {error}")
-    try:
-        for number, host in enumerate(("127.0.0.1", "[::1]"), 1):
-            dialler.dial(f"{host}:{port}")
-            await until(lambda number=number: len(listener.links) == number)
-        names = [link._socket.get_extra_info("peername")[0] for link in listener.links]
-        assert names == ["::ffff:127.0.0.2", "::1"]
-    finally:
-        await dialler.stop()
-        await listener.stop()
-        await asyncio.gather(*dialler.dials, return_exceptions=True)
-
-
 async def test_a_body_that_is_not_what_its_headers_say_is_refused_without_a_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -97,15 +97,13 @@ class End:
         wants = SimpleNamespace(keys_of=lambda blob: (b"key",))
         self.core: Any = SimpleNamespace(
             fetcher=SimpleNamespace(expected_size=self.wanted.get, wants=wants),
-            roster=SimpleNamespace(members=list),
-            own_record=SimpleNamespace(fingerprint=b""),
         )
         self.scores = PeerScores()
         own_addresses: Any = SimpleNamespace(learn=lambda name: None)
         self.writer: Any = SimpleNamespace(has_room=True)
         self.table = _Links(self.scores, own_addresses, self.writer, self.dispatch)
         self.table.end = self
-        self.dialler = Dialler(self.local, this, self.table, self.core, self.dispatch)
+        self.dialler = Dialler(self.local, this, self.table, self.dispatch)
         shelf: Any = SimpleNamespace(touch=lambda blob: None)
         self.transfers = ChunkTransfer(
             self.table, self.store, shelf, this, self.core, self.dispatch, self.damaged.append
@@ -160,7 +158,7 @@ class End:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         port = await self.server.start(host, port)
-        self.dialler.start(self.server.dials_from)
+        self.dialler.start()
         return port
 
     async def stop(self) -> None:

@@ -449,7 +449,7 @@ class Monitor:
 
     def _lost_address(self) -> str:
         """The address that this node listens on and dials from, if this machine no longer has it."""
-        host = self._sources.server.dials_from
+        host = self._sources.server.bound_to
         return host if host is not None and is_gone(host) else ""
 
 

@@ -18,11 +18,6 @@ from gossamer.protocol.errors import ConfigError, LocalError, PeerError, Storage
 from gossamer.protocol.records import open_envelope
 from gossamer.protocol.replica import Replica
 
-RENEWAL_PATIENCE_S = 30.0
-"""Enough for several dials to each address that we know, and to be told."""
-
-RENEWAL_POLL_S = 0.2
-
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 log = logging.getLogger("gossamer.node")
@@ -50,7 +45,6 @@ class Access:
         self._expelled: str | None = None
         self._keeping: set[asyncio.Task[None]] = set()
         self._own_kept = b""
-        self._own_role: Role | None = None
         self._keeping_own = asyncio.Lock()
 
     # -- others
@@ -104,9 +98,6 @@ class Access:
                 return
             swarm_id = self._core.swarm_id
             grant = parse_grant(open_envelope(data, swarm_id))
-            if self._own_role is Role.OBSERVE and grant.role is Role.TRAIN:
-                log.info("this node is now invited to train: it will train after its next start")
-            self._own_role = grant.role
             try:
                 await asyncio.to_thread(keep_grant, self._home, swarm_id, grant)
             except LocalError as error:
@@ -117,44 +108,19 @@ class Access:
     # -- ourselves
 
     def check_own(self) -> None:
-        """Check that others would let us in: if not, it is better said once, and now. Raises ConfigError.
-
-        If our invitation has expired but there are nodes to ask, we go on: an owner may have renewed it
-        there.
-        """
-        own = self._core.identity.node_id
-        refusal = self._refusal_of_us()
-        if refusal is not None:
-            if not self._core.info.bootstrap or self._core.acl.role_of(own) is None:
-                raise self._turned_out(refusal)
-            log.warning("%s. Asking the nodes we know whether it was renewed", refusal)
-        if self._core.info.trains and self._core.acl.role_of(own) is not Role.TRAIN:
+        """Check that others would let us in: if not, it is better said once, and now. Raises ConfigError."""
+        own, acl = self._core.identity.node_id, self._core.acl
+        try:
+            self.vet(own, b"")
+        except PeerError as error:
+            is_revoked = acl.revocation_of(own) is not None
+            raise ConfigError(
+                str(error) if is_revoked else f"{error}; start it with --invite INVITATION"
+            ) from None
+        if self._core.info.trains and acl.role_of(own) is not Role.TRAIN:
             raise ConfigError(
                 "this node was invited to observe, not to train; start it with gossamer node --observe"
             )
-
-    async def renewed(self) -> None:
-        """Wait until our invitation is valid; usually it is at once. Raises ConfigError if none comes.
-
-        A node that holds a newer one lets us in by it, and passes it on to us.
-        """
-        until = time.monotonic() + RENEWAL_PATIENCE_S
-        while (refusal := self._refusal_of_us()) is not None:
-            if time.monotonic() > until:
-                raise self._turned_out(refusal)
-            await asyncio.sleep(RENEWAL_POLL_S)
-
-    def _refusal_of_us(self) -> PeerError | None:
-        """The error by which a member with our access list would refuse us; None if it would let us in."""
-        try:
-            self.vet(self._core.identity.node_id, b"")
-        except PeerError as error:
-            return error
-        return None
-
-    def _turned_out(self, refusal: PeerError) -> ConfigError:
-        revoked = self._core.acl.revocation_of(self._core.identity.node_id) is not None
-        return ConfigError(str(refusal) if revoked else f"{refusal}; start it with --invite INVITATION")
 
     @property
     def is_expelled(self) -> bool:

@@ -122,31 +122,25 @@ class OwnAddresses:
         """Learn our address from our end of a link, unless we were told which to advertise.
 
         An address that only this machine can reach gives way to a better one. So does one that this machine
-        no longer has: a laptop moves from one network to the next, and routers hand out new addresses.
+        no longer has: a laptop moves from one network to the next, and routers hand out new addresses. The
+        last address is told until there is another.
         """
         if name is None or not self._learns:
             return
         shown = self._dialable(name[0])
         if not shown and not self._hosts:
             self._warn(name[0])
-        public = {family: host for family, host in self._hosts.items() if not is_loopback(host)}
-        lost = {family: host for family, host in public.items() if is_gone(host)}
-        kept = {family: host for family, host in public.items() if family not in lost}
-        better = self._better(lost, shown)
-        if not better and not (lost and kept):  # the last address is told until there is another
+        better = {family_of(host): host for host in shown if self._is_better(host)}
+        if not better:
             return
-        if lost:
-            now = f"at {' and '.join(better.values())} now, and " if better else ""
-            log.info("this machine is %sno longer at %s", now, " and ".join(lost.values()))
+        public = {family: host for family, host in self._hosts.items() if not is_loopback(host)}
+        kept = {family: host for family, host in public.items() if not is_gone(host)}
+        if len(kept) < len(public):
+            lost = " and ".join(host for family, host in public.items() if family not in kept)
+            log.info("this machine is at %s now, and no longer at %s", " and ".join(better.values()), lost)
         self._hosts = kept | better
         addresses = tuple(format_address(host, self._port) for host in self._hosts.values())
         self._carry_out(self._core.announce(addresses))
-
-    def _better(self, lost: Hosts, shown: list[str]) -> Hosts:
-        """Replacements for addresses that are lost, and better addresses that a link has shown."""
-        instead = {family: self._instead_of(host) for family, host in lost.items()}
-        found = {family: host for family, host in instead.items() if host is not None}
-        return found | {family_of(host): host for host in shown if self._is_better(host)}
 
     def _warn(self, host: str) -> None:
         if not self._was_warned:
@@ -164,12 +158,6 @@ class OwnAddresses:
             return [host]
         found = (own_address(family, loopback=is_loopback(host)) for family in sorted(self._families))
         return [own for own in found if own is not None and not is_of_one_interface(own)]
-
-    @staticmethod
-    def _instead_of(lost: str) -> str | None:
-        """An address of the kind of one that this machine has lost, where others may dial us; else None."""
-        own = own_address(family_of(lost), loopback=False)
-        return None if own is None or own == lost or is_of_one_interface(own) else own
 
     def _is_better(self, host: str) -> bool:
         if is_loopback(host):

@@ -25,7 +25,7 @@ from aiohttp import web
 from gossamer.node.address import network_group, origin_of, parse_address, unmapped
 from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.address_book import OwnAddresses
-from gossamer.node.daemon.network.listening import Resolver, sockets_at
+from gossamer.node.daemon.network.listening import Resolver
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of, hang_up
 from gossamer.node.daemon.network.upload_limits import PeerUploads
@@ -38,7 +38,6 @@ from gossamer.protocol.identity import short
 from gossamer.protocol.limits import FETCH_TIMEOUT_S, MESSAGE_BYTES_MAX, PAUSE_MAX_S, SEND_QUEUE_BYTES_MAX
 from gossamer.protocol.messages import Message, Records, decode, encode
 from gossamer.protocol.records import RecordKind
-from gossamer.protocol.replica import Replica
 
 PREFIX = "/gossamer/1"
 """Of the paths that a node serves."""
@@ -387,28 +386,21 @@ class Dialler:
         local: LocalNode,
         access: Access,
         links: LinkTable,
-        core: Replica,
         dispatch: Callable[[ev.Event], object],
     ) -> None:
         self._local = local
         self._access = access
         self._links = links
-        self._core = core
         self._dispatch = dispatch
         self._tls: ssl.SSLContext | bool = client_context() if local.certificate else False
         self._client: aiohttp.ClientSession | None = None
 
-    def start(self, dials_from: str | None = None) -> None:
-        """Make ready to dial, from this address of ours if it is of the kind of what is dialled."""
+    def start(self) -> None:
+        """Make ready to dial."""
         no_redirects = aiohttp.TraceConfig()
         no_redirects.on_request_redirect.append(_refuse_redirect)
         self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=64,
-                ssl=self._tls,
-                resolver=Resolver(),
-                socket_factory=sockets_at(dials_from) if dials_from else None,
-            ),
+            connector=aiohttp.TCPConnector(limit=64, ssl=self._tls, resolver=Resolver()),
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),  # a third of a chunk's request
             timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),
@@ -432,12 +424,6 @@ class Dialler:
             log.debug("%s", error)
         except PeerError as error:
             scores.complain(f"{effect.address}:", str(error))
-        except aiohttp.ServerFingerprintMismatch as error:
-            if self._is_shared(effect.address, error.got):
-                log.debug("%s is also the address of another member, which answers there", effect.address)
-            else:
-                what = "shows a different certificate than its own member record names"
-                scores.complain(f"{effect.address}:", what)
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("cannot reach %s: %s", effect.address, error)
         if link is None:
@@ -503,16 +489,6 @@ class Dialler:
         pin = aiohttp.Fingerprint(binding) if binding else self._tls
         dialled = Dialled(address, base_url, self._client, pin)
         return PeerLink(node_id, socket, session, credential=shake.peer_credential, dialled=dialled)
-
-    def _is_shared(self, address: str, fingerprint: bytes) -> bool:
-        """Whether the certificate is that of another member that states the same address, or our own.
-
-        Two members in two homes may have the same private address: each is reached by nodes in its own home.
-        And the address of a member that listens on loopback leads every other node to itself.
-        """
-        records = [member.record.body for member in self._core.roster.members()]
-        theirs = any(address in body.addresses and body.fingerprint == fingerprint for body in records)
-        return theirs or fingerprint == self._core.own_record.fingerprint
 
 
 async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> NoReturn:

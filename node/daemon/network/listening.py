@@ -11,13 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
-from aiohappyeyeballs import AddrInfoType
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gossamer.node.address import is_ip, is_loopback
-from gossamer.node.logs import RateLimit
 from gossamer.protocol.limits import CONNECTIONS_MAX
 
 # --- What aiohttp's servers log, of the network and of the admin server: errors of ours alone.
@@ -72,47 +69,16 @@ def ask_for_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (open_files_allowed(), hard))
 
 
-_NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Errors of accept after which asyncio tries again a second later."""
-
-
-class NothingLeft(logging.Filter):
-    """Filters asyncio's log, which reports with a traceback, 1,000 times a second, that no file or no memory
-    is left for a connection. One line every few minutes is enough."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._limit = RateLimit()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, ValueError) and "._start_serving(" in record.getMessage():
-            return False  # asyncio would listen again, a second later, where the node has stopped meanwhile
-        if not isinstance(error, OSError) or error.errno not in _NOTHING_LEFT:
-            return True
-        if not self._limit.allows(error.errno):
-            return False
-        hint = " (ulimit -n)" if error.errno == errno.EMFILE else ""
-        record.msg, record.args = f"connections wait: {error.strerror}{hint}", None
-        record.exc_info = None
-        return True
-
-
-# --- Looking names up, in threads of their own.
-#
-# If the name servers are out of reach, as in a partition, a lookup takes half a minute and more, and nothing
-# ends it sooner. asyncio's few threads also write to disk and merge, and a process waits for them when it
-# ends:
-# a lookup must hold up neither.
-
-_AS_NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-
-
 class Resolver(AbstractResolver):
-    """The system's own lookups. aiohttp looks a name up only once at a time, however many dial it."""
+    """The system's own lookups, each in a thread of its own.
+
+    If the name servers are out of reach, a lookup takes half a minute and more, and nothing ends it sooner.
+    asyncio's few threads also write to disk and merge, and a process waits for them when it ends: a lookup
+    must hold up neither. aiohttp looks a name up only once at a time, however many dial it.
+    """
 
     async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """Addresses of a name. Raises OSError."""
         answer: Future[list[ResolveResult]] = Future()
@@ -120,18 +86,13 @@ class Resolver(AbstractResolver):
 
         def look_up() -> None:
             try:
-                found = _addresses(host, port, family)
+                answer.set_result(_addresses(host, port, family))
             except UnicodeError:
                 answer.set_exception(OSError(errno.EINVAL, f"{host!r} is not a host name"))
             except Exception as error:
                 answer.set_exception(error)
-            else:
-                answer.set_result(found)
 
-        try:
-            threading.Thread(target=look_up, name="look-up", daemon=True).start()
-        except RuntimeError:  # too many threads: it may pass
-            raise OSError(errno.EAGAIN, "cannot start a thread to look it up") from None
+        threading.Thread(target=look_up, name="look-up", daemon=True).start()
         return await asyncio.wrap_future(answer)
 
     async def close(self) -> None:
@@ -139,23 +100,19 @@ class Resolver(AbstractResolver):
 
 
 def _addresses(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
-    """Addresses of a host. Raises OSError, or UnicodeError for what cannot be a name.
-
-    Of a name's addresses, only those of a kind that this machine has; a numeric address is taken as it is.
-    """
-    numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-    wanted = 0 if is_ip(host) else socket.AI_ADDRCONFIG
+    """Raises OSError, or UnicodeError for what cannot be a name."""
+    numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
     return [
         ResolveResult(
             hostname=host,
-            host=socket.getnameinfo(address, _AS_NUMBERS)[0],  # with its scope
+            host=socket.getnameinfo(address, numeric)[0],  # with its scope
             port=port,
             family=kind,
             proto=protocol,
-            flags=numeric,
+            flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
         )
         for kind, _, protocol, _, address in socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, family=family, flags=wanted
+            host, port, type=socket.SOCK_STREAM, family=family
         )
     ]
 
@@ -170,34 +127,14 @@ async def listen(
     """
     loop = asyncio.get_running_loop()
     if host == "::":
-        if (listener := _bound_to_both(port)) is not None:
-            return await loop.create_server(protocol, sock=listener, backlog=backlog)
+        try:
+            both = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+            return await loop.create_server(protocol, sock=both, backlog=backlog)
+        except (OSError, ValueError) as error:  # ValueError: there is no dual stack
+            if isinstance(error, OSError) and error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
         host = "0.0.0.0"
-    try:
-        server = await loop.create_server(protocol, host, port, reuse_address=True, backlog=backlog)
-    except OSError as error:
-        if error.errno is not None:
-            raise
-    else:
-        if server.sockets:
-            return server
-        server.close()
-    # asyncio skips addresses for which it can get no socket, and does not say why.
-    for family, *_ in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        socket.socket(family).close()  # raises the reason
-    raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
-
-
-def _bound_to_both(port: int) -> socket.socket | None:
-    """A socket for both IPv6 and IPv4, None if this machine cannot have one. Raises OSError."""
-    if not socket.has_dualstack_ipv6():
-        return None
-    try:
-        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    except OSError as error:
-        if error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
-            return None
-        raise
+    return await loop.create_server(protocol, host, port, reuse_address=True, backlog=backlog)
 
 
 def why_not(error: OSError) -> str:
@@ -224,15 +161,6 @@ def family_of(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def names_loopback(host: str) -> bool:
-    """Whether a name leads only to loopback, as a machine's own name often does by /etc/hosts."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    return bool(found) and all(is_loopback(str(address[0])) for *_, address in found)
-
-
 _FAR_AWAY = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses for documentation, which nobody has: the route to them is the default route."""
 
@@ -248,27 +176,6 @@ def own_address(family: socket.AddressFamily, *, loopback: bool) -> str | None:
         probe.connect(((_HERE if loopback else _FAR_AWAY)[family], 9))
         return str(probe.getsockname()[0])
     return None
-
-
-def sockets_at(host: str) -> Callable[[AddrInfoType], socket.socket]:
-    """A factory of sockets to dial with, bound to our address `host` if what is dialled is of the same kind.
-
-    From `host` no route leads to the other kind. The factory raises OSError, also once `host` is gone.
-    """
-    ours, *_, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
-
-    def make(dialled: AddrInfoType) -> socket.socket:
-        family, kind, protocol, *_ = dialled
-        made = socket.socket(family, kind, protocol)
-        try:
-            if family == ours:
-                made.bind(where)
-        except OSError:
-            made.close()
-            raise
-        return made
-
-    return make
 
 
 def is_gone(host: str) -> bool:

@@ -361,8 +361,8 @@ class Server:
         self._access = access
         self._rpc = rpc
         self._chunks = chunks
-        self.dials_from: str | None = None
-        """The address of this machine from which addresses of its kind are dialled, None for any."""
+        self.bound_to: str | None = None
+        """The address of this machine to which `--listen` ties this node, None for any."""
         self.families: frozenset[AddressFamily] = frozenset()
         """The kinds of address by which this node can be reached, once it listens."""
         tls = local.certificate.context if local.certificate else None
@@ -402,17 +402,10 @@ class Server:
             ) from None
         self.families = families_of(self._listener)
         bound_host, bound_port = self._listener.sockets[0].getsockname()[:2]
-        is_misnamed = is_loopback(bound_host) and not is_loopback(host)  # as /etc/hosts often has it
-        if is_misnamed:
-            log.warning(
-                "%s is %s, which only this machine can reach: listen on [::], or on an address that others"
-                " can reach",
-                host,
-                bound_host,
-            )
-        # A node that listens on one address also dials from it. The system chooses the usual ones anyway.
-        is_usual = bound_host in (*WILDCARDS, "127.0.0.1", "::1")
-        self.dials_from = None if is_usual or is_misnamed else str(bound_host)
+        if is_loopback(bound_host) and not is_loopback(host):  # as /etc/hosts often has it
+            log.warning("%s is %s, which only this machine can reach: listen on [::]", host, bound_host)
+        elif bound_host not in (*WILDCARDS, "127.0.0.1", "::1"):
+            self.bound_to = str(bound_host)
         return int(bound_port)
 
     async def _listen(self, host: str, port: int, last: int) -> asyncio.Server:

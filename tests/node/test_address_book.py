@@ -1,20 +1,119 @@
-"""`gossamer.node.daemon.network.address_book`: where a node says that it can be dialled."""
+"""Whom a node remembers, in which order, and where it says that it can be dialled itself."""
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import socket
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from gossamer.node.daemon.network.address_book import OwnAddresses
+from gossamer.node.address import Contact
+from gossamer.node.daemon.network.address_book import REMEMBERED_MAX, AddressBook, OwnAddresses, whom_to_join
 from gossamer.node.home import Home
+from gossamer.protocol import events as ev
+from gossamer.protocol.membership.members import Health
 from tests.node.cores import new_core
 from tests.node.daemons import facts, founded, joining, running
 from tests.node.trainer_side import until
+from tests.protocol import builders
 
 IPV4 = frozenset({socket.AF_INET})
+BOTH = frozenset({socket.AF_INET, socket.AF_INET6})
+
+
+def test_whom_it_chose_long_ago_comes_first_after_a_restart(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    core = new_core(home)
+    for number in (3, 1, 2):
+        author = builders.identity(number)
+        core.roster.update(builders.row(author, addresses=(f"10.0.0.{number}:7700",)), 0.0)
+    core.handle(ev.LinkUp(1, builders.identity(2).node_id, True, "10.0.0.2:7700"), 0.0)
+    core.handle(ev.LinkUp(2, builders.identity(3).node_id, False, None), 0.0)
+    AddressBook(home, core).remember()
+    joined = whom_to_join(("boot:1",), home)
+    ids = {number: builders.identity(number).node_id for number in (1, 2, 3)}
+    assert joined[:2] == (Contact("boot:1"), Contact("10.0.0.2:7700", ids[2]))
+    assert set(joined[2:]) == {Contact(f"10.0.0.{number}:7700", ids[number]) for number in (1, 3)}
+
+
+def test_no_member_fills_the_memory_with_its_addresses(tmp_path: Path) -> None:
+    """Four whose node ids come first, with eight addresses each, were all that a node remembered."""
+    home = Home(tmp_path)
+    core = new_core(home)
+    members = sorted((builders.identity(number) for number in range(1, 45)), key=lambda m: m.node_id)
+    liars, honest = members[:4], members[4:]
+    for number, member in enumerate(honest):
+        core.roster.update(builders.row(member, addresses=(f"10.0.0.{number}:7700",)), 0.0)
+    for number, liar in enumerate(liars):
+        row = builders.row(liar, addresses=tuple(f"10.9.{number}.{host}:7700" for host in range(8)))
+        core.roster.update(row, 0.0)
+    AddressBook(home, core).remember()
+    remembered = whom_to_join((), home)
+    assert len(remembered) == len({contact.node_id for contact in remembered}) == REMEMBERED_MAX
+
+
+def test_all_addresses_of_a_few_members_are_remembered_one_of_each_first(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    core = new_core(home)
+    for number in (1, 2, 3):
+        addresses = tuple(f"10.0.{number}.{host}:7700" for host in range(3))
+        core.roster.update(builders.row(builders.identity(number), addresses=addresses), 0.0)
+    core.roster.judge(builders.identity(2).node_id, Health.DOWN, 1.0)
+    AddressBook(home, core).remember()
+    remembered = whom_to_join((), home)
+    assert len(remembered) == 9
+    assert len({contact.node_id for contact in remembered[:3]}) == 3
+    assert remembered[2].node_id == builders.identity(2).node_id, "who is gone comes last of those"
+
+
+async def test_whoever_does_not_live_long_remembers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossamer.node.daemon.network.address_book.REMEMBER_FIRST_S", 0.01)
+    home = Home(tmp_path)
+    core = new_core(home)
+    written_by: set[int] = set()
+    write = home.write_peers
+
+    def noted(contacts: Sequence[str]) -> None:
+        written_by.add(threading.get_ident())
+        write(contacts)
+
+    monkeypatch.setattr(home, "write_peers", noted)
+    task = asyncio.create_task(AddressBook(home, core).run())
+    try:
+        author = builders.identity(1)
+        core.roster.update(builders.row(author, addresses=("10.0.0.1:7700",)), 0.0)
+        await until(home.read_peers, 20)
+        assert whom_to_join((), home) == (Contact("10.0.0.1:7700", author.node_id),)
+        assert threading.get_ident() not in written_by, "a disk that hangs would keep the node from answering"
+    finally:
+        task.cancel()
+
+
+def test_whom_an_outage_took_for_dead_is_remembered_behind_those_alive(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    core = new_core(home)
+    authors = {number: builders.identity(number) for number in (1, 2, 3)}
+    for number, author in authors.items():
+        core.roster.update(builders.row(author, addresses=(f"10.0.0.{number}:7700",)), 0.0)
+    acquaintances = AddressBook(home, core)
+    for number in (1, 2):
+        core.roster.judge(authors[number].node_id, Health.DOWN, 1.0)
+    acquaintances.remember()
+    assert whom_to_join((), home)[0] == Contact("10.0.0.3:7700", authors[3].node_id)
+    assert len(whom_to_join((), home)) == 3
+    core.roster.judge(authors[3].node_id, Health.DOWN, 2.0)
+    acquaintances.remember()
+    assert len(whom_to_join((), home)) == 3
+
+
+IPV4 = frozenset({socket.AF_INET})
+
+
 BOTH = frozenset({socket.AF_INET, socket.AF_INET6})
 
 
@@ -81,35 +180,6 @@ def test_of_each_kind_of_address_one_is_told(tmp_path: Path, monkeypatch: pytest
     laptop.lost.update(("192.168.1.5", "fd00::2"))
     del laptop.goes_out_from[socket.AF_INET6]
     assert laptop.links_from("10.8.0.2") == ("10.8.0.2:7701",)
-
-
-def test_an_address_that_is_lost_is_told_no_more_though_that_of_the_other_kind_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    laptop = Moving(tmp_path, monkeypatch)
-    laptop.own_addresses.listening(7701, (), BOTH)
-    laptop.links_from("192.168.1.5")
-    assert laptop.links_from("fd00::2") == ("192.168.1.5:7701", "[fd00::2]:7701")
-    laptop.lost.add("192.168.1.5")
-    del laptop.goes_out_from[socket.AF_INET]
-    with caplog.at_level(logging.INFO, "gossamer.node"):
-        assert laptop.links_from("fd00::2") == ("[fd00::2]:7701",)
-    assert caplog.messages == ["this machine is no longer at 192.168.1.5"]
-    assert laptop.links_from("10.8.0.2") == ("[fd00::2]:7701", "10.8.0.2:7701")
-
-
-def test_a_lost_address_gives_way_to_the_one_that_the_machine_has_instead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    laptop = Moving(tmp_path, monkeypatch)
-    laptop.own_addresses.listening(7701, (), BOTH)
-    laptop.links_from("192.168.1.5")
-    laptop.links_from("fd00::2")
-    laptop.lost.add("192.168.1.5")
-    laptop.goes_out_from[socket.AF_INET] = "10.8.0.2"
-    with caplog.at_level(logging.INFO, "gossamer.node"):
-        assert laptop.links_from("fd00::2") == ("[fd00::2]:7701", "10.8.0.2:7701")
-    assert caplog.messages == ["this machine is at 10.8.0.2 now, and no longer at 192.168.1.5"]
 
 
 def test_a_link_local_link_beside_an_address_that_others_dial_is_no_trouble(

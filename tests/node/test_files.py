@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node import files as wholefile
+from gossamer.node import files
 from gossamer.node.files import write_atomically
 from gossamer.protocol.errors import DiskFullError
 from tests.node.full_disk import full
@@ -21,16 +21,16 @@ def test_a_file_that_cannot_be_read_is_replaced(tmp_path: Path, monkeypatch: pyt
     path.write_bytes(b"old")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", full)
-        wholefile.keep(path, b"new")
+        files.keep(path, b"new")
     assert path.read_bytes() == b"new"
 
 
 def test_why_a_file_cannot_be_written_is_said(tmp_path: Path) -> None:
     read_only = OSError(errno.EROFS, "Read-only file system")
-    said = str(wholefile.cannot_write(tmp_path, read_only))
+    said = str(files.cannot_write(tmp_path, read_only))
     assert said == f"cannot write {tmp_path}: Read-only file system"
-    assert str(wholefile.cannot_write(tmp_path, read_only, "say this")) == "say this"
-    assert isinstance(wholefile.cannot_write(tmp_path, OSError(errno.EDQUOT, ""), "not this"), DiskFullError)
+    assert str(files.cannot_write(tmp_path, read_only, "say this")) == "say this"
+    assert isinstance(files.cannot_write(tmp_path, OSError(errno.EDQUOT, ""), "not this"), DiskFullError)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
