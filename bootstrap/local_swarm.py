@@ -22,8 +22,8 @@ from gossamer.bootstrap import manifests
 from gossamer.bootstrap.live_table import Display, Output, show_summary
 from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
 from gossamer.bootstrap.summary import SwarmSummary, check_result_path, summarise, write_result
+from gossamer.models import TaskError
 from gossamer.models.corpus import load_corpus
-from gossamer.models.errors import TaskError
 from gossamer.models.registry import OptionValue, find_kind
 from gossamer.node import processes as exit_status
 from gossamer.node.daemon.storage.chunks import ChunkStore

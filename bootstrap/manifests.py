@@ -13,10 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.registry import OptionValue
 from gossamer.models.task import Task, default_averaging, embeddings_known, named_tensors
-from gossamer.models.task_file import kind_of
+from gossamer.models.task_file import kind_of, task_errors
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.files import put
 from gossamer.node.inputs import expanded, read_manifest
@@ -319,7 +319,7 @@ def create(
     here = [path.absolute() for path in data]
     try:
         # A custom task may change the working directory, as scripts do to find their data; we restore it.
-        with chdir("."):
+        with chdir("."), task_errors():
             kind = kind_of(task)
             resolved = kind.resolve({**options, **kind.read(settings)})
             built = kind.task(resolved, here)
@@ -341,16 +341,18 @@ def create(
 
 def _try_out(task: Task, seed: int, model: nn.Module, *, has_data: bool) -> None:
     """Raise TaskError for the first thing in a custom task that does not work."""
-    from gossamer.models import checking
+    from gossamer.models import trial
 
-    again = checking.build_again(task, seed, model)
+    again = trial.build_again(task, seed, model)
     try:
-        batch = checking.first_batch(task)
+        with task_errors():
+            batch = trial.first_batch(task)
     except TaskError as error:
         if has_data:
             raise
         raise TaskError(f"{error} (init tests the task on data: give --data, or --no-trial)") from error
-    checking.try_step(task, again, batch)
+    with task_errors("the step that init tries"):
+        trial.try_step(task, again, batch)
 
 
 def describe(

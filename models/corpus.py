@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 
 CORPUS_BYTES_MAX = 4 << 30
 """The whole corpus is held in memory; more than this is refused."""

@@ -1,4 +1,4 @@
-"""A small GPT in Llama's architecture: the model that swarms train by default.
+"""A small GPT in Llama's architecture, the model that swarms train by default; and text from it.
 
 The whole network is in this file: pre-norm RMSNorm, rotary positions, causal attention, SwiGLU, no biases,
 the head tied to the embedding. Modules have the names and conventions of Hugging Face's
@@ -14,7 +14,10 @@ the scaled residual init is GPT-2's.
 
 from __future__ import annotations
 
+import codecs
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
+from gossamer.models.task import evaluating
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,3 +198,63 @@ def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     first, second = x_BHLK.chunk(2, dim=-1)
     turned_BHLK = torch.cat((-second, first), dim=-1)
     return (x_BHLK * cos_LK + turned_BHLK * sin_LK).type_as(x_BHLK)
+
+
+def mixed(device: torch.device) -> AbstractContextManager[object]:
+    """A context for the forward pass: products in bfloat16 where the hardware has it, many times as fast.
+
+    On CPUs, few of which have it, everything stays float32.
+    """
+    return torch.autocast(device.type, torch.bfloat16) if _is_quick(device) else nullcontext()
+
+
+def _is_quick(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):  # the next call asks about the current device
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def generate_bytes(
+    model: nn.Module, prompt: bytes, *, context: int, temperature: float, seed: int
+) -> Iterator[int]:
+    """Yield the bytes after `prompt` without end, each drawn from the last of the model's logits (B, L, V).
+
+    The model sees only the last `context` bytes. There is no cache, so each byte costs a forward pass over
+    them. Sampling is on the CPU with its own generator; `temperature` 0 takes the likeliest byte.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    seen = bytearray(prompt or b"\n")[-context:]
+    while True:
+        logits_V = _last_logits(model, seen)
+        if temperature == 0:
+            byte = int(logits_V.argmax())
+        else:
+            below_V = logits_V - logits_V.max()  # the largest is 0, so that no temperature makes it infinite
+            byte = int(torch.multinomial((below_V / temperature).softmax(0), 1, generator=generator))
+        seen = (seen + bytes([byte]))[-context:]
+        yield byte
+
+
+def _last_logits(model: nn.Module, seen: bytearray) -> Tensor:
+    device = next(model.parameters()).device
+    # Entered for each byte: between two bytes a consumer may pause for as long as it likes, or train.
+    with evaluating(model):
+        logits_BLV: Tensor = model(torch.tensor([list(seen)], device=device))
+    # 64 bits, so that a low temperature does not overflow; on the CPU, as some devices lack float64.
+    return logits_BLV[0, -1].cpu().double()
+
+
+def decode_characters(data: Iterable[int], length: int) -> Iterator[str]:
+    """Yield exactly `length` characters of UTF-8, as soon as they are whole; broken bytes become U+FFFD.
+
+    Takes at most 4 bytes for each character; `data` must not end before that.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    missing = length
+    source = iter(data)
+    while missing > 0:
+        text = decoder.decode(bytes([next(source)]))[:missing]
+        missing -= len(text)
+        if text:
+            yield text

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_type_hints
 
-from gossamer.models.errors import TaskError, in_one_line
+from gossamer.models import TaskError, in_one_line
 
 if TYPE_CHECKING:
     from gossamer.models.task import Task

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.muon import Optimizers
 
 Batch = Any
@@ -102,8 +102,7 @@ class Task(abc.ABC):
         """A new model on the CPU, in train mode and float32; the same parameters for the same seed.
 
         Must not disturb torch's global generator: draw from your own generator, or wrap the construction in
-        `torch.random.fork_rng()` and seed inside. (A task in a custom file, see `task_file`, need not do so:
-        it is called with the generator seeded, and the generator is restored afterwards.)
+        `torch.random.fork_rng()` and seed inside. (For a task in a custom file, `task_file` does so.)
         """
 
     @abc.abstractmethod

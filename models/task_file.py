@@ -14,7 +14,9 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.machinery import PathFinder
@@ -22,11 +24,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from gossamer.models.errors import TaskError, in_one_line
+from gossamer.models import TaskError, in_one_line
 from gossamer.models.registry import OptionValue, TaskKind, choices, find_kind
 
 if TYPE_CHECKING:
-    from gossamer.models.task import Task
+    from gossamer.models.task import DataStream, Task
 
 _NAME = re.compile(r"[\w-]+:\w+", re.ASCII)
 _INTERFACE = "gossamer.models.task.Task"
@@ -103,31 +105,104 @@ def kind_of(text: str) -> TaskKind:
 
 
 def load(file: TaskFile) -> TaskKind:
-    """Run the file and take the task from it, guarded.
+    """Run the file and take the task from it.
 
     Raises:
         TaskError: the file does not run, or its class is not a complete task.
     """
-    from gossamer.models.checking import Guarded, explained
-
     source = file.source()
-    with explained(file.path, "importing it"):
+    with task_errors():
         module = _import(file.path)
     cls = _task_class(file, module)
     options = _options_class(file, cls)
-    _check_constructor(file, cls)
+    try:
+        inspect.signature(cls).bind(object(), ())
+    except TypeError as error:
+        raise TaskError(f"{file} is made as {file.class_name}(options, data): {error}") from None
+    adapted = _adapted(cls)
 
     def build(options: Any, data: Sequence[Path]) -> Task:
-        with explained(file.path, f"making {file.class_name}"):
-            return Guarded(cls(options, data), file.path)
+        with task_errors():
+            return adapted(options, data)
 
     return TaskKind(file.name, options, build, source)
+
+
+def _adapted(cls: type[Task]) -> type[Task]:
+    """The class, with what is easily forgotten done for it: torch's generator is seeded for the model and put
+    back, the model is in train mode, an evaluation is in eval mode without gradient, and when `batches` ends,
+    another pass begins with a seed of its own."""
+    import torch
+
+    from gossamer.models.task import evaluating
+
+    class Adapted(cls):  # type: ignore[misc, valid-type]
+        def build_model(self, seed: int) -> torch.nn.Module:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model: torch.nn.Module = super().build_model(seed)
+            return model.train()
+
+        def evaluate(self, model: torch.nn.Module) -> float:
+            with evaluating(model):
+                return float(super().evaluate(model))
+
+        def batches(self, stream: DataStream) -> Iterator[Any]:
+            begun, number = stream.skip_batches, 0
+            while True:
+                empty = True
+                for batch in super().batches(stream):
+                    empty = False
+                    yield batch
+                if empty and not stream.skip_batches:
+                    raise TaskError(f"{cls.__name__}.batches yielded nothing: is there data (--data)?")
+                number += 1
+                seed = stream.derived_seed(f"pass {number} from batch {begun}")
+                stream = dataclasses.replace(stream, seed=seed, skip_batches=0)
+
+    Adapted.__name__ = cls.__name__
+    return Adapted
+
+
+_loaded: set[Path] = set()
+"""The files that `load` has run."""
+
+
+@contextmanager
+def task_errors(doing: str = "") -> Iterator[None]:
+    """Inside, an exception in a loaded file, or in one beside it, becomes a TaskError: one line that says
+    where.
+
+    `--debug` shows the traceback. Other exceptions pass, unless `doing` says what they would be the task's
+    fault in.
+    """
+    try:
+        yield
+    except TaskError:
+        raise
+    except (Exception, SystemExit) as error:
+        if where := _where(error) or doing:
+            text = f": {in_one_line(error)}" if str(error) else ""
+            raise TaskError(f"{where}: {type(error).__name__}{text}") from error
+        raise
+
+
+def _where(error: BaseException) -> str:
+    """``file.py:31`` for the innermost line in the folder of a loaded file; empty if there is none."""
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename) in _loaded:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if any(path.parent == file.parent for file in _loaded):
+            return f"{path.name}:{frame.lineno}"
+    return ""
 
 
 def _import(path: Path) -> ModuleType:
     """Import a file as ``python FILE`` would: it can import files beside it. Its module has the file's
     name."""
     name = path.stem
+    _loaded.add(path)
     known = sys.modules.get(name)
     if getattr(known, "__file__", None) != str(path) and _is_taken(name):
         raise TaskError(f"{path.name} has the name of another Python module, {name!r}: rename the file")
@@ -196,13 +271,3 @@ def _options_class(file: TaskFile, cls: type[Task]) -> Any:
         if not field.init:
             raise TaskError(f"{where}.{field.name} cannot be set (init=False): make it a property")
     return options
-
-
-def _check_constructor(file: TaskFile, cls: type[Task]) -> None:
-    try:
-        inspect.signature(cls).bind(object(), ())
-    except TypeError as error:
-        raise TaskError(
-            f"{file.path.name}: {file.class_name} is constructed as {file.class_name}(options, data), but its"
-            f" __init__ takes other arguments: {error}"
-        ) from None

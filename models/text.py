@@ -11,7 +11,6 @@ import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gossamer.models import TaskError
 from gossamer.models.corpus import Corpus, load_corpus
-from gossamer.models.errors import TaskError
-from gossamer.models.generate import decode_characters, generate_bytes
-from gossamer.models.gpt import GPT, PRESETS, GPTConfig
+from gossamer.models.gpt import GPT, PRESETS, GPTConfig, decode_characters, generate_bytes, mixed
 from gossamer.models.llama_format import llama_files
 from gossamer.models.muon import Muon
 from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tensors
@@ -78,25 +76,6 @@ def held_out_windows(
 def _gather(text: npt.NDArray[np.uint8], starts_B: npt.NDArray[np.int64], context: int) -> Window:
     windows = text[starts_B[:, None] + np.arange(context + 1)].astype(np.int64)
     return torch.from_numpy(windows[:, :-1].copy()), torch.from_numpy(windows[:, 1:].copy())
-
-
-# --- The precision in which the built-in model computes. Its parameters, which nodes share, are always
-# float32.
-
-
-def mixed(device: torch.device) -> AbstractContextManager[object]:
-    """A context for the forward pass: products in bfloat16 where the hardware has it, many times as fast.
-
-    On CPUs, few of which have it, everything stays float32.
-    """
-    return torch.autocast(device.type, torch.bfloat16) if _is_quick(device) else nullcontext()
-
-
-def _is_quick(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):  # the next call asks about the current device
-        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 OPTIMIZERS = ("muon", "adamw")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.hooks import RemovableHandle
 
-from gossamer.models.errors import in_one_line
+from gossamer.models import in_one_line
 from gossamer.models.task import local_names
 from gossamer.node.adapters.base import Membership
 from gossamer.node.exports.export import FROZEN

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.registry import task_names
+from gossamer.models.task_file import task_errors
 from gossamer.node import __version__
 from gossamer.node.daemon.phi.restore import replay
 from gossamer.node.files import placed, written
@@ -105,7 +106,8 @@ def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]
         files = _kept_files(home.pretrained_path)
     elif manifest.task.name in task_names() or home.task() is not None:
         try:
-            files, local = _of_task(own_task.build(home, manifest), manifest)
+            with task_errors():
+                files, local = _of_task(own_task.build(home, manifest), manifest)
         except TaskError as error:
             raise ConfigError(str(error)) from None
     else:

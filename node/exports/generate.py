@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.registry import task_names
 from gossamer.models.task import named_tensors
-from gossamer.models.task_file import is_own_name
+from gossamer.models.task_file import is_own_name, task_errors
 from gossamer.node.daemon.phi.restore import replay
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer import data as own_task
@@ -40,11 +40,12 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
         )
     _, merger = replay(home)
     try:
-        task = own_task.build(home, manifest)
-        model = task.build_model(manifest.task.seed)
-        check_fits(dict(named_tensors(model)), manifest)
-        load_into(model, manifest, merger.phi)
-        pieces = task.sample(model, prompt, length, temperature=temperature, seed=seed)
+        with task_errors():
+            task = own_task.build(home, manifest)
+            model = task.build_model(manifest.task.seed)
+            check_fits(dict(named_tensors(model)), manifest)
+            load_into(model, manifest, merger.phi)
+            pieces = task.sample(model, prompt, length, temperature=temperature, seed=seed)
     except TaskError as error:
         raise ConfigError(str(error)) from error
     return _told(pieces)
@@ -52,6 +53,7 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
 
 def _told(pieces: Iterator[str]) -> Iterator[str]:
     try:
-        yield from pieces
+        with task_errors():
+            yield from pieces
     except TaskError as error:
         raise ConfigError(str(error)) from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch.utils.data import Sampler
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.registry import find_kind, task_names
 from gossamer.models.task import DataStream
 from gossamer.models.task_file import TaskFile, flag_for, is_own_name, load, parse_task_file

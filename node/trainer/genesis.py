@@ -91,7 +91,7 @@ def rebuilt(manifest: Manifest) -> Ints:
 
     Raises ConfigError if its digest is not the manifest's.
     """
-    from gossamer.models.errors import TaskError
+    from gossamer.models import TaskError
     from gossamer.models.registry import build_task
     from gossamer.models.task import named_tensors
     from gossamer.node.trainer.parameters import check_fits

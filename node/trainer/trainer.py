@@ -23,10 +23,10 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from gossamer.models.checking import explaining
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.muon import InnerOptimizer
 from gossamer.models.task import DataStream, Task
+from gossamer.models.task_file import task_errors
 from gossamer.node import logs
 from gossamer.node import processes as exit_status
 from gossamer.node import processes as lifeline
@@ -123,10 +123,8 @@ class Trainer:
     def _inner_step(self, batch: object) -> None:
         self._optimizer.scale_lr(self.peer.lr_scale(self._task.lr_scale))
         loss = self._task.loss(self._model, batch)
-        with explaining(self._task, "in the backward pass"):
-            loss.backward()
-        with explaining(self._task, "in the optimizer's step"):
-            self._optimizer.step()
+        loss.backward()
+        self._optimizer.step()
         self._optimizer.zero_grad()
         tokens = self._task.tokens(batch)
         self.stepped = True
@@ -208,10 +206,11 @@ def main() -> int:
     lifeline.reset_signals()
     lifeline.watch(ending.node_is_gone)
     try:
-        trainer = ending.trainer = Trainer(options, Home(options.root).own_manifest())
-        if options.check:
-            return exit_status.DONE
-        trainer.run()
+        with task_errors():
+            trainer = ending.trainer = Trainer(options, Home(options.root).own_manifest())
+            if options.check:
+                return exit_status.DONE
+            trainer.run()
         trainer.peer.close()
     except Exception as error:
         if ending.trainer is not None:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gossamer.models import TaskError
 from gossamer.models import corpus as module
 from gossamer.models.corpus import is_held_out, load_corpus
-from gossamer.models.errors import TaskError
 
 
 def write(root: Path, files: dict[str, bytes]) -> Path:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.gpt import GPT, PRESETS, GPTConfig, rotary_table, rotate
 from gossamer.models.task import named_tensors
 

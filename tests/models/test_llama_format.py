@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.gpt import GPT, PRESETS, GPTConfig
 from gossamer.models.llama_format import llama_files
 from gossamer.models.registry import build_task

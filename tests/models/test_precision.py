@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.models import text as precision
+from gossamer.models import gpt as precision
+from gossamer.models.gpt import mixed
 from gossamer.models.task import DataStream
-from gossamer.models.text import ByteTextTask, TextOptions, mixed
+from gossamer.models.text import ByteTextTask, TextOptions
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:1")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.registry import build_task, resolve_options, task_names
 from gossamer.models.text import ByteTextTask, TextOptions
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.task import Batch, DataStream, Task, evaluating, local_names, named_tensors
 
 

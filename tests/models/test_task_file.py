@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.models.registry import TaskKind, build_task
 from gossamer.models.task import DataStream
 from gossamer.models.task_file import is_own_name, kind_of, names_file, parse_task_file
@@ -115,17 +115,17 @@ def test_what_is_no_task(task_folder: Path, monkeypatch: pytest.MonkeyPatch, tex
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("# HERE", "if x = 1:", "own_line.py:10, importing it: SyntaxError: invalid syntax"),
+        ("# HERE", "if x = 1:", "own_line.py:10: SyntaxError: invalid syntax"),
         (
             "# HERE",
             "import own_nowhere",
-            "own_line.py:10, importing it: ModuleNotFoundError: No module named",
+            "own_line.py:10: ModuleNotFoundError: No module named",
         ),
-        ("# HERE", "import own_broken", "own_broken.py:2, importing it: ZeroDivisionError"),
+        ("# HERE", "import own_broken", "own_broken.py:2: ZeroDivisionError"),
         (
             "# HERE",
             "raise SystemExit('needs a GPU')",
-            "own_line.py:10, importing it: SystemExit: needs a GPU",
+            "own_line.py:10: SystemExit: needs a GPU",
         ),
         ("    def loss(", "    def lost(", "Line in own_line.py lacks loss: see gossamer.models.task.Task"),
         ("    @dataclass(frozen=True)\n", "", "own_line.py: Line.Options is not a dataclass"),
@@ -140,7 +140,7 @@ def test_what_is_no_task(task_folder: Path, monkeypatch: pytest.MonkeyPatch, tex
         (
             "    def build_model",
             "    def __init__(self):\n        pass\n\n    def build_model",
-            "as Line(options, data), but its __init__ takes other arguments: too many positional arguments",
+            "is made as Line(options, data): too many positional arguments",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_constructor_that_raises(task_folder: Path) -> None:
     )
     with pytest.raises(TaskError) as caught:
         kind_of(text).task({})
-    assert str(caught.value) == "own_line.py:26, making Line: IndexError: tuple index out of range"
+    assert str(caught.value) == "own_line.py:26: IndexError: tuple index out of range"
 
 
 def test_options_that_the_task_refuses(task_folder: Path) -> None:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from gossamer.models import TaskError
 from gossamer.models.corpus import Corpus
-from gossamer.models.errors import TaskError
-from gossamer.models.generate import decode_characters
-from gossamer.models.gpt import GPT
+from gossamer.models.gpt import GPT, decode_characters
 from gossamer.models.muon import InnerOptimizer, Muon
 from gossamer.models.task import DataStream, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gossamer.bootstrap import manifests
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.node.exports.generate import generate
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer import data as own_task
@@ -143,7 +143,7 @@ def test_a_mistake_in_the_file_is_the_tasks(home: Home, text: str, task_folder: 
     own_task.remember_task(home, text)
     write_task(task_folder, "# HERE", "if")
     own_task.check_trainable(home)
-    with pytest.raises(TaskError, match=r"own_line\.py:10, importing it: SyntaxError"):
+    with pytest.raises(TaskError, match=r"own_line\.py:10: SyntaxError"):
         own_task.build(home, manifest_of(home))
 
 
@@ -168,5 +168,5 @@ def test_a_mistake_that_shows_while_text_is_written_is_one_line(
     )
     pieces = generate(home, "a", 3, temperature=0.0, seed=0)
     assert next(pieces) == "a"
-    with pytest.raises(ConfigError, match=r"own_line\.py:\d+, in sample: ValueError: no more"):
+    with pytest.raises(ConfigError, match=r"own_line\.py:\d+: ValueError: no more"):
         next(pieces)

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.models.errors import TaskError
+from gossamer.models import TaskError
 from gossamer.node import processes as exit_status
 from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import trainer
 from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.trainer import _Ending, choose_device
-from gossamer.protocol.errors import ConfigError, DivergedError, UnreachableError
+from gossamer.protocol.errors import ConfigError, UnreachableError
 from tests.node.begun_peer import begun
 from tests.node.daemons import founded
 from tests.protocol.builders import SMALL
@@ -77,29 +77,6 @@ def status_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
         monkeypatch.setattr(module, name, lambda *_, **__: None)
     monkeypatch.setattr(sys, "argv", ["trainer", NodeOptions(folder=founded(tmp_path).root).to_json()])
     return trainer.main()
-
-
-@pytest.mark.parametrize("resumed", [True, False])
-def test_divergence_before_the_first_delta_leaves_no_inner_state(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resumed: bool
-) -> None:
-    """Where one was taken up, it may be to blame, and not the learning rate: the next begins afresh."""
-    left = []
-
-    class Diverging(trainer.Trainer):
-        def __init__(self, options: object, manifest: object) -> None:
-            self.peer = Mock(resumed=resumed)
-            self._published = False
-
-        def run(self) -> None:
-            raise DivergedError("lower the learning rate")
-
-        def give_up_window(self) -> None:
-            left.append(self)
-
-    monkeypatch.setattr(trainer, "Trainer", Diverging)
-    assert status_of(monkeypatch, tmp_path) == (exit_status.FAILED if resumed else exit_status.USER_ERROR)
-    assert len(left) == 1
 
 
 @pytest.mark.parametrize("error", [TaskError("no more data"), RuntimeError("a fault")])
