@@ -89,8 +89,6 @@ class Sealing:
                 sorted(delta.record_id for delta in covered)
             )
         )
-        self.dropped: list[bytes] = []
-        records.drop_snapshot = self.dropped.append
         records.close_up_to = lambda base, own_last: None
         self.core: Any = SimpleNamespace(
             manifest=of,

@@ -4,7 +4,6 @@ do."""
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import threading
 from pathlib import Path
@@ -97,32 +96,6 @@ def test_a_reader_makes_no_database(path: Path) -> None:
     with pytest.raises(StorageError, match="cannot use the database"):
         RecordStore(path, SMALL.swarm_id, read_only=True)
     assert not path.exists()
-
-
-def test_a_folder_that_nobody_can_write_to_is_read_all_the_same(
-    path: Path, deltas: list[Delta], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as a backup. SQLite wants to write beside a database in WAL mode even where it only reads."""
-    store = RecordStore(path, SMALL.swarm_id)
-    store.add(deltas, durable=True)
-    store.close()
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    reader = RecordStore(path, SMALL.swarm_id, read_only=True)
-    assert len(reader.load(LAYOUT)) == len(deltas)
-    assert {file.name for file in path.parent.iterdir()} == {path.name}
-    reader.close()
-
-
-def test_what_is_left_in_a_log_of_writes_there_is_read_too(
-    path: Path, deltas: list[Delta], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = RecordStore(path, SMALL.swarm_id)
-    store.add(deltas, durable=True)
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    reader = RecordStore(path, SMALL.swarm_id, read_only=True)
-    assert len(reader.load(LAYOUT)) == len(deltas)
-    reader.close()
-    store.close()
 
 
 def test_a_database_that_another_program_holds_is_not_called_damaged(path: Path, deltas: list[Delta]) -> None:

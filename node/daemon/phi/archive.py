@@ -152,8 +152,6 @@ class Archive:
         """When the first late record was merged that the newest snapshot lacks."""
         self._late_at = 0.0
         """When the last such record was merged."""
-        self._damaged: set[bytes] = set()
-        """Chunks of kept snapshots that turned out damaged on disk."""
         self._is_sweep_due = True
         """Whether there may be chunks that nobody needs, such as what an earlier run has left."""
         self._limit = RateLimit()
@@ -215,16 +213,17 @@ class Archive:
         self._news.set()
 
     def damaged(self, blob: bytes) -> None:
-        """A chunk on disk turned out damaged: if it is part of a delta, fetch it again; if it is part of a
-        snapshot that we keep, repair that."""
+        """A chunk on disk turned out damaged: if it is part of a delta, fetch it again; if it is part of the
+        newest snapshot, write that again. Of an older one, joiners get it from others."""
         for delta in self._open_records():
             if blob in delta.body.chunks:
                 if self._limit.allows("damaged"):  # a failing disk damages hundreds of chunks in a minute
                     log.warning("chunk %s was damaged on disk; fetching it again", short(blob))
                 sizes = payload_chunk_sizes(delta.body.payload_bytes)
                 self._dispatch(ev.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
-        if self._shelf.claim_with(blob) is not None:
-            self._damaged.add(blob)
+        if self._shelf.is_of_newest(blob):
+            log.warning("our newest snapshot was damaged on disk: writing it again")
+            self._late_since, self._late_at = 0.0, time.monotonic()
             self._news.set()
 
     def chunk_here(self) -> None:
@@ -284,8 +283,6 @@ class Archive:
             await self._seal(self._seal_round)
         elif self._late_since is not None and time.monotonic() - self._late_since > LATE_S:
             await self._reseal()
-        elif self._damaged:
-            await self._mend(next(iter(self._damaged)))
         else:
             return False
         return True
@@ -387,23 +384,6 @@ class Archive:
         late_at = self._late_at
         if await self._seal(self._shelf.claims[0].round) and self._late_at == late_at:
             self._late_since = None
-
-    async def _mend(self, blob: bytes) -> None:
-        """A chunk of a snapshot was damaged: write the newest snapshot again, or give an older one up.
-
-        If that fails, it stays due. Raises StorageError or OSError.
-        """
-        claim = self._shelf.claim_with(blob)
-        if claim is not None and blob not in self._chunks:
-            is_newest = claim == self._shelf.claims[0]
-            action = "writing it again" if is_newest else "discarding it"
-            log.warning("the snapshot of round %d was damaged on disk: %s", claim.round, action)
-            if is_newest and not await self._seal(claim.round):
-                return
-            if not is_newest:
-                await asyncio.to_thread(self._records.drop_snapshot, claim.root)
-                await self._keep(tuple(known for known in self._shelf.claims if known != claim))
-        self._damaged.discard(blob)
 
     # -- closing
 

@@ -7,7 +7,7 @@ records, so that a joiner can take chunks from all of them at once.
 import logging
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
 
@@ -201,10 +201,9 @@ class SnapshotShelf:
         """All chunks that the kept snapshots consist of."""
         return set(self._owner)
 
-    def claim_with(self, blob: bytes) -> Claim | None:
-        """The newest kept snapshot that a chunk belongs to; None if it belongs to none."""
-        root = self._owner.get(blob)
-        return next((claim for claim in self.claims if claim.root == root), None)
+    def is_of_newest(self, blob: bytes) -> bool:
+        """Whether a chunk belongs to the newest snapshot that is kept."""
+        return bool(self.claims) and self._owner.get(blob) == self.claims[0].root
 
     def touch(self, blob: bytes) -> None:
         """Note that a chunk was asked for, so its snapshot is in use."""
@@ -244,16 +243,17 @@ class SnapshotShelf:
             log.warning("the snapshot of round %d was damaged on disk: discarding it", claim.round)
         return not lacking
 
-    def sweep(self, blobs: set[bytes], wanted: Iterable[bytes], open_records: Iterable[Delta]) -> None:
+    def sweep(self, blobs: set[bytes], wanted: Sequence[bytes], open_records: Iterable[Delta]) -> None:
         """Remove all of these chunks but those that are of use: for a snapshot that is kept or, by its root,
         wanted, for the payload of an open record, or reserved for one that is about to be signed.
 
         Chunks are known by their content, so anybody may publish one that is part of something else. Raises
-        OSError or StorageError: MissingChunkError, and removes nothing, if an index turns out damaged.
+        OSError or StorageError: MissingChunkError, and removes nothing, if the index of the newest one or of
+        one that is wanted turns out damaged.
         """
         self.keep(self.claims)
-        roots = [claim.root for claim in self.claims] + list(wanted)
-        unneeded = blobs.difference(*map(self._blobs, roots))
+        roots = [*(claim.root for claim in self.claims[:1]), *wanted]
+        unneeded = blobs.difference(self._owner, *map(self._blobs, wanted))
         for root in roots:
             if root not in self._chunks:
                 raise MissingChunkError(root)

@@ -54,16 +54,14 @@ All of this blocks, and runs in worker threads, one call at a time.
 
 import asyncio
 import time
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, Base, Digests, Rounds
-from gossamer.protocol.claims import chain, round_digest, total
+from gossamer.protocol.claims import round_digest, total
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.fixedpoint import Ints, is_healthy
@@ -121,8 +119,6 @@ class Merger:
         self._merged = dict(merged or {})
         self._digests = {round_: _digest_of(deltas) for round_, deltas in self._merged.items()}
         """Digest of each round merged: computing all of them again takes time for every record."""
-        self._chains: tuple[list[int], list[bytes]] | None = None
-        """The rounds merged, ascending, and the chains up to the base and each round; None if outdated."""
         self.base = base or GENESIS
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
@@ -212,14 +208,7 @@ class Merger:
 
     def chain(self, upto: int | None = None) -> bytes:
         """Digest of all records merged up to a round, or in all rounds: equal digests promise equal Phi."""
-        if self._chains is None:
-            rounds = sorted(self._digests)
-            chains = accumulate(
-                rounds, lambda before, r: chain(before, r, self._digests[r]), initial=self.base.chain
-            )
-            self._chains = rounds, list(chains)
-        rounds, found = self._chains
-        return found[-1 if upto is None else bisect_right(rounds, upto)]
+        return self.base.chain_with({r: d for r, d in self._digests.items() if upto is None or r <= upto})
 
     def merged_ids(self) -> list[bytes]:
         """Record ids of everything merged above the base."""
@@ -235,7 +224,6 @@ class Merger:
         closed = {r: self._merged[r] for r in self._merged if r <= floor}
         self.base = Base(floor, self.chain(floor), self.base.tokens_with(closed, self._manifest))
         self._count.change((delta for deltas in closed.values() for delta in deltas), ())
-        self._chains = None
         for round_, deltas in closed.items():
             del self._merged[round_], self._digests[round_]
             for delta in deltas:
@@ -244,19 +232,13 @@ class Merger:
     def _note(self, round_: int, old: tuple[Delta, ...], new: tuple[Delta, ...]) -> None:
         self._count.change(old, new)
         self.tokens = total((self.base.tokens, self._count.total))
-        self._chains = None
         if new:
             self._merged[round_], self._digests[round_] = new, _digest_of(new)
         else:
             self._merged.pop(round_, None)
             self._digests.pop(round_, None)
         index = round_ % len(self._layout.fragments)
-        if len(new) > len(old):
-            merged, own = self._reach[index]
-            is_own = any(delta.author == self._own_id for delta in new)
-            self._reach[index] = max(merged, round_), max(own, round_) if is_own else own
-        else:
-            self._reach[index] = self._reach_of(index)
+        self._reach[index] = self._reach_of(index)
         self.version += 1
 
     def _note_health(self, fragment: Fragment) -> None:
@@ -270,9 +252,9 @@ class Merger:
         """
         count = len(self._layout.fragments)
         floor = self.base.round - (self.base.round - index) % count
-        rounds = [round_ for round_ in self._merged if round_ % count == index]
-        own = [r for r in rounds if any(delta.author == self._own_id for delta in self._merged[r])]
-        return max(rounds, default=floor), max(own, default=max(0, floor))
+        rounds = sorted((round_ for round_ in self._merged if round_ % count == index), reverse=True)
+        own = (r for r in rounds if any(delta.author == self._own_id for delta in self._merged[r]))
+        return next(iter(rounds), floor), next(own, max(0, floor))
 
     def _exchange(
         self, fragment: Fragment, phi: Ints, old: tuple[Delta, ...], new: tuple[Delta, ...]

@@ -3,14 +3,13 @@
 Blocking, and used from several threads: changes wait for each other.
 """
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gossamer.node.files import cannot_write, disk_full, misplaced
+from gossamer.node.files import cannot_write, disk_full
 from gossamer.protocol.errors import StorageError
 
 PATH_BYTES_MAX = 504
@@ -43,7 +42,7 @@ class Database:
         self._lock = threading.Lock()
         with self.explained():
             self._connection = sqlite3.connect(
-                f"{path.absolute().as_uri()}?{_mode(path, read_only)}",
+                f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
                 uri=True,
                 check_same_thread=False,
                 isolation_level=None,
@@ -58,8 +57,7 @@ class Database:
         except _TROUBLES as error:
             raise self._explained(error) from None
         except OSError as error:
-            beside = Path(error.filename or self._path)
-            otherwise = misplaced(beside) or f"cannot use the database {self._path}: {error.strerror}"
+            otherwise = f"cannot use the database {self._path}: {error.strerror}"
             raise cannot_write(self._path, error, otherwise) from None
 
     @contextmanager
@@ -117,18 +115,4 @@ class Database:
             return disk_full(self._path)
         what = str(error) if str(error).isprintable() else ascii(str(error))  # SQLite quotes what it found
         advice = _ADVICE.get(code, "if it is damaged, remove it: what others hold is fetched again")
-        return StorageError(
-            misplaced(self._path) or f"cannot use the database {self._path} ({what}); {advice}"
-        )
-
-
-def _mode(path: Path, read_only: bool) -> str:
-    """How to open a database, in the parameters of SQLite's URIs.
-
-    Even to read a database, SQLite writes files beside it, unless told that the database is immutable. It is
-    if its folder is read-only, like a backup's, and there is no write-ahead log: its content would be missed.
-    """
-    if not read_only:
-        return "mode=rwc"
-    is_fixed = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
-    return "mode=ro&immutable=1" if is_fixed else "mode=ro"
+        return StorageError(f"cannot use the database {self._path} ({what}): {advice}")

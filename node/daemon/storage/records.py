@@ -16,7 +16,7 @@ from pathlib import Path
 from gossamer.node.daemon.storage.database import Database
 from gossamer.node.daemon.storage.disk import Disk
 from gossamer.protocol.claims import Claim, chain, total
-from gossamer.protocol.errors import MalformedError, PeerError, StorageError
+from gossamer.protocol.errors import PeerError, StorageError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.tokens import TokenCount
 from gossamer.protocol.payloads.layout import Layout
@@ -182,11 +182,6 @@ class RecordStore:
             marks = ",".join("?" * len(roots))
             db.execute(f"DELETE FROM snapshots WHERE root NOT IN ({marks})", roots)
 
-    def drop_snapshot(self, root: bytes) -> None:
-        """Forget one of the older snapshots. Durable. Raises StorageError."""
-        with self._db.transaction() as db:
-            db.execute("DELETE FROM snapshots WHERE root = ?", (root,))
-
     def begin_at(self, claim: Claim, own_last: int) -> None:
         """Begin history at a snapshot obtained from others: everything up to it is closed. Durable."""
         with self._db.transaction() as db:
@@ -258,28 +253,17 @@ class RecordStore:
         A database row that does not verify is left out and, unless read-only, dropped: its record is fetched
         again from nodes that hold it.
 
-        Raises StorageError, also if a record that verifies cannot be read: it was a delta to the release that
-        stored it, and nobody could send it to us again.
+        Raises StorageError.
         """
         found: list[Delta] = []
         broken: list[object] = []
-        rows = "SELECT record_id, envelope FROM deltas ORDER BY round"
         with self._db.explained():
-            for record_id, envelope in self._db.execute(rows):
-                try:
-                    if not isinstance(envelope, bytes):  # SQLite does not enforce a column's type
-                        raise MalformedError("not an envelope")
-                    opened = open_envelope(envelope, self._swarm_id)
-                except PeerError:
-                    broken.append(record_id)
-                    continue
-                try:
-                    found.append(parse_delta(opened, layout))
-                except PeerError as error:
-                    raise StorageError(
-                        f"this release cannot read the records in {self._path} ({error}): run the release"
-                        " that wrote them"
-                    ) from None
+            rows = self._db.execute("SELECT record_id, envelope FROM deltas ORDER BY round").fetchall()
+        for record_id, envelope in rows:
+            try:
+                found.append(parse_delta(open_envelope(envelope, self._swarm_id), layout))
+            except PeerError:
+                broken.append(record_id)
         if broken and not self._read_only:
             log.warning("%d records in %s are damaged; they are fetched again", len(broken), self._path)
             self.drop(broken)
