@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,9 @@ from gossamer.bootstrap.invites import invite
 from gossamer.protocol.access.acl import Role
 from gossamer.protocol.identity import Identity
 from tests.net.processes import (
-    BootstrapPeer,
     assert_all_gone,
     gossamer,
     gossamer_status,
-    wait_for,
 )
 from tests.net.scripts import PATIENCE_S, scripts_in
 
@@ -91,20 +87,6 @@ def test_nothing_is_left_when_the_script_is_killed(tmp_path: Path) -> None:
         assert_all_gone(tmp_path, 8)
 
 
-def test_a_script_that_was_killed_can_be_started_again_at_once(tmp_path: Path) -> None:
-    with scripts_in(tmp_path) as scripts:
-        scripts.start("one")
-        scripts.wait_rounds("one", 1)
-        published = scripts.metrics("one")["round"]
-        scripts.processes["one"].kill()
-        scripts.processes["one"].wait(10)
-        scripts.start("one", join=[])
-        scripts.wait_rounds("one", 1)
-        assert scripts.metrics("one")["round"] > published
-        (tmp_path / "stop").touch()
-        scripts.results("one")
-
-
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_sigterm_ends_it_in_good_order_and_it_resumes(tmp_path: Path, stubborn: bool) -> None:
     with scripts_in(tmp_path) as scripts:
@@ -162,38 +144,3 @@ torch.set_num_threads(2)
 train("parent", 10)
 print("both went on", flush=True)
 """
-
-
-def test_a_process_forked_off_a_training_one_attaches_and_its_parent_goes_on(tmp_path: Path) -> None:
-    with scripts_in(tmp_path):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", FORKING],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.stdout.splitlines()[-2:] == ["child ended with 0", "both went on"], done.stderr
-        assert "forked without torch's threads: it runs on one thread. For more, start" in done.stderr
-
-
-def test_what_the_commands_say_about_a_swarm_of_scripts(tmp_path: Path) -> None:
-    with scripts_in(tmp_path) as scripts:
-        done = gossamer("bootstrap", scripts.manifest, "--dir", tmp_path / "b", "--listen", "127.0.0.1:0")
-        assert done.returncode == 2
-        assert "found it with Peer.attach" in done.stderr.splitlines()[-1]
-        scripts.start("one")
-        address = scripts.address("one")
-        done = gossamer("node", "--join", address, "--dir", tmp_path / "n", "--listen", "127.0.0.1:0")
-        assert done.returncode == 2
-        assert "join with Peer.attach" in done.stderr.splitlines()[-1]
-        peer = BootstrapPeer(scripts.manifest, tmp_path / "mirror", "--join", address)
-        try:
-            mirror = peer.wait_listening()
-            holds_it = lambda: (gossamer_status(mirror) or {}).get("state") == "serving"  # noqa: E731
-            wait_for(holds_it, PATIENCE_S, "a bootstrap peer that has joined")
-        finally:
-            assert peer.stop() == 0
-        (tmp_path / "stop").touch()
-        scripts.results("one")

@@ -7,14 +7,14 @@ must have made more rounds and hold the same bits (`unharmed`).
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
 from gossamer.protocol import messages as msg
-from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, PROTOCOL_VERSION, ClientHandshake
+from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, ClientHandshake
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, Identity
 from gossamer.protocol.limits import MESSAGE_BYTES_MAX
 from gossamer.protocol.records import HEADER_BYTES, Delta, RecordKind, seal
@@ -128,38 +128,6 @@ async def test_a_recorded_hello_cannot_be_sent_again(swarm: LocalNodes) -> None:
     for node in (first, second):
         assert len(await knock(where(node), lambda challenge, binding: recorded[0])) == 1
     await unharmed(swarm)
-
-
-@pytest.mark.parametrize(
-    ("bend", "reason"),
-    [
-        (lambda fields: [PROTOCOL_VERSION + 1, *fields[1:]], f"version {PROTOCOL_VERSION + 1}"),
-        (lambda fields: [*fields[:1], bytes(32), *fields[2:]], "belongs to swarm"),
-        (lambda fields: fields[:-1], None),
-        (lambda fields: [*fields[:3], bytes(31), *fields[4:]], None),
-    ],
-    ids=["version", "swarm", "too short", "short nonce"],
-)
-async def test_a_hello_that_is_none(
-    swarm: LocalNodes, bend: Callable[[list], list], reason: str | None
-) -> None:
-    """Another version or swarm is told the reason; what is malformed is told nothing."""
-    node = swarm.nodes["n0"]
-
-    def hello(challenge: bytes, binding: bytes) -> bytes:
-        shake = ClientHandshake(
-            Identity.from_seed(os.urandom(32)),
-            swarm.manifest.swarm_id,
-            binding,
-            os.urandom(32),
-            None,
-            vet=turns_nobody_away,
-        )
-        return pack(bend(list(unpack(shake.hello(challenge), HELLO_BYTES_MAX))))
-
-    answers = [unpack(answer, HELLO_BYTES_MAX) for answer in (await knock(where(node), hello))[1:]]
-    assert len(answers) == (reason is not None)
-    assert all(accepted is False and reason in said for accepted, said in answers)
 
 
 # -- what a linked member may send

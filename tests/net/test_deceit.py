@@ -21,7 +21,6 @@ from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from tests.net.attacker import Member, where
 from tests.net.middleman import Middleman, middleman
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
-from tests.tools.fault_proxy import Rule
 
 pytestmark = pytest.mark.slow
 
@@ -91,23 +90,6 @@ async def test_questions_through_a_man_in_the_middle_are_found_out_by_who_was_to
                 await fetch_status(str(bent))
             assert man.connections >= 2
         await go_on(swarm)
-
-
-async def test_a_man_in_the_middle_of_a_members_own_address_hears_nothing_at_all(tmp_path: Path) -> None:
-    """The member's row names its certificate: whoever dials that address sees another one and hangs up."""
-    async with LocalNodes(tmp_path, *small_manifest()) as swarm:
-        first, second = await swarm.grow(2)
-        async with middleman(where(first)) as man:
-            swarm.rules.set("n2", "n1", Rule(refuse=True))  # or it would dial first
-            victim = await swarm.add("n2", ["n0"], advertise=(man.address,))
-            victim.train(0.1)
-            said = f"{man.address}: shows a different certificate than its own row names"
-            await swarm.until(lambda: said in second.log, 30, "the dialler finds out")
-            assert (man.asked, man.answered) == (b"", b"")
-            await go_on(swarm, closed=True)  # on a slow machine it joins with a snapshot
-            assert not any(link["node_id"] == victim.status["node_id"] for link in second.status["links"]), (
-                "they hear of each other through the first"
-            )
 
 
 # -- silence

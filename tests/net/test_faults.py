@@ -58,28 +58,6 @@ async def test_one_way_loss_heals(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_mixed_speeds_keep_rounds_aligned(tmp_path: Path) -> None:
-    """Steps 1, 1, 1/3 and 1/10 as fast: the slow publish shorter windows, or skip rounds, and keep up."""
-    async with LocalNodes(tmp_path, *small_manifest(pace={"every_steps": 12})) as swarm:
-        nodes = await swarm.grow(4, step_s=0.05)
-        for node, step_s in zip(nodes, (0.05, 0.05, 0.15, 0.5), strict=True):
-            assert node.puppet is not None
-            node.puppet.step_s = step_s
-        start = max(rounds(nodes).values())
-        spread = []
-
-        def far_enough() -> bool:
-            spread.append(max(rounds(nodes).values()) - min(rounds(nodes).values()))
-            return all_past(nodes, start + 12)
-
-        took = await swarm.until(far_enough, 40, "12 rounds more")
-        assert max(spread) <= 3, spread
-        assert took < 12 * 0.5 * 6 / 2, "nobody waits for the slowest, which fills a window in 3 s"
-        await swarm.until_identical()
-        swarm.assert_nobody_blamed()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["payloads", "everything"])
 async def test_torn_chunks_are_fetched_again(tmp_path: Path, what: str) -> None:
     """Chunks torn on disk by a crash: found when they are read, and asked of the others."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -124,23 +123,3 @@ async def test_half_open_handshakes_do_not_keep_a_joiner_out(live: Live) -> None
             task.cancel()
         await asyncio.gather(*flood, return_exceptions=True)
     await asyncio.sleep(0.1)
-
-
-async def test_silent_connections_are_counted_bounded_and_ended(live: Live) -> None:
-    """Connections that never begin TLS, more than one address may have."""
-    host, port = live.address.split(":")
-    count = limits.STRANGERS_PER_ADDRESS_MAX + 50
-    files = live.daemon().num_fds()
-    silent = [await asyncio.open_connection(host, int(port)) for _ in range(count)]
-    status = await live.status()
-    assert status["listener"]["refused"] >= 50
-    assert status["listener"]["strangers"] <= limits.STRANGERS_PER_ADDRESS_MAX
-    async with asyncio.timeout(limits.TLS_HANDSHAKE_TIMEOUT_S + 15.0):
-        for reader, writer in silent:
-            with contextlib.suppress(OSError):
-                assert await reader.read(1) == b"", "the daemon ends them by itself"
-            writer.close()
-        while live.daemon().num_fds() > files + 3:
-            await asyncio.sleep(0.1)
-    shown = gossamer("status", live.address, "--json")
-    assert json.loads(shown.stdout)["state"] == "serving"

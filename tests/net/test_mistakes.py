@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -60,15 +59,6 @@ def test_a_damaged_database(home: Home) -> None:
     assert home.ledger_path.read_bytes().startswith(b"this is no"), "left for a person to look at"
 
 
-def test_the_database_of_another_swarm(home: Home) -> None:
-    from gossamer.node.daemon.storage.records import RecordStore
-
-    RecordStore(home.ledger_path, bytes(32)).close()
-    status, lines = bootstrap(home)
-    assert status == 2
-    assert len(lines) == 1 and "belongs to another swarm" in lines[0]
-
-
 @pytest.mark.parametrize("which", ["the index", "a chunk"])
 def test_a_damaged_chunk_of_the_first_model_is_rebuilt(home: Home, which: str) -> None:
     root = manifest_of(home).genesis.root
@@ -84,20 +74,6 @@ def test_a_damaged_chunk_of_the_first_model_is_rebuilt(home: Home, which: str) -
         assert peer.stop() == 0
 
 
-def test_data_without_text_stops_the_node(home: Home, tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    peer = BootstrapPeer(home.root.parent / "m.toml", home.root)
-    try:
-        args = ["--join", peer.wait_listening(), "--dir", tmp_path / "new", "--listen", "127.0.0.1:0"]
-        done = gossamer("node", *args, "--data", empty)
-    finally:
-        peer.stop()
-    assert done.returncode == 2
-    errors = errors_in(done.stderr)
-    assert len(errors) == 1 and f"no text in {empty}" in errors[0]
-
-
 def test_joining_the_wrong_swarm(home: Home, tmp_path: Path) -> None:
     peer = BootstrapPeer(home.root.parent / "m.toml", home.root)
     try:
@@ -110,11 +86,3 @@ def test_joining_the_wrong_swarm(home: Home, tmp_path: Path) -> None:
         assert not new.exists(), "nothing half-written"
     finally:
         peer.stop()
-
-
-def test_a_folder_that_cannot_be_written(home: Home) -> None:
-    shutil.rmtree(home.chunks_path)
-    home.chunks_path.write_text("in the way")
-    status, lines = bootstrap(home)
-    assert status == 2
-    assert len(lines) == 1 and str(home.chunks_path) in lines[0]

@@ -77,27 +77,6 @@ def test_what_is_wrong_on_the_first_rank_is_said_on_all(tmp_path: Path) -> None:
         assert "ConfigError: no Gossamer node answers at 127.0.0.1:1" in said, "the other rank's own line"
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_a_model_that_diverged_is_known_on_all_ranks_which_may_go_on(tmp_path: Path, how: str) -> None:
-    with scripts_in(tmp_path) as scripts:
-        scripts.start("one", RANKS, how=how, diverges_at=2)
-        scripts.wait_rounds("one", 5)
-        (tmp_path / "stop").touch()
-        first, second = scripts.results("one", RANKS)
-        assert all((tmp_path / f"one.{rank}.diverged").exists() for rank in range(RANKS))
-        assert first["rests"] and first["digest"] == second["digest"]
-        assert first["rounds"] == second["rounds"]
-
-
-def test_ranks_that_exchange_no_gradients_are_told_at_the_first_delta(tmp_path: Path) -> None:
-    with scripts_in(tmp_path) as scripts:
-        scripts.start("one", RANKS, how="unwrapped")
-        assert scripts.processes["one"].wait(60) == 1
-        said = scripts.log("one")
-        assert "waiting for all 2 ranks of this node: each has to attach" in said
-        assert "ConfigError: the ranks hold different parameters, so each trains by itself" in said
-
-
 def rank(scripts: Scripts, name: str, number: int) -> psutil.Process:
     """The process of one rank, which is not yet there at once."""
 
@@ -134,16 +113,6 @@ def test_a_loop_that_goes_on_without_another_rank_is_told_so(tmp_path: Path) -> 
         assert scripts.processes["one"].wait(PATIENCE_S) == 1
         said = scripts.log("one")
         assert "ConfigError: another rank of this node has left its training loop" in said
-
-
-def test_who_waits_for_ranks_that_wait_for_its_gradients_says_so(tmp_path: Path) -> None:
-    """Nobody can help them, whose next step is DistributedDataParallel's to begin; but they are told."""
-    with scripts_in(tmp_path) as scripts:
-        scripts.start("one", RANKS, how="ddp", leaves_at=2, patience=1.0)
-        said = "this rank has left its training loop and waits for the others"
-        wait_for(lambda: said in scripts.log("one"), PATIENCE_S, "the rank that left says so")
-        rank(scripts, "one", 1).kill()
-        assert scripts.processes["one"].wait(PATIENCE_S) == 1
 
 
 def test_a_rank_that_is_killed_ends_the_others_in_words(tmp_path: Path) -> None:

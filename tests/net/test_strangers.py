@@ -8,22 +8,18 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 
-from gossamer.node.daemon.network.links import PREFIX, SESSION_HEADER
 from gossamer.node.daemon.network.tls import client_context
 from gossamer.protocol import messages as msg
-from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import Identity, short
-from gossamer.protocol.limits import MESSAGE_BYTES_MAX
 from tests.net.live import Live
 from tests.net.processes import gossamer, wait_for
-from tests.net.stranger import Stranger, linked
+from tests.net.stranger import linked
 from tests.protocol.builders import row
 
 pytestmark = pytest.mark.slow
@@ -42,13 +38,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     assert statuses == [0, 0]
     assert still == pid, "the daemon was never restarted"
     assert "Traceback" not in swarm.first.log + swarm.second.log
-
-
-@pytest.fixture
-async def stranger(live: Live) -> AsyncIterator[Stranger]:
-    """An authenticated peer that may misbehave."""
-    async with linked(live.address, live.manifest.swarm_id) as peer:
-        yield peer
 
 
 async def blamed(live: Live, count: int) -> dict[str, Any]:
@@ -83,14 +72,6 @@ def test_a_second_node_in_the_same_folder_is_refused(live: Live) -> None:
     done = gossamer("bootstrap", live.manifest_path, "--dir", live.first.folder, "--listen", "127.0.0.1:0")
     assert done.returncode == 2
     assert f"another node is running in {live.first.folder}" in done.stderr.splitlines()[-1]
-
-
-def test_a_port_in_use_is_one_clear_line(live: Live, tmp_path: Path) -> None:
-    place = ["--dir", tmp_path / "b", "--join", live.other_address]
-    done = gossamer("bootstrap", live.manifest_path, *place, "--listen", live.address)
-    assert done.returncode == 2
-    assert f"cannot listen on {live.address}" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
 
 
 # -- bytes from nobody
@@ -133,43 +114,6 @@ async def test_raw_bytes_and_half_open_connections(live: Live) -> None:
     assert "Traceback" not in live.first.log
 
 
-async def test_websockets_that_do_not_shake_hands(live: Live) -> None:
-    swarm_id = live.manifest.swarm_id
-    for bad in (b"", b"\xc1", os.urandom(100), b"\x00" * 5000, msg.encode(msg.Ping(1))):
-        async with aiohttp.ClientSession() as http:
-            url = f"https://{live.address}{PREFIX}/link"
-            async with http.ws_connect(url, ssl=client_context(), compress=0) as ws:
-                await ws.receive_bytes()
-                await ws.send_bytes(bad)
-                answer = await ws.receive(timeout=5)
-                if answer.type is aiohttp.WSMsgType.BINARY:  # a refusal in words
-                    answer = await ws.receive(timeout=5)
-                assert answer.type is aiohttp.WSMsgType.CLOSE
-            await asyncio.sleep(0.05)
-    with pytest.raises(RefusedError, match="belongs to swarm"):
-        async with linked(live.address, bytes(32)):
-            pass
-    async with linked(live.address, swarm_id) as peer:
-        assert peer.node_id.hex() == (await live.status())["node_id"]
-
-
-async def test_chunks_are_for_members_only(live: Live, stranger: Stranger) -> None:
-    root = live.manifest.genesis.digest
-    url = f"{stranger.base_url}/chunk/{root}"
-    session = {SESSION_HEADER: stranger.session.hex()}
-    for headers in ({}, {SESSION_HEADER: "00" * 32}, {SESSION_HEADER: "no hex"}):
-        async with stranger.http.get(url, headers=headers) as answer:
-            assert answer.status == 403
-        async with stranger.http.put(url, headers=headers, data=b"x") as answer:
-            assert answer.status == 403
-    async with stranger.http.get(url, headers=session) as answer:
-        assert answer.status == 200 and len(await answer.read()) == 64
-    async with stranger.http.get(f"{stranger.base_url}/chunk/{'ab' * 32}", headers=session) as answer:
-        assert answer.status == 404
-    async with stranger.http.put(url, headers=session, data=b"unasked") as answer:
-        assert answer.status == 409
-
-
 # -- members that misbehave
 
 
@@ -184,19 +128,6 @@ async def test_garbage_from_a_member_is_one_line_and_the_end_of_its_link(live: L
     assert status["misbehaviours_seen"] == before + 1
     name = f"{short(peer.identity.node_id)} misbehaved"
     assert live.first.log.count(name) == 1
-
-
-async def test_text_frames_and_oversized_messages_end_the_link(live: Live) -> None:
-    for send in ("text", "large"):
-        async with linked(live.address, live.manifest.swarm_id) as peer:
-            if send == "text":
-                await peer.socket.send_str("hello")
-            else:
-                await peer.socket.send_bytes(bytes(MESSAGE_BYTES_MAX + 1))
-            while (message := await peer.socket.receive(timeout=5)).type is aiohttp.WSMsgType.BINARY:
-                pass
-            assert message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
-    assert (await live.status())["state"] == "serving"
 
 
 @pytest.mark.parametrize(

@@ -48,22 +48,6 @@ if "gossamer.node.trainer.trainer" in sys.orig_argv:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_trainers_that_work_as_on_a_gpu_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(AS_ON_A_GPU)
-    monkeypatch.setenv("PYTHONPATH", f"{site}:{ROOT}")
-    with SwarmRun(tmp_path, "--every-steps", 6, "--fragments", 3, nodes=3, rounds=12) as run:
-        assert run.process.wait(180) == 0, run.stderr
-        summary = run.summary()
-    assert summary["ok"] is True and summary["identical"] is True
-    assert summary["val_loss_end"] < summary["val_loss_start"] - 0.3
-    for name in ("node-1", "node-2", "node-3"):
-        assert "as on a GPU" in run.log(name) and "Traceback" not in run.log(name)
-
-
-@pytest.mark.slow
 def test_ctrl_c_ends_everything_within_five_seconds(tmp_path: Path) -> None:
     with SwarmRun(tmp_path, "--every-steps", 4) as run:
         run.wait_round("node-1", 2)

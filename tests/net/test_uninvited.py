@@ -24,7 +24,6 @@ from gossamer.protocol.access.acl import Role
 from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, ClientHandshake
 from gossamer.protocol.access.rpc_auth import ask
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.errors import NotAnsweredError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.wire import unpack
@@ -133,27 +132,6 @@ async def test_a_stranger_hears_why_and_learns_nothing(swarm: LocalNodes) -> Non
     assert not any(other.home.identity().public_key in everything for other in list(swarm.nodes.values())[1:])
     assert swarm.manifest.canonical()[:64] not in everything
     swarm.train_on()
-    await unharmed(swarm)
-    swarm.train_on()
-
-
-async def test_worthless_invitations(swarm: LocalNodes) -> None:
-    """Another node's, one that ran out, and one that no owner signed: refused in words, on every node."""
-    mallory, other = anybody(), anybody()
-    nobody = anybody()
-    for node in swarm.nodes.values():
-        for credential, reason in (
-            (granted(swarm, other), "lets in invited nodes only"),
-            (granted(swarm, mallory, seconds=-100), "ran out"),
-            (granted(swarm, mallory, by=nobody), "is not valid"),
-            (granted(swarm, mallory, by=mallory), "is not valid"),
-            (os.urandom(200), "is not valid"),
-            (revoke(OWNER, swarm.manifest.swarm_id, other.node_id, last_round=0, reason=""), "invited nodes"),
-        ):
-            assert reason in await refused(where(node), swarm.manifest, mallory, credential)
-        for forged in (granted(swarm, mallory, by=nobody), b"", os.urandom(500)):
-            with pytest.raises(NotAnsweredError, match="refuses"):
-                await deliver(where(node), forged)
     await unharmed(swarm)
     swarm.train_on()
 

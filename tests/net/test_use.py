@@ -97,15 +97,6 @@ def writer(folder: Path, length: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_text_comes_piece_by_piece_in_whole_characters(folder: Path) -> None:
-    with writer(folder, 300) as process:
-        assert process.stdout is not None
-        pieces = [piece.decode() for piece in iter(lambda: os.read(process.stdout.fileno(), 1 << 16), b"")]
-        assert process.wait(60) == 0 and process.stderr.read() == b""
-    assert len(pieces) > 10, "it is written as it is made, not at the end"
-    assert pieces[0].startswith("größe ") and len("".join(pieces)) == len("größe ") + 300 + len("\n")
-
-
 @pytest.mark.parametrize("how", ["its reader has seen enough", "Ctrl-C"])
 def test_it_ends_without_a_word(folder: Path, how: str) -> None:
     with writer(folder, 1_000_000) as process:
@@ -114,19 +105,6 @@ def test_it_ends_without_a_word(folder: Path, how: str) -> None:
             process.send_signal(signal.SIGINT)
         process.stdout.close()
         assert process.wait(60) in (1, 130) and process.stderr.read() == b""
-
-
-def test_a_full_disk_is_one_line(folder: Path) -> None:
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [*COMMAND, "generate", "--dir", str(folder)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
-        )
-    assert done.returncode == 2
-    assert done.stderr == b"gossamer: cannot write the text: No space left on device\n"
 
 
 def test_the_export_command(folder: Path, tmp_path: Path) -> None:
