@@ -43,7 +43,7 @@ EVERY_STEPS = 30
 
 FRAGMENTS = 4
 """Default number of parts that a model is split into. They take turns, so that no delta moves the whole model
-at once: 1 % less loss for the same bytes (docs/benchmarks/learning.md)."""
+at once: 1 % less loss for the same bytes (docs/benchmarks.md)."""
 
 RETAIN = 256
 """Default number of windows whose records are kept; `history.retain` is this times the fragments, in
@@ -51,7 +51,9 @@ rounds."""
 
 
 def outer_defaults(codec: str, *, by_mean: bool = False) -> dict[str, float]:
-    """Outer settings that suit a codec; `by_mean`: all tensors are averaged by mean."""
+    """Outer settings that suit a codec; `by_mean`: all tensors are averaged by mean. Raises ConfigError."""
+    if codec not in CODECS:
+        raise ConfigError(f"codec {codec!r} is unknown; choose one of {', '.join(CODECS)}")
     chosen = CODECS[codec].outer_by_mean if by_mean else CODECS[codec].outer
     return chosen._asdict()
 
@@ -59,68 +61,52 @@ def outer_defaults(codec: str, *, by_mean: bool = False) -> dict[str, float]:
 # --- A manifest as people read and edit it: TOML, with the meaning of values beside them.
 
 
+COMMENTS = {
+    "swarm.created": "Unix seconds",
+    "task.source": "digest of its file",
+    "outer.codec": f"one of {', '.join(CODECS)}",
+    "outer.ef_decay": "how much of what a codec left out is carried into the next delta",
+    "outer.clip": "times the median norm per square root of steps; 0 for none",
+    "outer.weight_cap": "times the median weight; 0 for none",
+    "pace.every_steps": "inner steps between two deltas of a fragment, or 0 ...",
+    "pace.every_seconds": "... and seconds instead",
+    "history": "all in rounds",
+    "history.retain": "how long a partition may last and still heal exactly; 0 keeps all",
+    "admission.mode": "open, or invited: only nodes that an owner invites",
+    "admission.owners": "public keys that can invite and revoke",
+    "layout": "of each tensor: name, shape, averaging rule",
+}
+"""What stands behind a line of the file, by section and key."""
+
+
 def to_toml(manifest: Manifest) -> str:
     """The file's text; read back, it gives the same manifest."""
-    outer, pace = manifest.outer, manifest.pace
-    option_lines = "\n".join(f"{_key(key)} = {_value(value)}" for key, value in manifest.task.options.items())
-    tensor_lines = "\n".join(
-        f"    [{_value(spec.name)}, {list(spec.shape)}, {_value(spec.averaging)}],"
-        for spec in manifest.layout.tensors
-    )
-    # Only custom tasks have a source.
-    source_line = (
-        f"source = {_value(manifest.task.source)}  # digest of its file\n" if manifest.task.source else ""
-    )
-    owners = ", ".join(_value(owner) for owner in manifest.admission.owners)
-    return f"""\
-# A Gossamer swarm. All its nodes agree on everything here: change any value, and it is another swarm.
-
-[swarm]
-name = {_value(manifest.swarm.name)}
-created = {manifest.swarm.created}  # Unix seconds
-
-[task]
-name = {_value(manifest.task.name)}
-seed = {manifest.task.seed}
-{source_line}
-[task.options]
-{option_lines}
-
-[outer]
-codec = {_value(outer.codec)}  # one of {", ".join(CODECS)}
-learning_rate = {outer.learning_rate}
-momentum = {outer.momentum}
-ef_decay = {outer.ef_decay}  # how much of what a codec left out is carried into the next delta
-clip = {outer.clip}  # times the median norm per square root of steps; 0 for none
-weight_cap = {outer.weight_cap}  # times the median weight; 0 for none
-staleness_max = {outer.staleness_max}
-
-[pace]
-every_steps = {pace.every_steps}  # inner steps between two deltas of a fragment, or 0 ...
-every_seconds = {pace.every_seconds}  # ... and seconds instead
-min_round_seconds = {pace.min_round_seconds}
-
-[history]  # all in rounds
-seal_after = {manifest.history.seal_after}
-snapshot_every = {manifest.history.snapshot_every}
-retain = {manifest.history.retain}  # how long a partition may last and still heal exactly; 0 keeps all
-
-[admission]
-mode = {_value(manifest.admission.mode)}  # open, or invited: only nodes that an owner invites
-owners = [{owners}]  # public keys that can invite and revoke
-
-[genesis]
-digest = {_value(manifest.genesis.digest)}
-
-[layout]
-fragments = {manifest.layout.fragments}
-tensors = [  # name, shape, averaging rule
-{tensor_lines}
-]
-"""
+    lines = ["# A Gossamer swarm. Its nodes agree on all of this: change any value, and it is another swarm."]
+    for section, values in manifest.model_dump(exclude={"version"}).items():
+        lines += _section(section, values)
+    return "\n".join(lines) + "\n"
 
 
-def _value(value: OptionValue) -> str:
+def _section(name: str, values: Mapping[str, Any]) -> Iterator[str]:
+    yield ""
+    yield _commented(f"[{name}]", name)
+    for key, value in values.items():
+        if not isinstance(value, dict):
+            yield _commented(f"{_key(key)} = {_value(value)}", f"{name}.{key}")
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _section(f"{name}.{_key(key)}", value)
+
+
+def _commented(line: str, name: str) -> str:
+    return f"{line}  # {COMMENTS[name]}" if name in COMMENTS else line
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple):
+        items = list(map(_value, value))
+        rows = value and isinstance(value[0], tuple)  # tensors, a line each
+        return "[\n    " + ",\n    ".join(items) + ",\n]" if rows else f"[{', '.join(items)}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
