@@ -84,9 +84,22 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A delta and all of its payload are here, or its round lost a record: merge the round again."""
+    """A delta and all of its payload are here, or its round lost a record: the round is merged again."""
 
     delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Make `deltas` the records that are merged of a round, and answer with `Merged`.
+
+    One merge is asked for at a time. Once Phi is set to another snapshot (`Adopted`) it is not answered.
+    """
+
+    round: int
+    deltas: tuple[Delta, ...]
+    unless_outliers: bool
+    """Whether to leave the round as it is if all these deltas are outliers, see `merge.schedule`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +175,7 @@ Effect = (
     | Get
     | Put
     | Ready
+    | Merge
     | Fetched
     | Seal
     | Close

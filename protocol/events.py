@@ -6,6 +6,7 @@ uses twice.
 """
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.records import Delta, DeltaBody
@@ -91,6 +92,26 @@ class ChunkFailed:
     blob: bytes
 
 
+class MergeOutcome(Enum):
+    """What became of a `Merge`."""
+
+    CHANGED = auto()
+    SAME = auto()
+    """Phi held these records already."""
+    OUTLIERS = auto()
+    """All deltas are outliers, and nothing was merged."""
+    FAILED = auto()
+    """A payload turned out damaged, or could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The round that `Merge` named was merged, or was not."""
+
+    round: int
+    outcome: MergeOutcome
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What our trainer reports of itself; it goes into our row."""
@@ -161,6 +182,7 @@ Event = (
     | Need
     | ChunkArrived
     | ChunkFailed
+    | Merged
     | Progress
     | Sealed
     | Adopted

@@ -72,6 +72,7 @@ from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.member_records import NodeInfo, Presence
 from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.membership.swim import Swim
+from gossamer.protocol.merge.schedule import MergeSchedule, SwarmState
 from gossamer.protocol.messages import Records
 from gossamer.protocol.records import (
     Delta,
@@ -189,6 +190,7 @@ class Replica:
             signs=info.trains,
             clock_is_wrong=self._clock_is_wrong,
         )
+        self.merges = MergeSchedule(identity.node_id, self.ledger, self.holdings.holds, self._swarm_state)
         self._now = 0.0
         self._next_turn = 0.0
         """Deadline of what is done in turns: only a Wake moves it."""
@@ -269,6 +271,7 @@ class Replica:
             self.fetcher.deadline(),
             self.announcer.deadline(),
             self.super_seeding.deadline(),
+            self.merges.deadline(),
         )
 
     # -- what happens
@@ -282,6 +285,7 @@ class Replica:
         claims: Claims = (),
         floor: int = 0,
         own_last: int = 0,
+        reach: int = 0,
         is_copy: bool = False,
         credentials: Iterable[bytes] = (),
     ) -> list[Effect]:
@@ -289,7 +293,8 @@ class Replica:
 
         A delta that does not count (any more) is `Ready` too: Phi may hold it. `credentials` are grants and
         revocations; those that do not verify are left out. `claims` are the snapshots still held, `floor` the
-        round up to which history was closed, `own_last` our last round, in case that has been closed too.
+        round up to which history was closed, `own_last` our last round, in case that has been closed too,
+        `reach` the newest round that was ever merged.
         `is_copy`: all this comes from a copy of the folder, and we may have signed more than it tells.
         """
         self._clock.begin(now)
@@ -305,7 +310,10 @@ class Replica:
         self._author.restore([own_last, *signed], is_copy=is_copy)  # whether these deltas count or not
         counting = [delta for delta in stored if self.acl.counts(delta.author, delta.round)]
         revoked = [delta for delta in stored if not self.acl.counts(delta.author, delta.round)]
+        if claims:
+            self.merges.begin(floor, reach, now)
         self.holdings.restore(counting, revoked, held, now)
+        self._mark_changed(now)
         return self.outbox.drain()
 
     def announce(self, addresses: tuple[str, ...]) -> list[Effect]:
@@ -328,7 +336,31 @@ class Replica:
         self._dispatch(event, now)
         self.outbox.extend(self.fetcher.plan(now))
         self._catch_up.observe(now)
+        self._plan_merge(now)
         return self.outbox.drain()
+
+    def _mark_changed(self, now: float) -> None:
+        for round_ in self.holdings.changed:
+            self.merges.mark(round_, now)
+        self.holdings.changed.clear()
+
+    def _plan_merge(self, now: float) -> None:
+        if self.holdings.changed:
+            self._mark_changed(now)
+        if now < self.merges.deadline():
+            return
+        if (merge := self.merges.plan(now)) is not None:
+            self.outbox.append(merge)
+
+    def _swarm_state(self) -> SwarmState:
+        return SwarmState(
+            clock=self.clock,
+            horizon=self.horizon,
+            somebody_trains=self.somebody_trains,
+            rests=self.rests,
+            caught_up=self.caught_up,
+            joined=self.sealing.joined,
+        )
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
@@ -367,6 +399,9 @@ class Replica:
                 self.presence.changed()
                 reach = self._clock.begin_at(event.claim.round, now)
                 self.holdings.begin_at(event.claim.round, reach)
+                self.merges.begin(event.claim.round, event.claim.round, now)
+            case ev.Merged():
+                self.merges.merged(event, now)
             case ev.Unusable():
                 self._snapshot_pull.unusable(event.claim)
             case ev.Deliver():

@@ -208,6 +208,7 @@ def _phi(port: TrainerPort, store: Store, core: Replica, edges: Edges) -> Phi:
     loop = Merging(
         core,
         port,
+        edges.dispatch,
         edges.damaged,
         on_merged=edges.merged,
         on_judged=edges.judged,

@@ -272,8 +272,8 @@ class Daemon:
                 case fx.Expelled():
                     network.access.expelled(effect.reason)
                     self.stop()
-                case fx.Ready():
-                    self.phi.loop.mark(effect.delta.round)
+                case fx.Merge():
+                    self.phi.loop.merge(effect)
                 case fx.Get():
                     if effect.link in network.links:
                         self.spawn(network.transfers.get(network.links[effect.link], effect))

@@ -278,6 +278,8 @@ class Holdings:
         self._rng = context.rng
         self._fetcher = fetcher
         self._wants = fetcher.wants
+        self.changed: set[int] = set()
+        """Rounds that have to be merged again, until that is scheduled."""
         self._held: set[bytes] = set()
         self.announcer = Announcer(context, self._held)
         self.revoked: Sequence[Delta] = ()
@@ -373,7 +375,9 @@ class Holdings:
         self._outbox.append(Close(floor, dropped))
 
     def _ready(self, deltas: Iterable[Delta]) -> None:
-        self._outbox.extend(map(Ready, deltas))
+        for delta in deltas:
+            self.changed.add(delta.round)
+            self._outbox.append(Ready(delta))
 
     def _forget(self, record_id: bytes) -> None:
         """A delta no longer counts: its payload is neither held, nor looked for, nor offered."""

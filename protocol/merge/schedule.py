@@ -1,28 +1,41 @@
-"""Which changed rounds are merged now, which wait, and when Phi holds all that the swarm had when we came.
+"""When to merge: which changed round is merged next, which wait, and when Phi holds all that the swarm had.
 
 Phi does not depend on the order in which rounds are merged, or on how late they are. So each node decides for
-itself when to merge a round, by two rules. A round that the swarm cannot have reached yet waits until it has:
-a node that signs for such a round is alone in it. An outlier waits while no other delta in its round shows
-what is usual, see `held_back`.
+itself. The core asks for one merge at a time (`Merge`), and is answered how it went (`Merged`):
+
+* The newest changed round comes first, so that the trainer has what was published last however many old
+rounds
+  change. A round that was just merged is not merged again before as much time has passed as that took, so
+  that deltas that come one after another are merged together, and old rounds get their turn.
+* A round that the swarm cannot have reached yet waits until it has: a node that signs for such a round is
+alone
+  in it. Where nobody trains any more the swarm gets no further, and nothing waits.
+* An *outlier*, a delta far longer than usual or of far more tokens, may be a liar's, and can be clipped and
+  capped only beside deltas of others. So a round under way that has nothing else is *held back* until others
+  have published for it, or the swarm has gone past it, or they have had enough time to publish.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from math import inf
 from statistics import median
+from typing import NamedTuple
 
 from gossamer.protocol.claims import WITNESSES
+from gossamer.protocol.effects import Merge
+from gossamer.protocol.events import Merged, MergeOutcome
+from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.records import Delta
-from gossamer.protocol.replica import Replica
 
-# --- Rounds that wait for others' deltas before they are merged.
-#
-# A delta far longer than usual, or of far more tokens, may be a liar's, and it can be clipped and capped only
-# beside deltas of others. So a round with too few deltas waits until others have published for it, or the
-# swarm
-# has gone past it, or they have had enough time to publish.
+GATHER_S = 0.02
+"""Arrivals within this time of each other are merged together."""
+
+AGAIN_MIN_S = 0.25
+"""A round is not merged again before this, however little time its merge took."""
+
+POLL_S = 0.25
+"""How often a node looks again while rounds wait, or it is not ready."""
 
 HELD_BACK_ROUNDS = 2
 HELD_BACK_MIN_S = 5.0
@@ -32,58 +45,51 @@ members that are going to publish have done so; where training has ended, none w
 PACE_ROUNDS = 8
 
 
-class HeldBack:
-    """Which rounds wait, and until when."""
+class SwarmState(NamedTuple):
+    """How far the swarm is, and how far we are with it."""
 
-    def __init__(self) -> None:
-        self._until: dict[int, float] = {}
-        self._pace: deque[float] = deque(maxlen=PACE_ROUNDS)
-        """Seconds that the swarm's last rounds took."""
-        self._clock, self._clock_moved_at = 0, 0.0
-
-    def __bool__(self) -> bool:
-        """Whether any round may have to wait."""
-        return bool(self._until)
-
-    def note_clock(self, clock: int, now: float) -> None:
-        """The swarm is at round `clock`. The first reading says nothing about its pace."""
-        if clock > self._clock:
-            if self._clock:
-                self._pace.append((now - self._clock_moved_at) / (clock - self._clock))
-            self._clock, self._clock_moved_at = clock, now
-
-    def hold(self, round_: int, now: float) -> None:
-        """Make a round wait."""
-        usual = median(self._pace) if self._pace else 0.0
-        self._until[round_] = now + max(HELD_BACK_MIN_S, HELD_BACK_ROUNDS * usual)
-
-    def release(self, round_: int) -> bool:
-        """A round waits no longer; returns whether it did wait."""
-        return self._until.pop(round_, None) is not None
-
-    def close(self, floor: int) -> None:
-        """Rounds up to `floor` are closed: they wait for nothing."""
-        for round_ in [waiting for waiting in self._until if waiting <= floor]:
-            del self._until[round_]
-
-    def waits(self, round_: int, clock: int, now: float) -> bool:
-        """Whether a round must not be merged yet in a swarm that is at round `clock`."""
-        return round_ >= clock and now < self._until.get(round_, now)
-
-    def until(self, round_: int) -> float | None:
-        """When a round will have waited long enough; None if it does not wait."""
-        return self._until.get(round_)
+    clock: int
+    horizon: int
+    """The newest round that the swarm can have reached."""
+    somebody_trains: bool
+    rests: bool
+    """Whether nobody trains any more."""
+    caught_up: bool
+    """Whether we have learned enough from others to train."""
+    joined: bool
 
 
 class MergeSchedule:
     """One node's rounds that wait to be merged, and why. `now` is seconds of its monotonic clock."""
 
-    def __init__(self, core: Replica) -> None:
-        self._core = core
-        self._dirty: list[int] = []
+    def __init__(
+        self,
+        own_id: bytes,
+        ledger: Ledger,
+        holds: Callable[[bytes], bool],
+        swarm: Callable[[], SwarmState],
+    ) -> None:
+        """`holds` tells whether the whole payload of a delta is here, `swarm` how far the swarm is now."""
+        self._own_id = own_id
+        self._ledger = ledger
+        self._holds = holds
+        self._read = swarm
+        self._changed: list[int] = []
         """Rounds whose set of complete, valid records differs from the set merged, in order. Without `retain`
-        they are tens of thousands after a restart, and are looked at all the time."""
-        self._held_back = HeldBack()
+        they are tens of thousands after a restart."""
+        self._has_begun = False
+        self._under_way: tuple[int, float] | None = None
+        """The round that is being merged, and since when."""
+        self._rests: dict[int, float] = {}
+        """Until when rounds that were just merged are not merged again."""
+        self._held_back: dict[int, float] = {}
+        """Until when rounds with outliers alone wait for others' deltas."""
+        self._clock, self._clock_moved_at = 0, 0.0
+        self._round_seconds: deque[float] = deque(maxlen=PACE_ROUNDS)
+        """Seconds that the swarm's last rounds took."""
+        self._swarm = SwarmState(0, 0, somebody_trains=True, rests=False, caught_up=False, joined=False)
+        self._now = 0.0
+        self._due = inf
         self.reach = 0
         """The newest round merged, by this run or an earlier one."""
         self.ready = False
@@ -92,112 +98,156 @@ class MergeSchedule:
         self._found_up_to: float = inf
         """The newest round that the swarm had when we came; infinite until we have caught up."""
 
-    def begin(self, floor: int, reach: int) -> None:
-        """Phi holds all rounds up to `floor`; newer ones are to be merged into it.
+    # -- what happens
 
-        `reach` is the newest round merged in the state that the node goes on from.
+    def begin(self, floor: int, reach: int, now: float) -> None:
+        """Phi holds all rounds up to `floor` and nothing else; newer ones are to be merged into it.
+
+        `reach` is the newest round merged in the state that the node goes on from. A merge under way is of no
+        use any more, and is not answered.
         """
+        self._has_begun = True
         self.reach = reach
-        self._dirty = sorted(round_ for round_ in self._core.ledger.rounds() if round_ > floor)
+        self._changed = [round_ for round_ in self._ledger.rounds() if round_ > floor]
+        self._under_way = None
+        self._rests.clear()
+        self._held_back.clear()
+        self._due = now
 
-    def mark(self, round_: int) -> None:
+    def mark(self, round_: int, now: float) -> None:
         """A round's set of complete, valid records has changed."""
         self._add(round_)
-        self._held_back.release(round_)
+        self._held_back.pop(round_, None)
+        self._due = min(self._due, now + GATHER_S)
 
-    def close(self, floor: int) -> None:
-        """Rounds up to `floor` are closed: they stay as they are merged."""
-        del self._dirty[: bisect_right(self._dirty, floor)]
-        self._held_back.close(floor)
+    def merged(self, event: Merged, now: float) -> None:
+        """A round was merged, or was not after all."""
+        if self._under_way is None or self._under_way[0] != event.round:
+            return
+        took = now - self._under_way[1]
+        self._under_way, self._due = None, now
+        self._rests = {round_: until for round_, until in self._rests.items() if until > now}
+        self._rests[event.round] = now + max(AGAIN_MIN_S, took)
+        if event.outcome is MergeOutcome.CHANGED:
+            self.reach = max(self.reach, event.round)
+        elif event.outcome is MergeOutcome.FAILED:
+            self._add(event.round)
+        elif event.outcome is MergeOutcome.OUTLIERS:
+            self._add(event.round)
+            usual = median(self._round_seconds) if self._round_seconds else 0.0
+            self._held_back[event.round] = now + max(HELD_BACK_MIN_S, HELD_BACK_ROUNDS * usual)
 
-    @property
-    def unmerged(self) -> int:
-        """Number of changed rounds that are not merged, whatever they wait for."""
-        return len(self._dirty)
+    # -- what to do
 
-    def waiting(self, upto: int) -> list[int]:
-        """The changed rounds up to `upto` that are not merged, in order."""
-        return self._dirty[: bisect_right(self._dirty, upto)]
+    def deadline(self) -> float:
+        """When `plan` is due."""
+        return self._due if self._has_begun and self._under_way is None else inf
 
-    def look(self, now: float) -> list[int]:
-        """Note how far the swarm has come; returns the rounds to merge, in order."""
-        clock = self._core.clock
-        self._held_back.note_clock(clock, now)
-        self.close(self._core.ledger.floor)
-        return list(self._reached(clock, now))
+    def plan(self, now: float) -> Merge | None:
+        """The merge to ask for now, if any."""
+        self._now = now
+        self._note_clock(self._look().clock, now)
+        del self._changed[: bisect_right(self._changed, self._ledger.floor)]
+        for round_ in [held for held in self._held_back if held <= self._ledger.floor]:
+            del self._held_back[round_]
+        self._see_whether_ready()
+        round_ = next((due for due in reversed(self._mergeable()) if self._rests.get(due, now) <= now), 0)
+        if not round_:
+            self._due = now + POLL_S if self._changed or not self.ready else inf
+            return None
+        del self._changed[bisect_left(self._changed, round_)]
+        has_waited = self._held_back.pop(round_, None) is not None
+        deltas = tuple(d for d in self._ledger.valid(round_) if self._holds(d.record_id))
+        self._under_way = round_, now
+        return Merge(round_, deltas, unless_outliers=not has_waited and self._stand_alone(round_, deltas))
 
-    def to_merge(self, now: float) -> list[int]:
-        """The rounds to merge, in order.
+    def _look(self) -> SwarmState:
+        self._swarm = self._read()
+        return self._swarm
 
-        Rounds that are held back are left out, as are those that the swarm cannot have reached, unless it
-        rests.
-        """
-        return list(self._reached(self._core.clock, now))
+    def _note_clock(self, clock: int, now: float) -> None:
+        """The first reading of the clock says nothing about the swarm's pace."""
+        if clock > self._clock:
+            if self._clock:
+                self._round_seconds.append((now - self._clock_moved_at) / (clock - self._clock))
+            self._clock, self._clock_moved_at = clock, now
 
-    def _reached(self, clock: int, now: float) -> Iterator[int]:
-        if not self._dirty:  # as a rule, and the horizon takes a while to read
-            return iter(())
-        reached = islice(self._dirty, bisect_right(self._dirty, self.merge_up_to))
+    def _mergeable(self) -> list[int]:
+        """The changed rounds that the swarm has reached and that are not held back, in order."""
+        reached = self._changed[: bisect_right(self._changed, self._limit())]
         if not self._held_back:
             return reached
-        return (round_ for round_ in reached if not self._held_back.waits(round_, clock, now))
+        return [round_ for round_ in reached if not self._waits(round_)]
 
-    def take(self, round_: int) -> bool:
-        """A round is being merged; returns whether it had been held back."""
-        place = bisect_left(self._dirty, round_)
-        if self._dirty[place : place + 1] == [round_]:
-            del self._dirty[place]
-        return self._held_back.release(round_)
+    def _waits(self, round_: int) -> bool:
+        return round_ >= self._swarm.clock and self._now < self._held_back.get(round_, self._now)
 
-    def put_back(self, round_: int) -> None:
-        """A round could not be merged after all."""
-        self._add(round_)
-
-    def hold_back(self, round_: int, now: float) -> None:
-        """A round waits for others' deltas."""
-        self._add(round_)
-        self._held_back.hold(round_, now)
-
-    def _add(self, round_: int) -> None:
-        place = bisect_left(self._dirty, round_)
-        if self._dirty[place : place + 1] != [round_]:
-            self._dirty.insert(place, round_)
-
-    def merged(self, round_: int) -> None:
-        """A round has been merged."""
-        self.reach = max(self.reach, round_)
-
-    def held_back_until(self, round_: int) -> float | None:
-        """When a round that is held back will have waited long enough; None if it is not held back."""
-        return self._held_back.until(round_)
-
-    def stand_alone(self, round_: int, deltas: Sequence[Delta]) -> bool:
+    def _stand_alone(self, round_: int, deltas: Sequence[Delta]) -> bool:
         """Whether the deltas of a round that is still under way are too few to show what is usual in it.
 
         Our own delta would show that. Rounds that the swarm had when we came are not under way: training
         must not begin without them.
         """
-        own_id = self._core.identity.node_id
-        few = 0 < len(deltas) < WITNESSES and all(delta.author != own_id for delta in deltas)
-        return few and round_ >= self._core.clock and round_ > self._found_up_to
+        few = 0 < len(deltas) < WITNESSES and all(delta.author != self._own_id for delta in deltas)
+        return few and round_ >= self._swarm.clock and round_ > self._found_up_to
 
-    def look_whether_ready(self, now: float) -> None:
-        """Set `ready` once everything is merged that the swarm had at the moment when we had caught up."""
-        if self.ready or not (self._core.caught_up and self._core.sealing.joined):
+    def _see_whether_ready(self) -> None:
+        """We are ready once all is merged that the swarm had at the moment when we had caught up."""
+        if self.ready or not (self._swarm.caught_up and self._swarm.joined):
             return
-        if self._dirty and self._dirty[-1] > self.horizon and not self._core.somebody_trains:
+        if (
+            self._changed
+            and self._changed[-1] > max(self._swarm.horizon, self.reach)
+            and not self._swarm.somebody_trains
+        ):
             return  # those rounds may be all the work that others have done
+        mergeable = self._mergeable()
         if self._catch_up_to is None:
-            self._catch_up_to = max(self.to_merge(now), default=0)
-            self._found_up_to = max(self._core.ledger.rounds(), default=0)
-        self.ready = next(self._reached(self._core.clock, now), inf) > self._catch_up_to
+            self._catch_up_to = max(mergeable, default=0)
+            self._found_up_to = max(self._ledger.rounds(), default=0)
+        self.ready = min(mergeable, default=inf) > self._catch_up_to
+
+    def _add(self, round_: int) -> None:
+        place = bisect_left(self._changed, round_)
+        if self._changed[place : place + 1] != [round_]:
+            self._changed.insert(place, round_)
+
+    # -- what others ask
 
     @property
     def horizon(self) -> int:
         """The newest round that the swarm can have reached. A round once merged counts as reached."""
-        return max(self._core.horizon, self.reach)
+        return max(self._look().horizon, self.reach)
 
     @property
     def merge_up_to(self) -> float:
         """The newest round that may be merged; infinite if the swarm rests, since it will get no further."""
-        return inf if self._core.caught_up and self._core.rests else self.horizon
+        self._look()
+        return self._limit()
+
+    def _limit(self) -> float:
+        if self._swarm.caught_up and self._swarm.rests:
+            return inf
+        return max(self._swarm.horizon, self.reach)
+
+    @property
+    def unmerged(self) -> int:
+        """Number of changed rounds that are not merged, whatever they wait for."""
+        return len(self._changed) + (self._under_way is not None)
+
+    @property
+    def behind(self) -> int:
+        """Number of changed rounds that are not merged, without those that wait for others."""
+        self._look()
+        return len(self._mergeable()) + (self._under_way is not None)
+
+    def waiting(self, upto: int) -> list[int]:
+        """The changed rounds up to `upto` that are not merged, in order."""
+        waiting = self._changed[: bisect_right(self._changed, upto)]
+        if self._under_way is not None and self._under_way[0] <= upto:
+            waiting = sorted({*waiting, self._under_way[0]})
+        return waiting
+
+    def is_held_back(self, round_: int) -> bool:
+        """Whether a round waits for others' deltas."""
+        return round_ in self._held_back

@@ -38,6 +38,7 @@ def delta(*chunks: bytes) -> Any:
 NOTHING_ELSE: dict[str, Any] = {
     "holdings": SimpleNamespace(revoked=[]),
     "sealing": SimpleNamespace(adopting=None, joined=True, is_in_a_hurry=False),
+    "merges": SimpleNamespace(reach=0, unmerged=0, behind=0, ready=True, waiting=lambda upto: []),
 }
 """Attributes of a core that has joined."""
 
@@ -62,6 +63,7 @@ def merging_of(core: Any) -> Merging:
     return Merging(
         core,
         nobody,
+        lambda event: None,
         lambda blob: None,
         on_merged=lambda round_: None,
         on_judged=lambda round_, deltas, found: None,
@@ -75,7 +77,6 @@ class Sealing:
     def __init__(self, merger: Merger, chunks: ChunkStore, of: Manifest = SMALL) -> None:
         self.merger = merger
         self.base = merger.base
-        self.reach = 0
         self.is_reached = True
         """Whether the swarm has reached all rounds that wait to be merged."""
         self.between: Callable[[Fragment], None] = lambda fragment: None
@@ -97,6 +98,7 @@ class Sealing:
             own_last=0,
             holdings=SimpleNamespace(revoked=[]),
             sealing=SimpleNamespace(adopting=None, joined=True, is_in_a_hurry=False),
+            merges=SimpleNamespace(reach=0),
         )
         self.disk = disk_of(chunks._root)
         self.archive = Archive(

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 
 import numpy as np
 
 from gossamer.node.daemon.phi.loop import Merging
+from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.ipc import messages as control
+from gossamer.protocol.events import Merged
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.identity import Identity
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.members import Roster
+from gossamer.protocol.merge.schedule import MergeSchedule, SwarmState
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import Delta
@@ -45,6 +50,37 @@ class FakePort:
         self.offers.append((fragment.index, told, phi.copy()))
 
 
+class FakeCore:
+    """What a core says of the swarm, and its schedule of merges. Tests set how far the swarm is."""
+
+    def __init__(self, ledger: Ledger, holds: Callable[[bytes], bool], own: Identity) -> None:
+        self.ledger, self.holds, self.identity = ledger, holds, own
+        self.layout = LAYOUT
+        self.roster = Roster(OWN)
+        self.clock = self.horizon = 10**9
+        self.caught_up = self.somebody_trains = True
+        self.rests = False
+        self.fetcher = SimpleNamespace(wants=SimpleNamespace(any_has_holder=False))
+        self.merges = MergeSchedule(own.node_id, ledger, holds, self._swarm)
+
+    def dispatch(self, event: object) -> None:
+        if isinstance(event, Merged):
+            self.merges.merged(event, time.monotonic())
+
+    def _swarm(self) -> SwarmState:
+        return SwarmState(
+            self.clock, self.horizon, self.somebody_trains, self.rests, self.caught_up, joined=True
+        )
+
+    async def run(self, merging: Merging) -> None:
+        """Ask for what is to be merged, as long as the test goes on."""
+        while True:
+            if (now := time.monotonic()) >= self.merges.deadline():
+                if (merge := self.merges.plan(now)) is not None:
+                    merging.merge(merge)
+            await asyncio.sleep(0.002)
+
+
 class Setup:
     def __init__(self, world: World) -> None:
         self.world = world
@@ -52,25 +88,13 @@ class Setup:
         self.ledger = Ledger()
         self.held: set[bytes] = set()
         self.lost: list[bytes] = []
-        self.core = SimpleNamespace(
-            ledger=self.ledger,
-            layout=LAYOUT,
-            holds=self.held.__contains__,
-            caught_up=True,
-            roster=Roster(OWN),
-            sealing=SimpleNamespace(joined=True),
-            identity=identity(99),
-            clock=10**9,
-            horizon=10**9,
-            somebody_trains=True,
-            rests=False,
-            fetcher=SimpleNamespace(wants=SimpleNamespace(any_has_holder=False)),
-        )
+        self.core = FakeCore(self.ledger, self.held.__contains__, identity(99))
         self.merged: list[int] = []
         self.before_offer: Callable[[], None] = lambda: None
         self.merging = Merging(
             self.core,  # type: ignore[arg-type]
             self.port,  # type: ignore[arg-type]
+            self.core.dispatch,
             self.lost.append,
             on_merged=self.merged.append,
             on_judged=lambda round_, deltas, found: None,
@@ -81,11 +105,17 @@ class Setup:
     def _before_offer(self) -> None:
         self.before_offer()
 
+    async def begin(self, merger: Merger, reach: int = 0) -> None:
+        def tell() -> None:
+            self.core.merges.begin(merger.base.round, reach, time.monotonic())
+
+        await self.merging.begin(merger, tell)
+
     def arrive(self, *deltas: Delta) -> None:
         for delta in deltas:
             self.ledger.add(delta)
             self.held.add(delta.record_id)
-            self.merging.mark(delta.round)
+            self.core.merges.mark(delta.round, time.monotonic())
 
     def take(self, fragment: int) -> None:
         self.port.untaken.discard(fragment)
@@ -103,9 +133,11 @@ class Setup:
 async def merging(world: World) -> AsyncIterator[Setup]:
     setup = Setup(world)
     task = asyncio.create_task(setup.merging.run())
+    asking = asyncio.create_task(setup.core.run(setup.merging))
     yield setup
     task.cancel()
-    await asyncio.wait([task])
+    asking.cancel()
+    await asyncio.wait([task, asking])
     if not task.cancelled() and (error := task.exception()) is not None:
         raise error
 

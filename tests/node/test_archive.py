@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
@@ -515,38 +514,6 @@ async def test_who_goes_back_to_an_earlier_snapshot_closes_nothing_of_what_waite
     node.records.close()
 
 
-async def test_who_goes_back_merges_nothing_by_how_far_it_was_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It holds open rounds of the history before, and no other member takes those yet."""
-    node = Adopting(tmp_path)
-    core = node.core
-    core.clock, core.horizon = 190, 191
-    core.caught_up, core.rests, core.somebody_trains = True, False, True
-    ahead, payload = delta_of(1, 191, 1000)
-    node.chunks.put(ahead.body.chunks[0], payload)
-    core.ledger.add(ahead)
-    core.holds = {ahead.record_id}.__contains__
-    merged: list[int] = []
-    node.merging.on_merged = merged.append
-
-    def told(event: Event) -> None:
-        if isinstance(event, Adopted):
-            core.clock, core.horizon = 30, 31
-
-    node.told = told
-    monkeypatch.setattr(SnapshotShelf, "sweep", lambda *_: time.sleep(0.1))
-    node.adopt(30)
-    running = asyncio.create_task(node.merging.run())
-    await node.archive._one_thing()
-    await asyncio.sleep(0.1)
-    assert node.merging.base.round == 30 and node.merging.schedule.waiting(191) == [191]
-    assert merged == []
-    running.cancel()
-    await asyncio.wait([running])
-    node.records.close()
-
-
 async def test_what_the_core_drops_as_it_goes_back_is_neither_merged_nor_on_disk(tmp_path: Path) -> None:
     """Unless it has come again meanwhile: others hold it, too."""
     node = Adopting(tmp_path)
@@ -569,7 +536,6 @@ async def test_what_the_core_drops_as_it_goes_back_is_neither_merged_nor_on_disk
     await node.begin()
     node.adopt(30)
     await node.archive._one_thing()
-    assert node.merging.schedule.waiting(10**6) == [100]
     core.ledger.add(back)
     for _ in range(2):
         node.archive._news.set()
@@ -586,7 +552,7 @@ async def test_how_far_rounds_were_merged_is_noted_also_by_who_has_gone_back(tmp
 
     async def merged(round_: int) -> int:
         """As `Merging` tells of it; returns what the next start is told."""
-        node.merging.schedule.merged(round_)
+        node.core.merges.reach = round_
         node.archive.note_merged(round_)
         await node.archive._one_thing()
         return node.records.load_history().reach
@@ -602,13 +568,13 @@ async def test_how_far_rounds_were_merged_is_noted_also_by_who_has_gone_back(tmp
 
 async def test_a_round_that_is_merged_as_the_one_before_is_noted_is_noted_too(world: World) -> None:
     sealing = Sealing(world.merger(), world.chunks)
-    sealing.reach = 5
+    sealing.core.merges.reach = 5
     noted: list[int] = []
 
     def note(round_: int) -> None:
         noted.append(round_)
         if round_ == 5:
-            sealing.reach = 6
+            sealing.core.merges.reach = 6
             sealing.archive.note_merged(6)
 
     sealing.archive._records.note_reach = note  # type: ignore[method-assign]

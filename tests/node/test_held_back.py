@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -29,7 +28,7 @@ async def test_a_delta_far_longer_than_usual_waits_for_others(
 ) -> None:
     """Alone in a round under way it would be taken whole; beside another's it is clipped by that."""
     caplog.set_level("INFO")
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.core.clock = 3
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
@@ -45,13 +44,13 @@ async def test_a_delta_far_longer_than_usual_waits_for_others(
 
 async def test_a_delta_of_far_more_tokens_than_usual_waits_for_others(setup: Setup) -> None:
     """Alone where a stretch of rounds begins it would be counted whole, and schedules with it be over."""
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.core.clock = 16
     arrive(setup, *(delta_of(author, 14, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
     before = setup.merging.tokens
     arrive(setup, delta_of(1, 17, 1000, tokens=2**40))
-    await until(lambda: setup.merging.schedule.held_back_until(17) is not None)
+    await until(lambda: setup.core.merges.is_held_back(17))
     assert (setup.merged, setup.merging.tokens) == ([14], before)
     arrive(setup, delta_of(2, 17, 1000))
     await setup.merged_all()
@@ -66,7 +65,7 @@ async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
     caplog.set_level("INFO")
     setup.core.caught_up = False
     setup.core.clock = 3
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
     arrive(setup, *(delta_of(2, round_, 100_000) for round_ in (4, 6, 8)))
@@ -83,12 +82,12 @@ async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
 
 
 async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.core.clock = 3
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
     arrive(setup, delta_of(1, 4, 100_000))
-    await until(lambda: setup.merging.schedule.held_back_until(4) is not None)
+    await until(lambda: setup.core.merges.is_held_back(4))
     assert setup.merged == [2]
     setup.core.clock = 5
     await until(lambda: setup.merged == [2, 4])
@@ -99,34 +98,20 @@ async def test_what_waited_is_merged_when_nobody_else_publishes_any_more(
 ) -> None:
     """Training has ended: Phi is what the records say all the same, and on all nodes."""
     monkeypatch.setattr(held_back, "HELD_BACK_MIN_S", 0.5)
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.core.clock = 3
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
     assert setup.merging.unmerged == 0
     arrive(setup, delta_of(1, 4, 100_000))
-    await until(lambda: setup.merging.schedule.held_back_until(4) is not None)
+    await until(lambda: setup.core.merges.is_held_back(4))
     assert (setup.merged, setup.merging.unmerged, setup.merging.behind) == ([2], 1, 0)
     await until(lambda: setup.merged == [2, 4])
     assert setup.merging.unmerged == 0
 
 
-async def test_a_round_is_held_back_for_longer_where_rounds_are_long(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
-    for clock, at in ((1, 0.0), (2, 100.0), (3, 1000.0), (4, 1100.0)):
-        setup.core.clock = clock
-        setup.merging.schedule.look(at)
-    setup.core.clock = 3
-    arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
-    await setup.merged_all()
-    arrive(setup, delta_of(1, 4, 100_000))
-    await until(lambda: setup.merging.schedule.held_back_until(4) is not None)
-    until_s = setup.merging.schedule.held_back_until(4)
-    assert until_s is not None and 190.0 < until_s - time.monotonic() <= 200.0
-
-
 async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.core.clock = 3
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
@@ -136,7 +121,7 @@ async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:
 
 async def test_a_delta_after_a_short_one_waits_for_nobody(setup: Setup) -> None:
     """That of a single number, such as the bias of a regression, is near zero now and then."""
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.core.clock = 5
     for round_, size in ((2, 3000), (4, 100)):
         arrive(setup, *(delta_of(author, round_, size) for author in (1, 2, 3)))
@@ -161,7 +146,7 @@ async def test_who_alone_trains_a_tensor_waits_for_nobody(
 ) -> None:
     """An expert, a task's head, a layer frozen elsewhere: that others leave it alone makes it no outlier."""
     caplog.set_level("INFO")
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.core.clock = 4
     arrive(setup, partial_delta_of(1, 3, 1000, 0, 2))
     arrive(setup, *(partial_delta_of(author, 3, 1000, 0) for author in (2, 3)))
@@ -174,7 +159,7 @@ async def test_who_alone_trains_a_tensor_waits_for_nobody(
 
 async def test_what_we_do_not_train_says_nothing_of_others(setup: Setup) -> None:
     setup.core.identity = identity(0)
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.core.clock = 4
     arrive(setup, partial_delta_of(0, 3, 1000, 0))
     await setup.merged_all()

@@ -15,13 +15,10 @@ from gossamer.node.daemon.phi import loop as merging_module
 from gossamer.node.daemon.phi import state as recent_digest
 from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore
-from gossamer.node.ipc import messages as control
 from gossamer.protocol.errors import DivergedError, StorageError
-from gossamer.protocol.fixedpoint import ONE, Ints
+from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.identity import short
 from gossamer.protocol.merge.contributions import ROUNDS_MIN
-from gossamer.protocol.merge.schedule import MergeSchedule
-from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import encode_payload
 from tests.node.chunkfiles import file_of
 from tests.node.merging import Setup, arrive, delta_of, merging
@@ -40,7 +37,7 @@ async def test_records_from_before_the_model_wait_for_it(setup: Setup) -> None:
     setup.arrive(*setup.world.deltas)
     await asyncio.sleep(0.05)
     assert setup.merged == [] and await setup.merging.digest() is None
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     await setup.merged_all()
     assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
     assert setup.merging.tokens == setup.merger.tokens // 2, "a token stands in a delta of each fragment"
@@ -50,7 +47,7 @@ async def test_who_asks_for_the_digest_all_the_time_holds_nothing_up(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recent_digest, "REST", 10**6)
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     first = await setup.merging.recent_digest.get()
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
@@ -71,7 +68,7 @@ async def test_all_rounds_are_gone_through_beside_the_event_loop(
         return found(*args)
 
     monkeypatch.setattr(Merger, what, noted)
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
     assert await setup.merging.prefix_digest(2) is not None
@@ -80,64 +77,15 @@ async def test_all_rounds_are_gone_through_beside_the_event_loop(
     assert where and threading.get_ident() not in where
 
 
-async def test_what_was_due_before_it_began_anew_waits_until_the_swarm_is_there(setup: Setup) -> None:
-    """A lone node that ran ahead takes over a snapshot of where the others are."""
-    await setup.merging.begin(setup.merger)
-    ahead = [delta for delta in setup.world.deltas if delta.round == 6]
-    async with setup.merging._busy:  # somebody asks for the digest, say
-        begins = asyncio.create_task(setup.merging.begin(setup.world.merger()))
-        await asyncio.sleep(0)
-        setup.arrive(*ahead)
-        await asyncio.sleep(2 * merging_module.GATHER_S)  # it is about to be merged
-        setup.core.clock = setup.core.horizon = 1
-    await begins
-    await setup.merging.digest()
-    assert setup.merged == [] and setup.merging.reach == 0
-    assert setup.merging.schedule.waiting(6) == [6]
-
-
 async def test_what_arrives_together_is_merged_together(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.arrive(*[delta for delta in setup.world.deltas if delta.round in (1, 2)])
     await setup.merged_all()
     assert sorted(setup.merged) == [1, 2]
 
 
-async def test_the_newest_round_does_not_wait_for_many_old_ones_nor_they_for_it(setup: Setup) -> None:
-    """Whoever signs second records for old rounds has all of them merged anew, which takes as long as the
-    model is large."""
-    await setup.merging.begin(setup.merger)
-    setup.port.attach()
-    setup.merging.look()
-    await until(lambda: setup.offered() == [0, 1])
-    seen: list[int] = []  # what was merged when something was offered
-    offer = setup.port.offer
-
-    async def note(fragment: Fragment, phi: Ints, told: control.Phi) -> None:
-        seen.append(len(setup.merged))
-        await offer(fragment, phi, told)
-
-    setup.port.offer = note  # type: ignore[method-assign]
-    setup.port.untaken.clear()
-    rounds = sorted({delta.round for delta in setup.world.deltas})
-    merged = setup.merging.on_merged
-
-    def go_on(round_: int) -> None:
-        merged(round_)
-        if round_ == rounds[0]:  # others publish meanwhile
-            setup.arrive(late)
-
-    setup.merging.on_merged = go_on
-    late = next(delta for delta in setup.world.deltas if delta.round == rounds[-1])
-    setup.arrive(*(delta for delta in setup.world.deltas if delta.round != rounds[-1]))
-    await setup.merged_all()
-    assert setup.merged[:3] == [rounds[-2], rounds[0], rounds[-1]]
-    assert sorted(setup.merged) == rounds
-    assert seen[0] == 1, "the trainer has the newest before the others are merged"
-
-
 async def test_only_what_is_held_is_merged(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     first, second = setup.world.deltas[:2]
     setup.arrive(first)
     setup.ledger.add(second)
@@ -152,7 +100,7 @@ async def test_of_how_many_tokens_phi_is_is_told_before_it_is_offered(setup: Set
     """A joiner's schedule begins where the swarm is, and not where it was when it attached."""
     told: list[int] = []
     setup.before_offer = lambda: told.append(len(setup.offered()))
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.port.attach()
     setup.merging.look()
     await until(lambda: setup.offered() == [0, 1])
@@ -160,7 +108,7 @@ async def test_of_how_many_tokens_phi_is_is_told_before_it_is_offered(setup: Set
 
 
 async def test_a_trainer_is_offered_everything_when_it_comes(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     await until(lambda: setup.merging.ready)
     assert setup.port.offers == []
     setup.port.attach()
@@ -177,7 +125,7 @@ async def test_a_trainer_is_offered_everything_when_it_comes(setup: Setup) -> No
 async def test_nothing_is_offered_before_all_that_the_swarm_had_is_merged(setup: Setup) -> None:
     setup.core.caught_up = False
     setup.port.attach()
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.arrive(*setup.world.deltas)
     await until(lambda: setup.merged)
     await asyncio.sleep(0.05)
@@ -190,32 +138,8 @@ async def test_nothing_is_offered_before_all_that_the_swarm_had_is_merged(setup:
         assert np.array_equal(phi, expected[fragment.offset : fragment.offset + fragment.numel])
 
 
-async def test_a_fragment_is_merged_when_the_trainer_has_taken_the_last(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(merging_module, "PATIENCE_S", 60.0)
-    await setup.merging.begin(setup.merger)
-    setup.port.attach()
-    setup.merging.look()
-    await until(lambda: setup.offered() == [0, 1])
-    setup.take(1)
-    odd = [delta for delta in setup.world.deltas if delta.round == 1]
-    setup.arrive(odd[0])
-    await until(lambda: setup.offered() == [0, 1, 1])
-    setup.arrive(*odd[1:])
-    await asyncio.sleep(0.1)
-    assert setup.merged == [1], "not before it has looked"
-    setup.take(1)
-    await until(lambda: setup.offered() == [0, 1, 1, 1])
-    assert setup.merged == [1, 1]
-    assert setup.port.offers[-1][1].merged_round == 1
-
-
-async def test_a_trainer_that_does_not_look_holds_merging_up_for_a_moment_only(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(merging_module, "PATIENCE_S", 0.2)
-    await setup.merging.begin(setup.merger)
+async def test_a_trainer_that_does_not_look_does_not_hold_merging_up(setup: Setup) -> None:
+    await setup.begin(setup.merger)
     setup.port.attach()
     setup.merging.look()
     await until(lambda: setup.offered() == [0, 1])
@@ -231,79 +155,30 @@ async def test_a_trainer_that_does_not_look_holds_merging_up_for_a_moment_only(
 
 
 async def test_a_damaged_chunk_is_told_and_merged_when_it_is_back(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     victim = setup.world.deltas[0]
     sound = setup.world.chunks.get(victim.body.chunks[0])
     file_of(setup.world.chunks, victim.body.chunks[0]).write_bytes(b"damaged")
     setup.arrive(*setup.world.deltas)
-    await setup.merged_all()
-    assert setup.lost == [victim.body.chunks[0]]
+    await until(lambda: victim.body.chunks[0] in setup.lost)
     setup.world.chunks.put(victim.body.chunks[0], sound)
     setup.arrive(victim)
     await setup.merged_all()
     assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
 
 
-async def test_rounds_that_all_wait_are_looked_through_together(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a restart they can be tens of thousands."""
-    looks = 0
-
-    def look(now: float) -> list[int]:
-        nonlocal looks
-        looks += 1
-        return MergeSchedule.look(setup.merging.schedule, now)
-
-    monkeypatch.setattr(setup.merging.schedule, "look", look)
-    arrive(setup, *(delta_of(1, round_, 1000) for round_ in range(1, 61)))
-    await setup.merging.begin(setup.merger)
-    await setup.merged_all()
-    assert sorted(setup.merged) == list(range(1, 61)) and looks < 10
-    assert setup.merged[:4] == [60, 1, 59, 2], "the newest and the oldest take turns"
-
-
 async def test_settled_waits_for_rounds_up_to_one(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.arrive(*setup.world.deltas)
     async with asyncio.timeout(5):
         assert await setup.merging.settled(4)
     assert {1, 2, 3, 4} <= set(setup.merged)
 
 
-async def test_settled_waits_for_a_round_whose_merge_is_about_to_begin(setup: Setup) -> None:
-    """A snapshot would lack that round."""
-    await setup.merging.begin(setup.merger)
-    async with setup.merging._busy:
-        asking = asyncio.create_task(setup.merging.settled(6))
-        await asyncio.sleep(0)  # it is the next to have the lock
-        setup.arrive(*(delta for delta in setup.world.deltas if delta.round == 6))
-        await asyncio.sleep(2 * merging_module.GATHER_S)
-    async with asyncio.timeout(5):
-        assert await asking
-    assert setup.merged == [6]
-
-
-async def test_a_round_that_is_closed_just_before_its_merge_stays_as_it_is(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
-    setup.arrive(*(delta for delta in setup.world.deltas if delta.round < 6))
-    await setup.merged_all()
-    before, merged = await setup.merging.digest(), list(setup.merged)
-    async with setup.merging._busy:
-        late = delta_of(5, 3, 1000)
-        closing = asyncio.create_task(setup.merging.close_up_to(3, lambda: True))
-        await asyncio.sleep(0)  # it is the next to have the lock
-        arrive(setup, late)
-        await asyncio.sleep(2 * merging_module.GATHER_S)
-        setup.ledger.close(3)
-    assert await closing is not None
-    assert await setup.merging.digest() == before and setup.merged == merged
-
-
 async def test_settled_waits_for_no_round_that_the_swarm_has_yet_to_reach(setup: Setup) -> None:
     """Who went back holds rounds of its own that nobody comes near for hours."""
     setup.core.clock, setup.core.horizon = 4, 5
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     arrive(setup, delta_of(1, 4, 1000), delta_of(99, 90, 1000))
     async with asyncio.timeout(5):
         assert not await setup.merging.settled(100)
@@ -311,7 +186,7 @@ async def test_settled_waits_for_no_round_that_the_swarm_has_yet_to_reach(setup:
 
 
 async def test_a_delta_that_is_lost_does_not_hold_up_its_round(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     victim = setup.world.deltas[0]
     file_of(setup.world.chunks, victim.body.chunks[0]).write_bytes(b"damaged")
     setup.merging.chunk_lost = lambda blob: setup.held.discard(victim.record_id)
@@ -326,7 +201,7 @@ async def test_a_member_that_keeps_lying_is_named_once(
 ) -> None:
     """It sends the others' own direction, turned around and ten times as long."""
     caplog.set_level("INFO", "gossamer.merging")
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     liar = identity(3)
     for round_ in range(1, ROUNDS_MIN + 3):
         fragment = LAYOUT.of_round(round_)
@@ -351,7 +226,7 @@ async def test_whoever_equivocates_is_noted_even_if_nothing_of_it_was_merged(
     setup: Setup, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many keys do so, as one person may have them, they draw one line."""
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     for round_ in (1, 2):
         for author in range(1, 9):
             setup.arrive(
@@ -365,7 +240,7 @@ async def test_whoever_equivocates_is_noted_even_if_nothing_of_it_was_merged(
 
 
 async def test_a_round_that_the_swarm_cannot_have_reached_waits(setup: Setup) -> None:
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.core.clock, setup.core.horizon = 4, 5
     arrive(setup, delta_of(1, 5, 1000), delta_of(1, 6, 127 << 22))
     await until(lambda: setup.merged == [5])
@@ -379,7 +254,7 @@ async def test_a_round_that_the_swarm_cannot_have_reached_waits(setup: Setup) ->
 
 async def test_what_a_resting_swarm_cannot_reach_is_merged(setup: Setup) -> None:
     """Two of three were away for long, and nobody trains any more: what the third did meanwhile counts."""
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.core.clock, setup.core.horizon = 4, 5
     setup.core.somebody_trains = False  # as far as is known yet
     arrive(setup, delta_of(1, 5, 1000), delta_of(1, 9, 1000), delta_of(1, 10, 1000))
@@ -391,7 +266,7 @@ async def test_what_a_resting_swarm_cannot_reach_is_merged(setup: Setup) -> None
     assert setup.merging.unmerged == 2, "who ends with the swarm's model waits for these"
     setup.core.somebody_trains, setup.core.rests = False, True
     await until(lambda: sorted(setup.merged) == [5, 9, 10])
-    assert not setup.merging.unmerged and setup.merging.reach == 10
+    assert not setup.merging.unmerged and setup.core.merges.reach == 10
     setup.core.rests = False
     arrive(setup, delta_of(2, 9, 1000))
     await until(lambda: len(setup.merged) == 4)
@@ -404,7 +279,7 @@ async def test_who_went_back_to_a_snapshot_from_before_its_own_last_delta_is_off
     """Its trainer leaves out what does not hold that one, which nobody will merge for hours."""
     setup.core.clock, setup.core.horizon = 4, 5
     setup.ledger.note_last(identity(99).node_id, 91, bytes(32))
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.port.attach()
     setup.merging.look()
     await until(lambda: setup.offered() == [0, 1])
@@ -418,7 +293,7 @@ async def test_who_went_back_to_a_snapshot_from_before_its_own_last_delta_is_off
 
 async def test_payloads_on_their_way_are_not_merged_yet(setup: Setup) -> None:
     setup.core.caught_up = False
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     await asyncio.sleep(0.1)
     assert setup.merging.unmerged == 1, "a daemon that has just started: others may have gone on meanwhile"
     setup.core.caught_up = True
@@ -429,24 +304,9 @@ async def test_payloads_on_their_way_are_not_merged_yet(setup: Setup) -> None:
 
 async def test_what_was_merged_before_a_restart_is_merged_again(setup: Setup) -> None:
     setup.core.clock, setup.core.horizon = 4, 5
-    await setup.merging.begin(setup.merger, reach=9)
+    await setup.begin(setup.merger, reach=9)
     arrive(setup, *(delta_of(1, round_, 1000) for round_ in (5, 9, 10)))
     await until(lambda: sorted(setup.merged) == [5, 9])
-
-
-async def test_a_round_that_is_closed_before_it_is_merged_holds_nobody_up(setup: Setup) -> None:
-    """Sealing waits until older rounds are settled: one that can change no more must not be among them."""
-    await setup.merging.begin(setup.merger)
-    before = setup.merger.phi.copy()
-    setup.port.attach()
-    setup.port.untaken.update((0, 1))  # the trainer is busy, so that the round is not due at once
-    setup.merging._merged_at = {0: float("inf"), 1: float("inf")}
-    arrive(setup, delta_of(1, 2, 1000))
-    await asyncio.sleep(0.1)
-    setup.ledger.close(2)
-    async with asyncio.timeout(5):
-        await setup.merging.settled(2)
-    assert setup.merged == [] and np.array_equal(setup.merger.phi, before)
 
 
 async def test_a_payload_that_cannot_be_read_just_now_is_merged_later(
@@ -463,7 +323,7 @@ async def test_a_payload_that_cannot_be_read_just_now_is_merged_later(
         return get(store, blob)
 
     monkeypatch.setattr(ChunkStore, "get", refuse)
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
     assert setup.lost == []
@@ -474,7 +334,7 @@ async def test_a_payload_that_cannot_be_read_just_now_is_merged_later(
 
 async def test_what_others_alone_make_diverge_is_offered_to_nobody_until_it_is_void(setup: Setup) -> None:
     """One key can do that where nobody trains: who would hear that it is revoked, were all nodes gone?"""
-    await setup.merging.begin(setup.merger)
+    await setup.begin(setup.merger)
     setup.port.attach()
     setup.merging.look()
     await until(lambda: setup.offered() == [0, 1])
@@ -499,7 +359,7 @@ async def test_who_has_trained_what_diverges_ends(rng: np.random.Generator, tmp_
     with pytest.raises(DivergedError, match=r"fragment 0 reached .* in round 6.*lower learning rate"):
         async with merging(World(rng, tmp_path / "chunks")) as setup:
             setup.core.identity = identity(1)
-            await setup.merging.begin(setup.merger)
+            await setup.begin(setup.merger)
             for round_ in (2, 4, 6):
                 arrive(setup, delta_of(1, round_, 31 * ONE))
                 await until(lambda round_=round_: round_ in setup.merged)

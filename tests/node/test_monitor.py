@@ -17,7 +17,6 @@ from gossamer.node.daemon.monitoring import monitor, round_history
 from gossamer.node.daemon.monitoring.round_history import OWN
 from gossamer.node.home import Home
 from gossamer.protocol.membership.members import Health
-from gossamer.protocol.merge.schedule import MergeSchedule
 from tests.node.daemons import events_until, facts, founded, get, joining, publish, report, running, training
 from tests.node.full_disk import FullDisk
 from tests.node.trainer_side import until
@@ -199,26 +198,6 @@ async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
         await publish(home, link, 2)
         after = await rounds_of(home, [100, 200])
         assert after["rounds"][0] == before["rounds"][0]
-
-
-async def test_sums_stay_as_they_were_until_all_rounds_are_merged_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a restart the newest round is merged first, and there may be very many."""
-    monkeypatch.setattr("gossamer.node.daemon.monitoring.monitor.TICK_S", 0.02)
-    home = founded(tmp_path / "a")
-    async with running(home), training(home) as link:
-        for round_ in (1, 2, 3):
-            await publish(home, link, round_)
-        before = await rounds_of(home, [100, 200, 300])
-    due = MergeSchedule.look
-    monkeypatch.setattr(MergeSchedule, "look", lambda self, now: due(self, now)[2:])
-    monkeypatch.setattr(MergeSchedule, "look_whether_ready", lambda self, now: None)
-    async with running(home) as daemon:
-        await until(lambda: daemon.phi.loop.version)
-        for _ in range(3):
-            await daemon.monitoring.monitor.next_look()
-        assert (await get(home, "/api/rounds"))[2] == before
 
 
 async def test_a_joiner_is_not_healthy_yet(tmp_path: Path) -> None:

@@ -1,190 +1,228 @@
-"""`merge_schedule` and `held_back`: what is merged, what waits, for how long, and when we are ready."""
+"""What is merged, what waits, for how long, and when we are ready."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from math import inf
 
 import pytest
 
+from gossamer.protocol.events import Merged, MergeOutcome
 from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.merge.schedule import HELD_BACK_MIN_S, HeldBack, MergeSchedule
-from gossamer.protocol.records import Delta
+from gossamer.protocol.merge.schedule import AGAIN_MIN_S, GATHER_S, HELD_BACK_MIN_S, MergeSchedule, SwarmState
 from tests.protocol.builders import unsigned
 
 OWN = unsigned(99, 1).author
 
 
 class Swarm:
-    """What a core would say of the swarm."""
+    """A schedule, and how far its swarm is. All payloads are here."""
 
-    def __init__(self) -> None:
+    def __init__(self, floor: int = 0, reach: int = 0, rounds: tuple[tuple[int, int], ...] = ()) -> None:
+        """`rounds`: author and round of the deltas that there are at first."""
+        self.state = SwarmState(4, 5, somebody_trains=True, rests=False, caught_up=True, joined=True)
         self.ledger = Ledger()
-        self.identity = SimpleNamespace(node_id=OWN)
-        self.clock, self.horizon = 4, 5
-        self.caught_up = self.somebody_trains = True
-        self.rests = False
-        self.sealing = SimpleNamespace(joined=True)
+        self.schedule = MergeSchedule(OWN, self.ledger, lambda record_id: True, lambda: self.state)
+        for author, round_ in rounds:
+            self.ledger.add(unsigned(author, round_))
+        self.schedule.begin(floor, reach, 0.0)
+        self.now = 1.0
 
-    def add(self, *deltas: Delta) -> None:
-        for delta in deltas:
-            self.ledger.add(delta)
+    def be(self, **changes: object) -> None:
+        self.state = self.state._replace(**changes)  # type: ignore[arg-type]
 
+    def publish(self, author: int, round_: int) -> None:
+        self.ledger.add(unsigned(author, round_))
+        self.schedule.mark(round_, self.now)
 
-@pytest.fixture
-def swarm() -> Swarm:
-    return Swarm()
+    def asked(self) -> int | None:
+        """The round to merge now, if any."""
+        merge = self.schedule.plan(self.now)
+        self.merge = merge
+        return merge and merge.round
 
+    def answer(self, outcome: MergeOutcome = MergeOutcome.CHANGED) -> None:
+        assert self.merge is not None
+        self.schedule.merged(Merged(self.merge.round, outcome), self.now)
 
-def schedule_of(swarm: Swarm, floor: int = 0, reach: int = 0) -> MergeSchedule:
-    schedule = MergeSchedule(swarm)  # type: ignore[arg-type]
-    schedule.begin(floor, reach)
-    return schedule
-
-
-def merge(schedule: MergeSchedule, round_: int) -> None:
-    schedule.take(round_)
-    schedule.merged(round_)
-
-
-def test_what_lies_above_the_floor_is_merged_in_order(swarm: Swarm) -> None:
-    swarm.add(unsigned(1, 4), unsigned(1, 2), unsigned(2, 3))
-    schedule = schedule_of(swarm, floor=2)
-    schedule.mark(5)
-    assert schedule.look(0.0) == [3, 4, 5]
-    merge(schedule, 4)
-    assert schedule.look(0.0) == schedule.waiting(5) == [3, 5] and schedule.waiting(4) == [3]
+    def merge_all(self) -> list[int]:
+        """Merge all that may be; returns the rounds in order."""
+        merged = []
+        while (round_ := self.asked()) is not None:
+            merged.append(round_)
+            self.answer()
+        return merged
 
 
-def test_a_round_that_changes_again_is_merged_once(swarm: Swarm) -> None:
-    schedule = schedule_of(swarm)
-    for round_ in (3, 1, 3, 2, 1):
-        schedule.mark(round_)
-    for _ in range(2):
-        schedule.take(2)
-        schedule.put_back(2)
-    assert schedule.look(0.0) == [1, 2, 3]
-    schedule.take(4)
-    merge(schedule, 2)
-    assert schedule.look(0.0) == [1, 3]
-    schedule.close(2)
-    assert schedule.look(0.0) == [3]
+def test_what_lies_above_the_floor_is_merged_and_the_newest_first() -> None:
+    swarm = Swarm(floor=2, rounds=((1, 4), (1, 2), (2, 3)))
+    swarm.publish(1, 5)
+    assert swarm.merge_all() == [5, 4, 3] and swarm.schedule.unmerged == 0 and swarm.schedule.reach == 5
 
 
-def test_a_round_beyond_the_horizon_waits_until_the_swarm_is_there(swarm: Swarm) -> None:
-    schedule = schedule_of(swarm)
-    schedule.mark(6)
-    assert schedule.look(0.0) == [] and schedule.unmerged == 1
-    swarm.horizon = 6
-    assert schedule.look(0.0) == [6]
+def test_nothing_is_merged_before_there_is_a_state() -> None:
+    schedule = MergeSchedule(OWN, Ledger(), lambda record_id: True, lambda: Swarm().state)
+    schedule.mark(1, 0.0)
+    assert schedule.deadline() == inf
 
 
-def test_what_was_reached_once_stays_reached(swarm: Swarm) -> None:
-    schedule = schedule_of(swarm, reach=9)
-    for round_ in (6, 9, 10):
-        schedule.mark(round_)
-    assert schedule.look(0.0) == [6, 9]
-    merge(schedule, 9)
-    merge(schedule, 6)
-    assert schedule.horizon == 9
+def test_one_merge_is_under_way_at_a_time_and_counts_until_it_is_answered() -> None:
+    swarm = Swarm(rounds=((1, 3), (1, 4)))
+    assert swarm.asked() == 4
+    assert swarm.schedule.deadline() == inf and swarm.schedule.waiting(9) == [3, 4]
+    assert swarm.schedule.behind == swarm.schedule.unmerged == 2
+    swarm.answer()
+    assert swarm.schedule.deadline() <= swarm.now and swarm.schedule.waiting(9) == [3]
 
 
-def test_a_swarm_that_rests_gets_no_further(swarm: Swarm) -> None:
-    schedule = schedule_of(swarm)
-    schedule.mark(9)
-    swarm.rests = True
-    swarm.caught_up = False
-    assert schedule.look(0.0) == [], "that it rests is not known yet"
-    swarm.caught_up = True
-    assert schedule.look(0.0) == [9]
-    merge(schedule, 9)
-    swarm.rests = False
-    schedule.mark(9)
-    assert schedule.look(0.0) == [9], "and what was merged stays within reach"
+def test_a_merge_of_another_state_is_not_waited_for() -> None:
+    swarm = Swarm(rounds=((1, 4),))
+    assert swarm.asked() == 4
+    swarm.schedule.begin(0, 0, swarm.now)
+    assert swarm.asked() == 4
 
 
-def test_what_is_closed_is_merged_no_more(swarm: Swarm) -> None:
-    schedule = schedule_of(swarm)
-    schedule.mark(3)
-    schedule.hold_back(4, 0.0)
+def test_what_arrives_together_is_merged_together() -> None:
+    swarm = Swarm()
+    assert swarm.asked() is None
+    swarm.publish(1, 4)
+    assert swarm.schedule.deadline() == swarm.now + GATHER_S
+    swarm.publish(2, 4)
+    assert swarm.asked() == 4 and swarm.merge is not None and len(swarm.merge.deltas) == 2
+
+
+@pytest.mark.parametrize(("took", "rest"), [(0.1, AGAIN_MIN_S), (3.0, 3.0)])
+def test_a_round_that_was_just_merged_rests_for_as_long_and_others_have_their_turn(
+    took: float, rest: float
+) -> None:
+    swarm = Swarm(rounds=((1, 2), (1, 4)))
+    assert swarm.asked() == 4
+    swarm.now += took
+    swarm.answer()
+    swarm.publish(2, 4)
+    assert swarm.merge_all() == [2]
+    swarm.now += rest - 0.01
+    assert swarm.asked() is None
+    swarm.now += 0.02
+    assert swarm.asked() == 4
+
+
+def test_what_failed_is_tried_again() -> None:
+    swarm = Swarm(rounds=((1, 4),))
+    swarm.asked()
+    swarm.answer(MergeOutcome.FAILED)
+    swarm.now += 1.0
+    assert swarm.asked() == 4 and swarm.schedule.reach == 0
+
+
+def test_a_round_beyond_the_horizon_waits_until_the_swarm_is_there() -> None:
+    swarm = Swarm()
+    swarm.publish(1, 6)
+    assert swarm.asked() is None and (swarm.schedule.unmerged, swarm.schedule.behind) == (1, 0)
+    swarm.be(horizon=6)
+    assert swarm.asked() == 6
+
+
+def test_what_was_reached_once_stays_reached() -> None:
+    swarm = Swarm(reach=9, rounds=((1, 6), (1, 9), (1, 10)))
+    assert swarm.merge_all() == [9, 6] and swarm.schedule.horizon == 9
+
+
+def test_a_swarm_that_rests_gets_no_further() -> None:
+    swarm = Swarm(rounds=((1, 9),))
+    swarm.be(rests=True, caught_up=False)
+    assert swarm.asked() is None, "that it rests is not known yet"
+    swarm.be(caught_up=True)
+    assert swarm.merge_all() == [9]
+
+
+def test_what_is_closed_is_merged_no_more() -> None:
+    swarm = Swarm(rounds=((1, 3),))
     swarm.ledger.close(4)
-    assert schedule.look(60.0) == [] and not schedule.unmerged
-    assert schedule.held_back_until(4) is None
+    assert swarm.asked() is None and not swarm.schedule.unmerged
 
 
-def test_what_is_held_back_waits_for_a_time(swarm: Swarm) -> None:
-    schedule = schedule_of(swarm)
-    schedule.mark(4)
-    assert not schedule.take(4)
-    schedule.hold_back(4, 10.0)
-    assert schedule.look(10.0) == [] and schedule.waiting(4) == [4]
-    assert schedule.look(10.0 + HELD_BACK_MIN_S - 0.1) == []
-    assert schedule.look(10.0 + HELD_BACK_MIN_S) == [4]
-    assert schedule.take(4), "so that it is not held back once more"
+def held_back() -> Swarm:
+    """Round 5 has an outlier alone."""
+    swarm = Swarm()
+    assert swarm.asked() is None and swarm.schedule.ready
+    swarm.publish(1, 5)
+    assert swarm.asked() == 5 and swarm.merge is not None and swarm.merge.unless_outliers
+    swarm.answer(MergeOutcome.OUTLIERS)
+    return swarm
+
+
+def test_what_is_held_back_waits_for_a_time_and_is_not_held_back_once_more() -> None:
+    swarm = held_back()
+    swarm.now += HELD_BACK_MIN_S - 0.1
+    assert swarm.asked() is None and swarm.schedule.waiting(5) == [5] and swarm.schedule.is_held_back(5)
+    swarm.now += 0.1
+    assert swarm.asked() == 5 and swarm.merge is not None and not swarm.merge.unless_outliers
 
 
 @pytest.mark.parametrize("end", ["another delta", "the swarm has gone past it"])
-def test_what_is_held_back_waits_no_longer_than_it_must(swarm: Swarm, end: str) -> None:
-    schedule = schedule_of(swarm)
-    schedule.hold_back(4, 10.0)
+def test_what_is_held_back_waits_no_longer_than_it_must(end: str) -> None:
+    swarm = held_back()
     if end == "another delta":
-        schedule.mark(4)
+        swarm.publish(2, 5)
     else:
-        swarm.clock = 5
-    assert schedule.look(10.0) == [4]
+        swarm.be(clock=6)
+    swarm.now += AGAIN_MIN_S
+    assert swarm.asked() == 5
 
 
-def test_only_rounds_under_way_that_others_alone_have_published_for_are_held_back(swarm: Swarm) -> None:
-    swarm.add(unsigned(1, 5))
-    schedule = schedule_of(swarm)
-    alone = (unsigned(1, 6),)
-    assert not schedule.stand_alone(6, alone), "it may be of what the swarm had when we came"
-    merge(schedule, 5)
-    schedule.look_whether_ready(0.0)
-    assert schedule.ready
-    assert schedule.stand_alone(6, alone)
-    assert schedule.stand_alone(6, (*alone, unsigned(2, 6)))
-    assert not schedule.stand_alone(6, (*alone, unsigned(2, 6), unsigned(3, 6))), "they show what is usual"
-    assert not schedule.stand_alone(6, (*alone, unsigned(99, 6))), "our own is among them"
-    assert not schedule.stand_alone(6, ()) and not schedule.stand_alone(5, (unsigned(1, 5),))
-    swarm.clock = 7
-    assert not schedule.stand_alone(6, alone), "the swarm has gone past it"
+def test_a_round_is_held_back_for_longer_where_rounds_are_long() -> None:
+    swarm = held_back()
+    for clock in (6, 7, 8):
+        swarm.be(clock=clock, horizon=clock + 1)
+        swarm.now += 100.0
+        swarm.merge_all()
+    swarm.publish(1, 9)
+    assert swarm.asked() == 9
+    swarm.answer(MergeOutcome.OUTLIERS)
+    swarm.now += 199.0
+    assert swarm.asked() is None
+    swarm.now += 1.0
+    assert swarm.asked() == 9
 
 
-def test_we_are_ready_when_what_was_there_as_we_caught_up_is_merged(swarm: Swarm) -> None:
-    schedule = schedule_of(swarm)
-    schedule.mark(3)
-    swarm.caught_up = False
-    schedule.look_whether_ready(0.0)
-    merge(schedule, 3)
-    schedule.look_whether_ready(0.0)
-    assert not schedule.ready, "nothing is left, but we have not heard of all there is"
-    swarm.caught_up = True
-    schedule.mark(4)
-    schedule.look_whether_ready(0.0)
-    assert not schedule.ready
-    merge(schedule, 4)
-    schedule.mark(5)
-    schedule.look_whether_ready(0.0)
-    assert schedule.ready, "round 5 came since"
+@pytest.mark.parametrize(
+    ("authors", "may_be"), [((1,), True), ((1, 2), True), ((1, 2, 3), False), ((1, 99), False)]
+)
+def test_only_rounds_that_few_others_have_published_for_are_held_back(
+    authors: tuple[int, ...], may_be: bool
+) -> None:
+    swarm = Swarm()
+    swarm.asked()
+    for author in authors:
+        swarm.publish(author, 5)
+    assert swarm.asked() == 5 and swarm.merge is not None and swarm.merge.unless_outliers is may_be
+
+
+def test_what_the_swarm_had_when_we_came_is_not_held_back_nor_what_it_has_gone_past() -> None:
+    swarm = Swarm(rounds=((1, 5),))
+    assert swarm.asked() == 5 and swarm.merge is not None and not swarm.merge.unless_outliers
+    swarm.answer()
+    swarm.be(clock=7, horizon=8)
+    swarm.publish(1, 6)
+    assert swarm.asked() == 6 and swarm.merge is not None and not swarm.merge.unless_outliers
+
+
+def test_we_are_ready_when_what_was_there_as_we_caught_up_is_merged() -> None:
+    swarm = Swarm(rounds=((1, 3),))
+    swarm.be(caught_up=False)
+    assert swarm.merge_all() == [3] and not swarm.schedule.ready, "we have not heard of all there is"
+    swarm.be(caught_up=True)
+    swarm.publish(1, 4)
+    assert swarm.asked() == 4 and not swarm.schedule.ready
+    swarm.publish(1, 5)  # came since
+    swarm.answer()
+    assert swarm.asked() == 5 and swarm.schedule.ready
 
 
 @pytest.mark.parametrize("missing", ["joined", "somebody_trains"])
-def test_we_are_not_ready_while_the_swarm_may_have_more(swarm: Swarm, missing: str) -> None:
-    where = swarm.sealing if missing == "joined" else swarm
-    setattr(where, missing, False)
-    schedule = schedule_of(swarm)
-    schedule.mark(9)  # beyond the horizon: it may be all that others have done
-    schedule.look_whether_ready(0.0)
-    assert not schedule.ready
-    setattr(where, missing, True)
-    schedule.look_whether_ready(0.0)
-    assert schedule.ready
-
-
-def test_a_round_waits_for_two_of_the_last_rounds() -> None:
-    held_back = HeldBack()
-    for clock, at in ((7, 0.0), (8, 100.0), (10, 300.0), (11, 4000.0)):  # 100, 100 and 3700 s; not the first
-        held_back.note_clock(clock, at)
-    held_back.hold(12, 4000.0)
-    assert held_back.until(12) == 4200.0
-    assert held_back.waits(12, 11, 4199.0) and not held_back.waits(12, 11, 4200.0)
+def test_we_are_not_ready_while_the_swarm_may_have_more(missing: str) -> None:
+    swarm = Swarm(rounds=((1, 9),))  # beyond the horizon: it may be all that others have done
+    swarm.be(**{missing: False})
+    assert swarm.asked() is None and not swarm.schedule.ready
+    swarm.be(**{missing: True})
+    assert swarm.asked() is None and swarm.schedule.ready

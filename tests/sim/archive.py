@@ -5,7 +5,6 @@ taken back. When a record arrives late for a sealed round, the snapshot is writt
 snapshot is on disk, unsynced, before the claim to it is, synced.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -139,7 +138,8 @@ class Archive:
         node.disk.begin_at(claim, node.core.own_last)
         below = node.stage.audit.adopted(node, claim, node.stage.manifest.genesis.root)
         node.adopted_at = node.stage.loop.now
-        node.begin(self._fold(phi, base, {}, below), claim.round, partial(node.dispatch, ev.Adopted(claim)))
+        node.begin(self._fold(phi, base, {}, below))
+        node.dispatch(ev.Adopted(claim))
 
     # -- sealing
 
@@ -151,8 +151,8 @@ class Archive:
     def merged(self, round_: int) -> None:
         """A round was merged. If it was sealed already, its snapshot is soon written again."""
         node = self._node
-        if node.schedule.reach > max(node.disk.reach, node.core.ledger.horizon):
-            node.disk.reach = node.schedule.reach
+        if node.core.merges.reach > max(node.disk.reach, node.core.ledger.horizon):
+            node.disk.reach = node.core.merges.reach
         if self.claims and round_ <= self.claims[0].round:
             self._late += 1
             self._node.soon(LATE_SETTLE_S, self._reseal, self._late)
@@ -163,14 +163,14 @@ class Archive:
 
     def _seal_if_settled(self) -> None:
         ready = self._adopting is None and self.claims and self._seal_round > self.claims[0].round
-        if ready and not self._node.schedule.waiting(self._seal_round):
+        if ready and not self._node.core.merges.waiting(self._seal_round):
             self._seal(self._seal_round)
 
     def _seal(self, round_: int) -> None:
         node, now = self._node, self._node.stage.loop.now
         if node.fold is None:
             return
-        if node.schedule.waiting(round_):
+        if node.core.merges.waiting(round_):
             node.soon(RETRY_S, self._reseal, self._late)
             return
         try:

@@ -211,8 +211,8 @@ class Accomplice(Liar):
             ]
             presence._send_rows(link, rows)
 
-        presence._tell, presence.exchange = tell, exchange  # type: ignore[method-assign]
-        presence.send_all = lambda link: exchange(link, msg.RosterSummary((), True))  # type: ignore[method-assign]
+        presence._tell, presence.exchange = tell, exchange  # type: ignore[method-assign] presence.send_all =
+        lambda link: exchange(link, msg.RosterSummary((), True))  # type: ignore[method-assign]
         node.stage.loop.at(until, self._tell_of_all, presence)
 
     @staticmethod

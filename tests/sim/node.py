@@ -4,7 +4,7 @@ Its process can be stopped, killed or starved (see `process`), and its host can 
 remains.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from hashlib import sha256
 from math import inf
 
@@ -13,7 +13,6 @@ from gossamer.protocol import events as ev
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
 from gossamer.protocol.membership.member_records import NodeInfo
-from gossamer.protocol.merge.schedule import MergeSchedule
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes, split_payload
 from gossamer.protocol.records import Delta, DeltaBody
 from gossamer.protocol.replica import Replica
@@ -27,8 +26,8 @@ from tests.sim.stage import Stage, Traits
 from tests.sim.trainer import Trainer, Window
 from tests.sim.transfers import Transfers
 
-POLL_S = 0.25
-"""How often a node looks again while it is not ready, or has rounds that wait."""
+BUSY_S = 0.1
+"""A node that has merged a round within this time goes on with the next one at once."""
 
 OUTLIERS = 32
 """How many of 256 deltas pass for outliers."""
@@ -60,7 +59,6 @@ class Node(Process):
         self.fold: Fold | None = None
         self.transfers = Transfers(self)
         self.trainer = Trainer(self)
-        self.schedule: MergeSchedule
         self.wakes = 0
         self.chunks_came = 0
         self._numbers = 0
@@ -72,7 +70,8 @@ class Node(Process):
         """How long the monotonic clock has stood still, in all."""
         self._fell_asleep: float | None = None
         self.archive = Archive(self)
-        self._merge_is_due = False
+        self._merging: fx.Merge | None = None
+        self._merged_at = -inf
         self.cannot_publish = False
         """Whether it cannot publish, say since another program holds its files. Its trainer goes on."""
 
@@ -94,7 +93,7 @@ class Node(Process):
         self.linked_at = inf
         self.transfers, self.archive = Transfers(self), Archive(self)
         self._timer_due = self._wake_due = inf
-        self._merge_is_due = False
+        self._merging, self._merged_at = None, -inf
         self._fell_asleep = None
         self.fold = None
         now, unix = self.clock(), self._unix()
@@ -113,13 +112,12 @@ class Node(Process):
             unix_offset_s=unix - now,
             rng=stage.dice(f"core {self.index} {self.life}"),
         )
-        self.schedule = MergeSchedule(self.core)
         for delta in stored:
             if delta.author == self.traits.identity.node_id:
                 stage.audit.spoken(self, delta)
         fold = self.archive.restore(stored)
         if fold is not None:
-            self.begin(fold, self.disk.reach)
+            self.begin(fold)
         held = [d.record_id for d in stored if self.disk.holds(d)]
         restored = self.core.restore(
             stored,
@@ -128,6 +126,7 @@ class Node(Process):
             claims=self.archive.claims,
             floor=self.disk.base.round,
             own_last=self.disk.own_last,
+            reach=self.disk.reach,
             credentials=[self.grant, *self.disk.credentials] if self.grant else (),
         )
         self._carry_out(restored)
@@ -265,7 +264,8 @@ class Node(Process):
                     self.soon(0.0, self.expelled)
                 case fx.Ready():
                     self.stage.audit.spread.held(self, effect.delta)
-                    self.mark(effect.delta.round)
+                case fx.Merge():
+                    self._merge_soon(effect)
                 case fx.Dial():
                     self.stage.net.dial(self, effect.address)
                 case fx.Hangup():
@@ -402,69 +402,56 @@ class Node(Process):
     @property
     def ready(self) -> bool:
         """Whether Phi holds all that the swarm had when this node joined, so that its trainer may begin."""
-        return self.schedule.ready
+        return self.core.merges.ready
 
-    def begin(self, fold: Fold, reach: int, tell: Callable[[], None] = lambda: None) -> None:
-        """Take over a state with rounds merged up to `reach`; records above its base are merged into it.
-
-        `tell` is called before the ledger is looked at: the core may drop records then.
-        """
+    def begin(self, fold: Fold) -> None:
+        """Take over a state. What was to be merged into the one before is not."""
         self.fold = fold
-        tell()
-        self.schedule.begin(fold.base.round, reach)
-        self._merge_soon(self.traits.gather_s)
+        self._merging = None
 
-    def mark(self, round_: int) -> None:
-        """A round's set of complete, valid records has changed."""
-        self.schedule.mark(round_)
-        self._merge_soon(self.traits.gather_s)
+    def _merge_soon(self, effect: fx.Merge) -> None:
+        """Merge after a while, as a large model takes; of many rounds one after another at once."""
+        self._merging = effect
+        is_busy = self.clock() - self._merged_at < BUSY_S
+        delay = 0.001 if is_busy else self.traits.gather_s * (0.5 + self.rng.random())
+        self.soon(delay, self._merge, effect)
 
-    def _merge_soon(self, delay: float) -> None:
-        if not self._merge_is_due and self.fold is not None:
-            self._merge_is_due = True
-            self.soon(delay * (0.5 + self.rng.random()), self._merge)
+    def _merge(self, effect: fx.Merge) -> None:
+        if effect is not self._merging:
+            return
+        self._merging, self._merged_at = None, self.clock()
+        if effect.unless_outliers and _are_outliers(effect.deltas):
+            outcome = ev.MergeOutcome.OUTLIERS
+        else:
+            outcome = self._merge_round(effect.round, effect.deltas)
+        self.dispatch(ev.Merged(effect.round, outcome))
+        if outcome is ev.MergeOutcome.CHANGED:
+            self.archive.merged(effect.round)
+        self.archive.look()
+
+    def _merge_round(self, round_: int, deltas: tuple[Delta, ...]) -> ev.MergeOutcome:
+        assert self.fold is not None
+        try:
+            if not self.fold.change(round_, deltas):
+                return ev.MergeOutcome.SAME
+        except DamagedChunkError as error:
+            self.chunk_damaged(error.blob)
+            return ev.MergeOutcome.FAILED
+        self.stage.audit.merged(self, self.fold, round_)
+        return ev.MergeOutcome.CHANGED
 
     def may_wait(self, round_: int) -> bool:
         """Whether a round may be unmerged: the swarm has not reached it, or it is under way and held back."""
-        if self.schedule.held_back_until(round_) is not None:
+        if self.core.merges.is_held_back(round_):
             return round_ >= self.core.clock
         return round_ > self.core.horizon
 
     def merge_what_waits(self, *, rests: bool) -> None:
         """Merge now the rounds that are held back and, unless the swarm `rests`, those that it has not
         reached."""
-        for round_ in self.schedule.waiting(ROUND_MAX):
-            is_held_back = self.schedule.held_back_until(round_) is not None
-            if is_held_back if rests else self.may_wait(round_):
-                self.schedule.take(round_)
-                self._merge_round(round_)
-
-    def _merge(self) -> None:
-        self._merge_is_due = False
-        for round_ in self.schedule.look(self.clock()):
-            has_waited = self.schedule.take(round_)
-            deltas = self._complete(round_)
-            if not has_waited and self.schedule.stand_alone(round_, deltas) and _are_outliers(deltas):
-                self.schedule.hold_back(round_, self.clock())
-            else:
-                self._merge_round(round_)
-        self.archive.look()
-        self.schedule.look_whether_ready(self.clock())
-        if self.schedule.unmerged or not self.ready:
-            self._merge_soon(POLL_S)
-
-    def _merge_round(self, round_: int) -> None:
-        assert self.fold is not None
-        deltas = self._complete(round_)
-        try:
-            if self.fold.change(round_, deltas):
-                self.schedule.merged(round_)
-                self.stage.audit.merged(self, self.fold, round_)
-                self.archive.merged(round_)
-        except DamagedChunkError as error:
-            self.chunk_damaged(error.blob)
-            if not all(self.core.holds(delta.record_id) for delta in deltas):
-                self.mark(round_)  # without that delta, until it is here again
+        for round_ in self.core.merges.waiting(ROUND_MAX):
+            if self.core.merges.is_held_back(round_) if rests else self.may_wait(round_):
+                self._merge_round(round_, self._complete(round_))
 
     def _complete(self, round_: int) -> tuple[Delta, ...]:
         """A round's valid records whose payloads are here."""

@@ -342,7 +342,7 @@ class Verdicts:
     @property
     def are_at_one(self) -> bool:
         """Whether all nodes have the same history, and have merged all that they know of it."""
-        folds = [node.fold for node in self._live() if not node.schedule.unmerged]
+        folds = [node.fold for node in self._live() if not node.core.merges.unmerged]
         keys = {fold.key for fold in folds if fold is not None}
         return len(folds) == len(self._live()) and len(keys) == 1
 

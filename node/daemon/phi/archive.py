@@ -173,7 +173,7 @@ class Archive:
         )
         if merger is not None:
             self._shelf.restore(claims)
-            await self._merging.begin(merger, history.reach)
+            await self._merging.begin(merger)
         elif history.claims and not self._core.info.bootstrap:
             raise StorageError("our copy of the model is damaged; fetch it again with --join HOST:PORT")
         return self._core.restore(
@@ -183,6 +183,7 @@ class Archive:
             claims=self._shelf.claims,
             floor=history.base.round,
             own_last=history.own_last,
+            reach=history.reach,
             credentials=[*kept, *credentials],
         )
 
@@ -232,9 +233,9 @@ class Archive:
 
     def note_merged(self, round_: int) -> None:
         """A round has been merged. If it came late, the newest snapshot must be written again to hold it."""
-        if self._merging.reach > max(self._reach, self._core.ledger.horizon):
+        if self._core.merges.reach > max(self._reach, self._core.ledger.horizon):
             # Others are gone, or were away: the records alone do not tell this to a later start, or a reader.
-            self._reach = self._merging.reach
+            self._reach = self._core.merges.reach
             self._news.set()
         sealed = max(self._sealing, self._shelf.claims[0].round if self._shelf.claims else 0)
         if round_ <= sealed:
@@ -303,9 +304,7 @@ class Archive:
         await asyncio.to_thread(self._shelf.keep, (claim,))
         own_id = self._core.identity.node_id
         merger = await asyncio.to_thread(Merger, self._core.manifest, phi, self._chunks, own_id, base=base)
-        # The core is told at once: by the history before, later rounds could be merged than the swarm is at.
-        await self._merging.begin(merger, claim.round, partial(self._adopted, claim))
-        self._merging.look()  # its last look may have found that we had not joined
+        await self._merging.begin(merger, partial(self._adopted, claim))
 
     def _adopted(self, claim: Claim) -> None:
         """Our history begins at a snapshot."""

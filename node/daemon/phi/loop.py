@@ -1,18 +1,15 @@
-"""When to merge: once something new has arrived and the trainer is about to look, not once per arrival.
+"""Carries out the merges that the core asks for, and offers Phi to the trainer.
 
-Rounds that changed are marked dirty. They are merged in a worker thread as soon as the trainer has taken the
-last offer of their fragment (or a second has passed, or there is no trainer). Then the new Phi is offered to
-the trainer.
-
-Where many rounds wait, the newest and the oldest take turns. So the trainer has what was published last
-however many old rounds change, and the old rounds are all merged in the end.
+The core decides when to merge a round (`protocol.merge.schedule`). Each merge runs in a worker thread. Then
+each fragment that has changed is offered to the trainer, once the trainer has taken the last offer of it.
 """
 
 import asyncio
 import logging
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 
 from gossamer.node.daemon.phi.state import Merger, Prefix, RecentDigest
 from gossamer.node.daemon.storage.chunks import MissingChunkError
@@ -20,10 +17,12 @@ from gossamer.node.daemon.storage.records import GENESIS, Base
 from gossamer.node.daemon.trainer_port import TrainerPort
 from gossamer.node.ipc import messages as control
 from gossamer.node.logs import Fault, RateLimit
+from gossamer.protocol import effects as fx
+from gossamer.protocol import events as ev
 from gossamer.protocol.errors import DivergedError, StorageError
+from gossamer.protocol.events import MergeOutcome
 from gossamer.protocol.membership.members import listed
 from gossamer.protocol.merge.contributions import Conduct, RoundFigures
-from gossamer.protocol.merge.schedule import MergeSchedule
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
@@ -34,15 +33,12 @@ from gossamer.protocol.replica import Replica
 class Offering:
     """Which fragments the current trainer does not have yet, and how they are offered to it."""
 
-    def __init__(
-        self, core: Replica, port: TrainerPort, schedule: MergeSchedule, before: Callable[[], None]
-    ) -> None:
+    def __init__(self, core: Replica, port: TrainerPort, before: Callable[[], None]) -> None:
         """`before` is called before a fragment is offered: the trainer must know first how many tokens it is
         of."""
         self._before = before
         self._core = core
         self._port = port
-        self._schedule = schedule
         self._unoffered: set[int] = set()
         self._attachments = 0
 
@@ -77,16 +73,12 @@ class Offering:
         state = merger.state(fragment)
         last = self._core.ledger.last_round(self._core.identity.node_id)
         own_round = state.own_round
-        if last > self._schedule.horizon:
+        if last > self._core.merges.horizon:
             own_round = max(own_round, last - (last - fragment.index) % len(self._core.layout.fragments))
         return control.Phi(fragment.index, state.merged_round, own_round, state.version)
 
 
-GATHER_S = 0.02
-"""Arrivals within this time of each other are merged together."""
-
-PATIENCE_S = 1.0
-"""A trainer that has taken nothing for this long after a merge does not hold up the next one."""
+POLL_S = 0.25
 
 RETRY_S = 5.0
 
@@ -102,6 +94,7 @@ class Merging:
         self,
         core: Replica,
         port: TrainerPort,
+        dispatch: Callable[[ev.Event], object],
         chunk_lost: Callable[[bytes], None],
         *,
         on_merged: Callable[[int], None],
@@ -115,6 +108,7 @@ class Merging:
         """
         self._core = core
         self._port = port
+        self._dispatch = dispatch
         self.chunk_lost = chunk_lost
         self.on_merged = on_merged
         self.on_judged = on_judged
@@ -123,15 +117,13 @@ class Merging:
         self.conduct = Conduct()
         """Figures of every member's deltas."""
         self._merger: Merger | None = None
-        self._begun = asyncio.Event()
-        self.schedule = MergeSchedule(core)
-        self.offering = Offering(core, port, self.schedule, before_offer)
+        self._due: fx.Merge | None = None
+        self.offering = Offering(core, port, before_offer)
         self.recent_digest = RecentDigest(self.digest)
         self._fault = Fault(log, "payloads can be read again")
         self._held_back_limit = RateLimit()
         self._diverged_by: dict[int, str] = {}
         """By fragment that diverged here: text that says in which round, and by whose deltas."""
-        self._merged_at: dict[int, float] = {}
         self._news = asyncio.Event()
         self._merged_some = asyncio.Event()
         self._busy = asyncio.Lock()
@@ -139,12 +131,7 @@ class Merging:
     @property
     def ready(self) -> bool:
         """Whether Phi holds all that the swarm had when we joined: the trainer may begin."""
-        return self.schedule.ready
-
-    @property
-    def reach(self) -> int:
-        """The newest round merged, by this run or an earlier one."""
-        return self.schedule.reach
+        return self._core.merges.ready
 
     @property
     def tokens(self) -> int:
@@ -159,7 +146,7 @@ class Merging:
     @property
     def behind(self) -> int:
         """Number of rounds that have changed and are not merged yet, without those that wait."""
-        return len(self.schedule.to_merge(time.monotonic()))
+        return self._core.merges.behind
 
     @property
     def unmerged(self) -> int:
@@ -168,7 +155,7 @@ class Merging:
         Counts rounds that have changed and are not merged, also those that wait for others' deltas or for the
         swarm; one more while payloads are on their way; and one more until we are `ready`.
         """
-        return self.schedule.unmerged + self._core.fetcher.wants.any_has_holder + (not self.ready)
+        return self._core.merges.unmerged + self._core.fetcher.wants.any_has_holder + (not self.ready)
 
     @property
     def diverged(self) -> str:
@@ -189,20 +176,18 @@ class Merging:
         """The part of history that cannot change any more."""
         return self._merger.base if self._merger else GENESIS
 
-    async def begin(self, merger: Merger, reach: int = 0, tell: Callable[[], None] = lambda: None) -> None:
-        """Take over a state, at the start or in place of ours; records above its base are merged into it.
+    async def begin(self, merger: Merger, tell: Callable[[], None] = lambda: None) -> None:
+        """Take over a state, at the start or in place of ours: what was to be merged into that one is not.
 
-        `reach` is the newest round merged in the state that the node goes on from. `tell` is called before
-        the ledger is looked at: the core may drop records then.
+        `tell` tells the core at once: by the history before, later rounds could be merged than the swarm is
+        at.
         """
         async with self._busy:
             if self._merger is not None:
                 merger.version = self._merger.version + 1
-            self._merger = merger
-        tell()
-        self.schedule.begin(merger.base.round, reach)
+            self._merger, self._due = merger, None
+            tell()
         self.offering.all_changed()
-        self._begun.set()
         self._news.set()
 
     async def settled(self, round_: int) -> bool:
@@ -211,13 +196,13 @@ class Merging:
         Returns whether that is so. It does not wait for rounds that the swarm cannot have reached, which may
         take hours: if only such rounds are left, it returns False.
         """
-        while True:
-            async with self._busy:
-                waiting = self.schedule.waiting(round_)
-                if not waiting or waiting[0] > self.schedule.merge_up_to:
-                    return not waiting
+        merges = self._core.merges
+        while (waiting := merges.waiting(round_)) and waiting[0] <= merges.merge_up_to:
             self._merged_some.clear()
-            await self._merged_some.wait()
+            with suppress(TimeoutError):  # the swarm may have got further
+                async with asyncio.timeout(POLL_S):
+                    await self._merged_some.wait()
+        return not waiting
 
     async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
         """A fragment as of a round, see `Merger.prefix`; not before `begin`. Raises MissingChunkError."""
@@ -237,12 +222,11 @@ class Merging:
             if not may_close():
                 return None
             await asyncio.to_thread(self._merger.close_up_to, floor)
-        self.schedule.close(floor)
         return self._merger.base
 
-    def mark(self, round_: int) -> None:
-        """A round's set of complete, valid records has changed."""
-        self.schedule.mark(round_)
+    def merge(self, effect: fx.Merge) -> None:
+        """The core asks for a merge."""
+        self._due = effect
         self._news.set()
 
     def look(self) -> None:
@@ -251,111 +235,57 @@ class Merging:
 
     async def run(self) -> None:
         """Merge until cancelled. Raises DivergedError if our own training has taken Phi out of range."""
-        await self._begun.wait()
-        due: deque[int] = deque()
-        newest_next = True
         while True:
-            if not due:
-                await self._wait_for_news()
-                await asyncio.sleep(GATHER_S)
-                newest_next = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if self.ready else POLL_S):
+                    await self._news.wait()
+            self._news.clear()
+            if self._due is not None:
+                await self._merge(self._due)
             self.offering.look_for_a_new_trainer()
-            if not due or self._news.is_set():
-                self._news.clear()
-                due = self._due(due)
-            if due:
-                await self._merge(due.pop() if newest_next else due.popleft())
-                newest_next = not newest_next
-            self._merged_some.set()
-            self.schedule.look_whether_ready(time.monotonic())
-            if self.ready:
-                assert self._merger is not None
+            if self.ready and self._merger is not None:
                 await self.offering.offer(self._merger)
 
-    async def _wait_for_news(self) -> None:
-        """Sleep until something changed; while anything is held up, look again soon."""
-        held_up = self.schedule.unmerged > 0 or not self.ready
+    async def _merge(self, effect: fx.Merge) -> None:
+        async with self._busy:
+            if effect is not self._due or self._merger is None:  # replaced by `begin`
+                return
+            merger, self._due = self._merger, None
+            fragment = self._core.layout.of_round(effect.round)
+            was_sound = fragment.index not in merger.diverged
+            outcome = await self._carry_out(effect, merger)
+            self._dispatch(ev.Merged(effect.round, outcome))
+        self._merged_some.set()
+        if outcome is MergeOutcome.CHANGED:
+            self.on_merged(effect.round)
+            self.offering.changed(fragment.index)
+            if was_sound and fragment.index in merger.diverged:
+                self._note_diverged(fragment.index, effect.round, effect.deltas)
+
+    async def _carry_out(self, effect: fx.Merge, merger: Merger) -> MergeOutcome:
+        round_, deltas, before = effect.round, effect.deltas, merger.version
         try:
-            async with asyncio.timeout(PATIENCE_S / 4 if held_up else None):
-                await self._news.wait()
-        except TimeoutError:
-            pass
-
-    def _due(self, still: deque[int]) -> deque[int]:
-        """The rounds to merge now, in order.
-
-        A round once due stays due: it need not wait until the trainer has taken the merges before it.
-        """
-        reached = self.schedule.look(time.monotonic())
-        count = len(self._core.layout.fragments)
-        waiting = {index for index in range(count) if not self._is_due(index)}
-        if not waiting:
-            return deque(reached)
-        known = set(still)
-        return deque(round_ for round_ in reached if round_ in known or round_ % count not in waiting)
-
-    async def _are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
-        """Whether these deltas stand alone in a round and are outliers. Raises MissingChunkError."""
-        assert self._merger is not None
-        alone = self.schedule.stand_alone(round_, deltas)
-        return alone and await asyncio.to_thread(self._merger.are_outliers, round_, deltas)
-
-    def _hold_back(self, round_: int, deltas: tuple[Delta, ...]) -> None:
-        self.schedule.hold_back(round_, time.monotonic())
-        names = ", ".join(self._core.roster.label(delta.author) for delta in deltas)
-        if self._held_back_limit.allows(names):
-            log.info("%s: delta far beyond the usual; round %d waits for deltas of others", names, round_)
-
-    def _is_due(self, fragment: int) -> bool:
-        """Whether the trainer has taken what was merged last into a fragment, or is not waited for."""
-        if not self._port.attached:
-            return True
-        waited = time.monotonic() - self._merged_at.get(fragment, 0.0)
-        return self._port.is_free(fragment) or waited > PATIENCE_S
-
-    async def _merge(self, round_: int) -> None:
-        assert self._merger is not None
-        merger = self._merger
-        deltas: tuple[Delta, ...] = ()
-        try:
-            async with self._busy:
-                if merger is not self._merger:  # replaced by `begin`, after which all rounds are dirty again
-                    return
-                if round_ <= self._core.ledger.floor:  # closed while the rounds before it were merged
-                    return
-                # Not earlier: whoever waits for the lock to see whether this round is merged must see that it
-                # is not.
-                has_waited = self.schedule.take(round_)
-                fragment = self._core.layout.of_round(round_)
-                before, was_sound = merger.version, fragment.index not in merger.diverged
-                deltas = tuple(d for d in self._core.ledger.valid(round_) if self._core.holds(d.record_id))
-                if not has_waited and await self._are_outliers(round_, deltas):
-                    self._hold_back(round_, deltas)
-                    return
-                begun = time.monotonic()
-                await asyncio.to_thread(merger.merge, round_, deltas)
-                self.seconds += time.monotonic() - begun
+            if effect.unless_outliers and await asyncio.to_thread(merger.are_outliers, round_, deltas):
+                names = ", ".join(self._core.roster.label(delta.author) for delta in deltas)
+                if self._held_back_limit.allows(names):
+                    log.info(
+                        "%s: delta far beyond the usual; round %d waits for deltas of others", names, round_
+                    )
+                return MergeOutcome.OUTLIERS
+            begun = time.monotonic()
+            await asyncio.to_thread(merger.merge, round_, deltas)
+            self.seconds += time.monotonic() - begun
         except MissingChunkError as error:
             self.chunk_lost(error.blob)
-            if not all(self._core.holds(delta.record_id) for delta in deltas):
-                self.schedule.put_back(round_)  # without that delta, until it is here again
-            return
+            return MergeOutcome.FAILED
         except StorageError as error:
             self._fault.failed(f"{error}; trying again every {RETRY_S:.0f} s", event="reading")
-            self.schedule.put_back(round_)
             await asyncio.sleep(RETRY_S)
-            return
+            return MergeOutcome.FAILED
         self._fault.worked()
-        self._judge(round_)
-        self.on_judged(round_, deltas, self._merger.figures)
-        if self._merger.version == before:
-            return
-        self.schedule.merged(round_)
-        self.on_merged(round_)
-        self._merged_at[fragment.index] = time.monotonic()
-        self.offering.changed(fragment.index)
-        if was_sound and fragment.index in self._merger.diverged:
-            self._note_diverged(fragment.index, round_, deltas)
+        self._judge(merger, round_)
+        self.on_judged(round_, deltas, merger.figures)
+        return MergeOutcome.SAME if merger.version == before else MergeOutcome.CHANGED
 
     def _note_diverged(self, index: int, round_: int, deltas: tuple[Delta, ...]) -> None:
         """End a training that has diverged: raises DivergedError, if a delta of ours was in it.
@@ -371,11 +301,10 @@ class Merging:
                 " what needs such values."
             )
 
-    def _judge(self, round_: int) -> None:
+    def _judge(self, merger: Merger, round_: int) -> None:
         """Note what a merge found in its round, and log whose verdicts began or ended: a line for each
         verdict, since anybody may be hundreds of members."""
-        assert self._merger is not None
-        found = self._merger.figures or RoundFigures({}, None)
+        found = merger.figures or RoundFigures({}, None)
         labels = defaultdict[str | None, list[str]](list)
         for change in self.conduct.note(round_, found, self._core.ledger.void_in(round_)):
             labels[change.verdict].append(self._core.roster.label(change.node_id))
