@@ -16,6 +16,7 @@ import pytest
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.processes import NodeProcess, stop_all
 from tests.net.processes import assert_all_gone, processes_naming, write_text
+from tests.tools.chaos import kill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -130,7 +131,7 @@ async def strike(nodes: list[NodeProcess], draw: random.Random) -> None:
         await asyncio.sleep(draw.choice([0.5, 3, 15]))
         victim.resume()
     elif victim == whole:
-        node.kill()
+        kill(node)
         node.start()
     else:
         victim.kill()
