@@ -18,7 +18,7 @@ PACKAGES    := gossamer.protocol gossamer.node gossamer.models gossamer.bootstra
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv swarm chaos test test-slow lint fmt type sim fuzz fuzz-guided bench size clean distclean
+.PHONY: help venv swarm chaos test test-slow lint fmt type sim fuzz bench size clean distclean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -52,11 +52,6 @@ sim: $(STAMP) ## the deterministic simulation; SEEDS=200 for more
 
 fuzz: $(STAMP) ## hostile bytes for everything that reads any; INPUTS=1000000 for more
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)
-
-fuzz-guided: $(STAMP) .build/gossamer ## the same by coverage (atheris), MINUTES=1 a target; TARGETS="messages"
-	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
-	  $(BIN)/python -m pip install --quiet $(CONSTRAINTS) $(PIP_ARGS) -e '.[fuzz]'
-	@PYTHONPATH=.build $(BIN)/python -m tests.fuzz.guided --minutes $(MINUTES) $(TARGETS)
 
 bench: $(STAMP) ## the benchmarks
 	@$(BIN)/python -m benchmarks $(ARGS)

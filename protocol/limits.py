@@ -194,10 +194,6 @@ STRIDE_MAX_S = 200.0
 """A member counts as idle if its rows tell of no new inner step or round for IDLE_STRIDES times as long as
 the last one took: after three heartbeats at the earliest, and ten minutes at the latest."""
 
-RECOVERY_TRUST_S = 30.0
-"""When a row has cleared a member of a suspicion, other nodes are asked about that member, but not twice
-within this time. Until then its silence is sign enough."""
-
 RUMOUR_PAUSE_S = 10.0
 """For this long after a suspicion of a member has been cleared up, suspicions that others report are not
 believed: a liar could keep the whole swarm talking about them. What we see ourselves counts."""

@@ -24,28 +24,15 @@ from pydantic import (
     model_validator,
 )
 
+from gossamer.protocol import limits
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.identity import has_small_order
-from gossamer.protocol.limits import (
-    CHUNK_BYTES_MAX,
-    FRAGMENTS_MAX,
-    MANIFEST_BYTES_MAX,
-    OWNERS_MAX,
-    PARAMETERS_MAX,
-    PAYLOAD_CHUNKS_MAX,
-    ROUND_MAX,
-    STALENESS_MAX,
-    STEPS_MAX,
-    TENSOR_DIMS_MAX,
-    TENSORS_MAX,
-    UNIX_S_MAX,
-)
 from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
 from gossamer.protocol.rules import RULES
 from gossamer.protocol.wire import at_most, is_printable
 
-_ARRAYS_MAX = 2 + 2 * TENSORS_MAX
+_ARRAYS_MAX = 2 + 2 * limits.TENSORS_MAX
 """The list of owners, the list of tensors, and for each tensor its row and its shape."""
 
 _MAPS_MAX = 64
@@ -105,7 +92,7 @@ class Swarm(_Section):
     """What this swarm is called and when it began."""
 
     name: Text
-    created: Annotated[int, Field(ge=0, le=UNIX_S_MAX)]
+    created: Annotated[int, Field(ge=0, le=limits.UNIX_S_MAX)]
     """Unix seconds; with `pace.min_round_seconds` it bounds which rounds are plausible."""
 
 
@@ -145,7 +132,7 @@ class Outer(_Section):
     """A multiple of the round's median of norm / sqrt(steps), per tensor; 0 switches clipping off."""
     weight_cap: Bound = 4.0
     """A multiple of the round's median weight; 0 means no cap, for machines that differ a thousandfold."""
-    staleness_max: Annotated[int, Field(ge=0, le=STALENESS_MAX)] = 16
+    staleness_max: Annotated[int, Field(ge=0, le=limits.STALENESS_MAX)] = 16
     """A delta has no weight if its fragment was merged more often than this during its window."""
 
     @model_validator(mode="after")
@@ -161,7 +148,7 @@ class Outer(_Section):
 class PaceSection(_Section):
     """When a node publishes. Exactly one of the two lengths is not zero."""
 
-    every_steps: Annotated[int, Field(ge=0, le=STEPS_MAX)] = 30
+    every_steps: Annotated[int, Field(ge=0, le=limits.STEPS_MAX)] = 30
     """Inner steps in one window, that is, between two deltas of the same fragment."""
     every_seconds: NonNegative = 0.0
     """The length of one window, in seconds."""
@@ -182,7 +169,7 @@ class HistorySection(_Section):
     """A round this far behind the clock is part of the next snapshot."""
     snapshot_every: Annotated[int, Field(ge=1, le=100_000)] = 16
     """Rounds from one snapshot to the next."""
-    retain: Annotated[int, Field(ge=0, le=ROUND_MAX)] = 256
+    retain: Annotated[int, Field(ge=0, le=limits.ROUND_MAX)] = 256
     """Rounds whose records and payloads are kept, so that a partition this long heals exactly; 0 for all."""
 
     @model_validator(mode="after")
@@ -195,9 +182,9 @@ class HistorySection(_Section):
 class LayoutSection(_Section):
     """The named tensors, in order, and the number of fragments that they are split into."""
 
-    fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
+    fragments: Annotated[int, Field(ge=1, le=limits.FRAGMENTS_MAX)] = 1
     """Parts of the model that take turns: round `r` concerns fragment ``r % fragments``."""
-    tensors: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=TENSORS_MAX)]
+    tensors: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=limits.TENSORS_MAX)]
 
     @cached_property
     def planned(self) -> Layout:
@@ -230,13 +217,13 @@ class LayoutSection(_Section):
                     f"tensor {spec.name!r}: averaging {spec.averaging!r} is unknown; "
                     f"choose one of {', '.join(RULES)}"
                 )
-            if len(spec.shape) > TENSOR_DIMS_MAX or any(size < 1 for size in spec.shape):
+            if len(spec.shape) > limits.TENSOR_DIMS_MAX or any(size < 1 for size in spec.shape):
                 raise ValueError(
                     f"tensor {spec.name!r}: shape {list(spec.shape)} is impossible: at most"
-                    f" {TENSOR_DIMS_MAX} dimensions, each of 1 or more"
+                    f" {limits.TENSOR_DIMS_MAX} dimensions, each of 1 or more"
                 )
-        if sum(spec.numel for spec in self.tensors) > PARAMETERS_MAX:
-            raise ValueError(f"more than {PARAMETERS_MAX} parameters")
+        if sum(spec.numel for spec in self.tensors) > limits.PARAMETERS_MAX:
+            raise ValueError(f"more than {limits.PARAMETERS_MAX} parameters")
         if self.fragments > len(self.tensors):
             raise ValueError(
                 f"{self.fragments} fragments of {len(self.tensors)} tensors: use fewer fragments"
@@ -264,7 +251,7 @@ class AdmissionSection(_Section):
     """Who may take part: everybody, or only those whom an owner has invited (see `acl`)."""
 
     mode: Literal["open", "invited"] = "open"
-    owners: Annotated[tuple[PublicKey, ...], Field(max_length=OWNERS_MAX)] = ()
+    owners: Annotated[tuple[PublicKey, ...], Field(max_length=limits.OWNERS_MAX)] = ()
     """Ed25519 public keys, in hex, that may invite and revoke; a running node needs none of the secrets."""
 
     @model_validator(mode="before")
@@ -304,13 +291,15 @@ class Manifest(_Section):
         codec = CODECS[self.outer.codec]
         for fragment in self.plan().fragments:
             length = sum(codec.section_bytes(slot.numel) for slot in fragment.slots)
-            if length > PAYLOAD_CHUNKS_MAX * CHUNK_BYTES_MAX:
+            if length > limits.PAYLOAD_CHUNKS_MAX * limits.CHUNK_BYTES_MAX:
                 raise ValueError(
                     f"layout.fragments: a delta has {length} bytes, over the limit of 1 GiB: use more"
                     " fragments"
                 )
-        if len(self.canonical()) > MANIFEST_BYTES_MAX:
-            raise ValueError(f"layout: a manifest of over {MANIFEST_BYTES_MAX} bytes: shorten the names")
+        if len(self.canonical()) > limits.MANIFEST_BYTES_MAX:
+            raise ValueError(
+                f"layout: a manifest of over {limits.MANIFEST_BYTES_MAX} bytes: shorten the names"
+            )
         return self
 
     def plan(self) -> Layout:
@@ -377,7 +366,7 @@ def from_canonical(data: bytes) -> Manifest:
 
     Raises MalformedError, also for another encoding of the same values.
     """
-    if len(data) > MANIFEST_BYTES_MAX:
+    if len(data) > limits.MANIFEST_BYTES_MAX:
         raise MalformedError(f"a manifest of {len(data)} bytes")
     try:
         values = msgpack.unpackb(

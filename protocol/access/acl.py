@@ -10,32 +10,31 @@ the access list alone, never on a clock. Whether a *node may speak to us* depend
 whose grant has expired is turned away, but its deltas still count.
 """
 
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, NoRoomError, PeerError, RefusedError, SignatureError
-from gossamer.protocol.identity import NODE_ID_BYTES, PUBLIC_KEY_BYTES, node_id_of, short
-from gossamer.protocol.records import Envelope, RecordKind, open_envelope
-from gossamer.protocol.unix_time import moment, span
-from gossamer.protocol.wire import Fields, pack, unpack
-
-if TYPE_CHECKING:
-    from gossamer.protocol.manifest import AdmissionSection
-import binascii
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-
 from gossamer.protocol.effects import Hangup, Outbox
-from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, CREDENTIAL_BYTES_MAX
+from gossamer.protocol.errors import (
+    ConfigError,
+    MalformedError,
+    NoRoomError,
+    PeerError,
+    RefusedError,
+    SignatureError,
+)
+from gossamer.protocol.identity import NODE_ID_BYTES, PUBLIC_KEY_BYTES, node_id_of, short
+from gossamer.protocol.manifest import AdmissionSection
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.messages import AclSummary, Records
-from gossamer.protocol.records import HEADER_BYTES
+from gossamer.protocol.records import HEADER_BYTES, Envelope, RecordKind, open_envelope
 from gossamer.protocol.sampling import RandomSource, sample
-from gossamer.protocol.unix_time import UnixTime
+from gossamer.protocol.unix_time import UnixTime, moment, span
+from gossamer.protocol.wire import Fields, pack, unpack
 
 NEVER = 0
 """The value of `Grant.expires` that means no end."""
@@ -50,16 +49,16 @@ class Role(IntEnum):
     """Publish deltas."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Grant:
     """An owner's word that a node may take part. Times are Unix seconds."""
 
     record_id: bytes
+    data: bytes
+    """The envelope's exact bytes."""
     node_id: bytes
     role: Role
     expires: int
-    data: bytes
-    """The envelope's exact bytes."""
 
     def is_current(self, unix_s: float) -> bool:
         return self.expires == NEVER or unix_s < self.expires
@@ -71,21 +70,20 @@ class Grant:
 
     def outlasts(self, other: "Grant") -> bool:
         """Whether `other` adds nothing to this grant. Of equal ones the one with the smaller id stays."""
-        mine, theirs = (_end(self), self.role), (_end(other), other.role)
-        if mine == theirs:
+        if self.rights == other.rights:
             return self.record_id <= other.record_id
-        return mine[0] >= theirs[0] and mine[1] >= theirs[1]
+        return self.role >= other.role and _end(self) >= _end(other)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Revocation:
     """An owner's word that a node is out: its deltas after round `last_round` are void."""
 
     record_id: bytes
+    data: bytes
     node_id: bytes
     last_round: int
     reason: str
-    data: bytes
 
 
 def _end(grant: Grant) -> float:
@@ -110,9 +108,7 @@ def parse_grant(envelope: Envelope) -> Grant:
     fields.integer("issued", 0, limits.UNIX_S_MAX)
     expires = fields.integer("expires", 0, limits.UNIX_S_MAX)
     fields.end()
-    return Grant(
-        record_id=envelope.record_id, node_id=node_id, role=role, expires=expires, data=envelope.data
-    )
+    return Grant(envelope.record_id, envelope.data, node_id, role, expires)
 
 
 def parse_revocation(envelope: Envelope) -> Revocation:
@@ -123,19 +119,13 @@ def parse_revocation(envelope: Envelope) -> Revocation:
     fields.integer("issued", 0, limits.UNIX_S_MAX)
     reason = fields.text("reason", limits.REASON_BYTES_MAX)
     fields.end()
-    return Revocation(
-        record_id=envelope.record_id,
-        node_id=node_id,
-        last_round=last_round,
-        reason=reason,
-        data=envelope.data,
-    )
+    return Revocation(envelope.record_id, envelope.data, node_id, last_round, reason)
 
 
 class AccessList:
     """The grants and revocations in force, and what follows from them."""
 
-    def __init__(self, section: "AdmissionSection", swarm_id: bytes) -> None:
+    def __init__(self, section: AdmissionSection, swarm_id: bytes) -> None:
         self._invited = section.mode == "invited"
         self._role_of_all = None if self._invited else Role.TRAIN
         """The role that every node has in an open swarm; None if members must be invited."""
@@ -359,8 +349,8 @@ def read_invitation(text: str) -> Invitation:
     try:
         fields = Fields(unpack(urlsafe_b64decode(words.removeprefix(PREFIX)), INVITATION_BYTES_MAX), "it")
         swarm_id = fields.blob("swarm_id", 32)
-        envelope = open_envelope(fields.blob("grant", HEADER_BYTES, CREDENTIAL_BYTES_MAX), swarm_id)
-        contacts = fields.texts("contacts", ADDRESSES_PER_PEER_MAX)
+        envelope = open_envelope(fields.blob("grant", HEADER_BYTES, limits.CREDENTIAL_BYTES_MAX), swarm_id)
+        contacts = fields.texts("contacts", limits.ADDRESSES_PER_PEER_MAX)
         fields.end()
         if envelope.kind is not RecordKind.GRANT:
             raise ConfigError("that invitation grants nothing")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from gossamer.protocol.errors import MalformedError, RefusedError, SignatureError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX
-from gossamer.protocol.wire import Fields, pack, unpack
+from gossamer.protocol.wire import Fields, pack, unpack, values
 
 PROTOCOL_VERSION = 2
 NONCE_BYTES = 32
@@ -42,16 +42,7 @@ class _Transcript:
     binding: bytes
 
     def signed_by(self, role: bytes) -> bytes:
-        fields = [
-            PROTOCOL_VERSION,
-            self.swarm_id,
-            self.server_key,
-            self.client_key,
-            self.server_nonce,
-            self.client_nonce,
-            self.binding,
-        ]
-        return b"gossamer/1 hello " + role + pack(fields)
+        return b"gossamer/1 hello " + role + pack([PROTOCOL_VERSION, *values(self)])
 
 
 class ServerHandshake:
@@ -157,16 +148,8 @@ class ClientHandshake:
             self._swarm_id, server_key, self._identity.public_key, server_nonce, self._nonce, self._binding
         )
         signature = self._identity.sign(self._transcript.signed_by(_CLIENT))
-        return pack(
-            [
-                PROTOCOL_VERSION,
-                self._swarm_id,
-                self._identity.public_key,
-                self._nonce,
-                signature,
-                self._credential,
-            ]
-        )
+        own_key = self._identity.public_key
+        return pack([PROTOCOL_VERSION, self._swarm_id, own_key, self._nonce, signature, self._credential])
 
     def finish(self, welcome: bytes) -> tuple[bytes, bytes]:
         """Check the Welcome; returns the peer's node id and our session token.

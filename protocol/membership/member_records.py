@@ -100,8 +100,6 @@ class Presence:
         """How often we received a row of our own that is newer than any that this run has signed."""
         self._leaving = False
         self._has_changed = False
-        self._is_doubtful = True
-        """Whether our row says something new that others might refuse, so that it must be checked."""
         self._news: dict[bytes, _News] = {}
         self._told: list[int] = []
         """Our links, in the order of their turns."""
@@ -118,7 +116,6 @@ class Presence:
     def announce(self, addresses: tuple[str, ...]) -> None:
         """Tell where we can be dialled."""
         self._addresses = addresses
-        self._is_doubtful = True
         self.beat()
 
     def progress(self, progress: Progress) -> None:
@@ -128,7 +125,6 @@ class Presence:
             tokens_per_s=_within(progress.tokens_per_s, limits.TOKENS_PER_S_MAX),
             loss=_within(progress.loss, limits.LOSS_MAX),
         )
-        self._is_doubtful = True
 
     def leave(self) -> None:
         """Tell all linked peers that we leave: otherwise all they see is a dead link."""
@@ -177,13 +173,13 @@ class Presence:
             self._outdo(row)
             return
         known = self._roster.get(row.node_id)
-        was_missing = known is not None and known.is_missing
-        had_left = known is not None and known.health is Health.LEFT
+        health, since = (known.health, known.since) if known is not None else (Health.ALIVE, -math.inf)
         if not self._roster.update(row, now):
             return
         news = self._news[row.node_id] = _News((row.data, False), {link})
-        comes_or_goes = had_left or row.body.leaving
-        if was_missing or (comes_or_goes and self._roster.may_come_or_go(row.node_id, now)):
+        # One that comes and goes all the time would have every node relay each of its records to four others.
+        comes_or_goes = row.body.leaving != (health is Health.LEFT) and now >= since + limits.ROWS_INTERVAL_S
+        if health in (Health.SUSPECT, Health.DOWN) or comes_or_goes:
             self._push(row.data, news.known_to)
 
     def is_known(self, row: bytes, link: int) -> bool:
@@ -324,9 +320,7 @@ class Presence:
         )
         try:
             envelope = seal(self._identity, RecordKind.MEMBER, self._swarm_id, body.pack())
-            if self._is_doubtful:
-                parse_member_record(envelope)
-                self._is_doubtful = False
+            parse_member_record(envelope)  # others might refuse what it says
         except (MalformedError, UnicodeEncodeError) as error:  # the latter of a name in no encoding
             raise ConfigError(f"this node cannot present itself to others: {error}") from None
         return body, envelope.data

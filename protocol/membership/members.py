@@ -92,8 +92,6 @@ class Member:
     """When it last spoke on a link to us. A row may have been on its way for seconds; this has not."""
     told_at: float = -math.inf
     """When its newest row came."""
-    came_or_went: float = -math.inf
-    """When its leaving or its return was last relayed at once."""
     activity: Activity = field(default_factory=lambda: Activity(-math.inf))
     downs: int = 0
     """How often it was found to be down. A count, since it may be back before anybody looks."""
@@ -130,18 +128,6 @@ def listed(labels: Iterable[str]) -> str:
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
 
-def _may_be_late(known: Member, row: MemberRecord, now: float) -> bool:
-    """Whether a row may be from before its author went down: a live author would have signed more rows since.
-
-    Such a row was held back by another node, for instance one that was stopped for a while. If the author
-    itself was stopped and lives again, its next row will show that.
-    """
-    before, body = known.record.body, row.body
-    beats = body.heartbeat - before.heartbeat
-    usual = beats * limits.HEARTBEAT_INTERVAL_S + limits.ROWS_INTERVAL_S + limits.ROW_LAG_S
-    return body.incarnation == before.incarnation and not body.leaving and now - known.heard > usual
-
-
 class Roster:
     """All known members except ourselves."""
 
@@ -171,25 +157,13 @@ class Roster:
             known.is_hearsay = False
         self._rows.pop(known.record.data, None)
         self._rows[row.data] = row.node_id
-        may_be_late = known.health is Health.DOWN and _may_be_late(known, row, now)
         was_away = now - known.told_at > limits.IDLE_MIN_S
         known.record = row
         known.heard = known.told_at = now
         known.activity.note(row.body.inner_steps, row.body.round, now, was_away=was_away)
-        if may_be_late:
-            return True
         health = Health.LEFT if row.body.leaving else Health.ALIVE
         if known.health is not health:
             self.judge(row.node_id, health, now)
-        return True
-
-    def may_come_or_go(self, node_id: bytes, now: float) -> bool:
-        """Whether to relay at once that a member leaves or is back: not if that was done just now. Otherwise
-        one that does so all the time would have every node relay each of its rows to four others."""
-        member = self._members[node_id]
-        if now < member.came_or_went + limits.ROWS_INTERVAL_S:
-            return False
-        member.came_or_went = now
         return True
 
     def judge(self, node_id: bytes, health: Health, now: float) -> None:

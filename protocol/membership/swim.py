@@ -55,11 +55,6 @@ class Swim:
         self._link_heard: dict[int, float] = {}
         self._probes: dict[int, _Probe] = {}
         self._vouching: dict[int, _Vouch] = {}
-        self._suspected: dict[bytes, float] = {}
-        """When each member was last suspected or found down: members in doubt now, and those that a row has
-        cleared since the last look."""
-        self._asked_again: dict[bytes, float] = {}
-        """When others were last asked about a member that a row had cleared of a suspicion."""
         self._numbers = 0
         self._looked = 0.0
         """When we last judged silence."""
@@ -120,7 +115,6 @@ class Swim:
             self._believe_the_doubted()
             self._probe_the_silent(now)
             self._judge_silence(now)
-            self._ask_about_the_recovered(now)
             self._roster.forget_old(now)
 
     # -- messages
@@ -269,34 +263,9 @@ class Swim:
         if member is None or member.health is not Health.ALIVE:
             return
         self._roster.judge(node_id, Health.SUSPECT, now)
-        self._suspected[node_id] = now
         rumour = Suspect(node_id, *member.record.body.age)
         for link in sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng):
             self._outbox.send(link, rumour)
-
-    def _ask_about_the_recovered(self, now: float) -> None:
-        """Ask others about members whose suspicion was lifted by a row, which may have been their last. To
-        ask is better than to wait for silence.
-
-        Only if one of our peers is linked to the member and so can tell. In a large swarm few peers are, and
-        no answer from the others would pass for a sign of death: all nodes would suspect the member again,
-        and tell each other, for ever.
-
-        Only once in a while: in a torn swarm every node would otherwise suspect a member that is far away,
-        and clear it, with each of its rows.
-        """
-        since_when = now - limits.RECOVERY_TRUST_S
-        self._asked_again = {node: asked for node, asked in self._asked_again.items() if asked > since_when}
-        for node_id, since in list(self._suspected.items()):
-            member = self._roster.get(node_id)
-            if member is not None and member.is_missing:
-                continue
-            del self._suspected[node_id]
-            if member is None or member.health is not Health.ALIVE or node_id in self._asked_again:
-                continue
-            if not self._lived(member, since) and self._linked_to(node_id):
-                self._asked_again[node_id] = now
-                self._ask_others(node_id, now)
 
     def _believe_the_doubted(self) -> None:
         """A member that has spoken to us since it was suspected is alive."""
@@ -318,7 +287,6 @@ class Swim:
                     self._suspect(member.record.node_id, now)
             elif member.since < suspected_since:
                 self._roster.judge(member.record.node_id, Health.DOWN, now)
-                self._suspected[member.record.node_id] = now
                 down.append(member)
             elif told_before <= member.since < tell_before:  # the first answers did not clear it up
                 unanswering.append(member)

@@ -58,7 +58,7 @@ def _blob_of_any_length(self: Fields, name: str, value: Any, low: int, high: int
     return value
 
 
-def _large_stock(self: AntiEntropy, rounds: list[int]) -> RecordIds:
+def _large_ids(self: AntiEntropy, rounds: list[int]) -> RecordIds:
     return RecordIds(tuple((round_, (bytes(31),)) for round_ in rounds))
 
 
@@ -112,7 +112,7 @@ PLANTED = {
         "replica", r"roster\._members holds \d+, over", Roster, "_make_room", lambda *_: True, members_max=16
     ),
     "a link that stays known": Planted(
-        "replica", r"assert linked == core\.push\._links == core", AntiEntropy, "link_down", lambda *_: None
+        "replica", r"assert linked == set\(core\.fetcher\._links", Swim, "link_down", lambda *_: None
     ),
     "two links to one node": Planted(
         "replica", r"assert len\(set\(nodes\)\) == len\(nodes\)", Links, "to", lambda *_: None
@@ -124,8 +124,8 @@ PLANTED = {
         "replica",
         "MalformedError: rounds: field record_ids is not 32 to 32 bytes",
         AntiEntropy,
-        "_take_stock",
-        _large_stock,
+        "_ids_of",
+        _large_ids,
     ),
     "too many transfers": Planted(
         "replica",
@@ -135,7 +135,11 @@ PLANTED = {
         lambda picker, want, blob: min(want.holders_of(blob), default=None),
     ),
     "a parser that fails": Planted(
-        "replica", "ValueError: planted", intake, "parse_row", mock.Mock(side_effect=ValueError("planted"))
+        "replica",
+        "ValueError: planted",
+        intake,
+        "parse_member_record",
+        mock.Mock(side_effect=ValueError("planted")),
     ),
     "a handler that fails": Planted(
         "replica", "KeyError: 'planted'", Presence, "refute", mock.Mock(side_effect=KeyError("planted"))

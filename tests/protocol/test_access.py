@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import deque
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,28 +77,6 @@ def test_two_access_lists_become_one_in_five_messages(one, other):
     assert converge(ends, [(0, send) for send in ends[0].access.link_up(1)]) == 1
 
 
-@given(st.tuples(SETS, SETS, SETS))
-def test_three_access_lists_become_one(sets):
-    ends = [End(n) for n in range(3)]
-    for end, records in zip(ends, sets, strict=True):
-        for data in records:
-            end.acl.learn(data)
-    opening = [(a, send) for a in range(3) for b in range(3) if a != b for send in ends[a].link_to(b)]
-    count = converge(ends, opening)
-    assert len({end.acl.digest for end in ends}) == 1
-    assert count < 6 * 5 + 3 * 2 * len(POOL)
-
-
-def test_many_records_travel_in_messages_that_fit():
-    ends = [End(0), End(1)]
-    for number in range(limits.RECORDS_PER_MESSAGE_MAX * 2 + 1):
-        ends[0].acl.learn(grant(identity(number), INVITED))
-    opening = ends[0].link_to(1)
-    ends[1].link_to(0)
-    assert converge(ends, [(0, send) for send in opening]) == 4 + 3
-    assert ends[0].acl.digest == ends[1].acl.digest
-
-
 def test_a_full_acl_fits_a_message():
     ids = tuple(bytes(30) + n.to_bytes(2, "big") for n in range(limits.ACL_RECORDS_MAX))
     message = msg.AclSummary(bytes(32), ids, True)
@@ -161,18 +138,6 @@ def test_whose_grant_has_run_out_is_cut():
     assert [e for e in end.access.wake(130.0) if isinstance(e, Hangup)] == [], "renewed in time"
 
 
-def test_whose_grant_has_run_out_is_cut_within_5_seconds():
-    """As docs/operating.md says. A node looks at its turns only."""
-    for turn in range(12):
-        end = End(0)
-        end.link_to(1)
-        end.acl.learn(grant(identity(101), INVITED, expires=1110))
-        now = 100.0 + limits.ROWS_INTERVAL_S * turn / 12
-        while not any(isinstance(effect, Hangup) for effect in end.access.wake(now)):
-            now += limits.ROWS_INTERVAL_S
-        assert now <= 115.0
-
-
 def test_a_machine_that_slept_knows_what_time_it_is():
     """The clock that events carry stands still meanwhile."""
     end = End(0)
@@ -182,11 +147,3 @@ def test_a_machine_that_slept_knows_what_time_it_is():
     end.access._unix_time.set_offset(10_000.0)
     hangups = [e for e in end.access.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
     assert [hangup.link for hangup in hangups] == [1]
-
-
-@pytest.mark.parametrize("of", [builders.SMALL])
-def test_a_swarm_without_owners_says_nothing(of):
-    end = End(0, of)
-    assert end.link_to(1) == []
-    assert end.access.wake(1e9) == []
-    assert end.access.exchange(1, msg.AclSummary(end.acl.digest)) == []

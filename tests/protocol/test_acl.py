@@ -13,7 +13,7 @@ from gossamer.protocol.access import acl as acl_module
 from gossamer.protocol.access.acl import NEVER, AccessList, Grant, Revocation, Role
 from gossamer.protocol.errors import NoRoomError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.identity import Identity, short
-from gossamer.protocol.records import HEADER_BYTES, RecordKind, seal
+from gossamer.protocol.records import RecordKind, seal
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.builders import OWNER, grant, identity, revocation
@@ -88,17 +88,6 @@ def test_what_is_in_force_is_all_that_need_be_told(one, other):
     for data in from_left:
         right.learn(data)
     assert meaning(left) == meaning(right) == meaning(acl(*one, *other))
-
-
-@given(RECORDS)
-def test_learning_says_whether_anything_changed(records):
-    made = acl()
-    for data in records:
-        before = made.digest
-        learned = made.learn(data)
-        assert (learned is not None) == (made.digest != before)
-        assert learned is None or learned.data == data
-        assert made.learn(data) is None
 
 
 @given(RECORDS)
@@ -203,11 +192,6 @@ def test_a_credential_that_is_worth_nothing(shown):
     assert str(error.value).isprintable()
 
 
-def test_a_renewed_grant_that_we_heard_of_counts_whatever_is_shown():
-    made = acl(grant(ALICE, INVITED, expires=200))
-    made.vet(ALICE.node_id, 150.0, grant(ALICE, INVITED, expires=100))
-
-
 # --- revocations --------------------------------------------------------------------------------------
 
 
@@ -248,15 +232,6 @@ def test_in_an_open_swarm_all_may_train_but_those_revoked():
     assert made.counts(STRANGER.node_id, 3) and not made.counts(STRANGER.node_id, 4)
     with pytest.raises(RefusedError, match="revoked"):
         made.vet(STRANGER.node_id, 0.0)
-
-
-@pytest.mark.parametrize("reason", ["r" * limits.REASON_BYTES_MAX, "é" * (limits.REASON_BYTES_MAX // 2)])
-def test_the_longest_reason_still_fits_what_a_door_says(reason):
-    made = acl(revocation(ALICE, INVITED, reason=reason))
-    with pytest.raises(RefusedError) as error:
-        made.vet(ALICE.node_id, 0.0)
-    assert reason in str(error.value)
-    assert len(str(error.value).encode()) <= limits.TEXT_BYTES_MAX
 
 
 # --- hostile input --------------------------------------------------------------------------------------
@@ -328,21 +303,6 @@ def test_any_flipped_bit_is_found(data):
     assert made.ids() == ()
 
 
-@given(st.binary(max_size=300))
-def test_random_bytes(data):
-    made = acl()
-    for junk in (data, OWNER.public_key.join((b"\3", data)), bytes([3]) + OWNER.public_key + data[:100]):
-        with pytest.raises(PeerError):
-            made.learn(junk)
-        with pytest.raises(RefusedError):
-            made.vet(ALICE.node_id, 0.0, junk)
-
-
-def test_the_largest_credential_is_within_its_bound():
-    assert len(revocation(ALICE, INVITED, reason="r" * limits.REASON_BYTES_MAX, issued=2**40)) < 512
-    assert HEADER_BYTES < len(grant(ALICE, INVITED, issued=2**40, expires=2**40)) < 512
-
-
 def test_the_acl_speaks_of_so_many_nodes_and_no_more(monkeypatch):
     monkeypatch.setattr(limits, "ACL_NODES_MAX", 2)
     made = acl(grant(ALICE, INVITED), revocation(BOB, INVITED))
@@ -353,29 +313,6 @@ def test_the_acl_speaks_of_so_many_nodes_and_no_more(monkeypatch):
     with pytest.raises(RefusedError, match=f"there is no room for node {short(STRANGER.node_id)}"):
         made.vet(STRANGER.node_id, 0.0, grant(STRANGER, INVITED))
     assert made.learn(revocation(ALICE, INVITED)) is not None, "of those known there may be more"
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        [grant(ALICE, INVITED, expires=expires) for expires in (10, 20, NEVER)],
-        [revocation(ALICE, INVITED, last_round=last_round) for last_round in (9, 5, 2)],
-    ],
-    ids=["grants", "revocations"],
-)
-def test_what_another_record_replaces_is_forgotten(records):
-    """However many an owner signs for one node."""
-    assert acl(*records)._datas == {records[-1]}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(125, "2 min"), (3500, "58 min"), (3599, "1.0 hours"), (40_000, "11.1 hours"), (86_399, "1.0 days")],
-)
-def test_how_long_ago_is_said_in_a_fitting_unit(seconds, said):
-    one = acl(grant(identity(1), INVITED, expires=1_000_000))
-    with pytest.raises(RefusedError, match=f"ran out {said} ago; ask an owner"):
-        one.vet(identity(1).node_id, 1_000_000 + seconds)
 
 
 @pytest.mark.parametrize(

@@ -28,21 +28,3 @@ def test_who_was_not_heard_of_for_a_day_is_not_given_days():
     activity = Activity(0.0)
     activity.note(1, 1, 86_400.0)
     assert activity.is_idle(86_401.0 + limits.IDLE_STRIDES * limits.STRIDE_MAX_S)
-
-
-def test_an_absence_is_no_stride():
-    activity = Activity(0.0)
-    activity.note(1, 0, 4.0)
-    activity.note(9, 1, 180.0, was_away=True)
-    assert activity.has_moved and not activity.is_idle(180.0 + limits.IDLE_MIN_S)
-    assert activity.is_idle(181.0 + limits.IDLE_MIN_S), "at rest since it was back"
-
-
-def test_what_is_forgotten_leaves_no_stride():
-    activity = Activity(0.0)
-    activity.note(1, 0, 4.0)
-    activity.forget()
-    assert activity.is_idle(5.0)
-    activity.note(2, 0, 100.0)
-    assert not activity.is_idle(100.0 + limits.IDLE_MIN_S)
-    assert activity.is_idle(101.0 + limits.IDLE_MIN_S)

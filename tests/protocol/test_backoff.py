@@ -14,12 +14,6 @@ def test_each_wait_is_twice_as_long_as_the_one_before_up_to_the_longest() -> Non
     assert waits == [1.0, 2.0, 4.0, 6.0, 6.0]
 
 
-def test_no_wait_is_shorter_than_it_has_to_be_now() -> None:
-    """After a short one: who was busy, and then was silent, say."""
-    short = Backoff.after(None, 0.0, 0.25, 60.0)
-    assert Backoff.after(short, 0.25, 2.0, 60.0).until == 2.25
-
-
 def test_a_wait_is_forgotten_once_as_long_again_has_passed_or_it_has_been_kept() -> None:
     for kept, remembered in ((0.0, 1.0), (9.0, 9.0)):
         rest = Backoff.after(None, 0.0, 1.0, 60.0, kept)

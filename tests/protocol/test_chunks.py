@@ -47,11 +47,6 @@ def test_payloads_are_cut_finer_than_files(total, size):
     assert len(sizes) <= (64 if size < MIB else PAYLOAD_CHUNKS_MAX)
 
 
-def test_split_takes_any_buffer(rng):
-    values = rng.integers(0, 100, 300_000).astype("int32")
-    assert chunk_hashes(memoryview(values)) == chunk_hashes(values.tobytes())
-
-
 def test_index_of_a_file():
     data = bytes(2 * MIB) + b"rest"
     hashes = chunk_hashes(data)

@@ -61,13 +61,6 @@ def test_nobody_is_turned_away_for_ever():
     assert greylist.remaining(PEER, 0.0) <= 15 * 60.0
 
 
-def test_other_peers_are_not_touched():
-    greylist = Greylist()
-    for _ in range(100):
-        greylist.add(PEER, Offence.SIGNATURE, 0.0)
-    assert greylist.remaining(b"\1" * 32, 0.0) == 0.0
-
-
 @pytest.mark.parametrize("offence", [Offence.SIGNATURE, Offence.MALFORMED, Offence.RECORD, Offence.CHUNK])
 def test_what_only_a_liar_does_is_soon_too_much(offence):
     assert until_listed(offence, 1.0) <= 12

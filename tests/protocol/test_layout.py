@@ -59,11 +59,6 @@ def test_a_known_plan():
     ]
 
 
-def test_rounds_take_fragments_in_turn():
-    layout = plan([TensorSpec(n, (2,), "mean") for n in "abc"], 3)
-    assert [layout.of_round(r).index for r in range(1, 8)] == [1, 2, 0, 1, 2, 0, 1]
-
-
 def test_many_fragments_are_planned_as_soon_as_few():
     """Nodes plan several times as they start: 256 fragments took 13 times as long as one."""
     tensors = [TensorSpec(f"t{i}", (3,), "mean") for i in range(TENSORS_MAX)]

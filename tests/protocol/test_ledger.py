@@ -11,7 +11,6 @@ from gossamer.protocol.pace import round_clock
 from gossamer.protocol.range_digests import EMPTY
 from gossamer.protocol.records import NO_RECORD
 from tests.protocol import builders
-from tests.protocol.cost import calls
 
 KEYS = st.lists(
     st.tuples(st.integers(0, 4), st.one_of(st.integers(1, 40), st.integers(1, 10**6)), st.integers(0, 2)),
@@ -103,13 +102,6 @@ def test_what_is_closed_takes_nothing_more():
     assert ledger.rounds() == [6]
 
 
-def test_whether_somebody_else_tells_of_a_round():
-    ledger = _filled([(1, 5, 0), (1, 6, 0), (2, 6, 0)])
-    one, two = (builders.unsigned(author, 6).author for author in (1, 2))
-    assert [ledger.tells_of(round_, {one}) for round_ in (4, 5, 6)] == [False, False, True]
-    assert ledger.tells_of(5, {two}) and not ledger.tells_of(6, {one, two})
-
-
 def test_void_with_three_different_records():
     """Two prove it; which two is no matter; a third adds nothing and is not kept."""
     a, b, c = (builders.unsigned(1, 5, variant) for variant in range(3))
@@ -132,33 +124,6 @@ def test_void_with_three_different_records():
     other.add(c)
     other.add(b)
     assert other.digests.root == void
-
-
-def test_a_void_round_leaves_others_of_its_author_alone():
-    ledger = _filled([(1, 5, 0), (1, 5, 1), (1, 6, 0), (2, 5, 0)])
-    assert [d.author for d in ledger.valid(5)] == [builders.unsigned(2, 5).author]
-    assert [d.author for d in ledger.valid(6)] == [builders.unsigned(1, 6).author]
-    assert not ledger.is_void(builders.unsigned(1, 6))
-
-
-def test_void_rounds_are_forgotten_with_their_records():
-    void = [(author, round_, variant) for author in (1, 2) for round_ in (5, 6, 7) for variant in (0, 1)]
-    ledger = _filled(void)
-    one, two = (builders.unsigned(author, 5).author for author in (1, 2))
-    ledger.close(5)
-    ledger.drop_beyond(6)
-    assert set(ledger.voided()) == {(one, 6), (two, 6)}
-    ledger.drop(one, after=5)
-    assert list(ledger.voided()) == [(two, 6)]
-    assert (ledger.void_rounds(one), ledger.void_rounds(two)) == (set(), {6})
-
-
-def test_what_is_void_is_told_without_a_look_at_all_rounds():
-    """Displays ask for it all the time."""
-    void = [(1, 1, 0), (1, 1, 1)]
-    few, many = (_filled([*void, *((2, round_, 0) for round_ in range(1, last))]) for last in (5, 500))
-    assert list(many.voided()) == list(few.voided()) != []
-    assert calls(lambda: list(many.voided())) == calls(lambda: list(few.voided()))
 
 
 def test_empty():
@@ -194,13 +159,6 @@ def test_what_is_dropped_might_never_have_come(keys, author, after):
     assert ledger.digests.root == _filled(keys).digests.root
 
 
-def test_what_is_dropped_is_of_later_rounds_than_that():
-    ledger = _filled([(1, 4, 0), (1, 5, 0), (1, 6, 0), (2, 6, 0)])
-    one, two = builders.unsigned(1, 6), builders.unsigned(2, 6)
-    assert ledger.drop(one.author, 5) == [one]
-    assert ledger.rounds() == [4, 5, 6] and ledger.valid(6) == [two]
-
-
 @given(KEYS, st.integers(0, 40))
 def test_what_lies_beyond_a_round_is_dropped_and_may_come_again(keys, round_):
     ledger = _filled(keys)
@@ -228,16 +186,6 @@ def test_who_begins_anew_from_an_earlier_round_takes_those_after_it_again():
     assert ledger.add(early) is Added.NEW
 
 
-def test_records_by_an_author(rng):
-    ledger = Ledger()
-    mine = [builders.random_delta(rng, builders.identity(1), round_)[0] for round_ in (1, 2)]
-    other = builders.random_delta(rng, builders.identity(2), 1)[0]
-    for delta in (*mine, other):
-        ledger.add(delta)
-    assert list(ledger.by(mine[0].author)) == mine
-    assert list(ledger.by(b"nobody")) == []
-
-
 def test_records_are_known_by_their_bytes_until_their_round_is_closed():
     ledger = _filled([(1, 1, 0), (2, 1, 0), (2, 1, 1), (2, 1, 2), (1, 5, 0)])
     for author, round_, variant in [(1, 1, 0), (2, 1, 0), (2, 1, 1), (1, 5, 0)]:
@@ -259,10 +207,3 @@ def test_how_far_the_authors_are_is_the_clock_of_their_last_rounds(keys, floor, 
     last = [round_ for author, round_ in ledger.last_rounds.items() if author != left_out]
     assert ledger.reached(left_out) == max(floor, round_clock(round_ for round_ in last if round_ > floor))
     assert ledger.reached() == max(floor, round_clock(r for r in ledger.last_rounds.values() if r > floor))
-
-
-def test_any_number_of_authors_is_read_as_soon():
-    """Where nobody trains it is done with every record: of 8,000, each by a key of its own, that took 0.5 ms
-    each time."""
-    few, many = (_filled([(author, 1 + author % 7, 0) for author in range(count)]) for count in (10, 2000))
-    assert calls(few.reached) == calls(many.reached)

@@ -44,29 +44,6 @@ def test_the_newest_row_wins_in_any_order(rows, rng):
     assert [m.record.node_id for m in rosters[0].members()] == sorted(one)
 
 
-def test_only_news_is_news():
-    roster = Roster(bytes(32))
-    assert roster.update(_row(1), 5.0)
-    assert not roster.update(_row(1), 6.0)
-    assert roster.get(_row(1).node_id).heard == 5.0
-    assert roster.update(_row(1, heartbeat=2), 7.0)
-    assert not roster.update(_row(1), 8.0)
-    assert roster.update(_row(1, incarnation=2, heartbeat=0), 9.0)
-    assert roster.get(_row(1).node_id).heard == 9.0
-
-
-def test_a_row_from_before_its_author_died_revives_nobody():
-    """A node that was stopped brings it when it goes on; who lives would have signed more rows by then."""
-    roster = Roster(bytes(32))
-    roster.update(_row(1), 100.0)
-    member = roster.get(_row(1).node_id)
-    roster.judge(member.record.node_id, Health.DOWN, 108.0)
-    assert roster.update(_row(1, heartbeat=2), 117.0), "it is told to those who have an older one"
-    assert (member.health, member.record.body.heartbeat) == (Health.DOWN, 2)
-    roster.update(_row(1, heartbeat=3), 121.5)
-    assert member.health is Health.ALIVE, "it was stopped itself, and is back"
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -123,14 +100,6 @@ def test_leaving_is_final_until_the_next_start():
     assert roster.live() == []
     roster.update(_row(1, incarnation=2, heartbeat=0), 2.0)
     assert roster.get(me).health is Health.ALIVE
-
-
-def test_live_are_those_not_known_to_be_gone():
-    roster = Roster(bytes(32))
-    for number, health in enumerate(Health, start=1):
-        roster.update(_row(number), 0.0)
-        roster.judge(_row(number).node_id, health, 0.0)
-    assert {m.health for m in roster.live()} == {Health.ALIVE, Health.SUSPECT}
 
 
 @pytest.mark.parametrize("health", list(Health))

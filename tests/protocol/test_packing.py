@@ -23,11 +23,6 @@ def test_what_comes_back_is_what_went_in(piece: bytes, times: int) -> None:
     assert unpack_chunk(frame) == chunk
 
 
-@pytest.mark.parametrize("size", [0, 1, 16, 1000, CHUNK_BYTES_MAX])
-def test_noise_is_not_packed(size: int, rng) -> None:  # type: ignore[no-untyped-def]
-    assert pack_chunk(rng.bytes(size)) is None
-
-
 def test_what_hardly_gets_smaller_is_not_packed(rng) -> None:  # type: ignore[no-untyped-def]
     assert pack_chunk(rng.bytes(97_000) + bytes(3_000)) is None
     assert pack_chunk(rng.bytes(90_000) + bytes(10_000)) is not None
@@ -39,12 +34,6 @@ def test_a_lack_of_memory_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(zstandard, "ZstdCompressor", Mock(return_value=Mock(compress=fails)))
     with pytest.raises(MemoryError):
         pack_chunk(bytes(1000))
-
-
-def test_zeros_of_a_whole_chunk() -> None:
-    frame = pack_chunk(bytes(CHUNK_BYTES_MAX))
-    assert frame is not None and len(frame) < 1000
-    assert unpack_chunk(frame) == bytes(CHUNK_BYTES_MAX)
 
 
 @given(changed=st.binary(min_size=1, max_size=4), place=st.integers(0, 10_000), cut=st.integers(0, 10_000))

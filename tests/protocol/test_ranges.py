@@ -136,13 +136,3 @@ def test_a_gap_costs_nothing(monkeypatch):
     assert digests.root != EMPTY
     assert hashed <= 2 * (LEVEL_MAX + 1)
     assert calls <= 2 * FANOUT * (LEVEL_MAX + 2)
-
-
-def test_questions_about_any_range_are_answered():
-    """A peer may ask about ranges far beyond what there is."""
-    digests = _built({1: 1})
-    for level in range(LEVEL_MAX + 1):
-        for index in (0, 1, ROUND_MAX):
-            assert (digests.digest(level, index) == EMPTY) == (index > 0 if level else index != 1)
-            if level:
-                assert len(digests.children(level, index)) == FANOUT

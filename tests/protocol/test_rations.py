@@ -51,16 +51,6 @@ def test_a_day_restores_it_where_nothing_comes_any_more():
     assert taken(rations, STOCK, 100 * RATION_PERIOD_S) == RATION_COPIES * HELD
 
 
-def test_a_clock_that_steps_back_earns_nothing():
-    rations = Rations()
-    taken(rations, STOCK, 1000.0)
-    assert taken(rations, STOCK, 10.0) == 0
-
-
-def test_a_node_that_holds_little_yet_gives_it_freely():
-    assert taken(Rations(), Stock(0, 0), 0.0) == RATION_COPIES * RATION_BYTES_MIN
-
-
 def test_no_more_members_are_remembered_than_the_bound():
     rations = Rations()
     for number in range(limits.PEERS_WATCHED_MAX + 10):

@@ -119,13 +119,6 @@ def test_deltas_out_of_bounds(changes):
         _delta(replace(GOOD, **changes))
 
 
-def test_a_window_that_begins_before_the_first_round():
-    for round_ in range(1, 3 * F):
-        bases = range(round_ - F, -F, -F)
-        for base in bases:
-            assert _delta(replace(GOOD, round=round_, base=base)).staleness(F) == (round_ - base) // F - 1
-
-
 @pytest.mark.parametrize("parse", [_delta, _peer])
 @given(data=st.binary(min_size=1, max_size=300))
 def test_random_bodies(parse, data):
@@ -236,11 +229,6 @@ def test_rows_come_back_with_the_links_they_tell(dialled):
     body = replace(ROW, dialled=tuple(dialled))
     assert _peer(body).body == body
     assert len(body.pack()) == len(ROW.pack()) + 4 * len(dialled)
-
-
-def test_rows_are_ordered_by_incarnation_first():
-    ages = [replace(ROW, incarnation=i, heartbeat=h).age for i, h in ((1, 9), (2, 0), (2, 1), (3, 0))]
-    assert ages == sorted(ages)
 
 
 def test_a_record_of_a_model_of_many_tensors_costs_no_more():

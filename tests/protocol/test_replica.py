@@ -48,16 +48,6 @@ def test_all_records_reach_all_through_loss_duplicates_and_disorder(seed, count)
     )
 
 
-def test_pushed_records_arrive_in_a_second(seed):
-    world = swarm(seed, 8)
-    world.publish(world.nodes[5])
-    world.run(0.5)
-    assert {len(node.core.ledger) for node in world.running()} == {1}
-    world.run(3.0, world.agree)
-    assert world.agree()
-    check(world)
-
-
 def test_a_joiner_gets_a_long_history_at_once(seed):
     """Thousands of records, which are many anti-entropy rounds' worth: not one per ten seconds."""
     world = World(seed, builders.manifest(fragments=1))
@@ -129,23 +119,6 @@ def test_a_partition_heals_within_40_seconds(seed, count, seconds):
     check(world)
     authors = {d.author for d in world.nodes[0].core.ledger}
     assert len(authors) == count, "the work of both sides counts"
-
-
-def test_halves_without_any_link_between_them_find_each_other(seed):
-    """The partition outlasts every link; down members are redialled, the bootstrap address too."""
-    world = swarm(seed, 8)
-    world.partition(range(4), range(4, 8))
-    world.run(300.0)
-    for a in range(4):
-        for b in range(4, 8):
-            assert world.nodes[a].core.links.to(world.nodes[b].identity.node_id) is None
-    world.publish(world.nodes[0], 1)
-    world.publish(world.nodes[7], 1)
-    world.run(1.0)
-    world.heal()
-    world.run(40.0, world.agree)
-    assert world.agree()
-    assert len(world.nodes[3].core.ledger) == 2
 
 
 def test_three_way_partition_and_two_heals(seed):
@@ -227,26 +200,6 @@ def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
     assert joiner.core.fetcher.wants.holders_of(claim.key, chunk) == set(joiner.links)
 
 
-def test_of_deltas_those_come_before_a_snapshot_that_it_has_not_in_it(seed):
-    """Else they may be dropped everywhere before it is here, and those who joined have another history."""
-    world = swarm(seed, 2)
-    author, joiner = world.running()
-    for round_ in (8, 9):
-        world.publish(author, round_)
-        world.run(2.0)
-    known = {delta.round: delta.record_id for delta in joiner.core.ledger}
-    claim = Claim(8, 1000, bytes(32), b"root" * 8)
-    joiner.core._snapshot_pull.seek(claim)
-    world.handle(joiner, ev.Need(claim.key, ((b"s" * 32, 100),)))
-    for key in known.values():  # as if their payloads had still to come
-        world.handle(joiner, ev.Need(key, ((key, 100),)))
-    for key in (claim.key, *known.values()):
-        joiner.core.fetcher.wants.held_by(1, key)
-    held = list(joiner.core.fetcher.wants.with_holder.items())
-    in_turn = [key for key, *_ in joiner.core.fetcher._picker._in_turn(held)]
-    assert in_turn[-3:] == [known[9], claim.key, known[8]]
-
-
 def test_nobody_is_believed_about_round_0_which_the_manifest_tells():
     """A node that has sealed nothing yet claims just that round, and so would stand alone against a liar."""
     world = swarm(6, 3)
@@ -292,24 +245,6 @@ def test_a_snapshot_that_is_given_up_is_not_fetched_on(seed):
     assert joiner.core.sealing.adopting is None and claim.key not in joiner.core.fetcher.wants
 
 
-def test_a_snapshot_called_like_a_delta_does_not_keep_that_from_being_fetched(seed):
-    """A liar gives the id of somebody's delta for the root of its past, and is believed for a moment."""
-    world = swarm(seed, 2)
-    author, here = world.running()
-    world.partition([author.number], [here.number])
-    world.publish(author)
-    world.run(1.0)
-    record_id = author.core.ledger.last_record(author.identity.node_id)
-    lie, other = Claim(8, 1000, bytes(32), record_id), Claim(8, 1000, bytes(32), b"root" * 8)
-    here.core._snapshot_pull.seek(lie)
-    world.handle(here, ev.Need(lie.key, ((record_id, 32),)))
-    world.heal()
-    world.run(60.0, lambda: record_id in here.core.ledger)
-    here.core._snapshot_pull.seek(other)
-    world.run(20.0)
-    assert here.core.holds(record_id)
-
-
 def test_so_many_lies_about_the_past_are_remembered_and_no_more():
     (node,) = swarm(5, 1).running()
     lies = [Claim(8, 1, bytes(32), sha256(bytes([n % 256, n // 256])).digest()) for n in range(1500)]
@@ -326,17 +261,6 @@ def test_only_those_whose_deltas_are_here_have_a_voice_about_our_history():
     world.publish(author)
     world.run(5.0)
     assert voices() == [author.core.sealing.claims]
-
-
-def test_who_publishes_only_rounds_that_we_have_closed_takes_part_all_the_same():
-    """Its word counts when it is asked how many of those who publish are at rounds that we refuse."""
-    world = swarm(5, 2)
-    here, author = world.running()
-    world.handle(here, ev.Adopted(Claim(16, 1000, bytes(32), b"root" * 8)))
-    world.publish(author, 9)
-    world.run(5.0)
-    assert len(here.core.ledger) == 0
-    assert here.core._witnesses.authors() == 1
 
 
 def test_who_gives_closed_rounds_up_for_an_older_snapshot_takes_what_others_publish_since(seed):

@@ -50,17 +50,6 @@ def _give(world: World, node: Node, *records: bytes) -> list[fx.Effect]:
     return world.inject(node, next(iter(node.links)), msg.encode(msg.Records(entries)))
 
 
-def test_who_passes_on_more_invitations_than_there_is_room_for_is_blamed_for_nothing(seed, monkeypatch):
-    monkeypatch.setattr(limits, "ACL_NODES_MAX", 12)
-    world = World(seed, INVITED)
-    one = world.add(1, credentials=[_invited(n) for n in (1, 2, *range(20, 30))])
-    other = world.add(2, (1,), credentials=[_invited(n) for n in (1, 2, *range(30, 40))])
-    world.run(60.0)
-    assert one.core.acl.digest != other.core.acl.digest
-    assert one.blames == other.blames == []
-    assert len(one.core.links) == len(other.core.links) == 1
-
-
 def _authors(node: Node) -> set[int]:
     return {n for n in range(100) if identity(n).node_id in {d.author for d in node.core.ledger}}
 
@@ -121,30 +110,6 @@ def test_who_was_invited_when_there_was_no_room_left_is_told_so(seed, monkeypatc
     late = world.add(9, [0, 1, 2], credentials=[_invited(9)])
     world.run(20.0)
     assert not late.links and "no room for node" in late.refused[-1]
-
-
-def test_an_invitation_that_comes_later_lets_in(seed):
-    """One member hears of it, as from `gossamer invite --tell`; the newcomer shows nothing."""
-    world = _swarm(seed, 3)
-    late = world.add(9, [2])
-    world.run(10.0)
-    assert not late.links
-    world.handle(world.nodes[0], ev.Deliver(_invited(9)))
-    world.run(12.0, lambda: bool(late.links))
-    world.run(20.0, world.agree)
-    assert world.agree() and late.core.acl.role_of(late.identity.node_id) is Role.TRAIN
-
-
-def test_a_guest_whose_time_ran_out_while_its_host_slept_is_cut(seed):
-    world = World(seed, INVITED)
-    world.add(0, credentials=[_invited(0)])
-    world.add(1, [0], credentials=[_invited(1, expires=UNIX_S + 7200)])
-    world.run(10.0)
-    host, guest = world.nodes[0], world.nodes[1]
-    assert host.links and guest.links
-    world.handle(host, ev.TimeSet(host.core._unix_time.offset_s + 8 * 3600.0))
-    world.run(limits.EXPIRY_CHECK_INTERVAL_S + 2.0)
-    assert not host.links
 
 
 def test_an_invitation_that_ran_out_cuts_and_a_renewed_one_restores(seed):
@@ -269,20 +234,6 @@ def test_a_revocation_reaches_all_at_once_and_cuts_links(seed):
     assert "key stolen" in outcast.refused[-1]
 
 
-def test_nobody_is_told_the_last_row_of_the_revoked(seed):
-    """It had come just before, and its turn to be told had not."""
-    world = _swarm(seed, 3)
-    outcast, member = world.nodes[2].identity, world.nodes[0]
-    link = member.core.links.to(outcast.node_id).number
-    row = builders.row(outcast, of=INVITED, heartbeat=10**6).data
-    world.inject(member, link, msg.encode(msg.Records(((row, False),))))
-    world.handle(member, ev.Deliver(revocation(outcast, INVITED)))
-    world.now = member.core.presence.deadline()
-    sent = [e.message for e in world.handle(member, ev.Wake()) if isinstance(e, fx.Send)]
-    told = [data for message in sent if isinstance(message, msg.Records) for data, _ in message.entries]
-    assert row not in told
-
-
 def test_what_the_revoked_still_send_is_dropped(seed):
     """Whoever relays it has not heard of the revocation: it is asked to compare lists, and not blamed."""
     world = _swarm(seed, 3)
@@ -396,17 +347,6 @@ def test_what_an_owner_signed_is_no_offence_of_those_who_hand_it_on(member):
     assert len(node.core.acl.ids()) == 2
 
 
-def test_a_link_is_vetted_again_as_it_comes_up(member):
-    """A revocation may come while a handshake is under way."""
-    world, node = member
-    world.handle(node, ev.Deliver(revocation(identity(5), INVITED)))
-    late = LinkUp(900, identity(5).node_id, False, None, _invited(5))
-    assert [type(e) for e in node.core.handle(late, world.now)] == [fx.Hangup]
-    assert node.core.links.get(900) is None
-    stranger = LinkUp(901, identity(6).node_id, False, None)
-    assert [type(e) for e in node.core.handle(stranger, world.now)] == [fx.Hangup]
-
-
 def test_who_shows_its_own_revocation_leaves_nothing_behind(seed):
     world = World(seed, OPEN)
     node = world.add(0)
@@ -443,18 +383,3 @@ def test_an_owner_may_ask_and_is_no_member(member):
             node.core.access.vet_question(who.node_id, b"", world.now)
     with pytest.raises(PeerError):
         node.core.access.vet(OWNER.node_id, b"", world.now)
-
-
-@pytest.mark.parametrize("first", ["grant", "revocation"])
-def test_who_is_let_in_is_said_where_it_is_so(member, first):
-    """A newcomer may hear of what a revoked node was once granted after it heard that it is out."""
-    world, node = member
-    member_row, out = _invited(7), revocation(identity(7), INVITED)
-    effects = [
-        effect
-        for record in ((member_row, out) if first == "grant" else (out, member_row))
-        for effect in _give(world, node, record)
-    ]
-    said = [effect.text for effect in effects if isinstance(effect, fx.Notice)]
-    assert any("was revoked by an owner" in text for text in said)
-    assert any("may train in this swarm" in text for text in said) == (first == "grant")

@@ -49,24 +49,6 @@ def test_an_equivocator_is_voided_everywhere(seed, pieces):
         assert not node.core.fetcher.wants
 
 
-def test_a_round_that_loses_a_record_is_announced_for_merging(seed):
-    world = swarm(seed, 2)
-    node = world.nodes[1]
-    (first, payload), (second, _), (third, _) = conflicting(world, builders.identity(66), 3)
-    link = next(iter(node.links))
-    node.blobs[first.body.chunks[0]] = payload
-
-    def give(delta) -> list[fx.Ready]:
-        effects = world.inject(node, link, msg.encode(msg.Records(((delta.data, False),))))
-        return [e for e in effects if isinstance(e, fx.Ready)]
-
-    assert [e.delta for e in give(first)] == [first]
-    assert [e.delta.round for e in give(second)] == [3]
-    assert node.core.ledger.valid(3) == []
-    assert give(third) == []
-    assert give(first) == []
-
-
 # --- what a peer may send ---------------------------------------------------------------------------
 
 
@@ -186,18 +168,6 @@ def test_an_implausible_record_does_not_go_round_between_two_nodes(seed):
     assert len(b.core.ledger) == 0
     assert world.messages - before < 400
     assert 1 <= len(b.blames) <= 30
-
-
-def test_a_clock_is_followed_forward_and_set_back_makes_nothing_impossible(seed):
-    """A machine that boots in 1970 refuses all rounds, until its clock is set; set back, it refuses none."""
-    core = swarm(seed, 1).nodes[0].core
-    right = core._unix_time.offset_s
-    core._unix_time = core._clock._unix_time = UnixTime(-1e9)
-    assert not core._clock.allows(100, now=0.0)
-    core.handle(ev.TimeSet(right), 0.0)
-    assert core._clock.allows(100, now=0.0)
-    core.handle(ev.TimeSet(-1e9), 0.0)
-    assert core._clock.allows(100, now=0.0)
 
 
 def test_asking_for_a_chunk_on_the_wrong_side_of_a_link(seed):

@@ -9,7 +9,6 @@ from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
-from tests.protocol import builders
 from tests.protocol.cores import BRISK, check, conflicting, one_that_went_on, publish_effects, swarm
 from tests.protocol.wiring import UNIX_OFFSET_S, Node, World
 
@@ -68,21 +67,6 @@ def test_three_that_start_together_go_on_where_one_of_them_had_got_alone(seed):
     assert max(rounds) - min(rounds) <= 2
 
 
-def test_those_who_end_while_they_are_cut_off_rest_soon_after_they_are_back(seed):
-    """What one of them did alone is merged then, however far beyond the others' rounds."""
-    world = swarm(seed, 3, of=BRISK)
-    end = world.now + 150.0
-    for node in world.running():
-        world.train(node, 0.5 + node.number, end)
-    world.run(20.0)
-    world.partition([0], [1], [2])
-    world.run(end - world.now)
-    assert not any(node.core.rests for node in world.running())
-    world.heal()
-    world.run(40.0)
-    assert all(node.core.rests and world.agree() for node in world.running())
-
-
 def test_publishing_a_round_again_is_refused(seed):
     world = World(seed)
     node = world.add(0)
@@ -101,15 +85,6 @@ def test_publishing_a_round_again_is_refused(seed):
     world.run(1.0)
     assert [d.round for d in node.disk] == [5, 6]
     assert node.disk[1].body.previous == node.disk[0].record_id
-
-
-def test_a_round_is_not_signed_twice_while_the_first_is_being_stored(seed):
-    world = World(seed)
-    node = world.add(0)
-    first = publish_effects(world, node, 5)
-    assert [type(e) for e in first if isinstance(e, fx.Store | fx.Send | fx.Ready)] == [fx.Store]
-    second = publish_effects(world, node, 5)
-    assert not [e for e in second if isinstance(e, fx.Store)]
 
 
 def test_nothing_is_said_of_our_record_before_it_is_stored(seed):
@@ -216,23 +191,7 @@ def test_restore_tells_what_is_ready_and_fetches_the_rest(seed):
     check(world)
 
 
-def test_restoring_a_void_round_gives_nothing_to_merge(seed):
-    world = World(seed)
-    node = world.add(0)
-    pair = conflicting(world, builders.identity(66), 3)
-    node.disk += [delta for delta, _ in pair[:2]]
-    for delta, payload in pair[:2]:
-        node.blobs[delta.body.chunks[0]] = payload
-    world.restart(node)
-    assert node.ready == node.held() == set()
-    assert not node.core.fetcher.wants
-
-
 # --- caught up --------------------------------------------------------------------------------------
-
-
-def test_the_first_node_may_train_at_once(seed):
-    assert World(seed).add(0).core.caught_up
 
 
 def test_a_joiner_may_train_once_it_has_seen_a_ledger_and_has_its_payloads(seed):
@@ -253,19 +212,6 @@ def test_a_joiner_whose_bootstrap_peer_does_not_answer_waits(seed):
     joiner = world.add(1, [7])
     world.run(60.0)
     assert not joiner.core.caught_up
-
-
-def test_a_busy_swarm_does_not_keep_a_joiner_waiting(seed):
-    """There is always a payload under way; it need not have those that came after it had joined."""
-    world = swarm(seed, 3, of=BRISK)
-    for node in world.running():
-        world.train(node, 0.2, math.inf)
-    world.run(10.0)
-    world.weather.delay = (0.3, 0.6)  # slower than the rounds
-    joiner = world.add(3, [0])
-    took = world.run(60.0, lambda: joiner.core.caught_up)
-    assert joiner.core.caught_up
-    assert took < 30.0
 
 
 def test_a_payload_that_died_with_its_author_does_not_keep_joiners_from_training(seed):
@@ -357,18 +303,3 @@ def test_most_others_have_to_be_where_the_swarm_cannot_be_and_keep_joiners_waiti
     world.run(10.0)  # what was refused is asked for once more
     assert third.core.caught_up
     assert third.core.is_contradicted
-
-
-def test_what_is_asked_of_a_core_before_its_first_event_lengthens_no_patience(seed):
-    """An adapter may be asked for a status before it wakes the core."""
-    begun = 10_000.0
-    world = World(seed)
-    node = world.add(0)
-    core = world._core(node.identity, node.info, node.blobs)
-    core.restore((), (), begun)
-    assert not core.rests
-    core.handle(ev.Wake(), begun)
-    core.handle(ev.Progress(1, 1, 1.0, 2.0, "cpu"), begun + 1.0)
-    assert not core.rests
-    core.handle(ev.Wake(), begun + 2.0 + limits.IDLE_MIN_S)
-    assert core.rests

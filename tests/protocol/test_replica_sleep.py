@@ -54,20 +54,6 @@ def test_two_of_three_that_slept_go_on_where_the_third_is(seed, suspended):
 
 
 @SUSPENDED
-def test_who_slept_for_a_short_while_publishes_nothing_in_the_round_in_which_it_fell_asleep(seed, suspended):
-    world = _training(seed)
-    node = world.nodes[2]
-    last = node.core.own_last
-    world.sleep(node, limits.SLEEP_MIN_S + 5.0, suspended=suspended)
-    world.run(limits.SLEEP_MIN_S + 5.0)
-    reached = min(world.nodes[number].core.own_last for number in (0, 1))
-    world.run(LATE_S)
-    assert min(_published(node, last)) >= reached - 1
-    world.run(20.0, world.agree)
-    assert max(n.core.own_last for n in world.running()) - node.core.own_last <= 2
-
-
-@SUSPENDED
 def test_all_that_slept_together_go_on_where_they_were(seed, suspended):
     world = _training(seed)
     reached = max(node.core.own_last for node in world.running())
@@ -128,18 +114,6 @@ def test_one_that_finds_nobody_when_it_wakes_goes_on_alone(seed):
     assert len(_published(node, last)) > 10
 
 
-def test_one_that_is_a_swarm_of_its_own_has_nobody_to_hear(seed):
-    world = World(seed, BRISK)
-    node = world.add(0)
-    world.train(node, 0.5, math.inf)
-    world.run(10.0)
-    world.sleep(node, 3600.0, suspended=True)
-    world.run(3600.0)
-    last = node.core.own_last
-    world.run(10.0)
-    assert node.core.own_last > last + 5
-
-
 def test_a_slow_event_loop_has_not_slept(seed):
     world = _training(seed)
     node = world.nodes[1]
@@ -147,17 +121,6 @@ def test_a_slow_event_loop_has_not_slept(seed):
         world.freeze(node, 3.0)
         world.run(4.0)
         assert node.core.clock_to_publish_by == node.core.clock
-
-
-def test_who_was_cut_off_has_not_slept(seed):
-    world = _training(seed)
-    world.partition([0], [1, 2])
-    for _ in range(60):
-        world.run(1.0)
-        assert all(node.core.clock_to_publish_by == node.core.clock for node in world.running())
-    world.heal()
-    world.run(1.0)
-    assert all(node.core.clock_to_publish_by == node.core.clock for node in world.running())
 
 
 @pytest.mark.parametrize(("forward_s", "silent"), [(3600.0, True), (5.0, False), (-3600.0, False)])

@@ -165,14 +165,6 @@ def test_centered_clip_resists_a_minority_of_giants(seed, honest, length, alike,
     assert norm(merged) <= 1.1 * longest
 
 
-def test_a_giant_of_any_length_does_the_same(rng):
-    """What it can do ends at the radius: ten times the length and a thousand times move nothing more."""
-    vectors = several(rng, 7, 500)
-    giant = rng.normal(0, 1, 500)
-    near, far = (centered_clip(deltas([*vectors, giant * scale])) for scale in (1e6, 1e8))
-    assert norm(near - far) < 0.02 * norm(near)
-
-
 def test_a_long_window_is_no_attack_to_centered_clip(rng):
     """100 times the steps after a random walk: 10 times the length, and it counts in full."""
     vectors = [rng.normal(0, 1000, 2000) for _ in range(4)]
@@ -291,9 +283,3 @@ def test_centered_clip_lets_those_who_left_a_tensor_alone_pull_but_not_vote(seed
     expected = _reference(vectors, weights, [10] * count)
     error = centered_clip(deltas(vectors, weights)) - expected
     assert np.linalg.norm(error) <= sqrt(50) + 1e-3 * np.linalg.norm(expected)
-
-
-def test_whoever_alone_changes_a_tensor_moves_it_by_its_share_however_heavy_it_is(rng):
-    vectors = [rng.normal(0, 1e5, 50), np.zeros(50), np.zeros(50)]
-    step = centered_clip(deltas(vectors, [4.0, 1.0, 1.0]))
-    assert step == pytest.approx(vectors[0] * 4 / 6, abs=1)

@@ -159,17 +159,6 @@ def test_a_late_answer_lifts_the_suspicion():
     assert bench.health(1) is Health.ALIVE
 
 
-def test_news_of_a_member_during_a_probe_is_answer_enough():
-    """Its heartbeat came by another way, or its link was replaced by a new one: no reason to suspect it."""
-    bench = Bench(1)
-    bench.until_ping(1)
-    bench.pass_time(1.0, silent=(1,))
-    bench.row(1, 2, bench.now)
-    assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S - 1.1, silent=(1,)), PingFor) == []
-    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,))
-    assert bench.health(1) is Health.ALIVE
-
-
 def test_nobody_answers_a_direct_probe_for_another():
     """Numbers can be guessed. A liar that acknowledges everything keeps nobody but itself alive."""
     bench = Bench(2)
@@ -196,14 +185,6 @@ def test_vouching_by_ping():
     assert bench.machine.ack(1, Ack(ping.message.number), bench.now) == [], "told once"
 
 
-def test_vouching_takes_a_link():
-    """A heartbeat from just before the crash would keep a dead node alive."""
-    bench = Bench(3)
-    assert bench.machine.ping_for(2, PingFor(77, IDS[9]), bench.now) == []
-    bench.machine.link_down(1, bench.now)
-    assert bench.machine.ping_for(2, PingFor(77, IDS[1]), bench.now) == []
-
-
 def test_vouching_is_bounded_and_recovers():
     """Pings that are never answered must not use up the table for good."""
     bench = Bench(2)
@@ -218,16 +199,6 @@ def test_vouching_is_bounded_and_recovers():
     assert len(bench.machine.ping_for(2, PingFor(1, IDS[1]), bench.now)) == 1
 
 
-def test_one_node_is_pinged_once_at_a_time_for_one_that_asks_for_it_all_the_time():
-    """And the last question is answered: the asker has forgotten those before."""
-    bench = Bench(3)
-    (ping,) = _sent(bench.machine.ping_for(2, PingFor(1, IDS[1]), bench.now), Ping)
-    assert [bench.machine.ping_for(2, PingFor(n, IDS[1]), bench.now) for n in range(2, 500)] == [[]] * 498
-    assert len(bench.machine.ping_for(3, PingFor(1, IDS[1]), bench.now)) == 1, "somebody else asks"
-    (told,) = bench.machine.ack(1, Ack(ping.message.number), bench.now)
-    assert (told.link, told.message) == (2, Ack(499))
-
-
 def test_pings_for_one_asker_are_few_however_soon_they_are_answered():
     bench = Bench(3)
     pings = 0
@@ -238,15 +209,6 @@ def test_pings_for_one_asker_are_few_however_soon_they_are_answered():
     assert pings == limits.VOUCHES_PER_LINK_MAX
     bench.now += limits.INDIRECT_PROBE_TIMEOUT_S
     assert len(bench.machine.ping_for(2, PingFor(1, IDS[1]), bench.now)) == 1
-
-
-def test_links_that_end_take_what_belongs_to_them_along():
-    bench = Bench(3)
-    bench.now += 10.0
-    (ping,) = bench.machine.ping_for(2, PingFor(5, IDS[1]), bench.now)
-    bench.machine.link_down(2, bench.now)
-    assert bench.machine.ack(1, Ack(ping.message.number), bench.now) == []
-    assert bench.machine.link_down(99, bench.now) == []
 
 
 def test_a_broken_link_is_a_reason_to_ask_at_once():
@@ -267,20 +229,6 @@ def test_who_turns_us_away_is_not_suspected():
     assert bench.health(6) is Health.ALIVE
 
 
-def test_who_is_asked_about_anew_has_the_whole_time_again():
-    """Its link breaks while others are asked already, since it was silent."""
-    bench = Bench(5)
-    bench.until_ping(1)
-    bench.row(1, 2, bench.now)  # the silence is not what it is suspected for
-    assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor)
-    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S / 2, silent=(1,))
-    assert _sent(bench.machine.link_down(1, bench.now), PingFor)
-    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S - 0.1)
-    assert bench.health(1) is Health.ALIVE
-    bench.pass_time(0.2)
-    assert bench.health(1) is Health.SUSPECT
-
-
 def test_the_last_row_of_a_dead_member_does_not_answer_for_it():
     """Rows travel for seconds: one that arrives after the link broke may be from before."""
     bench = Bench(5)
@@ -288,48 +236,6 @@ def test_the_last_row_of_a_dead_member_does_not_answer_for_it():
     bench.row(1, 2, bench.now + 1.0)
     bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
     assert bench.health(1) is Health.SUSPECT
-
-
-def test_a_suspicion_lifted_by_a_row_alone_is_looked_into():
-    bench = Bench(5)
-    bench.machine.link_down(1, bench.now)
-    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
-    assert bench.health(1) is Health.SUSPECT
-    bench.row(1, 2, bench.now + 0.5)
-    assert bench.health(1) is Health.ALIVE
-    asked = _sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor)
-    assert len(asked) == limits.INDIRECT_PROBES
-    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
-    assert bench.health(1) is Health.SUSPECT
-    bench.now += 0.1
-    bench.machine.link_up(9, IDS[1], bench.now)
-    assert bench.health(1) is Health.ALIVE
-    assert not _sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor), "it has answered"
-
-
-def test_who_is_called_down_and_comes_back_by_a_row_alone_is_asked_about():
-    bench = Bench(5)
-    bench.machine.link_down(1, bench.now)
-    while bench.health(1) is not Health.DOWN:
-        bench.pass_time(limits.PROBE_INTERVAL_S)
-    bench.row(1, 9, bench.now + 0.5)
-    assert bench.health(1) is Health.ALIVE
-    assert len(_sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor)) == limits.INDIRECT_PROBES
-
-
-def test_who_is_cleared_by_its_rows_again_and_again_is_not_asked_about_each_time():
-    """As everybody who is far away in a torn swarm: its rows come by way of others, and nobody reaches it."""
-    bench = Bench(5)
-    bench.machine.link_down(1, bench.now)
-    asked = []
-    end = bench.now + limits.RECOVERY_TRUST_S
-    for heartbeat in range(2, 20):
-        asked += [effect.link for effect in _sent(bench.pass_time(3.0), PingFor)]
-        bench.row(1, heartbeat, bench.now)
-        assert bench.health(1) is Health.ALIVE
-        if bench.now > end:
-            break
-    assert 0 < len(asked) <= 2 * limits.INDIRECT_PROBES
 
 
 def test_those_linked_to_a_member_are_the_first_to_be_asked_about_it():
@@ -342,21 +248,6 @@ def test_those_linked_to_a_member_are_the_first_to_be_asked_about_it():
     asked = {effect.link for effect in _sent(bench.machine.link_down(1, bench.now), PingFor)}
     assert {4, 6} < asked, "and a third, whose row may be behind"
     assert len(asked) == limits.INDIRECT_PROBES
-
-
-def test_nobody_asks_about_the_recovered_whom_none_could_have_an_answer_from():
-    """In a large swarm most links lead to nobody who is linked to it: a rumour would never end."""
-    for are_linked in (False, True):
-        bench = Bench(5, are_linked=are_linked)
-        bench.row(7, 1, bench.now)
-        bench.pass_time(limits.RUMOUR_PAUSE_S)
-        bench.machine.suspicion(2, Suspect(IDS[7], 1, 1), bench.now)
-        bench.row(7, 2, bench.now + 0.5)
-        assert bench.health(7) is Health.ALIVE
-        is_asked = bool(_sent(bench.pass_time(limits.PROBE_INTERVAL_S), PingFor))
-        bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S + limits.PROBE_INTERVAL_S)
-        assert is_asked is are_linked
-        assert bench.health(7) is (Health.SUSPECT if are_linked else Health.ALIVE)
 
 
 def test_one_of_two_links_breaking_is_no_reason():
@@ -396,14 +287,6 @@ def test_who_has_just_spoken_to_us_hears_of_the_rumour_about_it():
     assert _sent(bench.machine.suspicion(2, rumour, bench.now), Suspect) and bench.health(1) is Health.SUSPECT
 
 
-def test_a_doubt_that_comes_with_the_first_row_of_somebody_is_believed():
-    """A newcomer is told of the missing so that it may dial them, and must not take them for alive."""
-    bench = Bench(3)
-    bench.roster.update(builders.row(builders.identity(7)), bench.now)
-    bench.machine.suspicion(2, Suspect(IDS[7], 1, 1), bench.now)
-    assert bench.health(7) is Health.SUSPECT
-
-
 def test_nothing_is_said_of_those_who_were_gone_when_we_were_told_of_them():
     """A node that starts again is told of all that have gone within a day: two lines of each are a flood."""
     bench = Bench(3)
@@ -426,16 +309,6 @@ def test_many_who_fall_silent_at_once_are_one_line():
     assert lines == [f"{names} do not answer", f"{names} are down"]
 
 
-def test_it_is_said_of_those_who_fell_silent_on_a_link_to_us_though_we_had_but_one_row_of_them():
-    """As where a network splits just after the swarm has begun: links come up before rows come."""
-    bench = Bench(0)
-    bench.machine.link_up(1, IDS[1], bench.now)
-    bench.row(1, 1, bench.now)
-    lines = _lines(bench.pass_time(30.0, silent=(1,)))
-    label = bench.roster.get(IDS[1]).label
-    assert lines == [f"{label} does not answer", f"{label} is down"]
-
-
 def test_a_row_that_may_be_the_last_clears_nobody_of_a_suspicion():
     bench = Bench(3)
     bench.now += limits.HEARTBEAT_INTERVAL_S + 0.1
@@ -453,30 +326,6 @@ def test_a_suspicion_that_the_first_answers_clear_up_is_not_worth_a_line():
     bench.machine.suspicion(2, Suspect(IDS[1], 1, 1), bench.now)
     lines = _lines(bench.pass_time(20.0, silent=(1,)))
     assert [line.split(" ", 1)[1] for line in lines] == ["does not answer", "is down"], "each of them once"
-
-
-def test_a_row_that_has_just_come_is_no_reason_to_doubt_a_rumour():
-    """It may be the last one of the dead, and the rumour is told once."""
-    bench = Bench(3)
-    bench.now += limits.RUMOUR_PAUSE_S
-    bench.row(1, 2, bench.now)
-    bench.machine.suspicion(2, Suspect(IDS[1], 1, 1), bench.now)
-    assert bench.health(1) is Health.ALIVE, "of an older row"
-    bench.machine.suspicion(2, Suspect(IDS[1], 1, 2), bench.now)
-    assert bench.health(1) is Health.SUSPECT
-
-
-def test_a_rumour_of_a_newer_row_than_ours_is_believed_until_a_newer_one_comes():
-    """The last row of the dead may not have reached us, and the rumour is told once."""
-    bench = Bench(3)
-    bench.now += limits.RUMOUR_PAUSE_S
-    relayed = _sent(bench.machine.suspicion(2, Suspect(IDS[1], 1, 2), bench.now), Suspect)
-    assert bench.health(1) is Health.SUSPECT
-    seen = (relayed[0].message.incarnation, relayed[0].message.heartbeat)
-    assert seen == bench.roster.get(IDS[1]).record.body.age, "we vouch for no row that we have not seen"
-    bench.row(1, 2, bench.now)
-    assert bench.health(1) is Health.ALIVE
-    assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor), "it may have been the last"
 
 
 def test_a_newer_row_refutes():
@@ -511,30 +360,11 @@ def test_being_slow_makes_patient_and_being_on_time_heals():
     assert bench.machine.local_health == 0
 
 
-def test_who_is_slow_itself_gives_silent_links_up_later():
-    bench = Bench(1)
-    bench.wake()
-    for late_s, patience_s in ((0.0, limits.LINK_SILENCE_S), (3.0, 2 * limits.LINK_SILENCE_S)):
-        bench.wake(limits.PROBE_INTERVAL_S + late_s)
-        bench.machine.heard_on(1, bench.now)
-        assert bench.machine.silent_links(bench.now + patience_s) == set()
-        assert bench.machine.silent_links(bench.now + patience_s + 0.1) == {1}
-
-
 def test_a_night_asleep_kills_nobody():
     bench = Bench(4)
     bench.wake(limits.PROBE_INTERVAL_S)
     bench.wake(8 * 3600.0)
     assert {bench.health(n) for n in range(1, 5)} == {Health.ALIVE}
-
-
-def test_a_night_asleep_says_nothing_of_who_was_suspected_before():
-    bench = Bench(4)
-    bench.wake(limits.PROBE_INTERVAL_S)
-    bench.now += limits.RUMOUR_PAUSE_S
-    bench.machine.suspicion(2, Suspect(IDS[1], *bench.roster.get(IDS[1]).record.body.age), bench.now)
-    bench.wake(8 * 3600.0)
-    assert bench.health(1) is Health.SUSPECT
 
 
 def test_deadline_lies_ahead_after_every_wake():
@@ -626,20 +456,6 @@ def test_rumours_about_us_cannot_make_us_flood_the_swarm(seed):
     sent = [e for _ in range(100) for e in world.inject(victim, link, rumour) if isinstance(e, Send)]
     assert victim.core.own_record.age == (incarnation, heartbeat + 1)
     assert len(sent) <= 100 + limits.PUSH_FANOUT
-
-
-def test_the_last_row_of_the_dead_revives_nobody_however_late_it_comes(seed):
-    """One node has it and another has missed it; rosters bring what gossip lost."""
-    world = _world(seed, 3)
-    one, other, victim = (world.nodes[number] for number in range(3))
-    world.crash(victim)
-    world.run(20.0)
-    incarnation, heartbeat = victim.core.own_record.age
-    last = builders.row(victim.identity, incarnation=incarnation, heartbeat=heartbeat + 1)
-    one.core.roster.update(last, world.now)
-    one.core.roster.judge(victim.identity.node_id, Health.DOWN, world.now)
-    world.run(3 * limits.ANTI_ENTROPY_INTERVAL_S)
-    assert _verdicts(other, victim.number) == [Health.SUSPECT, Health.DOWN]
 
 
 def test_leaving_is_seen_at_once(seed):

@@ -27,7 +27,7 @@ from tests.sim.node import Node
 from tests.sim.scenario import FORGETFUL, Storm, choose
 from tests.sim.seeds import Job, run, run_all
 from tests.sim.transfers import Transfers
-from tests.sim.weather import SHAPES, Weather, between
+from tests.sim.weather import between
 from tests.sim.world import World, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -90,10 +90,6 @@ def test_a_seed_repeats_itself_in_another_process() -> None:
         assert f"trace {here.trace}" in told
 
 
-def test_seeds_differ() -> None:
-    assert run(Job(1, 4, 1.5, "calm")).trace != run(Job(2, 4, 1.5, "calm")).trace
-
-
 def test_a_violation_is_reported_with_its_replay() -> None:
     scenario = choose(3, 4, 1.5, "calm")
     world = World(scenario)
@@ -101,11 +97,6 @@ def test_a_violation_is_reported_with_its_replay() -> None:
     result = world.run()
     assert result.failure == "at 30.000 s: something is wrong"
     assert Job(3, 4, 1.5, "calm").replay.endswith("--seed 3 --nodes 4 --minutes 1.5 --scenario calm --trace")
-
-
-def test_unknown_scenario() -> None:
-    with pytest.raises(ValueError, match="unknown scenario 'rain'"):
-        choose(1, 4, 2.0, "rain")
 
 
 @pytest.mark.parametrize("nodes", [7, 12])
@@ -116,16 +107,6 @@ def test_fewer_than_half_lie_though_one_of_the_others_is_lost(nodes: int) -> Non
         assert 1 < scenario.liars < (trainers - 1) / 2
     with pytest.raises(ValueError, match="seven nodes at least"):
         choose(1, 6, 2.0, "liars")
-
-
-def test_a_swarm_of_one_is_none() -> None:
-    with pytest.raises(ValueError, match="two nodes at least"):
-        choose(1, 1, 2.0, None)
-
-
-@pytest.mark.parametrize(("seed", "name"), [(2, None), (18, None), (89, None), (111, None), (12, "churn")])
-def test_a_swarm_may_have_two_nodes(seed: int, name: str | None) -> None:
-    assert run(Job(seed, 2, 5.0, name)).failure is None
 
 
 @pytest.mark.parametrize(("seed", "nodes"), [(537, 3), (521, 5)])
@@ -281,47 +262,6 @@ def test_those_whose_network_comes_later_than_they_do_keep_what_went_on_without_
     assert not any("TWO LINEAGES" in line for line in lines)
 
 
-def test_who_crashed_before_a_slower_node_had_published_may_miss_just_that_round() -> None:
-    """The slower node closes it, and the two come back: the majority, who know only each other's records."""
-    scenario = choose(1, 3, 9.0, "lineages")
-    traits = [
-        replace(node, trains=True, listens=True, step_s=1.0 if node.index else 3.0)
-        for node in scenario.traits
-    ]
-    lines: list[str] = []
-    world = World(replace(scenario, storms=(), traits=tuple(traits)), lines.append)
-    crashed_at: list[int] = []
-
-    def crash() -> None:
-        slow, *fast = world.nodes
-        round_ = fast[0].core.own_last
-        ids = {node.traits.identity.node_id for node in fast}
-        known = all(node.core.ledger.last_round(other) == round_ for node in fast for other in ids)
-        if round_ >= 6 and known and slow.core.own_last < round_:
-            crashed_at.append(round_)
-            for node in fast:
-                world.crash(node, with_trainer=True)
-            come_back()
-        else:
-            world.loop.after(0.1, crash)
-
-    def come_back() -> None:
-        slow, *fast = world.nodes
-        if slow.core.ledger.floor < crashed_at[0]:
-            world.loop.after(0.1, come_back)
-            return
-        for node in fast:
-            world.revive(node)
-
-    world.loop.at(90.0, crash)
-    assert world.run().failure is None
-    fold, slow = world.nodes[0].fold, world.nodes[0].traits.identity.node_id
-    assert fold is not None
-    merged = {**fold.below, **fold.rounds}[crashed_at[0]]
-    assert slow in {delta.author for delta in merged}
-    assert not any("TWO LINEAGES" in line for line in lines)
-
-
 def _two_come_back_to_a_bootstrap_peer(lines: list[str]) -> World:
     """Of three that train, two crash. The last goes on far beyond what is retained, and leaves. Then the two
     come back, the majority of all that train, to the bootstrap peer, which has what the last one did."""
@@ -410,26 +350,3 @@ def test_a_liar_that_hands_nothing_out_keeps_nobody_in_a_history_of_its_own(
     world.loop.at(211.0, insist)
     assert world.run().failure is None
     assert any("n0: TWO LINEAGES" in line for line in lines)
-
-
-@pytest.mark.parametrize("shape", sorted(SHAPES))
-def test_shapes_split_what_they_say(shape: str) -> None:
-    weather = Weather()
-    hosts = list(range(8))
-    rng = World(choose(1, 4, 1.0, "calm")).rng
-    weather.close(shape, SHAPES[shape](hosts, rng))
-    sides = weather.components(hosts)
-    assert sorted(host for side in sides for host in side) == hosts
-    assert len(sides) == {"halves": 2, "alone": 2, "ring": 1, "bridge": 1}.get(shape, len(sides))
-    weather.reopen(shape)
-    assert weather.components(hosts) == [hosts]
-
-
-def test_layers_of_weather_add_up() -> None:
-    weather = Weather()
-    weather.close("a", between([0], [1]))
-    weather.close("b", {(1, 2)})
-    weather.reopen("a")
-    assert (0, 1) not in weather.closed
-    assert weather.one_way == {(1, 2)}
-    assert weather.closed == {(1, 2), (2, 1)}
