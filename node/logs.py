@@ -38,6 +38,10 @@ class RateLimit:
         self._logged = {key: at for key, at in self._logged.items() if now - at < REPEAT_S} | {event: now}
         return True
 
+    def count(self, now: float) -> int:
+        """How many events were logged within REPEAT_S."""
+        return sum(now - at < REPEAT_S for at in self._logged.values())
+
     def warn(self, event: Hashable, now: float, text: str) -> None:
         """Log a warning if the event is due."""
         if self._log is not None and self.allows(event, now):

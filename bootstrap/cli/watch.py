@@ -27,9 +27,9 @@ def status(
         gossamer status 192.168.1.5:7700 --json
     """
     from gossamer.node.daemon.monitoring.status import one_line
-    from gossamer.node.daemon.network.rpc import asker_for, fetch_status
+    from gossamer.node.daemon.network.rpc import asker_in, fetch_status
 
-    asker = asker_for(folder, address)
+    asker = asker_in(folder)
     found = asyncio.run(fetch_status(address, digest=as_json, plaintext=plaintext, asker=asker))
     try:
         if as_json:
@@ -65,9 +65,9 @@ def peers(
     from rich.console import Console
 
     from gossamer.bootstrap.top import show_peers
-    from gossamer.node.daemon.network.rpc import asker_for, fetch_status
+    from gossamer.node.daemon.network.rpc import asker_in, fetch_status
 
-    asker = asker_for(folder, address)
+    asker = asker_in(folder)
     found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
     try:
         if as_json:
@@ -129,12 +129,12 @@ def verify(
 
         gossamer verify 192.168.1.5:7700 192.168.1.6:7701
     """
-    from gossamer.node.daemon.network.rpc import asker_for
+    from gossamer.node.daemon.network.rpc import asker_in
     from gossamer.node.verify import verify as verify_replicas
 
     if len(addresses) < 2:
         raise ConfigError("give two or more addresses: a single replica always agrees with itself")
-    asker = next((found for address in addresses if (found := asker_for(folder, address))), None)
+    asker = asker_in(folder)
     verdict = asyncio.run(verify_replicas(tuple(addresses), wait_s=wait, plaintext=plaintext, asker=asker))
     for address, answer in verdict.answers.items():
         records, model = answer.get("merged_digest", "-")[:16], answer.get("phi_digest", "-")[:16]

@@ -186,7 +186,7 @@ def _info(options: NodeOptions, home: Home, fingerprint: bytes) -> NodeInfo:
 def _network(local: LocalNode, store: Store, core: Replica, edges: Edges) -> Network:
     scores = PeerScores()
     own_addresses = OwnAddresses(core, edges.carry_out)
-    access = Access(core, store.home, store.records, edges.dispatch, edges.spawn, edges.stopping)
+    access = Access(core, store.home, store.writer, edges.dispatch, edges.spawn, edges.stopping)
     links = LinkTable(scores, own_addresses, store.writer, edges.dispatch)
     transfers = ChunkTransfer(
         links, store.chunks, store.shelf, store.disk, core, edges.dispatch, edges.damaged

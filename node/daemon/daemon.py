@@ -169,7 +169,9 @@ class Daemon:
                 if not access.is_expelled:
                     await self._take_leave()
                 # Otherwise the next start would not know these credentials.
-                await access.kept_all(max(0.0, until - time.monotonic()))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                        await self.store.writer.drained()
                 self.network.server.close()  # nothing would answer new connections from here on
             finally:
                 self._has_left = True  # also if a task has failed: the group takes no new tasks then

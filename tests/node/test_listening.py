@@ -16,7 +16,6 @@ from gossamer.node.daemon.network.listening import (
     families_of,
     is_gone,
     listen,
-    own_address,
 )
 from tests.node.trainer_side import until
 from tests.node.wires import End, listening
@@ -81,13 +80,6 @@ def test_an_address_that_this_machine_has_not_is_gone() -> None:
     assert not is_gone("127.0.0.1")
     assert is_gone("192.0.2.1")  # for documentation: nobody's
     assert is_gone("2001:db8::1") or not socket.has_ipv6
-
-
-def test_the_address_that_this_machine_goes_out_from_is_its_own() -> None:
-    assert own_address(socket.AF_INET, loopback=True) == "127.0.0.1"
-    for family in (socket.AF_INET, socket.AF_INET6):
-        found = own_address(family, loopback=False)
-        assert found is None or not is_gone(found)  # None where no way leads out
 
 
 async def test_names_that_nobody_can_look_up_hold_neither_the_disk_up_nor_the_end(

@@ -61,43 +61,27 @@ def test_bad_signatures_end_in_being_turned_away_and_let_in_again(watch: Watch) 
     assert watch.scores.refusal(BAD) is None
     assert watch.scores.greylisted == 0
     name = short(BAD)
-    assert watch.lines[:2] == [
+    assert watch.lines == [
         f"{name} misbehaved: signature does not hold",
         f"{name} is turned away for about 5 min: it misbehaved too often",
-    ]
-    assert sorted(watch.lines[2:]) == [
-        f"{name} (4 more times) misbehaved: signature does not hold",
         f"{name} is let in again",
     ]
 
 
-def test_a_thousand_offences_are_a_few_lines(watch: Watch) -> None:
+def test_a_thousand_offences_are_one_line_in_five_minutes(watch: Watch) -> None:
+    """As where a join address leads to another node now, which is dialled every few seconds."""
     assert not any(watch.scores.blame(BAD, "round 7 is too early", Offence.IMPLAUSIBLE) for _ in range(1000))
-    assert len(watch.lines) == 1
+    assert watch.lines == [f"{short(BAD)} misbehaved: round 7 is too early"]
     watch.pass_time(REPEAT_S + 10.0)
-    assert watch.lines[1:] == [f"{short(BAD)} (999 more times) misbehaved: round 7 is too early"]
-    watch.pass_time(2 * REPEAT_S)
     watch.scores.blame(BAD, "again", Offence.IMPLAUSIBLE)
-    assert watch.lines[2:] == [f"{short(BAD)} misbehaved: again"]
-
-
-def test_what_goes_on_for_hours_is_logged_every_five_minutes(watch: Watch) -> None:
-    """A join address leads to another node now, and is dialled every 5 s."""
-    for _ in range(3600 // 5):
-        watch.scores.complain("a:1:", "another node answers")
-        watch.pass_time(5.0)
-    assert len(watch.lines) == 1 + 3600 // REPEAT_S
-    assert watch.lines[-1] == "a:1: (60 more times) another node answers"
+    assert watch.lines[1:] == [f"{short(BAD)} misbehaved: again"]
 
 
 def test_a_thousand_keys_are_a_few_lines(watch: Watch) -> None:
     for number in range(1000):
         key = sha256(bytes([number % 256, number // 256])).digest()
         watch.scores.blame(key, "garbage", Offence.MALFORMED)
-    watch.pass_time(REPEAT_S + 10.0)
-    assert len(watch.lines) <= COMPLAINTS_MAX + 2
-    assert "983 more times" in watch.lines[-1]
-    assert len(watch.scores._complaints) <= COMPLAINTS_MAX + 1
+    assert len(watch.lines) == COMPLAINTS_MAX
     assert watch.scores.blamed == 1000
 
 

@@ -138,7 +138,7 @@ async def test_phi_is_rid_of_what_is_void_now_and_after_a_restart(folder: Folder
         daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         after = await digests(daemon)
         assert len(daemon.core.ledger) == 3
-        await daemon.network.access.kept_all(5)
+        await daemon.store.writer.drained()
     expected = await without_the_outcast(folder, tmp_path / "other", 1, 2, 4)
     assert after == expected != before
     async with folder.running() as daemon:
@@ -223,7 +223,7 @@ async def test_an_invited_node_answers_its_members_and_keeps_what_it_hears(tmp_p
             await fetch_status(facts["address"], plaintext=True, asker=Asker(OUTCAST, swarm_id))
         said = await fetch_status(facts["address"], plaintext=True, asker=Asker(FRIEND, swarm_id))
         assert said["node_id"] == folder.identity.node_id.hex()
-        await daemon.network.access.kept_all(5)
+        await daemon.store.writer.drained()
     with folder.records() as store:
         assert store.load_credentials() == [later]
     async with folder.running() as daemon:
@@ -279,7 +279,7 @@ async def test_what_an_owner_gives_a_running_node_is_what_its_next_start_goes_by
             daemon.dispatch(ev.Deliver(credential))
             if credential is promoted:
                 await until(lambda: kept().grant.data == promoted)
-        await daemon.network.access.kept_all(5)
+        await daemon.store.writer.drained()
         assert kept().grant.data == renewed
         keep_better(home, first)  # as `gossamer node` with the line that the newcomer was sent
         assert kept().grant.data == renewed
@@ -316,7 +316,7 @@ async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_nod
         monkeypatch.setattr(Home, "keep_invitation", fail)
         promoted = grant(folder.identity, folder.manifest)
         daemon.dispatch(ev.Deliver(promoted))
-        await daemon.network.access.kept_all(5)
+        await daemon.store.writer.drained()
         assert daemon.network.access.own_credential() == promoted
         assert folder.home.invitation() == first
         monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Which nodes are let in: the transport asks, the core decides, and what owners have signed is kept on disk.
+"""Who is let in: the network asks, the core decides, and what owners have signed is kept on disk.
 
 Also whether we are: a node that was never invited, or whose invitation was revoked, does not go on.
 """
@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gossamer.node.daemon.storage.records import RecordStore
+from gossamer.node.daemon.storage.records import RecordWriter
 from gossamer.node.home import Home, keep_grant
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.access.acl import Role, parse_grant
-from gossamer.protocol.errors import ConfigError, LocalError, PeerError, StorageError
+from gossamer.protocol.errors import ConfigError, LocalError, PeerError
 from gossamer.protocol.records import open_envelope
 from gossamer.protocol.replica import Replica
 
@@ -24,13 +24,13 @@ log = logging.getLogger("gossamer.node")
 
 
 class Access:
-    """The transport's `Admission`."""
+    """The access list, as the network asks it."""
 
     def __init__(
         self,
         core: Replica,
         home: Home,
-        records: RecordStore,
+        writer: RecordWriter,
         dispatch: Callable[[ev.Event], object],
         spawn: Spawn,
         stopping: asyncio.Event,
@@ -39,11 +39,10 @@ class Access:
         self._stopping = stopping
         self._core = core
         self._home = home
-        self._records = records
+        self._writer = writer
         self._dispatch = dispatch
         self._spawn = spawn
         self._expelled: str | None = None
-        self._keeping: set[asyncio.Task[None]] = set()
         self._own_kept = b""
         self._keeping_own = asyncio.Lock()
 
@@ -73,22 +72,9 @@ class Access:
     # -- what owners have signed
 
     def keep(self, effect: fx.StoreCredential) -> None:
-        """Write a grant or revocation to disk, in a task of its own."""
-        task = self._spawn(self._write(effect))
-        self._keeping.add(task)
-        task.add_done_callback(self._keeping.discard)
-
-    async def kept_all(self, timeout_s: float) -> None:
-        """Wait until everything is on disk, but no longer than `timeout_s`."""
-        if self._keeping:
-            await asyncio.wait(self._keeping, timeout=timeout_s)
-
-    async def _write(self, effect: fx.StoreCredential) -> None:
-        try:
-            await asyncio.to_thread(self._records.add_credential, effect.record_id, effect.data)
-        except StorageError as error:  # others hold it, and send it again when we link to them
-            log.error("%s", error)
-        await self.keep_own()
+        """Write a grant or revocation to disk."""
+        self._writer.add_credential(effect.record_id, effect.data)
+        self._spawn(self.keep_own())
 
     async def keep_own(self) -> None:
         """Keep this node's grant, which owners may have renewed, where its next start looks for it."""

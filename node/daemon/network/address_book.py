@@ -8,7 +8,7 @@ from contextlib import suppress
 from socket import AddressFamily
 
 from gossamer.node.address import Contact, format_address, is_loopback, is_of_one_interface, parse_contact
-from gossamer.node.daemon.network.listening import family_of, is_gone, own_address
+from gossamer.node.daemon.network.listening import family_of, is_gone
 from gossamer.node.home import Home
 from gossamer.node.logs import RateLimit
 from gossamer.protocol.effects import Effect
@@ -81,15 +81,11 @@ class AddressBook:
         return firsts + more
 
     async def run(self) -> None:
-        """Remember members soon, since this run may be short, and then more and more rarely, until cancelled.
-
-        The file is written in a thread, so that a disk that hangs holds nothing up.
-        """
-        interval = REMEMBER_FIRST_S
+        """Remember members soon, since this run may be short, and then now and then, until cancelled."""
+        await asyncio.sleep(REMEMBER_FIRST_S)
         while True:
-            await asyncio.sleep(interval)
-            await asyncio.to_thread(self._write, self._contacts())
-            interval = min(2 * interval, REMEMBER_INTERVAL_S)
+            await asyncio.to_thread(self._write, self._contacts())  # a disk that hangs holds nothing up
+            await asyncio.sleep(REMEMBER_INTERVAL_S)
 
 
 Hosts = dict[AddressFamily, str]
@@ -127,18 +123,19 @@ class OwnAddresses:
         """
         if name is None or not self._learns:
             return
-        shown = self._dialable(name[0])
-        if not shown and not self._hosts:
-            self._warn(name[0])
-        better = {family_of(host): host for host in shown if self._is_better(host)}
-        if not better:
+        host = name[0]
+        if family_of(host) not in self._families or is_of_one_interface(host):
+            if not self._hosts:
+                self._warn(host)
+            return
+        if not self._is_better(host):
             return
         public = {family: host for family, host in self._hosts.items() if not is_loopback(host)}
         kept = {family: host for family, host in public.items() if not is_gone(host)}
         if len(kept) < len(public):
             lost = " and ".join(host for family, host in public.items() if family not in kept)
-            log.info("this machine is at %s now, and no longer at %s", " and ".join(better.values()), lost)
-        self._hosts = kept | better
+            log.info("this machine is at %s now, and no longer at %s", host, lost)
+        self._hosts = kept | {family_of(host): host}
         addresses = tuple(format_address(host, self._port) for host in self._hosts.values())
         self._carry_out(self._core.announce(addresses))
 
@@ -151,13 +148,6 @@ class OwnAddresses:
                 host,
                 "listen on [::]:PORT, or " if len(self._families) == 1 else "",
             )
-
-    def _dialable(self, host: str) -> list[str]:
-        """Our end of a link, if others can dial it; else our own addresses of the kinds that we listen on."""
-        if family_of(host) in self._families and not is_of_one_interface(host):
-            return [host]
-        found = (own_address(family, loopback=is_loopback(host)) for family in sorted(self._families))
-        return [own for own in found if own is not None and not is_of_one_interface(own)]
 
     def _is_better(self, host: str) -> bool:
         if is_loopback(host):

@@ -161,23 +161,6 @@ def family_of(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-_FAR_AWAY = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses for documentation, which nobody has: the route to them is the default route."""
-
-_HERE = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
-
-
-def own_address(family: socket.AddressFamily, *, loopback: bool) -> str | None:
-    """The address, of a kind, by which this machine reaches others, or its loopback one; None if it has none.
-
-    Nothing is sent to find out.
-    """
-    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(((_HERE if loopback else _FAR_AWAY)[family], 9))
-        return str(probe.getsockname()[0])
-    return None
-
-
 def is_gone(host: str) -> bool:
     """Whether a numeric address is no longer this machine's, perhaps since it is on another network now."""
     try:

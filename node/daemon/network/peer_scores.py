@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from gossamer.node.logs import REPEAT_S
+from gossamer.node.logs import RateLimit
 from gossamer.protocol import limits
 from gossamer.protocol.access.peer_scores import Greylist
 from gossamer.protocol.access.rate_limits import PER_ADDRESS, PER_NODE, Budgets, Resource, cost_of_message
@@ -19,9 +19,7 @@ from gossamer.protocol.identity import short
 SWEEP_S = 5.0
 
 COMPLAINTS_MAX = 16
-"""Peers with log lines of their own at a time; the others are counted together."""
-
-OTHERS = "other peers"
+"""Peers that have a line in the log in any five minutes. Keys cost nothing, so there may be any number."""
 
 log = logging.getLogger("gossamer.node")
 
@@ -34,8 +32,7 @@ class PeerScores:
         self._nodes = Budgets(PER_NODE)
         self._addresses = Budgets(PER_ADDRESS)
         self._greylist = Greylist()
-        self._complaints: dict[str, tuple[float, int, str]] = {}
-        """Of each peer that a line was logged about: until when, how often since, and the last of those."""
+        self._lines = RateLimit(log, clock)
         self.blamed = 0
         self.turned_away = 0
         """Handshakes refused because the peer is on the greylist."""
@@ -115,26 +112,13 @@ class PeerScores:
     # -- what a person reads
 
     def complain(self, who: str, what: str) -> None:
-        """Log a line about a peer, or only count it if there was one lately."""
-        if who not in self._complaints and len(self._complaints) >= COMPLAINTS_MAX:
-            who = OTHERS
-        if who in self._complaints:
-            due, count, _ = self._complaints[who]
-            self._complaints[who] = (due, count + 1, what)
-        else:
-            self._complaints[who] = (self._clock() + REPEAT_S, 0, "")
-            log.warning("%s %s", who, what)
+        """Log a line about a peer unless there was one lately, or there were some about too many others."""
+        if self._lines.count(self._clock()) < COMPLAINTS_MAX:
+            self._lines.warn(who, self._clock(), f"{who} {what}")
 
     def sweep(self) -> None:
-        """Log what was counted, and which peers are let in again."""
-        now = self._clock()
-        for who, (due, count, last) in list(self._complaints.items()):
-            if due <= now:
-                del self._complaints[who]
-                if count:
-                    self._complaints[who] = (now + REPEAT_S, 0, "")
-                    log.warning("%s (%d more times) %s", who, count, last)
-        for key in self._greylist.released(now):
+        """Log which peers are let in again."""
+        for key in self._greylist.released(self._clock()):
             log.warning("%s is let in again", short(key) if isinstance(key, bytes) else key)
 
     async def run(self) -> None:

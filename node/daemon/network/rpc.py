@@ -26,7 +26,7 @@ from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.links import PREFIX, clock_offset
 from gossamer.node.daemon.network.listening import Resolver
 from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of, hang_up
-from gossamer.node.home import Home, nodes_root
+from gossamer.node.home import Home
 from gossamer.protocol.access.handshake import NONCE_BYTES
 from gossamer.protocol.access.rpc_auth import ask, check_proof, check_question, prove
 from gossamer.protocol.errors import (
@@ -110,7 +110,9 @@ class RpcServer:
             return
         asked = request.headers.get(ASK_HEADER)
         if asked is None:
-            raise web.HTTPForbidden(text="this swarm answers its members only")
+            raise web.HTTPForbidden(
+                text="this swarm answers its members only: ask with --dir, as one of them"
+            )
         local = self._local
         try:
             question = check_question(
@@ -290,34 +292,9 @@ def asker_of(home: Home) -> Asker:
     return Asker(home.identity(), swarm_id, invitation.grant.data if invitation else b"")
 
 
-def asker_for(folder: Path | None, address: str) -> Asker | None:
-    """Ask as the node in `folder`, or as the node of this machine that runs at `address`, or as nobody.
-
-    Raises ConfigError or StorageError.
-    """
-    if folder is not None:
-        return asker_of(Home(folder))
-    asked = _host_and_port(address)
-    try:
-        nodes = nodes_root()
-    except ConfigError:
-        return None  # without a home folder there are no nodes in it
-    for found in nodes.glob("*/daemon.json"):
-        home = Home(found.parent)
-        if not home.lock.is_taken():
-            continue  # it ran there once, and another node may run there now
-        try:
-            if _host_and_port(str((home.read_daemon() or {}).get("address"))) == asked:
-                return asker_of(home)
-        except LocalError:
-            continue  # not ours to read, or not a node's
-    return None
-
-
-def _host_and_port(text: str) -> tuple[str, int]:
-    """Host and port, the same for every spelling of an address. Raises ConfigError."""
-    host, port = parse_address(parse_contact(text).address)
-    return "127.0.0.1" if host.lower() == "localhost" else host.lower(), port
+def asker_in(folder: Path | None) -> Asker | None:
+    """Ask as the node in a folder; as nobody without one. Raises ConfigError or StorageError."""
+    return None if folder is None else asker_of(Home(folder))
 
 
 _HASHES = frozenset({"swarm_id", "node_id", "ledger_digest", "merged_digest", "phi_digest"})

@@ -288,6 +288,7 @@ class RecordWriter:
         self._disk = disk
         self._on_own_stored = on_own_stored
         self._waiting: list[tuple[Delta, bool]] = []
+        self._credentials: list[tuple[bytes, bytes]] = []
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -301,6 +302,12 @@ class RecordWriter:
         self._idle.clear()
         if len(self._waiting) > BACKLOG_MAX:
             self._has_room.clear()
+
+    def add_credential(self, record_id: bytes, data: bytes) -> None:
+        """Queue a grant or a revocation."""
+        self._credentials.append((record_id, data))
+        self._news.set()
+        self._idle.clear()
 
     @property
     def has_room(self) -> bool:
@@ -319,6 +326,9 @@ class RecordWriter:
         while True:
             await self._news.wait()
             self._news.clear()
+            while self._credentials:
+                await self._disk.write(self._store.add_credential, *self._credentials[0])
+                del self._credentials[0]
             batch, self._waiting = self._waiting, []
             own = [delta for delta, is_own in batch if is_own]
             await self._disk.write(
@@ -330,5 +340,5 @@ class RecordWriter:
             for delta in own:
                 self._on_own_stored(delta)
             self._has_room.set()
-            if not self._waiting:
+            if not self._waiting and not self._credentials:
                 self._idle.set()
