@@ -35,18 +35,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.node.files import cannot_write, keep, remove_unfinished, write_atomically, write_first
-from gossamer.protocol.access.acl import (
-    INVITATION_BYTES_MAX,
-    AccessList,
-    Grant,
-    Invitation,
-    read_invitation,
-)
+from gossamer.protocol.access.acl import INVITATION_BYTES_MAX, Grant, Invitation, read_invitation
 from gossamer.protocol.errors import (
     ConfigError,
     FolderGoneError,
     MalformedError,
-    PeerError,
     StorageError,
 )
 from gossamer.protocol.identity import Identity
@@ -497,25 +490,14 @@ def runs_out_soon(expires: int | None, unix_s: float) -> str | None:
 
 
 def keep_better(home: Home, offered: Invitation) -> None:
-    """Keep an invitation, whose addresses are newer, unless the folder's own is valid now and grants its node
-    more. Raises what `Home.keep_invitation` does."""
-    try:
-        manifest, kept = home.manifest(), home.invitation()
-    except StorageError:
-        manifest, kept = None, None
-    if manifest is not None and kept is not None and kept.swarm_id == offered.swarm_id == manifest.swarm_id:
-        node_id = offered.grant.node_id
-        if _rights(kept, manifest, node_id) > _rights(offered, manifest, node_id):
-            return
+    """Keep an invitation, whose addresses are newer, unless the folder's own still grants its node more.
+    Raises what `Home.keep_invitation` does."""
+    with suppress(StorageError):  # damaged, and of no more use
+        kept = home.invitation()
+        if kept is not None and kept.swarm_id == offered.swarm_id and kept.grant.is_current(time.time()):
+            if kept.grant.rights > offered.grant.rights:
+                return
     home.keep_invitation(offered)
-
-
-def _rights(invitation: Invitation, manifest: "Manifest", node_id: bytes) -> tuple[int, float]:
-    """The `Grant.rights` that an invitation gives a node now, (0, 0.0) for none; greater means more."""
-    acl = AccessList(manifest.admission, manifest.swarm_id)
-    with suppress(PeerError):  # not signed by an owner of this swarm
-        acl.learn(invitation.grant.data)
-    return invitation.grant.rights if acl.credential_of(node_id, time.time()) else (0, 0.0)
 
 
 def keep_grant(home: Home, swarm_id: bytes, grant: Grant) -> None:

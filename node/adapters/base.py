@@ -2,11 +2,10 @@
 
 A framework's callback inherits `Membership` and calls `_attach` when training begins, `_count` with every
 micro-batch, `_step` after every optimizer step, and `_leave` or `_abandon` at the end. If an error ends
-training, the `with`, the thread's next training or the end of the process stops the node.
+training, the `with`, the next training or the end of the process stops the node.
 """
 
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -71,21 +70,11 @@ class StepCount:
         self.loss = self.loss + (loss.detach().float() if isinstance(loss, Tensor) else loss)
 
 
-class _Thread(threading.local):
-    """What each thread remembers."""
-
-    trains: "Membership | None" = None
-    """Whose training has begun in this thread and has not been left."""
-
-
-_thread = _Thread()
-
-
 class Membership:
     """A node while a framework's loop runs. It may train several times, each time as a new `Peer`.
 
     A script need not leave it. In a `with`, an exception stops the node at once; otherwise the node goes on
-    until the next training in the same thread, which may be another callback's, or the end of the process.
+    until this callback trains again, or the process ends.
     """
 
     def __init__(
@@ -134,16 +123,12 @@ class Membership:
     # -- what a framework's callback calls
 
     def _attach(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Peer:
-        """Become a node. A node that an error left behind is stopped first, also that of an earlier callback:
-        a notebook's cell that is run again makes a new one. Raises what `Peer.attach` does."""
+        """Become a node. One that an error left behind is stopped first. Raises what `Peer.attach` does."""
         self._abandon()
-        if _thread.trains is not None:
-            _thread.trains._abandon()
         self.peer = None
         self._since = StepCount()
         self._has_left = False
         self.peer = Peer.attach(model, optimizers, **self._options)
-        _thread.trains = self
         return self.peer
 
     def _count(self, batch: Any, loss: float | Tensor) -> None:
@@ -180,9 +165,7 @@ class Membership:
             self._forget()
 
     def _forget(self) -> None:
-        """Let the model go: the thread needs not know of a node that leaves."""
-        if _thread.trains is self:
-            _thread.trains = None
+        """Let the model go."""
 
     def _metrics(self) -> dict[str, Any]:
         """`Peer.metrics` for the framework's log."""

@@ -25,8 +25,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf, isfinite, prod
-from numbers import Integral, Real
+from math import inf, isnan, prod
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -99,28 +98,31 @@ def _description(optimizers: Optimizers, known: Mapping[Tensor, str]) -> tuple[d
 
     The first is, for each parameter, its optimizer's class, its shape and dtype, and which options are on: an
     optimizer whose state lacks what an option (momentum, amsgrad) needs would end training. The second is,
-    for each group that has learnt anything, its place, its parameters' names, and its numbers.
+    for each group, its parameters' names, and its numbers (see `_learnt`).
 
     Raises TypeError for a state that cannot be saved.
     """
+    kinds: dict[str, Any] = {}
+    learnt: list[Any] = []
     for optimizer in optimizers:
         whole = optimizer.state_dict()
         # A wrapper may save another optimizer's state than the one it holds, or more than that.
         if not whole.keys() <= {"state", "param_groups"} or len(whole["state"]) != len(optimizer.state):
             raise TypeError("it saves more than a state and groups")
-    kinds: dict[str, Any] = {}
-    members: dict[int, list[str]] = {}
-    groups: dict[int, Any] = {}
+        learnt += [[[], _learnt(group, _options(optimizer))] for group in optimizer.param_groups]
+    places = {id(group): place for place, group in enumerate(_groups_of(optimizers))}
     for optimizer, group, parameter, name in _parameters(optimizers, known):
         options = _options(optimizer) - {"lr"}
         on = sorted(
-            key for key in options & group.keys() if isinstance(group[key], int | float) and group[key]
+            key for key in options & group.keys() if group[key] and isinstance(group[key], int | float)
         )
         kinds[name] = [type(optimizer).__name__, list(parameter.shape), str(parameter.dtype), on]
-        members.setdefault(id(group), []).append(name)
-        groups[id(group)] = _learnt(optimizer, group)
-    learnt = [[place, sorted(members[one]), groups[one]] for place, one in enumerate(groups) if groups[one]]
+        learnt[places[id(group)]][0].append(name)
     return kinds, learnt
+
+
+def _groups_of(optimizers: Optimizers) -> list[dict[str, Any]]:
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
 
 
 def _options(optimizer: torch.optim.Optimizer) -> set[str]:
@@ -130,26 +132,22 @@ def _options(optimizer: torch.optim.Optimizer) -> set[str]:
     return {name for made in constructors if made for name in inspect.signature(made).parameters}
 
 
-def _learnt(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers that an optimizer learns and keeps in its groups: Prodigy's `d`, ScheduleFree's `k`, the `step`
-    of many. Without them, the tensors that go with them do harm.
+def _learnt(group: Mapping[str, Any], options: set[str]) -> dict[str, float]:
+    """Numbers that an optimizer learns and keeps in a group: Prodigy's `d`, ScheduleFree's `k`, the `step` of
+    many. Without them, the tensors that go with them do harm.
 
     Booleans are switches, which are the script's to set, as are rates that torch's schedulers write there
-    (`initial_lr`, `max_lr`). Raises TypeError for anything that is no number, and for a wrapper.
+    (`initial_lr`, `max_lr`). Raises TypeError for tensors, and for a wrapper, whose options are not known.
     """
-    numbers: dict[str, float] = {}
-    options = _options(optimizer)
-    if "lr" in group.keys() - options:
-        raise TypeError("a wrapper, whose groups are those of another optimizer")
+    learnt: dict[str, float] = {}
     for key in group.keys() - options - {"params"}:
-        value, is_own = group[key], key in optimizer.defaults
-        if isinstance(value, bool) or key.endswith(("_lr", "_momentum")):
-            continue
-        if is_own and not (isinstance(value, Real) and isfinite(value)):
-            raise TypeError(f"{key} is no number")
-        if isinstance(value, Real) and not (is_own and value == optimizer.defaults[key]):
-            numbers[key] = int(value) if isinstance(value, Integral) else float(value)  # NumPy's, too
-    return numbers
+        value = group[key]
+        if key == "lr" or isinstance(value, Tensor | list) or (isinstance(value, float) and isnan(value)):
+            raise TypeError(f"{key} is no number of its own")
+        is_rate = key.endswith(("_lr", "_momentum"))
+        if isinstance(value, int | float) and not isinstance(value, bool) and not is_rate:
+            learnt[key] = value
+    return learnt
 
 
 Leaf = Callable[[str, Any], Any]
@@ -492,7 +490,7 @@ def restore(path: Path, outer: OuterState, optimizers: Optimizers) -> tuple[Prog
     except Exception as error:  # such as a file that something else has written
         log.warning("cannot use %s (%s): residuals, inner optimizer and data start afresh", path, error)
         return None
-    if problem and saved.inner and (saved.inner[1] or saved.inner[2]):  # else nothing is lost
+    if problem and saved.inner and (saved.inner[2] or any(learnt for _, learnt in saved.inner[1])):
         log.warning("%s: it starts afresh", problem)
     is_fresh = saved.progress.steps == 0  # as any optimizer before the first step
     return saved.progress, not (problem or is_fresh or saved.inner is None)
@@ -524,29 +522,25 @@ def _take_up_inner(saved: _Saved, outer: OuterState, optimizers: Optimizers) -> 
     """Restore the inner optimizers' state. Returns why it cannot be used, with nothing changed, or ""."""
     if saved.inner is None:
         return ""
-    kinds, learnt, states = saved.inner
-    if kinds != _description(optimizers, outer.names)[0]:
+    kinds_then, learnt_then, states = saved.inner
+    kinds, learnt = _description(optimizers, outer.names)
+    if kinds != kinds_then:
         return "the inner optimizer has other parameters or options than its saved state"
-    all_groups = [(optimizer, group) for optimizer in optimizers for group in optimizer.param_groups]
-    names = {parameter: name for _, _, parameter, name in _parameters(optimizers, outer.names)}
-    groups = []
-    for place, members, numbers in learnt:
-        optimizer, group = all_groups[place] if place < len(all_groups) else (None, {"params": []})
-        if sorted(names[parameter] for parameter in group["params"]) != members:
-            return "the inner optimizer has other groups than its saved state"
-        groups.append((optimizer, group, numbers))
-    taken = []
+    has_learnt = any(numbers for _, numbers in learnt_then)
+    if has_learnt and [sorted(names) for names, _ in learnt] != [sorted(names) for names, _ in learnt_then]:
+        return "the inner optimizer has other groups than its saved state"
+    found = []
     for optimizer, group, parameter, name in _parameters(optimizers, outer.names):
         if name in states:
             tree, first = states[name]
-            state = _mapped(tree, _put_together(saved, first, parameter, group))
-            taken.append((optimizer, parameter, state))
-    if not all(map(_is_finite, (state for _, _, state in taken))):  # it would diverge again, at any rate
+            found.append((optimizer, parameter, _mapped(tree, _put_together(saved, first, parameter, group))))
+    if not all(map(_is_finite, (state for _, _, state in found))):  # it would diverge again, at any rate
         return "the inner optimizer's saved state is not finite"
-    for optimizer, parameter, state in taken:
+    for optimizer, parameter, state in found:
         optimizer.state[parameter] = state
-    for optimizer, group, numbers in groups:  # what the script has put into a group by itself stays
-        own = optimizer.defaults if optimizer else {}
+    defaults = [optimizer.defaults for optimizer in optimizers for _ in optimizer.param_groups]
+    for group, own, (_, numbers) in zip(_groups_of(optimizers), defaults, learnt_then, strict=False):
+        # What the script has put into a group by itself stays.
         group.update({key: value for key, value in numbers.items() if key in own or key not in group})
     return ""
 
@@ -572,10 +566,6 @@ def _put_together(saved: _Saved, first: int, parameter: Tensor, group: Mapping[s
 
 def _is_finite(state: Any) -> bool:
     """Whether all numbers are finite. One-byte dtypes count as finite: torch cannot check all of them."""
-    found: list[bool] = []
-    _mapped(state, lambda _, value: found.append(not isinstance(value, Tensor) or _is_sound(value)))
-    return all(found)
-
-
-def _is_sound(tensor: Tensor) -> bool:
-    return tensor.itemsize == 1 or bool(tensor.isfinite().all())
+    tensors: list[Any] = []
+    _mapped(state, lambda _, value: tensors.append(value))
+    return all(bool(one.isfinite().all()) for one in tensors if isinstance(one, Tensor) and one.itemsize > 1)

@@ -67,25 +67,6 @@ def test_what_was_counted_before_an_error_is_no_part_of_the_next_training(
     assert [peer.ends for peer in fakes.made] == [["abandon"], []], "the first goes on no more"
 
 
-def test_a_node_that_an_error_left_behind_ends_with_the_next_training_in_its_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A notebook's cell that is run again makes a new callback, and nothing has the earlier one."""
-    fakes, model = Fakes(monkeypatch), torch.nn.Linear(1, 1)
-    optimizers = [torch.optim.SGD(model.parameters())]
-    Membership()._attach(model, optimizers)
-    beside = threading.Thread(target=Membership()._attach, args=(torch.nn.Linear(1, 1), []))
-    beside.start()
-    beside.join()
-    assert [peer.ends for peer in fakes.made] == [[], []], "two models may train in two threads"
-    member = Membership()
-    member._attach(model, optimizers)
-    assert [peer.ends for peer in fakes.made] == [["abandon"], [], []]
-    member._leave()
-    Membership()._attach(model, optimizers)
-    assert [peer.ends for peer in fakes.made] == [["abandon"], [], ["finish", "leave"], []]
-
-
 @pytest.mark.parametrize("why", ["the last round", "asked to"])
 def test_the_trainer_is_to_end_with_its_node(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     fakes, member = Fakes(monkeypatch), Membership()
