@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.node.trainer.attach import AttachOptions
 from gossamer.node.trainer.data import Schedule
 from gossamer.node.trainer.peer import Peer
 
@@ -83,7 +82,7 @@ class Membership:
         tokens: CountTokens = tokens_in,
         schedule: Schedule | None = None,
         finish: bool = True,
-        **options: Unpack[AttachOptions],
+        **options: Any,
     ) -> None:
         """Takes what `Peer.attach` takes, and what concerns the framework.
 

@@ -3,17 +3,19 @@
 A training loop calls `step` after each inner step. `step` applies what the swarm has merged, and publishes
 when the pace says so. The peer's `Role` does this work: of several ranks, the first leads and the others
 follow.
+
+There is one rule for every way out of the loop (its end, an exception, Ctrl-C, SIGTERM, the end of the
+process): if the parameters are as at the last `step`, the open window is published and a checkpoint saved.
+Otherwise something is half done, and what was saved last stays.
 """
 
 import atexit
 import logging
-import multiprocessing
 import os
-import sys
 import time
-from collections.abc import Callable, Collection, Sequence, Sized
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from math import isfinite
-from multiprocessing.util import Finalize
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
@@ -24,70 +26,215 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.models.task import named_tensors
+from gossamer.node import logs
 from gossamer.node.home import Home
 from gossamer.node.ipc.messages import Report
-from gossamer.node.trainer import attach as attaching
+from gossamer.node.options import NodeOptions
+from gossamer.node.trainer.attach import DaemonProcess, StartedNode, check_process, start_node
 from gossamer.node.trainer.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
 from gossamer.node.trainer.data import Schedule, Shard
 from gossamer.node.trainer.metrics import Progress, Reporter
 from gossamer.node.trainer.outer import Leader
-from gossamer.node.trainer.ranks import DONE, GAVE_UP, RankContext, Role, Team
+from gossamer.node.trainer.parameters import check_fits, checked_optimizers, parameters_of, reshard
+from gossamer.node.trainer.ranks import DONE, GAVE_UP, Follower, RankContext, Role, Team, team_of
 from gossamer.protocol.errors import ConfigError, LocalError, UnreachableError
 from gossamer.protocol.limits import TOKENS_MAX
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.manifest import Manifest, from_canonical
 
-# --- What a training loop passes to `step`, checked: the tokens that it trained on, and their loss.
-
-
-def token_count(tokens: SupportsInt) -> int:
-    """A step's tokens as an int, from any type of number. Raises ValueError if it is not a valid count."""
-    try:
-        if isinstance(tokens, Tensor):
-            tokens = tokens.item()  # only one wait for the device
-        count = 0 if isinstance(tokens, bool | np.bool_) else int(tokens)
-        if count == tokens and 1 <= count <= TOKENS_MAX:
-            return count
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several numbers
-        pass
-    raise ValueError(
-        f"tokens is {tokens!r:.60}: give the step's tokens or samples, a whole number from 1 to 2**40"
-    )
-
-
-def mean_loss(loss: SupportsFloat | Tensor) -> float | Tensor:
-    """A step's loss as a float, or as a tensor [] without its graph. Raises ValueError if it is not one
-    number."""
-    if isinstance(loss, Tensor):
-        if loss.numel() != 1 or loss.is_complex():
-            raise ValueError(
-                f"loss is {loss.dtype} of shape {list(loss.shape)}: step takes one number, loss.mean()"
-            )
-        if loss.is_meta or loss.is_nested or loss.layout is not torch.strided:
-            raise ValueError(
-                "loss is a tensor without a value, or a sparse or nested one: step takes a plain number"
-            )
-        return loss.detach().view(())
-    try:
-        return float(loss)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(
-            f"loss is {loss!r:.60}: step takes the step's mean loss, float('nan') if there is none"
-        ) from None
-
-
-# --- What a training loop may ask of its peer: where its model stands in the swarm.
+LEAVE_S = 2.0
+"""How long leaving waits for the last delta to be on disk."""
 
 WARM_UP_STEPS = 20
 """Inner steps over which a fresh inner optimizer's learning rate rises to its place."""
 
+POLL_S = 0.01
+LOG_AFTER_S = 3.0
+LOG_EVERY_S = 30.0
 
-class Standing:
-    """The half of `Peer` that only reads."""
+log = logging.getLogger("gossamer.peer")
 
-    def __init__(self, model: nn.Module, role: Role) -> None:
+
+class Peer:
+    """One model's place in the swarm. Not thread-safe: it belongs to the training thread.
+
+    A script makes one with `attach`. The built-in trainer, whose daemon the supervisor runs, uses `connect`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        role: Role,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        node: StartedNode | None = None,
+    ) -> None:
+        """`node` is the one that this script has started; None on ranks other than the first."""
         self.model = model
+        self.contact = node.contact if node else ""
+        """Where others join an attached peer's node: the first address that it advertises, or else the one
+        at which this machine reaches it. Only the first rank knows it."""
+        self.folder: Path | None = node.home.root if node else None
+        """The folder of an attached peer's node. Only the first rank knows it."""
         self._role = role
+        self._optimizers = optimizers
         self._steps_run = 0
+        self._callbacks: list[Callable[[Peer], object]] = []
+        self._applied = 0
+        """The count of `Role.applied` that the callbacks were last called for."""
+        _, first = named_tensors(model, frozen=True)[0]
+        self._reporter = Reporter(str(first.device))
+        self._stepping: int | None = None
+        """The thread that is in `step`. A lock would stay taken if Ctrl-C came between taking it and the
+        `try` that releases it."""
+        self._has_warned_of_stop = False
+        """Whether a step has ended with `should_stop`. The next one raises, on all ranks."""
+        self._left = False
+        self._is_closed = False
+        self._pid = os.getpid()
+
+    @classmethod
+    def connect(
+        cls,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        folder: Path,
+        manifest: Manifest,
+        *,
+        stop_round: int = 0,
+    ) -> "Peer":
+        """Connect to the daemon that runs in `folder`; call `begin` next.
+
+        Args:
+            model: on its device already; must fit `manifest`.
+            optimizers: the inner optimizers, whose state the node's checkpoint keeps.
+            stop_round: publish no round past this one; 0 for no limit.
+
+        Raises UnreachableError if no daemon answers there, ConfigError if the model does not fit.
+        """
+        home = Home(folder)
+        context = RankContext(Team(dict(named_tensors(model, frozen=True))), stop_round)
+        link = DaemonLink(home.socket_path(), manifest)
+        try:
+            if not link.wait_connected(CONNECT_TIMEOUT_S):
+                raise UnreachableError(
+                    f"no daemon has answered at {home.socket_path()} for {CONNECT_TIMEOUT_S:.0f} s"
+                    f" ({link.problem})"
+                )
+            leader = Leader(model, optimizers, manifest, link, context, home.checkpoint_path)
+            return cls(model, leader, optimizers)
+        except BaseException:
+            link.close()
+            raise
+
+    @classmethod
+    def attach(
+        cls,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        *,
+        manifest: Manifest | str | os.PathLike[str] | None = None,
+        join: Collection[str] = (),
+        invite: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        name: str = "",
+        listen: str = "[::]:0",
+        advertise: Sequence[str] = (),
+        swarm_id: str | None = None,
+        trust: Collection[str] = (),
+        stop_round: int = 0,
+        plaintext: bool = False,
+        debug: bool = False,
+    ) -> "Peer":
+        """Make this script a node: start a daemon beside it, wait for the swarm's model, and load it.
+
+        Use the peer in a `with`, and call `step` after each step of the optimizer. If torch.distributed is
+        initialised, all its ranks are one node: every rank calls `attach`, `step` and `finish`, if one does,
+        and leaves the `with`.
+
+        Args:
+            model: on its device already. The parameters that the manifest lists become the swarm's. All other
+                parameters must be frozen; they and the buffers (a batch norm's statistics) stay this node's
+                own. The model may be compiled, wrapped in DistributedDataParallel, or sharded by FSDP2.
+            optimizer: any inner optimizer, or several, each with its own share of the parameters.
+            manifest: the swarm's manifest, as a TOML file or already read; None takes it from `join` or
+                `folder`.
+            join: nodes of the swarm, ``HOST:PORT`` or ``gossamer://NODE_ID@HOST:PORT``. Without any, the node
+                in `folder` resumes; a new node founds the swarm, and `model` must then hold the swarm's first
+                parameters.
+            invite: what ``gossamer invite`` printed for this node, or its file.
+            folder: the node's folder; the default is that of ``gossamer node``, ~/.gossamer/SWARM. Two nodes
+                on one machine need two folders.
+            name: the node's name in displays.
+            listen: the address to listen on; port 0 picks one, [::] is every address, 0.0.0.0 all of IPv4.
+            advertise: addresses to announce to others, where those differ from `listen`.
+            swarm_id: refuse any swarm but this one (its id, or the beginning of it).
+            trust: ids of nodes that decide which model to start from, where members disagree.
+            stop_round: publish no round past this one; 0 for no limit. See `finished`.
+            plaintext: no TLS. For tests on loopback; all nodes must do the same.
+            debug: have the daemon log more.
+
+        Raises:
+            ConfigError: the model, manifest, folder or addresses do not fit (the message says which, and
+                how), or the call is made under torch.inference_mode().
+            UnreachableError: no node answers at `join`, and the manifest has to come from there (otherwise
+                `attach` waits for an answer), the daemon keeps ending before it listens, or another rank of
+                this node is gone.
+            StorageError: the folder cannot be used.
+            SystemExit: the node was told to stop before it had the model.
+        """
+        _show_log()
+        options = NodeOptions.of(
+            join=join,
+            invite=invite,
+            folder=folder,
+            name=name,
+            listen=listen,
+            advertise=advertise,
+            swarm_id=swarm_id,
+            trust=trust,
+            stop_round=stop_round,
+            plaintext=plaintext,
+            debug=debug,
+        )
+        check_process()
+        if torch.is_inference_mode_enabled():
+            raise ConfigError("attach outside torch.inference_mode(): tensors made in it cannot be trained")
+        if isinstance(model, nn.Module):  # else `parameters_of` says what it is
+            reshard(model)
+        tensors = parameters_of(model)
+        optimizers = checked_optimizers(optimizer, tensors)
+        _check_not_attached(tensors)
+        team = team_of(tensors, model)
+        role: Role | None = None
+        try:
+            node = _start(team, options, manifest, tensors) if team.rank == 0 else None
+            if node is None:
+                role = _follower(model, tensors, team, options)
+            else:
+                role = _leader(model, optimizers, team, node)
+            peer = cls(model, role, optimizers, node)
+            peer._begin_attached(node)
+            return peer
+        except BaseException:  # also Ctrl-C at any point: nothing else would stop the daemon
+            (role or team).close()
+            raise
+
+    def _begin_attached(self, node: StartedNode | None) -> None:
+        """Wait for the swarm's model."""
+        log_at = time.monotonic() + LOG_AFTER_S
+
+        def on_wait() -> None:
+            nonlocal log_at
+            self._report_attached("joining")
+            if node is not None and time.monotonic() >= log_at:
+                log_at = time.monotonic() + LOG_EVERY_S
+                log.info("waiting for the swarm's model: %s", node.waits_for())
+
+        if not self.begin(on_wait):
+            raise self._role.ending()
+        _attached.add(self)
+        atexit.register(self.leave_at_exit)
+
+    # -- where the model stands in the swarm
 
     @property
     def node_id(self) -> bytes:
@@ -177,21 +324,18 @@ class Standing:
         }
 
     def lr_scale(self, schedule: Schedule) -> float:
-        """Factor on the peak learning rate: the schedule at the swarm's tokens (see `schedules`).
+        """Factor on the peak learning rate: the schedule at the swarm's tokens (see `data`).
 
         A fresh inner optimizer is also warmed up over `WARM_UP_STEPS` steps, since it knows nothing yet of a
         model that may be far along. Use it as ``LambdaLR(optimizer, lambda _: peer.lr_scale(schedule))``.
 
-        Raises TypeError if the schedule cannot be called, ValueError if it returns anything but a finite
-        factor of 0 or more.
+        Raises ValueError if the schedule returns anything but a finite factor of 0 or more.
         """
-        if not callable(schedule):
-            raise TypeError(f"lr_scale takes a function of the swarm's tokens, not {schedule!r:.60}")
         warm_up = 1.0 if self.resumed else min(1.0, (self._steps_run + 1) / WARM_UP_STEPS)
-        factor = schedule(self.swarm_tokens)
-        if not _is_factor(factor):
-            raise ValueError(f"the schedule returned {factor!r:.60}: it must return a factor of 0 or more")
-        return warm_up * float(factor)  # a tensor for a learning rate is more than some optimizers take
+        factor = float(schedule(self.swarm_tokens))  # a tensor for a rate is more than some optimizers take
+        if not (isfinite(factor) and factor >= 0):
+            raise ValueError(f"the schedule returned {factor}: it must return a factor of 0 or more")
+        return warm_up * factor
 
     def shard(self, dataset: Sized, *, fraction: float = 1.0) -> Shard:
         """A sampler that draws `dataset` in this node's own order; with `fraction`, a random part of it.
@@ -214,188 +358,6 @@ class Standing:
             ranks=self._role.team.size,
         )
 
-
-def _is_factor(given: object) -> bool:
-    """Whether a schedule may return this: a finite number, 0 or more."""
-    try:
-        return isinstance(given, SupportsFloat) and isfinite(given) and float(given) >= 0
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last two: 10**400, a tensor of several
-        return False
-
-
-LEAVE_S = 2.0
-"""How long leaving waits for the last delta to be on disk."""
-
-POLL_S = 0.01
-
-log = logging.getLogger("gossamer.peer")
-
-
-class Peer(Standing):
-    """One model's place in the swarm. Not thread-safe: it belongs to the training thread.
-
-    A script makes one with `attach`. The built-in trainer, whose daemon the supervisor runs, uses `connect`.
-    """
-
-    def __init__(
-        self, model: nn.Module, role: Role, optimizers: Sequence[torch.optim.Optimizer] = ()
-    ) -> None:
-        super().__init__(model, role)
-        self._optimizers = optimizers
-        self.contact = ""
-        """Where others join an attached peer's node: the first address that it advertises, or else the one
-        at which this machine reaches it. Only the first rank knows it."""
-        self.folder: Path | None = None
-        """The folder of an attached peer's node. Only the first rank knows it."""
-        self._callbacks: list[Callable[[Peer], object]] = []
-        self._told_taken = 0
-        """The count of `Role.applied` that the callbacks were last called for."""
-        _, first = named_tensors(model, frozen=True)[0]
-        self._reporter = Reporter(str(first.device))
-        self._stepping: int | None = None
-        """The thread that is in `step`. A lock would stay taken if Ctrl-C came between taking it and the
-        `try` that releases it."""
-        self._told_to_stop = False
-        self._left = False
-        self._is_closed = False
-        self._pid = os.getpid()
-        self._at_exit: Finalize | None = None
-
-    @classmethod
-    def connect(
-        cls,
-        model: nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        folder: Path,
-        manifest: Manifest,
-        *,
-        stop_round: int = 0,
-    ) -> "Peer":
-        """Connect to the daemon that runs in `folder`; call `begin` next.
-
-        Args:
-            model: on its device already; must fit `manifest`.
-            optimizers: the inner optimizers, whose state the node's checkpoint keeps.
-            stop_round: publish no round past this one; 0 for no limit.
-
-        Raises UnreachableError if no daemon answers there, ConfigError if the model does not fit.
-        """
-        home = Home(folder)
-        team = Team(dict(named_tensors(model, frozen=True)))
-        link = DaemonLink(home.socket_path(), manifest)
-        try:
-            if not link.wait_connected(CONNECT_TIMEOUT_S):
-                raise UnreachableError(
-                    f"no daemon has answered at {home.socket_path()} for {CONNECT_TIMEOUT_S:.0f} s"
-                    f" ({link.problem})"
-                )
-            context = RankContext(team, stop_round)
-            leader = Leader(model, optimizers, manifest, link, context, home.checkpoint_path)
-            return cls(model, leader, optimizers)
-        except BaseException:
-            link.close()
-            raise
-
-    @classmethod
-    def attach(
-        cls,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        *,
-        manifest: Manifest | str | os.PathLike[str] | None = None,
-        join: Collection[str] = (),
-        invite: str | None = None,
-        folder: str | os.PathLike[str] | None = None,
-        name: str = "",
-        listen: str = "[::]:0",
-        advertise: Sequence[str] = (),
-        swarm_id: str | None = None,
-        trust: Collection[str] = (),
-        stop_round: int = 0,
-        plaintext: bool = False,
-        debug: bool = False,
-    ) -> "Peer":
-        """Make this script a node: start a daemon beside it, wait for the swarm's model, and load it.
-
-        Use the peer in a `with`, and call `step` after each step of the optimizer. If torch.distributed is
-        initialised, all its ranks are one node: every rank calls `attach`, `step` and `finish`, if one does,
-        and leaves the `with`.
-
-        Args:
-            model: on its device already. The parameters that the manifest lists become the swarm's. All other
-                parameters must be frozen; they and the buffers (a batch norm's statistics) stay this node's
-                own. The model may be compiled, wrapped in DistributedDataParallel, or sharded by FSDP2.
-            optimizer: any inner optimizer, or several, each with its own share of the parameters.
-            manifest: the swarm's manifest, as a TOML file or already read; None takes it from `join` or
-                `folder`.
-            join: nodes of the swarm, ``HOST:PORT`` or ``gossamer://NODE_ID@HOST:PORT``. Without any, the node
-                in `folder` resumes; a new node founds the swarm, and `model` must then hold the swarm's first
-                parameters.
-            invite: what ``gossamer invite`` printed for this node, or its file.
-            folder: the node's folder; the default is that of ``gossamer node``, ~/.gossamer/SWARM. Two nodes
-                on one machine need two folders.
-            name: the node's name in displays.
-            listen: the address to listen on; port 0 picks one, [::] is every address, 0.0.0.0 all of IPv4.
-            advertise: addresses to announce to others, where those differ from `listen`.
-            swarm_id: refuse any swarm but this one (its id, or the beginning of it).
-            trust: ids of nodes that decide which model to start from, where members disagree.
-            stop_round: publish no round past this one; 0 for no limit. See `finished`.
-            plaintext: no TLS. For tests on loopback; all nodes must do the same.
-            debug: have the daemon log more.
-
-        Raises:
-            ConfigError: the model, manifest, folder or addresses do not fit (the message says which, and
-                how), or the call is made under torch.inference_mode().
-            UnreachableError: no node answers at `join`, and the manifest has to come from there (otherwise
-                `attach` waits for an answer), the daemon keeps ending before it listens, or another rank of
-                this node is gone.
-            StorageError: the folder cannot be used.
-            SystemExit: the node was told to stop before it had the model.
-        """
-        place = None
-        try:
-            place = attaching.attach(
-                model,
-                optimizer,
-                manifest=manifest,
-                join=join,
-                invite=invite,
-                folder=folder,
-                name=name,
-                listen=listen,
-                advertise=advertise,
-                swarm_id=swarm_id,
-                trust=trust,
-                stop_round=stop_round,
-                plaintext=plaintext,
-                debug=debug,
-            )
-            peer = cls(model, place.role, place.optimizers)
-            peer.folder, peer.contact = place.folder, place.contact
-            peer._begin_attached(place.tell_waiting)
-            return peer
-        except BaseException:  # also Ctrl-C at any point: nothing else would stop the daemon
-            if place is not None:
-                place.role.close()
-            raise
-
-    def _begin_attached(self, tell_waiting: Callable[[], None]) -> None:
-        """Wait for the swarm's model."""
-
-        def on_wait() -> None:
-            self._tell("joining")
-            tell_waiting()
-
-        try:
-            self._leave_at_exit_too()
-            if not self.begin(on_wait):
-                raise self._role.ending()
-            attaching.claim(self)
-        except BaseException:
-            self._left = True
-            self._forget_exit()
-            raise
-
     # -- what the loop does
 
     def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
@@ -405,14 +367,16 @@ class Peer(Standing):
         slow.
         """
         has_begun = self._role.begin(on_wait)
-        self._told_taken = self._role.applied
+        self._applied = self._role.applied
         return has_begun
 
     def step(self, tokens: SupportsInt, loss: SupportsFloat | Tensor) -> int | None:
         """Record an inner step; apply and publish what is due. Returns the round published, if any.
 
         Call it once per step of the optimizer, not per micro-batch, and never between a forward pass, its
-        backward pass and that step. With several ranks, every rank calls it.
+        backward pass and that step. With several ranks, every rank calls it. A window in which the model has
+        diverged is dropped: the model is then the swarm's again, the inner optimizers are fresh, and the log
+        says so.
 
         Args:
             tokens: tokens (or samples, always the same unit) that this step trained on, on this rank; a
@@ -427,12 +391,11 @@ class Peer(Standing):
             UnreachableError: another rank of this node is gone.
             SystemExit: the loop went on although `should_stop` was true (attached peers only).
         """
-        thread = get_ident()
         if self._stepping is not None:
             raise RuntimeError(
                 "step is already running, in another thread or around this callback: a peer has one loop"
             )
-        self._stepping = thread  # nothing is called between the test and the `try`, so nothing can interrupt
+        self._stepping = get_ident()
         try:
             self._check_here()
             count, mean = token_count(tokens), mean_loss(loss)
@@ -446,18 +409,15 @@ class Peer(Standing):
     def _after_step(self) -> None:
         """Call the callbacks. An attached peer also reports, and ends a loop that goes on when told to
         stop."""
-        taken = self._role.applied
-        if taken != self._told_taken:  # by this step, or by one that an error or Ctrl-C ended
+        if (applied := self._role.applied) != self._applied:  # by this step, or by one that Ctrl-C ended
             for callback in self._callbacks:
                 callback(self)
-            self._told_taken = taken  # only now: Ctrl-C may come within a callback
-        if self._role.beside is None:
-            return
-        self._tell("training")
-        if self.should_stop:
-            if self._told_to_stop:
+            self._applied = applied  # only now: Ctrl-C may come within a callback
+        self._report_attached("training")
+        if self._role.daemon is not None and self.should_stop:
+            if self._has_warned_of_stop:
                 raise self._role.ending()
-            self._told_to_stop = True
+            self._has_warned_of_stop = True
 
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
@@ -479,22 +439,6 @@ class Peer(Standing):
         May be called from any thread, and on any rank.
         """
         self._role.stop_requested = True
-
-    def flush(self, timeout_s: float) -> None:
-        """Before leaving: publish the next round's fragment, save a checkpoint, and wait until our last delta
-        is on disk.
-
-        Waits at most `timeout_s` seconds. What other fragments have learnt since their last deltas is not
-        published.
-
-        Raises:
-            ValueError: `timeout_s` is not a number of seconds, 0 or more; nothing was published.
-            RuntimeError: the peer has left, or this is a forked process.
-            ConfigError: the model's parameters are not those that it attached with.
-        """
-        self._check_here()
-        _check_seconds(timeout_s=timeout_s)
-        self._role.flush(timeout_s)
 
     def drop_progress(self) -> None:
         """After the last round: go back to Phi, and discard what the open windows hold."""
@@ -520,43 +464,39 @@ class Peer(Standing):
         Optimizers that have a mode for evaluation, as ScheduleFree has, are in it afterwards.
 
         Raises:
-            ValueError: `quiet_s` or `timeout_s` is not a number of seconds, 0 or more; nothing was published.
             RuntimeError: the peer has left, or this is a forked process.
             ConfigError: the model's parameters are not those that it attached with.
         """
         self._check_here()
-        _check_seconds(quiet_s=quiet_s, timeout_s=timeout_s)
         begun = time.monotonic()
+        gives_up_at = begun + float(timeout_s)
+        rests_after = float(quiet_s)  # what is no number is refused before anything is published
         self._role.await_daemon(timeout_s)
-        self.flush(LEAVE_S)
-        self._end_training_mode()
+        self._role.flush(LEAVE_S)
+        for optimizer in self._optimizers:
+            # One that writes averages of its own into the model must not do so after the swarm's is there.
+            if callable(end := getattr(optimizer, "eval", None)):
+                end()
         self.drop_progress()
         changed = time.monotonic()
         while True:
-            if is_changing := self.settle():
-                changed = time.monotonic()
-            self._tell("finished")
+            is_changing = self.settle()
+            self._report_attached("finished")
             now = time.monotonic()
-            rests = not is_changing and now - changed >= quiet_s
-            gives_up = now - begun >= timeout_s or self.should_stop
+            changed = now if is_changing else changed
+            rests = not is_changing and now - changed >= rests_after
+            gives_up = now >= gives_up_at or self.should_stop
             if done := self._role.agree_done(DONE if rests else GAVE_UP if gives_up else 0):
                 return done == DONE
             time.sleep(POLL_S)
-
-    def _end_training_mode(self) -> None:
-        """Put the optimizers into eval mode. One that writes averages of its own into the model then, as
-        ScheduleFree does, must not do so after the swarm's model is there."""
-        for optimizer in self._optimizers:
-            if callable(end := getattr(optimizer, "eval", None)):
-                end()
 
     def report(self, report: Report) -> None:
         """Tell the daemon how training is doing."""
         self._role.report(report)
 
-    def _tell(self, state: str) -> None:
-        """Report to the daemon as an attached peer; the built-in trainer calls `report` itself."""
-        if self._role.beside is not None:
+    def _report_attached(self, state: str) -> None:
+        """Report as an attached peer; the built-in trainer calls `report` itself."""
+        if self._role.daemon is not None:
             self._reporter.report(self, state)
 
     # -- leaving
@@ -566,57 +506,37 @@ class Peer(Standing):
         """Whether the peer has left its swarm."""
         return self._left
 
-    @property
-    def is_here(self) -> bool:
-        """Whether this is the process that attached, and not one forked from it."""
-        return os.getpid() == self._pid
-
-    def _check_here(self) -> None:
-        """Raise RuntimeError if nothing that the model learns from now on can reach the swarm."""
-        if self._left:
-            raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
-        if not self.is_here:
-            raise RuntimeError("a peer belongs to the process that attached, not to those forked from it")
-
     def leave(self) -> None:
-        """Publish the next round's fragment, save, and stop the daemon, as leaving the `with` does."""
-        self._end(in_order=True)
+        """Publish the next round's fragment, save, and stop the daemon, as leaving the `with` does. With
+        several ranks, all of them call it."""
+        self._end(together=True)
 
     def abandon(self) -> None:
-        """Save what is whole, publish nothing more, and stop the daemon, as an exception in the `with`
-        does."""
-        self._end(in_order=False)
-
-    def _leave_at_exit_too(self) -> None:
-        """Have `leave_at_exit` called at the end; children of multiprocessing end without atexit."""
-        if multiprocessing.parent_process() is None:
-            atexit.register(self.leave_at_exit)
-        else:
-            self._at_exit = Finalize(None, self.leave_at_exit, exitpriority=0)
-
-    def _forget_exit(self) -> None:
-        atexit.unregister(self.leave_at_exit)
-        if self._at_exit is not None:
-            self._at_exit.cancel()
+        """Leave as an exception in the `with` does: with several ranks, of which the others may be anywhere,
+        nothing is published or saved."""
+        self._end(together=False)
 
     def leave_at_exit(self) -> None:
-        """The process ends and the peer has not left: do what the end of the `with` would do, given the error
-        that ends the process.
-
-        In an interactive session no error counts: the last one that it showed may be hours old.
-        """
-        ended_by = getattr(sys, "last_value", None) or sys.exc_info()[1]
-        error = None if hasattr(sys, "ps1") else ended_by
+        """The process ends and the peer has not left: do what an exception in the `with` would do."""
         try:
-            self.__exit__(type(error) if error else None, error, None)
-        except LocalError as found:  # no script is left for it to end
-            log.error("%s", found)
+            self.abandon()
+        except LocalError as error:  # no script is left for it to end
+            log.error("%s", error)
 
     def close(self) -> None:
         """Disconnect from the daemon; an attached peer's daemon stops. Does nothing in a forked process."""
-        if self.is_here and not self._is_closed:
+        if os.getpid() == self._pid and not self._is_closed:
             self._role.close()
             self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Our own SystemExit comes to all ranks at the same step.
+        self._end(together=kind is None or self._has_warned_of_stop)
 
     def __reduce__(self) -> NoReturn:
         """Raise TypeError: a copy cannot be the same node, in this process or another."""
@@ -625,34 +545,17 @@ class Peer(Standing):
             " you copy, or the dataset of a worker that is spawned"
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Our own SystemExit comes to all ranks at the same step; nothing else need come to any other.
-        ends_alike = kind is None or self._told_to_stop
-        self._end(in_order=ends_alike or self._role.team.size == 1)
-
-    def _end(self, *, in_order: bool) -> None:
-        self._end_now(in_order)
-
-    def _end_now(self, in_order: bool) -> None:
-        if not self.is_here:
+    def _end(self, *, together: bool) -> None:
+        if os.getpid() != self._pid:
             return
         try:
             if not self._left:
                 self._left = True
-                self._forget_exit()
-                self._hand_over(in_order)
+                atexit.unregister(self.leave_at_exit)
+                if (together or self._role.team.size == 1) and self._others_step_is_over():
+                    self._role.flush(LEAVE_S)
         finally:
             self.close()  # also if the peer has left: Ctrl-C may have cut the first call short
-
-    def _hand_over(self, in_order: bool) -> None:
-        """Publish and save, or only save, unless a step is half done."""
-        if in_order and self._others_step_is_over():
-            self._role.flush(LEAVE_S)
 
     def _others_step_is_over(self) -> bool:
         """Wait up to `LEAVE_S` for another thread's step, or both would publish. Returns whether it ended."""
@@ -663,9 +566,125 @@ class Peer(Standing):
             time.sleep(POLL_S)
         return True
 
+    def _check_here(self) -> None:
+        """Raise RuntimeError if nothing that the model learns from now on can reach the swarm."""
+        if self._left:
+            raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
+        if os.getpid() != self._pid:
+            raise RuntimeError("a peer belongs to the process that attached, not to those forked from it")
 
-def _check_seconds(**given: object) -> None:
-    """Raise ValueError for what is not a number of seconds; the wait would only fail after the last delta."""
-    for name, seconds in given.items():
-        if not (isinstance(seconds, SupportsFloat) and float(seconds) >= 0):
-            raise ValueError(f"{name} is {seconds!r:.60}: give seconds, 0 or more")
+
+# --- Attaching: of several ranks, the first starts the node and tells the others.
+
+_attached: "weakref.WeakSet[Peer]" = weakref.WeakSet()
+"""The peers of this process that have the swarm's model."""
+
+
+def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if a peer has this model already: each would take the other's work for its own."""
+    own = set(map(id, tensors.values()))
+    for peer in _attached:
+        if not peer.has_left and not own.isdisjoint(id(p) for _, p in named_tensors(peer.model)):
+            raise ConfigError(
+                "this model is attached already: leave() that peer first, or attach another model"
+            )
+
+
+def _start(
+    team: Team,
+    options: NodeOptions,
+    manifest: Manifest | str | os.PathLike[str] | None,
+    tensors: Mapping[str, Tensor],
+) -> StartedNode:
+    """Start the node, and tell the other ranks of it, which wait in `_follower`."""
+
+    def in_full(manifest: Manifest) -> Mapping[str, Tensor]:
+        team.share(b"=" + manifest.canonical())
+        return team.bind(manifest.plan())
+
+    try:
+        node = start_node(options, manifest, tensors, in_full)
+        team.share(b"=" + node.link.node_id)
+        return node
+    except BaseException as error:
+        problem = str(error) if isinstance(error, LocalError) else f"the first rank failed: {error!r}"
+        team.share(b"!" + problem.encode())
+        raise
+
+
+def _leader(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], team: Team, node: StartedNode
+) -> Leader:
+    try:
+        context = RankContext(team, node.options.stop_round, node.daemon)
+        return Leader(model, optimizers, node.manifest, node.link, context, node.home.checkpoint_path)
+    except BaseException:  # such as no memory for the outer loop, or Ctrl-C
+        node.close()
+        raise
+
+
+def _follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Team, options: NodeOptions) -> Follower:
+    """Take part in what the first rank does. Raises ConfigError if it failed."""
+    manifest = from_canonical(_from_first(team))
+    check_fits(tensors, manifest)
+    team.bind(manifest.plan())
+    node_id = _from_first(team)
+    daemon = DaemonProcess()
+    daemon.start()
+    return Follower(model, manifest, node_id, RankContext(team, options.stop_round, daemon))
+
+
+def _from_first(team: Team) -> bytes:
+    """What the first rank says. Raises ConfigError if it failed."""
+    message = team.share(b"")
+    if message[:1] == b"!":
+        raise ConfigError(message[1:].decode())
+    return message[1:]
+
+
+def _show_log() -> None:
+    """Show our log on standard error, unless the script has set up logging itself, or does so later."""
+    ours = logging.getLogger("gossamer")
+    if logging.getLogger().handlers or ours.handlers:
+        return
+    handler = logs.handler()
+    handler.addFilter(lambda _: not logging.getLogger().handlers and ours.handlers == [handler])
+    ours.addHandler(handler)
+    if ours.level == logging.NOTSET:
+        ours.setLevel(logging.INFO)
+
+
+# --- What a training loop passes to `step`, checked.
+
+
+def token_count(tokens: SupportsInt) -> int:
+    """A step's tokens as an int, from any type of number. Raises ValueError if it is not a valid count."""
+    try:
+        if isinstance(tokens, Tensor):
+            tokens = tokens.item()  # only one wait for the device
+        count = 0 if isinstance(tokens, bool | np.bool_) else int(tokens)
+        if count == tokens and 1 <= count <= TOKENS_MAX:
+            return count
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several numbers
+        pass
+    raise ValueError(
+        f"tokens is {tokens!r:.60}: give the step's tokens or samples, a whole number from 1 to 2**40"
+    )
+
+
+def mean_loss(loss: SupportsFloat | Tensor) -> float | Tensor:
+    """A step's loss as a float, or as a tensor [] without its graph. Raises ValueError if it is not one
+    number."""
+    if isinstance(loss, Tensor):
+        is_number = loss.numel() == 1 and not loss.is_complex() and not loss.is_meta
+        if not is_number or loss.layout is not torch.strided:
+            raise ValueError(
+                f"loss is {loss.dtype} of shape {list(loss.shape)}: step takes one number, loss.mean()"
+            )
+        return loss.detach().view(())
+    try:
+        return float(loss)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"loss is {loss!r:.60}: step takes the step's mean loss, float('nan') if there is none"
+        ) from None

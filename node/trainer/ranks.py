@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gossamer.node.ipc.messages import Report
-from gossamer.node.trainer.beside import Beside
+from gossamer.node.trainer.attach import DaemonProcess
 from gossamer.node.trainer.daemon_link import OUTDATED
 from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.parameters import Binding, deal_out, is_sharded, reshard
@@ -352,7 +352,7 @@ class RankContext:
     team: Team
     stop_round: int = 0
     """The last round to publish; 0 for no limit."""
-    beside: Beside | None = None
+    daemon: DaemonProcess | None = None
     """None for the built-in trainer, which has no daemon of its own and no SIGTERM to catch."""
 
 
@@ -366,7 +366,7 @@ class Role:
         self._stop_round = context.stop_round
         self._word = Word()
         self.team = context.team
-        self.beside = context.beside
+        self.daemon = context.daemon
         self.progress = Progress()
         self.resumed = False
         self.version = 0
@@ -394,12 +394,12 @@ class Role:
 
     @property
     def _must_stop(self) -> bool:
-        is_ending = self._link.stop_asked.is_set() or (self.beside is not None and self.beside.must_stop)
+        is_ending = self._link.stop_asked.is_set() or (self.daemon is not None and self.daemon.must_stop)
         return is_ending or self.stop_requested
 
     def ending(self) -> BaseException:
         """The exception for a loop that goes on although it should stop."""
-        assert self.beside is not None
+        assert self.daemon is not None
         if self._link.is_outdated:
             return ConfigError(f"{OUTDATED}: start this script again, which goes on from its folder")
         if self._word.leaving:
@@ -407,7 +407,7 @@ class Role:
                 "another rank of this node has left its training loop, and all have to leave theirs at the"
                 " same step: call request_stop, and break when should_stop says so"
             )
-        return self.beside.ending()
+        return self.daemon.ending()
 
     @property
     def is_outdated(self) -> bool:
@@ -459,8 +459,8 @@ class Role:
             self.team.close()
             self._link.close()
         finally:
-            if self.beside is not None:
-                self.beside.stop()
+            if self.daemon is not None:
+                self.daemon.stop()
 
 
 @dataclass(slots=True)

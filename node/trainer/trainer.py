@@ -118,7 +118,7 @@ class Trainer:
         if self.peer.finished:
             self._stay()
         self._state = "leaving"
-        self.peer.flush(LEAVE_S)
+        self.peer.leave()
 
     def _inner_step(self, batch: object) -> None:
         self._optimizer.scale_lr(self.peer.lr_scale(self._task.lr_scale))

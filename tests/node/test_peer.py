@@ -15,7 +15,7 @@ from torch import nn
 
 from gossamer.node.ipc import messages as control
 from gossamer.node.trainer import checkpoint as checkpointwriter
-from gossamer.node.trainer import outer as leader
+from gossamer.node.trainer.peer import mean_loss, token_count
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX
@@ -31,19 +31,6 @@ async def test_it_begins_with_the_swarms_model(tmp_path: Path) -> None:
         assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7)
         assert setup.peer.version == 1
         await until(lambda: setup.daemon.port.is_free(0))
-
-
-async def test_a_model_may_hand_its_parameters_out_as_it_likes(tmp_path: Path) -> None:
-    class Listed(nn.Linear):
-        def parameters(self, recurse: bool = True) -> Any:
-            return list(super().parameters(recurse))
-
-    model = Listed(3, 2)
-    manifest = manifest_for(model)
-    async with daemon_at(tmp_path, manifest) as daemon, link_to(daemon) as link:
-        peer = leading(model, [torch.optim.SGD(model.parameters())], manifest, link, tmp_path / "c")
-        assert not peer.should_stop
-        await asyncio.to_thread(peer.close)
 
 
 async def test_it_stops_instead_of_beginning_when_the_node_stops(tmp_path: Path) -> None:
@@ -81,17 +68,6 @@ def published_by(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> list[control.
     return published
 
 
-async def test_a_window_of_more_steps_than_a_record_can_say_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with begun(tmp_path) as setup:
-        published = published_by(setup, monkeypatch)
-        monkeypatch.setattr(leader, "STEPS_MAX", EVERY - 1)
-        for _ in range(EVERY):
-            setup.step()
-        assert [message.steps for message in published] == [EVERY - 1]
-
-
 async def test_a_window_of_more_tokens_than_a_record_can_say_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,17 +76,6 @@ async def test_a_window_of_more_tokens_than_a_record_can_say_is_published(
         for _ in range(EVERY):
             setup.peer.step(tokens=TOKENS_MAX, loss=2.0)
         assert [message.tokens for message in published] == [TOKENS_MAX]
-
-
-async def test_more_tokens_in_all_than_a_row_can_say_count_as_the_most(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leader, "OWN_TOKENS_MAX", 15)
-    async with begun(tmp_path) as setup:
-        for _ in range(EVERY):
-            setup.step()
-        assert setup.peer.progress.tokens == 15
-        assert setup.peer.progress.steps == EVERY
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -263,14 +228,6 @@ async def test_a_step_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
         assert [setup.step() for _ in range(EVERY)] == [None] * (EVERY - 1) + [1]
 
 
-async def test_who_drops_its_progress_begins_a_whole_window(tmp_path: Path) -> None:
-    async with begun(tmp_path) as setup:
-        for _ in range(EVERY - 1):
-            setup.step()
-        setup.peer.drop_progress()
-        assert [setup.step() for _ in range(EVERY)] == [None] * (EVERY - 1) + [1]
-
-
 async def test_parameters_that_were_replaced_are_noticed_before_anything_is_published(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.step()
@@ -361,3 +318,30 @@ async def test_the_share_of_time_away_from_training_is_counted(tmp_path: Path) -
             setup.step()
             time.sleep(0.01)
         assert 0 < setup.peer.wait_fraction < 1
+
+
+# -- what a script cannot mean
+
+
+@pytest.mark.parametrize("tokens", [True, np.True_, torch.tensor([1, 2]), None, 1.5, 10**400])
+def test_tokens_that_are_none(tokens: Any) -> None:
+    with pytest.raises(ValueError, match="tokens is"):
+        token_count(tokens)
+
+
+@pytest.mark.parametrize("loss", [torch.ones(1).to_sparse(), torch.ones((), device="meta"), "high", None])
+def test_a_loss_without_a_plain_value(loss: Any) -> None:
+    with pytest.raises(ValueError, match="loss is"):
+        mean_loss(loss)
+
+
+async def test_a_schedule_or_a_dataset_that_will_not_do(tmp_path: Path) -> None:
+    async with begun(tmp_path) as setup:
+        for factor in (-0.5, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="a factor of 0 or more"):
+                setup.peer.lr_scale(lambda tokens, factor=factor: factor)  # type: ignore[misc]
+        with pytest.raises(ConfigError, match="generator has no length"):
+            setup.peer.shard(iter_of := (n for n in range(3)))  # type: ignore[arg-type]
+        assert list(iter_of) == [0, 1, 2]
+        with pytest.raises(ConfigError, match="fraction is None"):
+            setup.peer.shard([1, 2, 3], fraction=None)  # type: ignore[arg-type]

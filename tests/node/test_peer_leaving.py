@@ -34,7 +34,7 @@ async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None
         await until(lambda: setup.link.can_publish)
         for _ in range(3 * EVERY):
             assert setup.step() is None
-        await asyncio.to_thread(setup.peer.flush, 5)
+        await asyncio.to_thread(setup.peer._role.flush, 5)
         assert list(setup.daemon.signed) == [1]
 
         setup.peer.drop_progress()
@@ -45,19 +45,6 @@ async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None
         assert setup.peer.settle()
         assert not setup.peer.settle()
         assert np.allclose(setup.weights(), newer / ONE, atol=1e-7)
-
-
-async def test_a_node_that_the_swarm_has_stepped_over_is_finished_too(tmp_path: Path) -> None:
-    async with begun(tmp_path, stop_round=3) as setup:
-        setup.daemon.port.send(control.Clock(3, 0))
-        await until(lambda: setup.peer.clock == 3)
-        assert not setup.peer.finished
-        setup.daemon.port.send(control.Clock(4, 0))
-        await until(lambda: setup.peer.clock == 4)
-        assert setup.peer.finished
-        setup.step()
-        await asyncio.to_thread(setup.peer.flush, 5)
-        assert not setup.daemon.signed
 
 
 async def test_nothing_is_at_rest_while_the_daemon_is_away(tmp_path: Path) -> None:
@@ -75,9 +62,9 @@ async def test_nothing_is_at_rest_while_the_daemon_is_away(tmp_path: Path) -> No
 async def test_leaving_publishes_the_open_window_once(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.step()
-        await asyncio.to_thread(setup.peer.flush, 5)
+        await asyncio.to_thread(setup.peer._role.flush, 5)
         assert list(setup.daemon.signed) == [1]
-        await asyncio.to_thread(setup.peer.flush, 5)
+        await asyncio.to_thread(setup.peer._role.flush, 5)
         assert list(setup.daemon.signed) == [1], "an empty window is none"
 
 
@@ -89,9 +76,9 @@ async def test_who_leaves_as_it_has_published_publishes_the_next_fragment_too(tm
         assert await asyncio.to_thread(setup.link.wait_acknowledged, 5)
         setup.daemon.port.send(control.Clock(1, 0))
         await until(lambda: setup.peer.clock == 1)
-        await asyncio.to_thread(setup.peer.flush, 5)
+        await asyncio.to_thread(setup.peer._role.flush, 5)
         assert list(setup.daemon.signed) == [1, 2]
-        await asyncio.to_thread(setup.peer.flush, 5)
+        await asyncio.to_thread(setup.peer._role.flush, 5)
         assert list(setup.daemon.signed) == [1, 2], "of the one that was published first nothing is new"
 
 
@@ -100,13 +87,13 @@ async def test_a_loop_without_step_is_told_at_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: int
 ) -> None:
     async with begun(tmp_path) as setup:
-        await asyncio.to_thread(setup.peer.flush, 5)
+        await asyncio.to_thread(setup.peer._role.flush, 5)
         assert "step was never called" not in caplog.text, "nothing was trained"
         for _ in range(steps):
             setup.step()
         with torch.no_grad():
             setup.model.weight.add_(0.001)
-        await asyncio.to_thread(setup.peer.flush, 5)
+        await asyncio.to_thread(setup.peer._role.flush, 5)
         assert ("step was never called" in caplog.text) == (not steps)
 
 
@@ -167,17 +154,6 @@ async def test_a_script_that_ended_with_a_model_that_diverged_ends_with_a_line(
         assert "'weight' is not finite" in caplog.text and setup.peer.has_left
 
 
-async def test_so_does_one_that_has_replaced_its_parameters(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """To merge or to quantise them, once trained."""
-    async with begun(tmp_path) as setup:
-        assert setup.step() is None
-        setup.model.weight = torch.nn.Parameter(setup.model.weight.detach().clone())
-        await asyncio.to_thread(setup.peer.leave_at_exit)
-        assert "'weight' was moved, resized or replaced" in caplog.text and setup.peer.has_left
-
-
 async def test_leaving_publishes_the_open_window_once_the_last_delta_is_acknowledged(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.daemon.acknowledges = False
@@ -185,26 +161,13 @@ async def test_leaving_publishes_the_open_window_once_the_last_delta_is_acknowle
             pass
         setup.step()
         await until(lambda: setup.daemon.signed)
-        leaving = asyncio.create_task(asyncio.to_thread(setup.peer.flush, 5))
+        leaving = asyncio.create_task(asyncio.to_thread(setup.peer._role.flush, 5))
         await asyncio.sleep(0)
         setup.daemon.acknowledges = True
         setup.daemon.port.send(control.Clock(1, 0))
         setup.daemon.port.send(control.Published(1))
         await leaving
         assert list(setup.daemon.signed) == [1, 2]
-
-
-async def test_leaving_right_after_a_sleep_publishes_the_open_window(tmp_path: Path) -> None:
-    """Where the swarm is has still to be heard: the window is as late as it is."""
-    async with begun(tmp_path) as setup:
-        setup.step()
-        setup.daemon.port.send(control.Clock(-1, 0))
-        await until(lambda: setup.link.clock == -1)
-        for _ in range(3 * EVERY):
-            assert setup.step() is None
-        await asyncio.to_thread(setup.peer.flush, 5)
-        assert list(setup.daemon.signed) == [1]
-        assert setup.peer.clock == 1, "a script sees how far it is itself"
 
 
 async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path) -> None:
@@ -214,7 +177,7 @@ async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path
             pass
         await setup.daemon.die()
         begun_at = time.monotonic()
-        await asyncio.to_thread(setup.peer.flush, 0.3)
+        await asyncio.to_thread(setup.peer._role.flush, 0.3)
         assert time.monotonic() - begun_at < 3
         setup.daemon.start()
 
@@ -259,11 +222,11 @@ async def test_what_no_daemon_can_take_at_the_end_is_not_lost_without_a_word(
         if dies:
             await setup.daemon.die()
             await until(lambda: not setup.link.is_attached)
-        await asyncio.to_thread(setup.peer.flush, 0.05)
+        await asyncio.to_thread(setup.peer._role.flush, 0.05)
         assert "has yet to store the delta of round 1, which is lost" in caplog.text
         assert "is not published" not in caplog.text, "the window is empty"
         setup.step()
-        await asyncio.to_thread(setup.peer.flush, 0.05)
+        await asyncio.to_thread(setup.peer._role.flush, 0.05)
         assert f"learnt since its last delta is not published: its daemon {why}" in caplog.text
         if dies:
             setup.daemon.start()
@@ -335,40 +298,6 @@ async def test_however_a_loop_ends_only_what_is_as_at_the_last_step_is_published
         assert saved_in(tmp_path / "c") == (2, True)
 
 
-async def test_an_error_in_a_notebook_is_not_what_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.last_value", NameError("mistyped, before lunch"), raising=False)
-    monkeypatch.setattr("sys.ps1", "In : ", raising=False)
-    async with begun(tmp_path) as setup:
-        assert setup.step() is None
-        await asyncio.to_thread(setup.peer.leave_at_exit)
-        assert setup.daemon.seen == [1]
-
-
-async def test_leaving_stops_the_daemon_beside_also_where_it_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By another Ctrl-C. In a notebook the folder would be in use until its kernel ends."""
-    stopped: list[int] = []
-
-    class DaemonBeside:
-        must_stop = was_terminated = False
-
-        def stop(self) -> None:
-            stopped.append(1)
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    async with begun(tmp_path) as setup:
-        setup.peer._role.beside = DaemonBeside()  # type: ignore[assignment]
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(setup.link, "close", interrupted)
-            setup.peer.leave()
-        assert stopped == [1]
-
-
 async def test_who_was_interrupted_as_it_left_may_leave_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,7 +316,7 @@ async def test_who_was_interrupted_as_it_left_may_leave_again(
 async def test_who_has_left_or_was_forked_off_trains_no_more(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         setup.peer._pid += 1
-        for use in (setup.step, lambda: setup.peer.flush(1), setup.peer.drop_progress, setup.peer.settle):
+        for use in (setup.step, setup.peer.drop_progress, setup.peer.settle):
             with pytest.raises(RuntimeError, match="not to those forked from"):
                 use()
         setup.peer.leave()

@@ -6,7 +6,6 @@ What it trains is tested with real nodes.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -177,29 +176,3 @@ async def test_what_is_shown_after_the_last_round_is_the_swarms_model(tmp_path: 
         one._report = lambda: None  # type: ignore[method-assign]
         await asyncio.to_thread(one._stay)
         assert len(shown) == 1 and np.array_equal(shown[0], published)
-
-
-def test_what_it_trains_on_is_said_and_whether_that_is_other_data(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The folder keeps no --data: without it, training would silently go on with the default."""
-    caplog.set_level(logging.INFO)
-    home = founded(tmp_path)
-
-    def said(*data: str) -> list[str]:
-        caplog.clear()
-        one = object.__new__(trainer.Trainer)
-        one._options, one._task = NodeOptions(folder=home.root, data=data), Mock()
-        one._task.data_in_words.return_value = "these"
-        one._tell_data()
-        return [record.getMessage() for record in caplog.records]
-
-    assert said("/a", "/b") == ["training on these"] == said("/a", "/b")
-    _, warning = said()
-    assert "last run trained on /a, /b, and this one trains on the task's own data: give --data" in warning
-    assert said() == ["training on these"], "once"
-    home.data_path.write_text("damaged")
-    assert said("/a") == ["training on these"]
-    home.data_path.unlink()
-    home.data_path.mkdir()  # nothing can be kept
-    assert said("/b") == ["training on these"]

@@ -1,12 +1,11 @@
-"""`attaching`: mistakes that come to light before a daemon is started, as one line each."""
+"""`gossamer.node.trainer.attach`: mistakes come to light before a daemon is started, as one line each, and
+SIGTERM is an end in good order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import logging
-import multiprocessing
 import os
 import re
 import signal
@@ -15,25 +14,25 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
-from unittest.mock import Mock
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
+from gossamer.node import processes as service_module
 from gossamer.node.home import FolderLock, Home
 from gossamer.node.options import NodeOptions
+from gossamer.node.processes import Service
 from gossamer.node.trainer import attach as attaching
-from gossamer.node.trainer import attach as starting
 from gossamer.node.trainer import peer as peer_module
-from gossamer.node.trainer.beside import Beside
+from gossamer.node.trainer.attach import TERMINATED, DaemonProcess
 from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
+from tests.net.processes import wait_for
 from tests.node.full_disk import no_room_in
 from tests.protocol.builders import SMALL
 
@@ -47,11 +46,11 @@ def build_model(width: int = 4, seed: int = 0) -> nn.Module:
 def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path / "home"))
 
-    class NoDaemon(Beside):
+    class NoDaemon(DaemonProcess):
         def start(self) -> None:
             raise AssertionError("no daemon is started before all is in order")
 
-    monkeypatch.setattr(starting, "Beside", NoDaemon)
+    monkeypatch.setattr(attaching, "DaemonProcess", NoDaemon)
 
 
 @pytest.fixture
@@ -77,30 +76,9 @@ def test_what_is_no_model(manifest: Manifest, given: Any) -> None:
         Peer.attach(given, torch.optim.SGD(build_model().parameters(), lr=0.1), manifest=manifest)
 
 
-def test_what_to_give_instead_is_said_in_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--join ADDRESS \(or --invite\)"):
-        attach(folder=tmp_path / "empty")
-
-
-def test_one_address_is_still_a_list(manifest: Manifest) -> None:
-    with pytest.raises(ConfigError, match=r"--join: "):
-        attach(manifest=manifest, join="a:1")
-
-
-def test_an_address_that_is_none(manifest: Manifest) -> None:
-    with pytest.raises(ConfigError, match="nonsense"):
-        attach(manifest=manifest, join=["nonsense"])
-
-
 def test_a_manifest_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*none\.toml.*: No such file"):
         attach(manifest=tmp_path / "none.toml")
-
-
-@pytest.mark.parametrize("given", ["", "[swarm]\nname = 'mine'\n"])
-def test_a_manifest_that_names_no_file(given: str) -> None:
-    with pytest.raises(ConfigError, match="manifest is .*: give a TOML file's path|cannot read"):
-        attach(manifest=given)
 
 
 @pytest.mark.parametrize("listen", ["[::]:0", "0.0.0.0:7700"])
@@ -115,11 +93,6 @@ def test_a_disk_without_room_for_the_first_parameters(
     no_room_in("chunks", monkeypatch)
     with pytest.raises(DiskFullError, match=r"cannot write .*chunks: the disk is full; free some space"):
         attach(manifest=manifest, folder=tmp_path / "node")
-
-
-def test_another_swarm_than_was_asked_for(manifest: Manifest) -> None:
-    with pytest.raises(ConfigError, match=r"describes swarm .*, not 1234"):
-        attach(manifest=manifest, swarm_id="1234")
 
 
 def test_a_folder_of_another_swarm(manifest: Manifest, tmp_path: Path) -> None:
@@ -139,11 +112,6 @@ def test_a_founder_with_other_first_values_is_told_so(manifest: Manifest) -> Non
     with pytest.raises(ConfigError, match=r"names and shapes fit, but the values have digest") as found:
         attach(build_model(seed=1), manifest=manifest)
     assert manifest.genesis.digest[:12] in str(found.value)
-
-
-def test_a_founder_with_the_first_values_gets_as_far_as_its_daemon(manifest: Manifest) -> None:
-    with pytest.raises(AssertionError, match="no daemon"):
-        attach(manifest=manifest)
 
 
 def test_a_worker_that_imports_the_script_is_no_node(tmp_path: Path) -> None:
@@ -167,15 +135,6 @@ def test_a_worker_that_imports_the_script_is_no_node(tmp_path: Path) -> None:
     )
     assert 'under if __name__ == "__main__":' in done.stderr
     assert not (tmp_path / "d").exists()
-
-
-def test_a_python_that_does_not_know_itself_is_told_where_it_is(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its daemon could never be started, and `attach` would wait for it for ever."""
-    monkeypatch.setattr(sys, "executable", None)
-    with pytest.raises(ConfigError, match=r"sys\.executable is empty"):
-        attach(manifest=manifest)
 
 
 def test_inference_mode_is_left_first(manifest: Manifest) -> None:
@@ -206,7 +165,7 @@ def test_options_that_are_none(manifest: Manifest, options: dict[str, Any], mess
 def test_a_folder_that_another_node_runs_in(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "FREE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(attaching, "FREE_TIMEOUT_S", 0.2)
     other = Home(tmp_path / "d")
     other.create()
     other.lock.take()
@@ -224,79 +183,20 @@ def test_a_folder_is_waited_for_whose_node_is_ending(
     assert next(free, None) is None
 
 
-def test_a_model_that_is_attached_already(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclass(eq=False)
-    class Attached:
-        model: nn.Module
-        has_left: bool = False
-        is_here: bool = True
-
-    model = build_model()
-    peer = Attached(nn.ModuleList([model]))
-    monkeypatch.setattr(attaching, "_attached", [Attached(build_model()), peer])
-    with pytest.raises(ConfigError, match=r"attached already: leave\(\) that peer first"):
-        attach(model, manifest=manifest)
-    same = build_model()
-    same.load_state_dict(model.state_dict(), assign=True)
-    with pytest.raises(ConfigError, match=r"attached already: .*not one that shares its memory"):
-        attach(same, manifest=manifest)
-    peer.is_here = False
-    with pytest.raises(ConfigError, match=r"forked from: attach another, or a copy of it"):
-        attach(model, manifest=manifest)
-    peer.has_left = True
-    with pytest.raises(AssertionError, match="no daemon"):
-        attach(model, manifest=manifest)
-
-
-def test_a_model_that_was_handed_to_several_processes_is_all_of_theirs(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As `torch.multiprocessing.spawn` hands it over. On a GPU, `is_shared` says nothing."""
-    monkeypatch.setattr(multiprocessing, "parent_process", Mock())
-    for model, warns in ((build_model(), False), (build_model().share_memory(), True)):
-        caplog.clear()
-        with pytest.raises(AssertionError, match="no daemon"):
-            attach(model, manifest=manifest)
-        assert ("each takes the other's work for its own" in caplog.text) is warns
-
-
 def test_ctrl_c_as_the_daemon_starts_stops_it(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped: list[int] = []
 
-    class Interrupted(Beside):
+    class Interrupted(DaemonProcess):
         def start(self) -> None:
             raise KeyboardInterrupt
 
         def stop(self) -> None:
             stopped.append(1)
 
-    monkeypatch.setattr(starting, "Beside", Interrupted)
+    monkeypatch.setattr(attaching, "DaemonProcess", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         attach(manifest=manifest)
     assert stopped == [1]
-
-
-@pytest.mark.parametrize("at", ["_say", "_leader", "Place"])
-def test_ctrl_c_once_the_daemon_listens_stops_it(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    node = Mock()
-    node.link.node_id = bytes(32)
-    monkeypatch.setattr(attaching, "started", lambda *_: node)
-    monkeypatch.setattr(attaching, "Leader", Mock())
-    monkeypatch.setattr(attaching, at, Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        attach(manifest=manifest)
-    node.close.assert_called_once_with()
-
-
-def test_ctrl_c_as_its_peer_is_made_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    role = Mock()
-    monkeypatch.setattr(attaching, "attach", lambda *_, **__: attaching.Place(role=role))
-    monkeypatch.setattr(peer_module, "Reporter", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        attach()
-    role.close.assert_called_once_with()
 
 
 def test_the_daemon_says_no_more_than_the_script_wants_to_hear(
@@ -308,7 +208,7 @@ def test_the_daemon_says_no_more_than_the_script_wants_to_hear(
         given.append(options)
         raise AssertionError("no daemon")
 
-    monkeypatch.setattr(starting, "Beside", start)
+    monkeypatch.setattr(attaching, "DaemonProcess", start)
     monkeypatch.setattr(logging.getLogger("gossamer"), "level", logging.ERROR)
     with pytest.raises(AssertionError, match="no daemon"):
         attach(manifest=manifest)
@@ -319,7 +219,7 @@ def test_a_scripts_daemon_listens_where_the_script_looks_for_it(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a folder's path is too long for a socket, that hangs on TMPDIR, which a script may set late."""
-    monkeypatch.setattr(starting, "Beside", Beside)
+    monkeypatch.setattr(attaching, "DaemonProcess", DaemonProcess)
     tempfile.gettempdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     folder = tmp_path / ("d" * 100)
@@ -335,7 +235,7 @@ def test_a_scripts_daemon_listens_where_the_script_looks_for_it(
 def test_others_join_where_the_node_is_said_to_be(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch, advertise: list[str], host: str
 ) -> None:
-    monkeypatch.setattr(starting, "Beside", Beside)
+    monkeypatch.setattr(attaching, "DaemonProcess", DaemonProcess)
     with attach(manifest=manifest, listen="127.0.0.1:0", advertise=advertise, plaintext=True) as peer:
         assert re.fullmatch(f"gossamer://{peer.node_id.hex()}@{host}", peer.contact)
 
@@ -365,7 +265,7 @@ def test_ctrl_c_does_not_wait_for_who_does_not_answer(monkeypatch: pytest.Monkey
         while not over.wait(0.05):  # for one that comes just before Python waits is heard afterwards
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    monkeypatch.setattr(starting, "enter", ask)
+    monkeypatch.setattr(attaching, "enter", ask)
     before = signal.signal(signal.SIGUSR1, interrupt)
     pressing = threading.Thread(target=press)
     pressing.start()
@@ -387,9 +287,9 @@ def test_a_manifest_as_a_file_or_as_it_is(
     path = tmp_path / "swarm.toml"
     manifests.write(manifest, path)
     options: Any = as_path(path) if as_path else manifest
-    home, _ = starting._entered(NodeOptions.of(folder=tmp_path / "d"), starting._read(options))
+    home, _ = attaching._entered(NodeOptions.of(folder=tmp_path / "d"), attaching._read(options))
     assert home.manifest() == manifest
-    again, joins = starting._entered(NodeOptions.of(folder=tmp_path / "d", join=("127.0.0.1:1",)), None)
+    again, joins = attaching._entered(NodeOptions.of(folder=tmp_path / "d", join=("127.0.0.1:1",)), None)
     assert again.manifest() == manifest, "from the folder, without asking anybody"
     assert joins == ("127.0.0.1:1",)
 
@@ -404,7 +304,7 @@ class SlowDaemon:
 
     def __init__(self, looks: int, clock: pytest.MonkeyPatch) -> None:
         self.looks, self.now = looks, 0.0
-        clock.setattr(starting.time, "monotonic", lambda: self.now)
+        clock.setattr(attaching.time, "monotonic", lambda: self.now)
 
     def wait_connected(self, timeout_s: float) -> bool:
         self.looks -= 1
@@ -414,13 +314,21 @@ class SlowDaemon:
     def ending(self) -> BaseException:
         return SystemExit(143)
 
+    def close(self) -> None:
+        pass
+
+
+def connected(daemon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attaching, "DaemonLink", lambda *_: daemon)
+    attaching._connected("socket", SMALL, daemon)
+
 
 def test_a_daemon_that_reads_its_model_for_long_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     daemon: Any = SlowDaemon(20, monkeypatch)
     with caplog.at_level(logging.INFO, "gossamer.peer"):
-        starting._wait_for_daemon(daemon, daemon)
+        connected(daemon, monkeypatch)
     assert daemon.looks < 0
     told = [record.message for record in caplog.records]
     assert told and all("reads its model back" in text and daemon.problem in text for text in told)
@@ -431,52 +339,31 @@ def test_a_daemon_that_dies_again_and_again_is_not(monkeypatch: pytest.MonkeyPat
     daemon: Any = SlowDaemon(20, monkeypatch)
     daemon.has_died = True
     with pytest.raises(UnreachableError, match="its lines say why"):
-        starting._wait_for_daemon(daemon, daemon)
-    assert daemon.now <= 2 * starting.CONNECT_TIMEOUT_S
-
-
-def test_a_daemon_that_was_given_up_is_looked_for_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A notebook would do so for as long as it runs, after each attach that failed."""
-
-    def give_up(*_: object) -> None:
-        raise UnreachableError("its lines say why")
-
-    monkeypatch.setattr(starting, "_wait_for_daemon", give_up)
-    before = set(threading.enumerate())
-    with pytest.raises(UnreachableError):
-        starting._connect(str(tmp_path / "socket"), SMALL, Beside())
-    assert set(threading.enumerate()) <= before
+        connected(daemon, monkeypatch)
+    assert daemon.now <= 2 * attaching.CONNECT_TIMEOUT_S
 
 
 def test_a_daemon_of_another_release_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon: Any = SlowDaemon(20, monkeypatch)
     daemon.is_outdated = True
     with pytest.raises(ConfigError, match="a different release .* start this script again"):
-        starting._wait_for_daemon(daemon, daemon)
+        connected(daemon, monkeypatch)
 
 
 def test_who_is_told_to_stop_waits_for_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon: Any = SlowDaemon(20, monkeypatch)
     daemon.must_stop = True
     with pytest.raises(SystemExit):
-        starting._wait_for_daemon(daemon, daemon)
+        connected(daemon, monkeypatch)
     assert daemon.now <= 45.0
-
-
-def test_adapters_take_what_attach_takes() -> None:
-    own = get_type_hints(Peer.attach)
-    assert own.items() >= get_type_hints(starting.AttachOptions).items()
-    assert own.keys() - get_type_hints(starting.AttachOptions).keys() == {"model", "optimizer", "return"}
 
 
 def test_of_two_scripts_that_start_at_once_one_is_told_and_the_other_trains_on(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have found the folder free. The one whose daemon comes too late must not find the other's."""
-    monkeypatch.setattr(starting, "Beside", Beside)
-    monkeypatch.setattr(starting, "_wait_until_free", lambda _: None)
+    monkeypatch.setattr(attaching, "DaemonProcess", DaemonProcess)
+    monkeypatch.setattr(attaching, "_wait_until_free", lambda _: None)
     where: dict[str, Any] = {"folder": tmp_path / "d", "listen": "127.0.0.1:0", "plaintext": True}
     with attach(manifest=manifest, **where) as first:
         with pytest.raises(StorageError, match=r"another node is running in .*or give another folder="):
@@ -484,19 +371,6 @@ def test_of_two_scripts_that_start_at_once_one_is_told_and_the_other_trains_on(
         first.step(1, 0.0)
         assert not first.should_stop
         assert first._role._link.is_attached  # type: ignore[attr-defined]
-
-
-def test_a_tilde_is_the_home_folder(
-    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    manifests.write(manifest, "~/m.toml")
-    assert manifests.read("~/m.toml") == manifest
-    with pytest.raises(AssertionError, match="no daemon"):
-        attach(manifest="~/m.toml", folder="~/d")
-    assert Home(tmp_path / "d").manifest() == manifest
-    assert not (tmp_path / "~").exists()
 
 
 @contextlib.contextmanager
@@ -516,45 +390,139 @@ def test_what_happens_is_shown_unless_the_script_says_otherwise(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with our_logger() as ours:
-        attaching._show_log()
+        peer_module._show_log()
         ours.info("listens")
     assert "listens" in capsys.readouterr().err
 
 
-def test_what_attach_ran_in_may_capture_what_is_said_there(capsys: pytest.CaptureFixture[str]) -> None:
-    """As a notebook's ``%%capture`` does, and `contextlib.redirect_stderr`."""
-    with our_logger() as ours:
-        with contextlib.redirect_stderr(io.StringIO()) as captured:
-            attaching._show_log()
-            ours.info("listens")
-        assert "listens" in captured.getvalue()
-        captured.close()
-        ours.warning("diverges")
-    told = capsys.readouterr().err
-    assert "diverges" in told and "Logging error" not in told
+# -- the daemon of a script, and SIGTERM
 
 
-def test_a_level_that_the_script_has_set_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    with our_logger(logging.WARNING) as ours:
-        attaching._show_log()
-        ours.info("listens")
-        ours.warning("diverges")
-    told = capsys.readouterr().err
-    assert "listens" not in told and "diverges" in told
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("name", ["", "gossamer"])
-def test_a_script_that_arranges_for_logs_later_sees_each_line_once(
-    name: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("_signals")
+def test_the_first_sigterm_asks_and_the_second_would_kill() -> None:
+    daemon = DaemonProcess()
+    daemon.start()
+    assert not daemon.must_stop
+    signal.raise_signal(signal.SIGTERM)
+    assert daemon.must_stop
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ending = daemon.ending()
+    assert isinstance(ending, SystemExit) and ending.code == TERMINATED
+    daemon.stop()
+
+
+@pytest.mark.usefixtures("_signals")
+def test_a_script_that_handles_sigterm_itself_keeps_it() -> None:
+    caught = []
+    signal.signal(signal.SIGTERM, lambda *_: caught.append(1))
+    daemon = DaemonProcess()
+    daemon.start()
+    signal.raise_signal(signal.SIGTERM)
+    daemon.stop()
+    assert caught == [1] and not daemon.must_stop
+
+
+@pytest.mark.usefixtures("_signals")
+def test_all_peers_of_a_process_are_asked() -> None:
+    first, second, third = DaemonProcess(), DaemonProcess(), DaemonProcess()
+    for daemon in (first, second, third):
+        daemon.start()
+    first.stop()
+    signal.raise_signal(signal.SIGTERM)
+    assert [one.must_stop for one in (first, second, third)] == [False, True, True]
+    second.stop()
+    third.stop()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("_signals")
+def test_ctrl_c_while_the_daemon_is_ended_does_not_keep_it_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[str] = []
+    started, ended = threading.Event(), threading.Event()
 
-    class Heard(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            heard.append(record.getMessage())
+    class Daemon:
+        def poll(self) -> None:
+            pass
 
-    with our_logger() as ours:
-        attaching._show_log()
-        logging.getLogger(name).addHandler(Heard())
-        ours.info("listens")
-    assert heard == ["listens"] and not capsys.readouterr().err
+        def terminate(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def end(self, grace_s: float) -> None:
+            ended.set()
+
+    def start() -> Any:
+        started.set()
+        return Daemon()
+
+    monkeypatch.setattr(attaching, "daemon_service", lambda _: Service("daemon", start))
+    monkeypatch.setattr(attaching, "DAEMON_POLL_S", 0.01)
+    daemon = DaemonProcess(NodeOptions(folder=tmp_path))
+    daemon.start()
+    assert started.wait(10)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            daemon.stop()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.wait(10)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("_signals")
+def test_a_daemon_that_died_is_known_to_have_though_another_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Daemon:
+        def __init__(self, status: int | None) -> None:
+            self.status = status
+
+        def poll(self) -> int | None:
+            return self.status
+
+        def close(self) -> None:
+            pass
+
+        def terminate(self) -> None:
+            pass
+
+        def end(self, grace_s: float) -> None:
+            pass
+
+    dies, stays = Daemon(None), Daemon(None)
+    runs: list[Any] = [stays, dies]
+    monkeypatch.setattr(attaching, "daemon_service", lambda _: Service("daemon", runs.pop))
+    monkeypatch.setattr(attaching, "DAEMON_POLL_S", 0.01)
+    monkeypatch.setattr(service_module, "BACKOFF_MIN_S", 0.01)
+    daemon = DaemonProcess(NodeOptions(folder=tmp_path))
+    daemon.start()
+    wait_for(lambda: len(runs) == 1, 10, "the daemon runs")
+    assert not daemon.has_died
+    dies.status = -9
+    wait_for(lambda: not runs, 10, "another runs")
+    assert daemon.has_died and not daemon.must_stop
+    daemon.stop()
+    assert not DaemonProcess().has_died, "it has none"
+
+
+@pytest.mark.usefixtures("_signals")
+def test_a_forked_worker_dies_of_sigterm_as_ever() -> None:
+    daemon = DaemonProcess()
+    daemon.start()
+    child = os.fork()
+    if child == 0:
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
+    assert not daemon.must_stop
+    daemon.stop()
