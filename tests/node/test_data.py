@@ -1,4 +1,4 @@
-"""`gossamer.node.trainer.data`: code of somebody's own runs on a node only because its owner said so."""
+"""`gossamer.node.trainer.data`: rates by the swarm's tokens, samples by node, and which task is run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gossamer.bootstrap import manifests
@@ -13,11 +14,97 @@ from gossamer.models import TaskError
 from gossamer.node.exports.generate import generate
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer import data as own_task
+from gossamer.node.trainer.data import Schedule, Shard, constant, cosine, linear
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import from_values
 from tests.models.own_tasks import write_task
 from tests.node.folders import Folder
 from tests.protocol import builders
+
+# -- rates
+
+
+def test_cosine() -> None:
+    schedule = cosine(1_000, floor=0.1)
+    assert [schedule(t) for t in (0, 500, 1_000, 10**12)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+
+
+def test_linear() -> None:
+    schedule = linear(1_100, warm_up_tokens=100)
+    assert [schedule(t) for t in (100, 600, 1_100, 5_000)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [constant(warm_up_tokens=100), linear(200, warm_up_tokens=100), cosine(200, warm_up_tokens=100)],
+)
+def test_warm_up_rises_from_nearly_nothing_to_all(schedule: Schedule) -> None:
+    values = [schedule(t) for t in range(0, 101, 10)]
+    assert 0 < values[0] <= 0.01
+    assert values == sorted(values)
+    assert values[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: cosine(0),
+        lambda: linear(10, warm_up_tokens=10),
+        lambda: cosine(10, floor=1.5),
+        lambda: constant(warm_up_tokens=-1),
+    ],
+)
+def test_a_schedule_that_cannot_be(make: object) -> None:
+    with pytest.raises(ConfigError):
+        make()  # type: ignore[operator]
+
+
+# -- samples
+
+
+def test_an_epoch_is_every_sample_once_and_the_next_is_another_order() -> None:
+    shard = Shard(100, node_id=b"a")
+    first, second = list(shard), list(shard)
+    assert sorted(first) == sorted(second) == list(range(100))
+    assert first != second
+    assert list(Shard(100, node_id=b"a")) == first, "the same node, the same order"
+    assert list(Shard(100, node_id=b"a", begun_at=5)) != first, "a resumed node draws afresh"
+    assert list(Shard(100, node_id=b"b")) != first
+
+
+def test_a_part_is_a_nodes_own_and_lasts() -> None:
+    parts = [Shard(1000, node_id=node, fraction=0.25) for node in (b"a", b"b")]
+    assert [len(part) for part in parts] == [250, 250]
+    drawn = [set(part) for part in parts]
+    assert len(drawn[0]) == 250 and drawn[0] != drawn[1]
+    assert set(parts[0]) == drawn[0] == set(parts[0].indices.tolist())
+    assert set(Shard(1000, node_id=b"a", fraction=0.25, begun_at=9)) == drawn[0]
+
+
+def test_ranks_draw_equal_parts_without_overlap() -> None:
+    shards = [Shard(103, node_id=b"a", rank=rank, ranks=4) for rank in range(4)]
+    drawn = [list(shard) for shard in shards]
+    assert [len(part) for part in drawn] == [len(shard) for shard in shards] == [25] * 4
+    assert len(set().union(*drawn)) == 100
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"size": 0},
+        {"fraction": 0.0},
+        {"fraction": 1.5},
+        {"fraction": np.array([0.5, 0.5])},
+        {"size": 1, "ranks": 2},
+    ],
+)
+def test_what_cannot_be(wrong: dict[str, object]) -> None:
+    settings = {"size": 10, "node_id": b"a", **wrong}
+    with pytest.raises(ConfigError):
+        Shard(settings.pop("size"), **settings)  # type: ignore[arg-type]
+
+
+# -- tasks
 
 
 @pytest.fixture
