@@ -25,11 +25,13 @@ NOTES_SHOWN = 5
 GAP = 2
 """Characters between two columns."""
 
-LEFT = frozenset({"node", "member", "state", "health", "replica", "device", "bad in"})
+LEFT = frozenset({"node", "member", "state", "health", "replica", "bad in"})
 """Columns of words; the others have figures."""
 
 FOLDED_MIN = {"member": 14, "bad in": 12}
 """Columns that are wrapped if there is no room, and the width that they keep; others never are."""
+
+Rows = Sequence[dict[str, Text]]
 
 GIVE_WAY = ("peers", "in", "out", "steps", "replica", "tokens/s")
 """Columns of the swarm's table that are left out if the terminal is narrow, in this order."""
@@ -43,30 +45,34 @@ STATE_STYLES = {
 }
 
 
+def cell(text: object, style: str = "") -> Text:
+    """A text without what would steer a terminal."""
+    return Text(harmless_line(str(text)), style)
+
+
 def line(*parts: tuple[str, str], fold: bool = False) -> Text:
-    """One line of texts with their styles, without what would steer a terminal."""
-    text = Text.assemble(*((harmless_line(text), style) for text, style in parts))
+    """One line of texts with their styles, cut off at the terminal's edge or wrapped there."""
+    text = Text.assemble(*(cell(*part) for part in parts))
     text.no_wrap, text.overflow = not fold, "fold" if fold else "ellipsis"
     return text
 
 
-def fitted(rows: Sequence[dict[str, Text]], width: int, give_way: Sequence[str]) -> Table:
+def fitted(rows: Rows, width: int, give_way: Sequence[str], *, folds: bool = True) -> Table:
     """A table of rows that all have the same columns. Those that `give_way` are left out, in this order,
-    until the others fit whole: figures that are cut short say nothing."""
+    until the others fit whole: figures that are cut short say nothing. If it `folds`, names and remarks may
+    be wrapped."""
     shown = list(rows[0]) if rows else []
     widths = {name: max(cell_len(name), *(row[name].cell_len for row in rows)) for name in shown}
-    least = {name: min(FOLDED_MIN.get(name, wide), wide) for name, wide in widths.items()}
+    if folds:
+        widths |= {name: min(widths[name], least) for name, least in FOLDED_MIN.items() if name in widths}
     for name in give_way:
-        if sum(least[other] + GAP for other in shown) > width:
+        if sum(widths[other] + GAP for other in shown) > width:
             shown.remove(name)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for name in shown:
-        folds = name in FOLDED_MIN
+        can_fold = folds and name in FOLDED_MIN
         justify = "left" if name in LEFT else "right"
-        table.add_column(name, justify=justify, no_wrap=not folds, overflow="fold", min_width=least[name])  # type: ignore[arg-type]
-        for row in rows if folds else ():
-            row[name].no_wrap = False
-            row[name].overflow = "fold"
+        table.add_column(name, justify=justify, no_wrap=not can_fold, overflow="fold", min_width=widths[name])  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(row[name] for name in shown))
     return table
@@ -224,10 +230,10 @@ def _row(process: NodeProcess) -> dict[str, Text]:
         "out": status and size(status["bytes_sent"]),
     }
     return {
-        "node": line((process.name, "")),
-        "state": line((state, STATE_STYLES.get(state, "" if status else "red"))),
-        **{name: line((text or "-", "")) for name, text in shown.items()},
-        "replica": line((digest or "-", f"#{digest[:6]}" if digest else "dim")),
+        "node": cell(process.name),
+        "state": cell(state, STATE_STYLES.get(state, "" if status else "red")),
+        **{name: cell(text or "-") for name, text in shown.items()},
+        "replica": cell(digest or "-", f"#{digest[:6]}" if digest else "dim"),
     }
 
 

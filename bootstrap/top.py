@@ -20,7 +20,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gossamer.bootstrap.live_table import fitted, line
+from gossamer.bootstrap.live_table import cell, fitted, line
 from gossamer.node.daemon.dashboard.client import AdminClient
 from gossamer.node.formatting import (
     UNBOUNDED,
@@ -42,21 +42,52 @@ LINES_KEPT = 100
 LINES_MIN = 6
 """How many lines of the log are shown even if there are more members than fit."""
 
-HEALTH_STYLES = {"alive": "green", "suspect": "yellow", "down": "red", "left": "dim"}
+HEALTH_STYLES = {"itself": "bold", "alive": "green", "suspect": "yellow", "down": "red", "left": "dim"}
 REPLICAS = {"same": ("same", "green"), "records": ("merging", ""), "other": ("differs", "red")}
 LEVEL_STYLES = {"warning": "yellow", "error": "red"}
-PEERS_GIVE_WAY = ("tokens", "judged", "tokens/s", "agrees", "round", "health")
-GIVE_WAY = tuple("device agrees seen tokens up/s down/s replica loss tokens/s round".split())
+GIVE_WAY = ("up/s", "down/s", "replica", "loss", "tokens", "judged", "tokens/s", "agrees", "round", "health")
 """Columns that are left out where a terminal is narrow, in this order."""
 
-FAULTS = ("void", "stale", "capped", "clipped", "opposed")
+
+def member_row(member: Json, link: Json | None = None) -> dict[str, Text]:
+    """A member's line in the tables; with the bytes of our link to it, if there is one."""
+    found = member["contributions"]
+    agrees, health = found["agreement"], str(member["health"])
+    bad = "red" if found["verdict"] else ""
+    return {
+        "member": cell(_name(member), bad),
+        "health": cell(health, HEALTH_STYLES.get(health, "")),
+        "round": cell(member["round"]),
+        "tokens": cell(count(member["tokens"])),
+        "tokens/s": cell(f"{member['tokens_per_s']:,.0f}"),
+        "loss": cell(three_decimals(member["loss"])),
+        "replica": cell(*REPLICAS.get(member["replica"], ("",))),
+        "up/s": cell(size(link["sent_per_s"]) if link else ""),
+        "down/s": cell(size(link["received_per_s"]) if link else ""),
+        "judged": cell(found["judged"]),
+        "agrees": cell(f"{agrees:+.2f}" if agrees is not None else "-"),
+        "bad in": cell(_bad_in(found), bad),
+    }
+
+
+def _bad_in(found: Json) -> str:
+    """In how many rounds a member's deltas were bad, and by how much: "void 1, clipped 18 by 9.8x"."""
+    factors = {"capped": found["cap_factor"], "clipped": found["clip_factor"]}
+    return ", ".join(
+        f"{fault} {found[fault]}" + (f" by {factors[fault]:,.1f}x" if fault in factors else "")
+        for fault in ("void", "stale", "capped", "clipped", "opposed")
+        if found[fault]
+    )
 
 
 def _name(member: Json) -> str:
     return str(member["name"] or member["node_id"][:8])
 
 
-# --- `gossamer peers`: the members that a node knows, and what it has seen of their deltas.
+def _members(status: Json) -> list[dict[str, Text]]:
+    links = {link["node_id"]: link for link in status["links"]}
+    others = [member_row(member, links.get(member["node_id"])) for member in status["members"]]
+    return [member_row({**status["itself"], "health": "itself"}), *others]
 
 
 def show_peers(status: Json, console: Console) -> None:
@@ -67,38 +98,11 @@ def show_peers(status: Json, console: Console) -> None:
     title = f"swarm {status['swarm']} as {_name(status)} sees it" + (
         f", agreement {agreement:.2f} in the newest round with two deltas" if agreement is not None else ""
     )
-    members = [{**status["itself"], "health": "itself"}, *status["members"]]
-    rows = [_peer(member) for member in members]
     console.print(line((title + _invited(status.get("invited_until")), "italic"), fold=True))
-    console.print(fitted(rows, console.width, PEERS_GIVE_WAY))
-    for member in members:
+    console.print(fitted(_members(status), console.width, GIVE_WAY))
+    for member in (status["itself"], *status["members"]):
         if verdict := member["contributions"]["verdict"]:
             console.print(line((f"{_name(member)}: {verdict}", "dim italic"), fold=True))
-
-
-def _peer(member: Json) -> dict[str, Text]:
-    found = member["contributions"]
-    agrees = found["agreement"]
-    return {
-        "member": line((_name(member), "")),
-        "health": line((str(member["health"]), "")),
-        "round": line((str(member["round"]), "")),
-        "tokens": line((count(member["tokens"]), "")),
-        "tokens/s": line((f"{member['tokens_per_s']:,.0f}", "")),
-        "judged": line((str(found["judged"]), "")),
-        "agrees": line((f"{agrees:+.2f}" if agrees is not None else "-", "")),
-        "bad in": line((_bad_in(found), "red" if found["verdict"] else "")),
-    }
-
-
-def _bad_in(found: Json) -> str:
-    """In how many rounds a member's deltas were bad, and by how much: "void 1, clipped 18 by 9.8x"."""
-    factors = {"capped": found["cap_factor"], "clipped": found["clip_factor"]}
-    return ", ".join(
-        f"{fault} {found[fault]}" + (f" by {factors[fault]:,.1f}x" if fault in factors else "")
-        for fault in FAULTS
-        if found[fault]
-    )
 
 
 def _invited(until: Any) -> str:
@@ -129,18 +133,20 @@ def frame(watched: Watched, width: int, height: int) -> RenderableType:
     if state is None:
         return line((watched.problem or f"asking {watched.address} ...", ""), fold=True)
     head = _head(watched, state)
-    links = {link["node_id"]: link for link in state["links"]}
-    members = [{**state["itself"], "name": f"*{_name(state['itself'])}"}, *state["members"]]
+    members = _members(state)
     room = height - len(head) - 2  # without the table's heading, and the foot
     rows = max(1, room - min(LINES_MIN, len(watched.lines)))
-    shown = [_member(member, links.get(member["node_id"])) for member in members[:rows]]
-    left_out = len(members) - rows
-    if left_out > 0:
-        shown[-1] = {
-            name: line((f"+ {left_out + 1} more" if name == "member" else "", "dim")) for name in shown[0]
-        }
+    shown = members[:rows]
+    if len(members) > rows:
+        left_out = cell(f"+ {len(members) - rows + 1} more", "dim")
+        shown[-1] = {**dict.fromkeys(members[0], Text("")), "member": left_out}
     lines = list(watched.lines)[-max(1, room - len(shown)) :]
-    return Group(*head, fitted(shown, width, GIVE_WAY), *map(_log_line, lines), line(("q quits", "dim")))
+    return Group(
+        *head,
+        fitted(shown, width, ("bad in", *GIVE_WAY), folds=False),
+        *map(_log_line, lines),
+        line(("q quits", "dim")),
+    )
 
 
 def _head(watched: Watched, state: Json) -> list[Text]:
@@ -168,26 +174,6 @@ def _head(watched: Watched, state: Json) -> list[Text]:
         ),
         Text(""),
     ]
-
-
-def _member(member: Json, link: Json | None) -> dict[str, Text]:
-    found = member["contributions"]
-    replica, style = REPLICAS.get(member["replica"], ("", ""))
-    agrees = found["agreement"]
-    return {
-        "member": line((_name(member), "red" if found["verdict"] else "")),
-        "health": line((str(member["health"]), HEALTH_STYLES.get(member["health"], ""))),
-        "seen": line((duration(member["heard_s"]), "")),
-        "round": line((str(member["round"]), "")),
-        "tokens": line((count(member["tokens"]), "")),
-        "tokens/s": line((count(member["tokens_per_s"]), "")),
-        "loss": line((three_decimals(member["loss"]), "")),
-        "replica": line((replica, style)),
-        "agrees": line((f"{agrees:+.2f}" if agrees is not None else "", "")),
-        "up/s": line((size(link["sent_per_s"]) if link else "", "")),
-        "down/s": line((size(link["received_per_s"]) if link else "", "")),
-        "device": line((str(member["device"]), "")),
-    }
 
 
 def _log_line(notice: Json) -> Text:

@@ -84,7 +84,7 @@ def test_a_narrow_terminal_shows_who_it_is_and_what_was_bad(name: str) -> None:
         assert max(map(len, lines)) <= width and "\N{HORIZONTAL ELLIPSIS}" not in text
         assert "clipped" in text and name[:10] in text
     head = next(line for line in lines if "member" in line).split()
-    assert head == ["member", "health", "round", "tokens", "tokens/s", "judged", "agrees", "bad", "in"]
+    assert " ".join(head).startswith("member health round tokens tokens/s") and head[-2:] == ["bad", "in"]
 
 
 def test_what_is_no_terminal_has_no_width() -> None:
@@ -122,12 +122,12 @@ def test_the_screen_fits_and_shows_members_and_log(width: int, height: int, memb
     lines = drawn(state, width, height)
     text = "\n".join(lines)
     assert len(lines) <= height and max(map(len, lines)) <= width
-    for part in ("*me", "round 3 (swarm 4)", "2.000", "the disk is full", "line 2", "q quits"):
+    for part in ("itself", "round 3 (swarm 4)", "2.000", "the disk is full", "line 2", "q quits"):
         assert part in text, part
     assert ("more" in text) == (members == 40 and height == 24)
     if members == 3:
         assert "node-2" in text and "alive" in text
-        assert ("differs" in text and "10 B" in text) == (width >= 80)
+        assert ("differs" in text and "10 B" in text) == (width >= 120)
 
 
 def test_nothing_that_others_say_moves_the_cursor() -> None:

@@ -86,7 +86,7 @@ class Recorded:
                 time,
                 loss and round(loss, 4),
                 tokens,
-                self.swarm_tokens,
+                tokens,
                 round(agreement, 4) if len(weighed) > 1 else None,
                 deltas,
             ]

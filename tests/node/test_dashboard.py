@@ -17,7 +17,7 @@ from gossamer.node.daemon.daemon import Daemon
 from gossamer.node.daemon.dashboard import client as admin_client
 from gossamer.node.daemon.dashboard import server as servers
 from gossamer.node.daemon.dashboard import sse
-from gossamer.node.daemon.dashboard.client import admin_of, find_admin
+from gossamer.node.daemon.dashboard.client import find_admin
 from gossamer.node.daemon.dashboard.server import TOKEN_VARIABLE, AdminServer
 from gossamer.node.daemon.monitoring.round_history import OWN
 from gossamer.node.daemon.network.rpc import fetch_status
@@ -347,66 +347,28 @@ def test_finding_the_admin_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert find_admin("localhost:7780", None) == "localhost:7780"
     with pytest.raises(ConfigError, match="not an address"):
         find_admin("7780", None)
-    with pytest.raises(ConfigError, match="no node runs in"):
+    with pytest.raises(ConfigError, match="no node with an admin server runs in"):
         find_admin(None, None)
-    with socket.socket() as one, socket.socket() as two, socket.socket() as silent:
-        for each in (one, two, silent):
-            each.bind(("127.0.0.1", 0))
-        one.listen()
-        where = {each: f"127.0.0.1:{each.getsockname()[1]}" for each in (one, two, silent)}
-        told = (("one", where[one]), ("off", None), ("odd", 7), ("worse", "x"), ("killed", where[silent]))
-        homes = {name: Home(tmp_path / name) for name, _ in (*told, ("stopped", ""), ("two", ""))}
-        for home in homes.values():
-            home.create()
-            home.lock.take()
-        for name, admin in (*told, ("stopped", where[one])):  # its port is another node's now
-            homes[name].write_daemon(admin=admin)
-        homes["stopped"].lock.let_go()
-        assert find_admin(None, None) == admin_of(tmp_path / "one") == where[one]
-        with pytest.raises(ConfigError, match="no node with an admin server runs in .*stopped"):
-            find_admin(None, tmp_path / "stopped")
-        two.listen()
-        homes["two"].write_daemon(admin=where[two])
-        with pytest.raises(ConfigError, match=r"which node\? Give one of --dir .*one, --dir .*two$"):
-            find_admin(None, None)
-        for name, home in homes.items():
-            if name != "stopped":
-                home.lock.let_go()
-
-
-def test_of_a_swarms_nodes_on_this_machine_the_one_that_trains_is_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside a bootstrap peer; `generate` and `export` do not ask there, either."""
-    monkeypatch.setenv("GOSSAMER_HOME", str(tmp_path))
-    with socket.create_server(("127.0.0.1", 0)) as peer, socket.create_server(("127.0.0.1", 0)) as trainer:
-        where = [f"127.0.0.1:{each.getsockname()[1]}" for each in (peer, trainer)]
-        homes = [first := founded(tmp_path / "peer"), joining(tmp_path / "trainer", first)]
-        for home, admin, trains in zip(homes, where, (False, True), strict=True):
-            home.write_daemon(admin=admin, trains=trains)
-            home.lock.take()
-        assert find_admin(None, None) == where[1]
-        homes[0].manifest_path.write_bytes(b"of another swarm")
-        with pytest.raises(ConfigError, match="which node"):
-            find_admin(None, None)
-        homes[0].manifest_path.write_bytes(homes[1].manifest_path.read_bytes())
-        homes[0].write_daemon(admin=where[0])
-        homes[0].set_daemon_aside()
-        with pytest.raises(ConfigError, match=r"which node\? Give one of --dir .*peer, --dir .*trainer$"):
-            find_admin(None, None)
-        homes[1].lock.let_go()
-        with pytest.raises(ConfigError, match="the node in .*peer is still starting"):
-            find_admin(None, None)
-        homes[0].daemon_path.mkdir()
-        with pytest.raises(ConfigError, match=r"^cannot read .*daemon\.json: .*; does the node belong to"):
-            find_admin(None, homes[0].root)
-        homes[0].daemon_path.rmdir()
-        homes[1].lock.take()
-        homes[0].write_daemon(admin=where[0], trains=True)
-        with pytest.raises(ConfigError, match="which node"):
-            find_admin(None, None)
-        for home in homes:
-            home.lock.let_go()
+    admins = {"boot": "127.0.0.1:1", "one": "127.0.0.1:2", "off": None, "stopped": "127.0.0.1:3"}
+    homes = {name: Home(tmp_path / name) for name in (*admins, "starting")}
+    for name, home in homes.items():
+        home.create()
+        home.lock.take()
+        if name in admins:
+            home.write_daemon(admin=admins[name], trains=name == "one")
+    homes["stopped"].lock.let_go()  # its port may be another node's now
+    assert find_admin(None, None) == admins["one"], "it alone trains"
+    assert find_admin(None, tmp_path / "boot") == admins["boot"]
+    for name in ("stopped", "starting", "off"):
+        with pytest.raises(ConfigError, match=f"no node with an admin server runs in .*{name}; start one"):
+            find_admin(None, tmp_path / name)
+    homes["boot"].write_daemon(admin=admins["boot"], trains=True)
+    with pytest.raises(ConfigError, match=r"which node\? Give one of --dir .*boot, --dir .*one$"):
+        find_admin(None, None)
+    homes["one"].lock.let_go()
+    assert find_admin(None, None) == admins["boot"]
+    for name in ("boot", "off", "starting"):
+        homes[name].lock.let_go()
 
 
 async def test_what_a_daemon_says_of_itself_tells_whether_it_trains(tmp_path: Path) -> None:
@@ -492,7 +454,6 @@ async def test_who_is_refused_or_idle_takes_no_place_from_who_looks_on(
             writers.append(writer)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
             await session.get(f"http://{facts(home)['admin']}/healthz")  # by then all are accepted
-        assert not idle[-1].at_eof(), "who says nothing gives way before who has asked, and may"
         daemon.monitoring.admin.feed.publish([b"event: still here\n\n"])
         await asyncio.wait_for(page.readuntil(b"event: still here"), 5)
         for writer in writers:

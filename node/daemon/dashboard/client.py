@@ -1,7 +1,6 @@
 """Finds a node's admin server, and listens to it."""
 
 import json
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from gossamer.node.address import format_address, parse_address
 from gossamer.node.daemon.dashboard.server import TOKEN_VARIABLE, token_here
 from gossamer.node.daemon.network.listening import Resolver
 from gossamer.node.formatting import harmless_line
-from gossamer.node.home import Home, nodes_root, unreadable
+from gossamer.node.home import Home, nodes_root
 from gossamer.protocol.errors import ConfigError, UnreachableError
 
 EVENT_BYTES_MAX = 32 * 1024 * 1024
@@ -23,99 +22,24 @@ SILENCE_S = 20.0
 
 
 def find_admin(address: str | None, folder: Path | None) -> str:
-    """Where to ask: at a given address, or that of the node in a folder, or that of this machine's only node.
-
-    If all of this machine's nodes belong to one swarm, the only one that trains is meant.
-
-    Raises ConfigError.
-    """
+    """Where to ask: at a given address, or that of the node in a folder, or that of this machine's only node
+    or only node that trains. Raises ConfigError."""
     if address is not None:
         return format_address(*parse_address(address))
-    return _only_admin_here() if folder is None else _admin_in(folder)
-
-
-def _admin_in(folder: Path) -> str:
-    """The admin address of the node in a folder. Raises ConfigError if none runs there, or it has none."""
-    is_running = _is_running(folder)
-    if is_running and Home(folder).read_daemon() is None:
-        raise _says_nothing(folder)
-    found = admin_of(folder) if is_running else None
-    if found is None:
-        raise ConfigError(f"no node with an admin server runs in {folder}; start one, without --admin off")
-    return found
-
-
-def _only_admin_here() -> str:
-    """The admin address of this machine's node that must be meant. Raises ConfigError."""
-    folders = {path.parent for path in nodes_root().glob("*/daemon*.json")}
-    running = [folder for folder in folders if _is_running(folder)]
-    starting = [folder for folder in running if Home(folder).read_daemon() is None]
-    admins = {folder: admin for folder in running if (admin := admin_of(folder)) and _answers(admin)}
-    if not admins and starting:
-        raise _says_nothing(min(starting))
-    if not admins:
+    where = [folder] if folder else sorted({path.parent for path in nodes_root().glob("*/daemon.json")})
+    # Where none runs, what it wrote down is out of date: another may have its port.
+    facts = {each: Home(each).read_daemon() or {} for each in where if Home(each).lock.is_taken()}
+    running = {each: found for each, found in facts.items() if found.get("admin")}
+    if not running:
         raise ConfigError(
-            f"no node runs in {nodes_root()}; name a node's folder with --dir, or its admin HOST:PORT"
+            f"no node with an admin server runs in {folder or nodes_root()}; start one without --admin off,"
+            " or name its folder with --dir, or its admin HOST:PORT"
         )
-    meant = None if starting else _meant_of(list(admins))
-    if meant is None:
-        which = ", ".join(f"--dir {folder}" for folder in sorted((*admins, *starting)))
-        raise ConfigError(f"which node? Give one of {which}")
-    return admins[meant]
-
-
-def _meant_of(folders: list[Path]) -> Path | None:
-    """The only one of some nodes or, if all belong to one swarm, the only one that trains; None if
-    unclear."""
-    if len(folders) == 1:
-        return folders[0]
-    training = [folder for folder in folders if (Home(folder).read_daemon() or {}).get("trains")]
-    is_one_swarm = len(set(map(_manifest_in, folders))) == 1
-    return training[0] if len(training) == 1 and is_one_swarm else None
-
-
-def _says_nothing(folder: Path) -> ConfigError:
-    """The error for a node that seems to run, and has not written down where."""
-    path = Home(folder).daemon_path
-    try:
-        path.read_bytes()
-    except FileNotFoundError:
-        pass
-    except OSError as error:  # another user's node, whose lock cannot be looked at either
-        return ConfigError(unreadable(path, error))
-    return ConfigError(f"the node in {folder} is still starting; its log will say where it listens")
-
-
-def _is_running(folder: Path) -> bool:
-    """Whether a node runs in a folder. If not, what it wrote down is out of date: another may have its
-    port."""
-    return Home(folder).lock.is_taken()
-
-
-def _manifest_in(folder: Path) -> bytes:
-    """The stored manifest, which tells swarms apart; empty if it cannot be read."""
-    try:
-        return Home(folder).manifest_path.read_bytes()
-    except OSError:
-        return b""
-
-
-def _answers(address: str) -> bool:
-    """Whether anything listens there. A node that has just started may still show its last run's address."""
-    try:
-        socket.create_connection(parse_address(address), CONNECT_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True
-
-
-def admin_of(folder: Path) -> str | None:
-    """The admin address of the daemon that runs in a folder, or ran there last; None if it is not known."""
-    found = (Home(folder).read_daemon() or {}).get("admin")
-    try:
-        return format_address(*parse_address(found)) if isinstance(found, str) else None
-    except ConfigError:
-        return None
+    training = [each for each, found in running.items() if found.get("trains")]
+    meant = list(running) if len(running) == 1 else training
+    if len(meant) != 1:
+        raise ConfigError(f"which node? Give one of {', '.join(f'--dir {each}' for each in running)}")
+    return format_address(*parse_address(str(running[meant[0]]["admin"])))
 
 
 class AdminClient:

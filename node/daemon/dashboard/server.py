@@ -93,13 +93,11 @@ class Connections:
     """The admin server's connections: how many there may be, and which of them give way to new ones."""
 
     def __init__(self) -> None:
-        self._admitted: set[asyncio.Protocol] = set()
         self._answered: set[asyncio.Protocol] = set()
 
     @contextmanager
     def answering(self, request: web.Request) -> Iterator[None]:
         """Inside, a request that was let in is being answered."""
-        self._admitted.add(request.protocol)
         self._answered.add(request.protocol)
         try:
             yield
@@ -107,14 +105,11 @@ class Connections:
             self._answered.discard(request.protocol)
 
     def make_room(self, server: web.Server) -> None:
-        """Close connections that are too many beside a new one, at once, whatever is still to be sent there.
-
-        Those on which no request was let in go first, then idle ones, then those being answered; the oldest
-        of each kind first. So a connection that is refused or silent takes no place from those that are
-        served.
+        """Close connections that are too many beside a new one, at once: the oldest of those on which no
+        request is being answered, and then of the others. So one that is refused, silent or idle takes no
+        place from those that are served.
         """
-        self._admitted.intersection_update(server.connections)
-        ranked = sorted(server.connections, key=lambda old: (old in self._admitted) + (old in self._answered))
+        ranked = sorted(server.connections, key=self._answered.__contains__)
         for old in ranked[: 1 - CONNECTIONS_MAX]:
             if old.transport is not None:
                 old.transport.abort()

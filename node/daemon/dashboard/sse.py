@@ -150,7 +150,6 @@ class RoundAnswers:
 
         Done in a thread, since they may be many.
         """
-        self._monitor.settle()
         history = self._monitor.history
         async with self._answering:
             kept = list(at_most(history.newest_first(first, last), ANSWER_ROUNDS_MAX, ANSWER_ENTRIES_MAX))

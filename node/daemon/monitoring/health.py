@@ -49,12 +49,6 @@ MEMBERS_MIN = 2
 """With fewer other members up, it means nothing that nobody has dialled us."""
 
 STARVED_S = 300.0
-HELD_KEPT_S = 120.0
-"""For how long it counts that others held what is missing: a holder that failed is not believed until it
-holds something else."""
-
-UNHELD_S = 60.0
-"""Whoever fetches what a joining node lacks soon holds it, too."""
 
 ONE_KEY = "stop all but one; to make a copy a node of its own, remove the file key from it"
 
@@ -89,8 +83,6 @@ class Check:
     """How long `when` must have held without a break."""
     progress: Callable[[NodeStatus], Any] = lambda now: None
     """While this changes, `after_s` starts over."""
-    gap_s: float = 0.0
-    """Breaks of up to this long are none."""
     lasts_s: float = 0.0
     """For how long a finding stays one after `when` has last held."""
     repeat_s: float = REPEAT_S
@@ -105,15 +97,8 @@ CHECKS = (
     Check(
         name="space",
         severity=Severity.PROBLEM,
-        when=lambda now, _: now.disk_free is not None and now.disk_free < DISK_FREE_MIN,
-        message=lambda now: f"the disk is full: {(now.disk_free or 0) >> 20} MiB are free",
-        advice="publishing and fetching pause when nothing is left",
-    ),
-    Check(
-        name="files",
-        severity=Severity.PROBLEM,
-        when=lambda now, _: now.files_free is not None and now.files_free < FILES_FREE_MIN,
-        message=lambda now: f"the disk is full: it has room for {now.files_free} more files (df -i)",
+        when=lambda now, _: now.disk_free < DISK_FREE_MIN or now.files_free < FILES_FREE_MIN,
+        message=lambda now: f"the disk is full: {now.disk_free >> 20} MiB, {now.files_free} files are free",
         advice="publishing and fetching pause when nothing is left",
     ),
     Check(
@@ -241,43 +226,22 @@ CHECKS = (
         repeat_s=DAY_S,
     ),
     Check(
-        name="unheld",
-        severity=Severity.WARNING,
-        # Whoever trained before may be gone, with all that others had not fetched yet.
-        when=lambda now, _: (
-            now.payloads_missing and now.links and not now.is_ready and not now.missing_is_held
-        ),
-        after_s=UNHELD_S,
-        message=lambda now: (
-            f"joining: no linked node holds any of the {now.payloads_missing} missing payloads or snapshots"
-        ),
-        advice="start one that does: a node that trained here before, or another full replica",
-    ),
-    Check(
         name="starved",
         severity=Severity.WARNING,
-        # Links may carry small messages and still nothing larger.
-        when=lambda now, _: now.payloads_missing and now.links and now.missing_is_held,
+        # Later, what is missing may be gone with its author for good.
+        when=lambda now, _: now.payloads_missing and now.links and not now.is_ready,
         progress=lambda now: now.fetched_bytes,
         after_s=STARVED_S,
-        gap_s=HELD_KEPT_S,
         message=lambda now: (
-            f"no part of {now.payloads_missing} missing payloads or snapshots has arrived for"
-            f" {STARVED_S / 60:.0f} minutes, though linked nodes hold some"
+            f"joining: no part of {now.payloads_missing} missing payloads or snapshots has arrived for"
+            f" {STARVED_S / 60:.0f} minutes"
         ),
-        advice="the path to them is too slow, or drops long packets, as a VPN or tunnel may. Try a lower"
-        " MTU on this machine: ip link set dev INTERFACE mtu 1280",
-    ),
-    Check(
-        name="address",
-        severity=Severity.WARNING,
-        when=lambda now, _: now.lost_address,
-        message=lambda now: (
-            f"this machine no longer has the address {now.lost_address}, to which --listen ties this node:"
-            " it is cut off"
+        advice=lambda now: (
+            "linked nodes hold some, but the path to them is too slow, or drops long packets, as a VPN may:"
+            " try a lower MTU on this machine (ip link set dev INTERFACE mtu 1280)"
+            if now.missing_is_held
+            else "no linked node holds any: start a node that trained before, or another full replica"
         ),
-        advice="give the machine that address back, or start the node with another --listen ([::]:PORT"
-        " follows the machine)",
     ),
     Check(
         name="clock",
@@ -325,7 +289,6 @@ class _Finding:
     """What one check has found so far; times are seconds of a monotonic clock."""
 
     message: str = ""
-    held_at: float = -inf
     found_at: float = -inf
     since: float | None = None
     """When `when` last did not hold, or there was progress."""
@@ -335,11 +298,10 @@ class _Finding:
 
     def update(self, check: Check, status: NodeStatus, before: NodeStatus, now: float) -> None:
         was_active, progress = self.is_active, check.progress(status)
-        if check.when(status, before):
-            self.held_at = now
-        if now - self.held_at > check.gap_s or self.since is None or progress != self.progress:
+        holds = check.when(status, before)
+        if not holds or self.since is None or progress != self.progress:
             self.since, self.progress = now, progress
-        if now == self.held_at and now - self.since >= check.after_s:
+        if holds and now - self.since >= check.after_s:
             self.message, self.found_at = check.message(status), now
         self.is_active = now - self.found_at <= check.lasts_s
         if self.is_active and check.is_logged and now - self.logged_at >= check.repeat_s:

@@ -6,12 +6,12 @@ Nothing that the node does for the swarm depends on it, and a fault in here is o
 import asyncio
 import logging
 import os
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gossamer.node import __version__
@@ -33,7 +33,6 @@ from gossamer.node.daemon.monitoring.status import (
     to_json,
 )
 from gossamer.node.daemon.network.links import LinkTable, PeerLink
-from gossamer.node.daemon.network.listening import is_gone
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.phi.archive import Archive
@@ -109,8 +108,7 @@ class Monitor:
         self.history = RoundHistory(sources.core.identity.node_id, sources.core.manifest)
         self._file = HistoryFile(sources.home.history_path)
         self._model = _model(sources.core.manifest, sources.core.layout)
-        self._free: tuple[int | None, int | None] = None, None
-        """Bytes and files that fit on the disk."""
+        self._free = _free_in(sources.home)
         self._lags = deque([0.0], maxlen=LAGS)
         self._traffic: dict[int, deque[tuple[float, int, int]]] = {}
         """By link: when we looked, and the bytes that it had sent and received."""
@@ -203,7 +201,6 @@ class Monitor:
             await self._save()
         self._lags.append(max(0.0, late_s))
         self._look(time.monotonic())
-        self.settle()
         self._latest = status = self.read()
         self.health.check(status)
         self.events.log(status)
@@ -227,16 +224,6 @@ class Monitor:
             self._dialled_before = sources.links.dialled_by_others
         self._addresses = addresses
 
-    def settle(self) -> None:
-        """Have the history count the tokens of its rounds.
-
-        Not before everything that was here at the start is merged, newest rounds first: until then sums are
-        too small, and those of the last run are better.
-        """
-        merging = self._sources.merging
-        if merging.ready:
-            self.history.settle(merging.base.round, merging.base.tokens)
-
     async def _save(self) -> None:
         """Save what has changed; what cannot be written is tried again with the next.
 
@@ -257,7 +244,6 @@ class Monitor:
         """Save the rest, and stop."""
         self.log.end()
         with self._contained():
-            self.settle()
             await self._save()
 
     # -- questions
@@ -361,7 +347,6 @@ class Monitor:
             is_ready=merging.ready,
             has_model=core.sealing.joined,
             known_addresses=len(addresses.union(core.info.bootstrap)),
-            lost_address=self._lost_address(),
             refusal=self._refusal(),
             fetched_bytes=core.fetcher.came,
             missing_is_held=core.fetcher.wants.any_has_holder,
@@ -447,11 +432,6 @@ class Monitor:
             return str(error)
         return ""
 
-    def _lost_address(self) -> str:
-        """The address that this node listens on and dials from, if this machine no longer has it."""
-        host = self._sources.server.bound_to
-        return host if host is not None and is_gone(host) else ""
-
 
 def _model(manifest: Manifest, layout: Layout) -> ModelStatus:
     pace = manifest.pace
@@ -493,20 +473,8 @@ def _totals(link: PeerLink) -> tuple[int, int]:
     return traffic.sent + traffic.payload_sent, traffic.received + traffic.payload_received
 
 
-def _free_in(home: Home) -> tuple[int | None, int | None]:
-    """Bytes and files that still fit into a node's folder; its chunks may be on another disk."""
-    free, files = zip(*map(_free_at, (home.root, home.chunks_path)), strict=True)
-    return _least(free), _least(files)
-
-
-def _least(counts: Iterable[int | None]) -> int | None:
-    return min((count for count in counts if count is not None), default=None)
-
-
-def _free_at(path: Path) -> tuple[int | None, int | None]:
-    """Bytes and files that still fit; None for what is not known or unbounded."""
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None, None
-    return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+def _free_in(home: Home) -> tuple[int, int]:
+    """Bytes and files that fit into a node's folder; its chunks may be on another disk. Raises OSError."""
+    found = [os.statvfs(path) for path in (home.root, home.chunks_path)]
+    files = [each.f_favail for each in found if each.f_files]  # some file systems have no bound
+    return min(each.f_bavail * each.f_frsize for each in found), min(files, default=sys.maxsize)

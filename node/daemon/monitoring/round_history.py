@@ -12,7 +12,7 @@ import math
 import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby, islice
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from gossamer.node.files import cannot_write, write_atomically
 from gossamer.node.ipc.messages import Report
-from gossamer.protocol.claims import total
 from gossamer.protocol.limits import MEMBERS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.contributions import Figures, RoundFigures
@@ -70,8 +69,7 @@ class Round(NamedTuple):
     seen: float
     """When its first delta came here, Unix seconds."""
     merged_tokens: int | None
-    """How many tokens all deltas merged up to and including this round count for (see `TokenCount` and
-    `Layout.trained_tokens`); None before the round was merged."""
+    """How many tokens its merged deltas count for, see `TokenCount`; None before the round was merged."""
     agreement: float | None
     """Mean cosine of pairs of its deltas."""
     entries: tuple[Entry, ...]
@@ -126,9 +124,9 @@ def at_most(rounds: Iterable[Round], rounds_max: int, entries_max: int) -> Itera
 
 
 def as_json(rounds: Iterable[Round], layout: Layout) -> dict[str, Any]:
-    """``{"authors": [hex], "rounds": [[round, seen, loss, tokens, swarm tokens, agreement, entries], ...]}``
+    """``{"authors": [hex], "rounds": [[round, seen, loss, tokens, merged tokens, agreement, entries], ...]}``
 
-    Tokens are those of the round's windows. Swarm tokens are what the swarm has trained on up to the round.
+    Tokens are those of the round's windows. Merged tokens are what the swarm has trained on with the round.
     Entries are ``[author's index, tokens, steps, staleness, loss, flags]``.
     """
     places: dict[bytes, int] = {}
@@ -175,7 +173,6 @@ class RoundHistory:
         self._begins_after = 0
         """Rounds up to this one have been dropped."""
         self._highest_merged = 0
-        self._token_sums = _TokenSums(manifest)
         self._changed: set[int] = set()
         self._unsaved: set[int] = set()
         self._losses: dict[int, float] = {}
@@ -222,10 +219,10 @@ class RoundHistory:
         for delta in held:
             if delta.author not in known:
                 self.heard(delta, unix_s=unix_s, clock=clock)
-        self._token_sums.merged(round_, held)
         row = self._rounds.get(round_)
         if row is None:
             return
+        row = row._replace(merged_tokens=TokenCount(self._manifest, held).total)
         flags = dict.fromkeys(void, VOID)
         if found is not None:
             for author, figures in found.members.items():
@@ -233,13 +230,6 @@ class RoundHistory:
             row = row._replace(agreement=found.agreement)
             row = row.flagged({entry.author: 0 for entry in row.entries}, clear=CLIPPED)
         self._put(row.flagged(flags))
-
-    def settle(self, base_round: int, base_tokens: int) -> None:
-        """Bring `Round.merged_tokens` up to date. The base is the part of Phi that can no longer change."""
-        for round_, tokens in self._token_sums.settle(base_round, base_tokens).items():
-            row = self._rounds.get(round_)
-            if row is not None and row.merged_tokens != tokens:
-                self._put(row._replace(merged_tokens=tokens))
 
     def evaluated(self, report: Report | None) -> None:
         """Note a trainer's held-out loss, if it is new and a finite number.
@@ -333,51 +323,6 @@ class RoundHistory:
 
 def _flags_of(figures: Figures) -> int:
     return (VOID if figures.void else 0) | (CLIPPED if figures.is_clipped else 0)
-
-
-class _TokenSums:
-    """How many tokens all deltas merged up to each round count for."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
-        self._merged: dict[int, tuple[Delta, ...]] = {}
-        """The deltas that Phi holds of the rounds above its base."""
-        self._sums: dict[int, int] = {}
-        """Of these rounds, as last settled."""
-        self._base = (0, 0)
-        """The base as it was then: its last round, and its tokens."""
-        self._unsettled: set[int] = set()
-
-    def merged(self, round_: int, deltas: tuple[Delta, ...]) -> None:
-        """Note that Phi holds these deltas of a round."""
-        self._merged[round_] = deltas
-        self._unsettled.add(round_)
-
-    def settle(self, base_round: int, base_tokens: int) -> dict[int, int]:
-        """The sums that may have changed since the last call: those from the first stretch with a change on.
-
-        The deltas of a stretch are capped together, see `TokenCount`.
-        """
-        if not self._unsettled:
-            return {}
-        stretch_of = TokenCount(self._manifest).stretch_of
-        first = stretch_of(min(self._unsettled))
-        self._unsettled.clear()
-        if (base_round, base_tokens) != self._base:
-            self._base, first = (base_round, base_tokens), 0
-            self._merged = {r: deltas for r, deltas in self._merged.items() if r > base_round}
-        above = sorted(self._merged)
-        begin = bisect_left(above, first, key=stretch_of)
-        below = self._sums[above[begin - 1]] if begin else base_tokens
-        changed = {}
-        for _, rounds in groupby(above[begin:], stretch_of):
-            count = TokenCount(self._manifest)
-            for round_ in rounds:
-                count.change((), self._merged[round_])
-                changed[round_] = total((below, count.total))
-            below = total((below, count.total))
-        self._sums = {r: tokens for r, tokens in self._sums.items() if r in self._merged} | changed
-        return changed
 
 
 class HistoryFile:

@@ -271,14 +271,14 @@ class NodeStatus:
     )
     late_s: float = local()
     """How much later than planned the last look was: the event loop was busy for so long."""
-    disk_free: int | None = local(
+    disk_free: int = local(
         metric=Metric(
             "gossamer_disk_free_bytes",
             "Free space on the disk of the node's folder or of its chunks, whichever has less.",
         )
     )
-    files_free: int | None = local()
-    """How many more files fit on the disk; None if not known, or unbounded."""
+    files_free: int = local()
+    """How many more files fit on the disk."""
     disk_problem: str = local()
     """Why nothing can be written, as logged; empty if it can."""
 
@@ -288,8 +288,6 @@ class NodeStatus:
     has_model: bool = local()
     known_addresses: int = local()
     """Addresses that lead, or once led, to others."""
-    lost_address: str = local()
-    """The address that we listen on and dial from, if this machine no longer has it."""
     refusal: str = local()
     """Why members no longer let this node in, by the credentials that it knows."""
     fetched_bytes: int = local()

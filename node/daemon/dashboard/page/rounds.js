@@ -54,6 +54,15 @@ class Rounds {
     return fresh;
   }
 
+  /** Works out `total`, what the swarm has trained on up to each round, from what it has trained on by now. */
+  addUp(swarmTokens) {
+    let total = swarmTokens ?? NaN;
+    for (const round of this.list.toReversed()) {
+      round.total = round.merged === null ? NaN : total;
+      total -= round.merged ?? 0;
+    }
+  }
+
   /** Index of the first round that is not below `round`. */
   position(round) {
     let low = 0, high = this.list.length;
@@ -101,7 +110,7 @@ class Rounds {
     }
   }
 
-  #packed([round, time, loss, tokens, total, agreement, deltas], map) {
+  #packed([round, time, loss, tokens, merged, agreement, deltas], map) {
     const packed = new Float32Array(deltas.length * WIDTH);
     let own = NaN, stale = 0, stalest = 0, counted = 0;
     deltas.forEach((delta, k) => {
@@ -115,7 +124,7 @@ class Rounds {
       counted++;
     });
     return {
-      round, time, packed, own, tokens, total: total ?? NaN, loss: loss ?? NaN, agreement: agreement ?? NaN,
+      round, time, packed, own, tokens, merged, total: NaN, loss: loss ?? NaN, agreement: agreement ?? NaN,
       count: deltas.length, stale: counted ? stale / counted : NaN, stalest: counted ? stalest : NaN,
     };
   }

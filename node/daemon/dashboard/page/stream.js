@@ -101,6 +101,7 @@ class Stream extends EventTarget {
     this.#failures = 0;
     const before = this.rounds.newest;
     this.rounds.clock = state.clock;
+    this.rounds.addUp(state.swarm_tokens);
     this.#noteEvaluation(state.trainer);
     if (this.connection !== "live") {
       this.connection = "live";
@@ -126,6 +127,7 @@ class Stream extends EventTarget {
   #takeRounds(message) {
     for (const [round] of message.rounds) this.#newer?.add(round);
     const fresh = this.rounds.merge(message);
+    this.rounds.addUp(this.state?.swarm_tokens);
     this.#tell("rounds", { fresh, from: Math.min(...message.rounds.map((row) => row[0])), to: Infinity });
   }
 
