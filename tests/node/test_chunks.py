@@ -122,16 +122,6 @@ def test_a_reader_finds_what_came_since(store: ChunkStore) -> None:
         reader.get(bytes(32))
 
 
-def test_all_that_is_damaged_of_a_file_is_found_at_once(store: ChunkStore) -> None:
-    blobs = [put(store, data) for data in (b"one ", b"two ", b"three")]
-    assert store.join(blobs) == b"one two three"
-    for blob in blobs[:2]:
-        file_of(store, blob).write_bytes(b"zero")
-    with pytest.raises(MissingChunkError):
-        store.join(blobs)
-    assert [blob in store for blob in blobs] == [False, False, True]
-
-
 def test_a_full_disk_leaves_nothing_behind(store: ChunkStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
@@ -178,12 +168,6 @@ def test_foreign_files_do_not_count_and_do_no_harm(tmp_path: Path) -> None:
     assert len(ChunkStore(tmp_path / "chunks")) == 0
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "chunks").write_text("in the way")
-    with pytest.raises(StorageError, match="chunks"):
-        ChunkStore(tmp_path / "chunks")
-
-
 def test_a_reader_leaves_what_is_damaged_to_the_daemon(store: ChunkStore) -> None:
     blob = put(store, b"data")
     file_of(store, blob).write_bytes(b"date")
@@ -209,22 +193,6 @@ def test_what_cannot_be_read_just_now_is_kept(store: ChunkStore, monkeypatch: py
             store.get(blob)
         assert not isinstance(error.value, MissingChunkError)
     assert blob in store and store.get(blob) == b"data"
-
-
-def test_damage_that_cannot_be_removed_is_missing_too(
-    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a disk that has become read-only, say."""
-    blob = put(store, b"data")
-    file_of(store, blob).write_bytes(b"dat")
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(MissingChunkError):
-        store.get(blob)
-    assert blob not in store
 
 
 def test_a_folder_is_opened_while_its_daemon_drops_chunks(

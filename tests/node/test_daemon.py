@@ -18,16 +18,11 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gossamer.node.address import Contact
 from gossamer.node.daemon import daemon as daemon_module
 from gossamer.node.daemon.daemon import Daemon, main
 from gossamer.node.daemon.dashboard import server as admin
-from gossamer.node.daemon.dashboard.client import find_admin
-from gossamer.node.daemon.monitoring import monitor
-from gossamer.node.daemon.network import address_book as acquaintances
 from gossamer.node.daemon.network.links import Traffic
 from gossamer.node.daemon.network.rpc import deliver, fetch_status
-from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.storage import disk as disk_module
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.files import UNFINISHED_S
@@ -41,7 +36,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.errors import ConfigError, DiskFullError, NobodyThereError, RefusedError, StorageError
+from gossamer.protocol.errors import DiskFullError, NobodyThereError, RefusedError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.records import Delta
@@ -154,24 +149,6 @@ async def test_what_a_trainer_handed_in_before_it_died_is_published_once_the_dis
             assert not daemon.core.ledger.is_void(next(iter(daemon.core.ledger)))
 
 
-async def test_a_daemon_whose_one_address_is_gone_says_so(
-    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(monitor, "is_gone", lambda host: host == "127.0.0.2")
-    monkeypatch.setattr(monitor, "TICK_S", 0.01)
-    async with started(home, listen="127.0.0.2:0"):
-        await until(lambda: "no longer has the address 127.0.0.2" in caplog.text)
-
-
-async def test_what_any_number_of_keys_can_do_costs_few_lines(
-    home: Home, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with running(home) as daemon:
-        daemon.carry_out(fx.Notice("signed two deltas", culprit=f"key {number}") for number in range(1000))
-    lines = [line for line in caplog.messages if "signed two deltas" in line]
-    assert "key 0 signed two deltas" in lines and len(lines) < 20
-
-
 async def test_a_restarted_daemon_never_signs_a_round_again(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,40 +205,6 @@ async def test_a_full_disk_keeps_no_daemon_from_starting(
         hand_over(link, 1, payload(home))
         assert await asyncio.to_thread(link.wait_acknowledged, 5), "whose payload found room"
         await asyncio.to_thread(link.close)
-
-
-async def test_while_a_daemon_starts_nobody_is_sent_where_the_last_one_answered(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another node may answer there by now. The port is taken again, after a failed start, too."""
-    monkeypatch.setattr(admin, "PORTS", 0)  # other tests take those
-    async with running(home):
-        await until(home.read_daemon)
-    before = home.read_daemon()
-    assert before is not None
-    goes_on, restore = asyncio.Event(), Archive.restore
-
-    async def fail(self: Archive, *_: object) -> None:
-        raise StorageError("the disk is gone")
-
-    async def slow(self: Archive, *args: Any) -> Any:
-        await goes_on.wait()
-        return await restore(self, *args)
-
-    monkeypatch.setattr(Archive, "restore", fail)
-    with pytest.raises(StorageError, match="the disk is gone"):
-        async with started(home) as (_, task):
-            await task
-    monkeypatch.setattr(Archive, "restore", slow)
-    async with running(home):
-        try:
-            with pytest.raises(ConfigError, match="the node in .* is still starting"):
-                find_admin(None, home.root)
-        finally:
-            goes_on.set()
-        await until(home.read_daemon)
-        assert home.read_daemon() == before
-        assert find_admin(None, home.root) == before["admin"]
 
 
 async def test_a_model_that_is_damaged_on_disk_is_said(home: Home) -> None:
@@ -449,18 +392,6 @@ async def test_what_was_signed_is_written_down_before_the_node_goes(
     async with running(home) as daemon:
         await until(lambda: daemon.phi.loop.ready)
         assert daemon.core.own_last == 1
-
-
-async def test_a_node_that_goes_knows_the_next_time_whom_it_has_just_met(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(acquaintances, "REMEMBER_FIRST_S", 3600.0)
-    async with running(home) as daemon:
-        await until(home.read_daemon)
-        met = row(identity(1), of=manifest_of(home), addresses=("127.0.0.1:1",))
-        daemon.core.roster.update(met, time.monotonic())
-        assert not home.read_peers()
-    assert home.read_peers() == (str(Contact("127.0.0.1:1", identity(1).node_id)),)
 
 
 def test_what_a_daemon_writes_is_for_its_owner_only(home: Home) -> None:

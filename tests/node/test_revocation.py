@@ -110,7 +110,7 @@ async def test_a_revoked_delta_whose_payload_was_damaged_on_disk_is_fetched_agai
         await digests(daemon)
         path, sound = file_of(daemon.store.chunks, blob), daemon.store.chunks.get(blob)
         path.write_bytes(bytes(path.stat().st_size))
-        daemon.phi.loop._merger._payloads._in_memory.clear()  # type: ignore[union-attr]
+        daemon.phi.loop._merger._payloads._recent.clear()  # type: ignore[union-attr]
         daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         await until(lambda: void.record_id in daemon.core.fetcher.wants)
         daemon.store.chunks.put(blob, sound)
@@ -163,7 +163,10 @@ async def test_a_snapshot_that_holds_what_is_void_is_corrected_by_a_restart(
         assert await digests(daemon) == expected
 
 
-async def test_payloads_of_what_is_void_go_with_their_round(folder: Folder) -> None:
+async def test_payloads_of_what_is_void_go_with_their_round(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gossamer.protocol.history.joining.RETURN_S", 0.0)
     kept, void = folder.add_of(FRIEND, 3), folder.add_of(OUTCAST, 1)
     async with folder.running() as daemon:
         daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))

@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.snapshots import SnapshotReader, SnapshotShelf, SnapshotWriter
-from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
+from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.trainer_port import Publisher
 from gossamer.node.ipc import messages as control
 from gossamer.protocol.claims import Claim
@@ -57,16 +57,6 @@ def test_what_is_missing_is_named_index_first(chunks, tmp_path):
     empty.put(root, chunks.get(root))
     sizes = [size for _, size in snapshots.missing(root, TOTAL, empty)]
     assert sizes == [CHUNK_BYTES_MAX, CHUNK_BYTES_MAX, 400]
-
-
-def test_a_damaged_chunk_is_missed_not_loaded(chunks):
-    root = snapshots.store(values(1), chunks)
-    index = chunks.get(root)
-    path = file_of(chunks, index[32:64])
-    path.write_bytes(b"x" + path.read_bytes()[1:])
-    with pytest.raises(MissingChunkError):
-        snapshots.load(root, NUMEL, chunks)
-    assert snapshots.missing(root, TOTAL, chunks) == ((index[32:64], CHUNK_BYTES_MAX),)
 
 
 def test_what_is_here_is_read_while_the_rest_is_still_to_come(chunks, tmp_path):
@@ -172,14 +162,6 @@ def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
         shelf.keep((claim, *shelf.kept_beside(claim)))
         shelf.sweep(chunks.blobs, (), ())
     assert all(snapshots.missing(claim.root, TOTAL, chunks) == () for claim in shelf.claims)
-
-
-def test_when_snapshots_were_asked_for_is_known_of_those_that_are_kept_only(chunks):
-    shelf = SnapshotShelf(chunks, TOTAL)
-    for n in range(1, 3 * CLAIMS_MAX):
-        claim, _ = add(shelf, chunks, 16 * n, n)
-        shelf.touch(claim.root)
-        assert len(shelf._used) <= CLAIMS_MAX
 
 
 @pytest.mark.parametrize("size", [0, 399, 401, CHUNK_BYTES_MAX])
