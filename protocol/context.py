@@ -24,7 +24,7 @@ class Context:
     identity: Identity
     manifest: Manifest
     info: NodeInfo
-    """What we say of ourselves, and what we were told at our start."""
+    """What we say of ourselves, and what we were given at our start."""
     acl: AccessList
     links: Links
     roster: Roster

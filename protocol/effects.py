@@ -27,7 +27,7 @@ class Dial:
     address: str
     node_id: bytes | None
     fingerprint: bytes = b""
-    """SHA-256 of the certificate that the node's row names; empty if we know none."""
+    """SHA-256 of the certificate that the node's record names; empty if we know none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Hangup:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Keep a delta record. If it is our `own`, keep it durably and answer with `Stored`; until then nobody is
-    told of it."""
+    """Keep a delta record. If it is our `own`, keep it durably and answer with `Stored`; until then nobody
+    hears of it."""
 
     delta: Delta
     own: bool

@@ -9,7 +9,7 @@ The first split is whose mistake it is, because the reaction differs::
     │   │   ├── DiskFullError       there is no room left: the node waits for some
     │   │   └── FolderGoneError     a node's folder is not where it was, or cannot be written to
     │   ├── DivergedError       training blew up: a parameter left the representable range
-    │   └── UnreachableError    nobody useful answered where we were told to look
+    │   └── UnreachableError    nobody useful answered where we were to look
     │       ├── NobodyThereError    nobody answered at all: the node there may not run yet
     │       └── NotAnsweredError    a node answered and turned us down: it says why
     └── PeerError               a peer misbehaved: one log line, a counter, and the node goes on
@@ -56,7 +56,7 @@ class DivergedError(LocalError):
 
 
 class UnreachableError(LocalError):
-    """No peer answered usefully where we were told to look."""
+    """No peer answered usefully where we were to look."""
 
 
 class NobodyThereError(UnreachableError):

@@ -59,7 +59,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Our own record is on disk: others may be told of it now."""
+    """Our own record is on disk: others may hear of it now."""
 
     delta: Delta
 
@@ -114,7 +114,7 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What our trainer reports of itself; it goes into our row."""
+    """What our trainer reports of itself; it goes into our record."""
 
     inner_steps: int
     tokens: int

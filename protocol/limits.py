@@ -40,7 +40,7 @@ TOKENS_TOTAL_MAX = 2**63 - 1
 """Tokens of all deltas together; a larger sum counts as this. Liars get there with 2**23 records."""
 
 OWN_TOKENS_MAX = 2**60
-"""Tokens of one node over all its runs, as its row tells them; a larger sum counts as this."""
+"""Tokens of one node over all its runs, as its record tells them; a larger sum counts as this."""
 
 STEPS_MAX = 2**24
 STALENESS_MAX = 2**20
@@ -94,7 +94,7 @@ IDS_PER_ROUND_MAX = 2048
 
 ADDRESSES_PER_PEER_MAX = 8
 MEMBERS_MAX = 1024
-"""Rows that a node keeps. Full knowledge is meant for up to 256 members; above the limit, members that are
+"""Records that a node keeps. Full knowledge is meant for up to 256 members; above the limit, members that are
 down go first."""
 
 AUTHORS_KEPT = 4 * MEMBERS_MAX
@@ -112,7 +112,7 @@ LINKS_PER_GROUP_MAX = 2
 """Links that we dialled into one network group: addresses in one network are cheap, those in many are not."""
 
 LINKS_CHECK_INTERVAL_S = 1.5
-"""How often a node looks whether it has enough links: it wakes once for this and for its rows."""
+"""How often a node looks whether it has enough links: it wakes once for this and for its records."""
 
 YIELD_INTERVAL_S = 5.0
 """How often a full node lets in a newcomer, for which another peer has to go."""
@@ -141,7 +141,8 @@ to us meanwhile. A payload that goes by way of other nodes waits this long at ea
 
 LINKS_TOLD_MAX = 12
 LINK_PREFIX_BYTES = 4
-"""A node's row names up to LINKS_TOLD_MAX links that it dialled, each by the first LINK_PREFIX_BYTES of the
+"""A node's record names up to LINKS_TOLD_MAX links that it dialled, each by the first LINK_PREFIX_BYTES of
+the
 peer's id: for displays, and to know which member can tell of which. Five of them are 20 bytes every 4.5 s.
 Among 1,024 members two ids begin alike once in 8,000 swarms."""
 
@@ -158,25 +159,26 @@ DEAL_PATIENCE_S = 2.0
 
 # --- membership ----------------------------------------------------------------------------------------
 HEARTBEAT_INTERVAL_S = 4.5
-ROWS_INTERVAL_S = 1.5
-"""New rows of all members are gathered for this long and told in one message."""
+MEMBERS_INTERVAL_S = 1.5
+"""New records of all members are gathered for this long and told in one message."""
 
 ROSTERS_PER_LINK_MAX = 4
 """Roster summaries answered per link in ANTI_ENTROPY_INTERVAL_S: an honest peer sends one when it links to
-us, one of its own accord, and the answer to ours. Each may draw the rows of all members."""
+us, one of its own accord, and the answer to ours. Each may draw the records of all members."""
 
-ROW_FANOUT = 2
-ROW_REPEATS = 2
-"""A row goes to 2 links at each of 2 intervals, except those that have it: the next row comes after 4.5 s."""
+MEMBERS_FANOUT = 2
+MEMBERS_REPEATS = 2
+"""A record goes to 2 links at each of 2 intervals, except those that have it: the next record comes after
+4.5 s."""
 
-ROWS_TURN_INTERVALS = 6
+MEMBERS_TURN_INTERVALS = 6
 """A node with many links tells more of them at a time: none waits more intervals than this for its turn."""
 
 PROBE_INTERVAL_S = 1.5
 """How often a node looks which links are silent, and which members' silence has lasted."""
 
 PROBE_AFTER_S = 6.5
-"""A link on which nothing has come for this long is pinged. Rows come more often, so most never are."""
+"""A link on which nothing has come for this long is pinged. Records come more often, so most never are."""
 
 PROBE_TIMEOUT_S = 2.0
 INDIRECT_PROBES = 3
@@ -185,13 +187,13 @@ VOUCHES_PER_LINK_MAX = 8
 """Pings that we make for one peer within INDIRECT_PROBE_TIMEOUT_S. Each silent node is asked after at three
 links: a peer that asks one of them about more has lost its own network, or wants us to flood others."""
 
-ROW_LAG_S = 5.0
-"""A row may be on its way this long, from node to node: a dead node may seem alive for as long."""
+MEMBERS_LAG_S = 5.0
+"""A record may be on its way this long, from node to node: a dead node may seem alive for as long."""
 
 IDLE_MIN_S = 15.0
 IDLE_STRIDES = 3
 STRIDE_MAX_S = 200.0
-"""A member counts as idle if its rows tell of no new inner step or round for IDLE_STRIDES times as long as
+"""A member counts as idle if its records tell of no new inner step or round for IDLE_STRIDES times as long as
 the last one took: after three heartbeats at the earliest, and ten minutes at the latest."""
 
 RUMOUR_PAUSE_S = 10.0
@@ -397,7 +399,7 @@ CLOCK_SKEW_S = 120.0
 
 # --- budgets of a peer (see budget; what goes beyond is read more slowly) --------------------------------
 MESSAGES_PER_S = 500.0
-"""A member that relays every row and record of 1,024 members to 6 links sends some 250 a second."""
+"""A member that relays every record and record of 1,024 members to 6 links sends some 250 a second."""
 
 MESSAGES_BURST = 10_000.0
 """A joiner's 100,000 records come in 3,125 messages."""
@@ -407,7 +409,7 @@ MESSAGE_BYTES_BURST = 512.0 * 1024 * 1024
 """A joiner's 10,000 records at 32 KiB each, the largest that honest nodes sign, are 320 MiB."""
 
 CPU_PER_NODE = 0.08
-"""Processor seconds a second. Rows of 1,024 members, relayed by one, take 0.06; a small swarm's 0.003."""
+"""Processor seconds a second. Records of 1,024 members, relayed by one, take 0.06; a small swarm's 0.003."""
 
 CPU_PER_NODE_BURST_S = 3.0
 CPU_PER_ADDRESS = 0.25

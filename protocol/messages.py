@@ -124,7 +124,7 @@ class GetRecords:
 class RosterSummary:
     """Which member records the sender has, and how new: (node id, incarnation, heartbeat)."""
 
-    rows: Annotated[
+    ages: Annotated[
         tuple[tuple[bytes, int, int], ...],
         _rows(
             limits.MEMBERS_MAX,

@@ -20,15 +20,15 @@ store it; nothing is said of it yet. `Stored`: it enters the ledger, is `Ready` 
 and checks, in this order: signature, bounds, whether the author may train, whether the swarm can be there
 yet. Then `Holdings` adds it to the ledger, has it stored and asks the `Fetcher` for its chunks, and the
 `Announcer` passes the record on to a few links. When all chunks are here it is `Ready` there, too, and
-whoever was sent the record is told that it can be fetched here. What is lost on the way is found by
+whoever was sent the record hears that it can be fetched here. What is lost on the way is found by
 `AntiEntropy`, which compares ledgers by digests. Two deltas of one author and round prove that its key signs
 twice: both are void everywhere, for ever.
 
 **Timers are data.** No machine waits. Each says when it is due next (`deadline`), `next_wake` is the earliest
 of these, and the adapter sends a `Wake` then. What is done at intervals (member records, dialling, access
-lists, anti-entropy, snapshots) is done in one go, so that an idle node seldom wakes up.
+lists, anti-entropy, snapshots) is done in one go, so that an idle node rarely wakes up.
 
-**What follows a grant or a revocation.** Both are told to all links at once, so that a peer hears of a member
+**What follows a grant or a revocation.** Both are sent to all links at once, so that a peer hears of a member
 before it hears of that member's records. A grant lets us ask again for what was passed over while its node
 was a stranger. A revocation cuts the node's links, forgets the member, and takes its deltas after the round
 named out of the ledger: these are `Ready` once more, since their rounds have to be merged without them.
@@ -421,8 +421,8 @@ class Replica:
             return
         self._clock.woke(now)
         extent = max(self.ledger.rounds(), default=0) - ROUNDS_UNDER_WAY
-        company = frozenset(member.record.node_id for member in self.roster.live())
-        self.sealing.came_back(extent, company)
+        live = frozenset(member.record.node_id for member in self.roster.live())
+        self.sealing.came_back(extent, live)
         text = "this machine slept, or its clock was set: finding out where the others are before publishing"
         self.outbox.append(Notice(text))
         for link in self.links.all():

@@ -23,7 +23,7 @@ def span(seconds: float) -> str:
 
 
 class UnixTime:
-    """Unix time from the node's monotonic clock. `offset_s` is Unix time minus that clock, as last told."""
+    """Unix time from the node's monotonic clock. `offset_s` is Unix time minus that clock, as last set."""
 
     __slots__ = ("_greatest_s", "offset_s")
 

@@ -1,7 +1,7 @@
 """Who is told what: records and payloads on their way through the swarm, and our own deltas.
 
 A delta that is new here is relayed at once to a few links (`Announcer`), and its payload is fetched; once
-that is here, whoever was sent the record is told so. `Holdings` keeps the ledger, the fetching of payloads
+that is here, whoever was sent the record hears so. `Holdings` keeps the ledger, the fetching of payloads
 and what is said of them in step: a delta goes through `add` (its payload is wanted), `arrived` (its payload
 is here: `Ready`) and `close` (its round is history). An equivocation or a revocation can void the delta at
 any point in between; `Ready` then says that its round has to be merged again. Our own deltas are signed by
@@ -43,7 +43,7 @@ class Announcer:
     for it, so that both are announced in one message, and not to links that announced it to us meanwhile.
 
     Every record comes with its payload or with the promise of one: a link that got a record from us before
-    its payload was here is told when it is. So a payload spreads along the paths of its record, of which a
+    its payload was here hears when it is. So a payload spreads along the paths of its record, of which a
     node usually has several. Payloads that become complete within a moment are offered in one message, except
     to links that say meanwhile that they hold them too. A payload of several chunks is not held back until it
     is complete: each chunk is offered as it comes. Anti-entropy finds what is lost on the way.
@@ -405,7 +405,7 @@ class Holdings:
     def known_to(self, record_id: bytes, link: int, *, held: bool, now: float) -> None:
         """A link's peer has a delta's record, and says whether it has the payload too.
 
-        One that lacks the payload is told which chunks of it are here, if it is not here either.
+        One that lacks the payload hears which chunks of it are here, if it is not here either.
         """
         self.announcer.known_to(record_id, link)
         delta = self._ledger.get(record_id)
@@ -431,7 +431,7 @@ class Holdings:
         """A chunk is stored. Each chunk of a payload that has several is offered as it comes.
 
         A chunk that thousands of payloads list is offered only as part of those known first: a peer that
-        lacks the chunk lacks it for them too. If a payload was looked for long, all links are told of it:
+        lacks the chunk lacks it for them too. If a payload was looked for long, all links hear of it:
         they may not have asked for a while.
         """
         self._wants.rule_out(blob)

@@ -51,9 +51,9 @@ class AntiEntropy:
         self._send = context.outbox.send
         self._announcer = announcer
         self._exchanges: dict[int, _Exchange] = {}
-        """Exchanges by link, for links that have told us what they have."""
+        """Exchanges by link, for links that have sent us what they have."""
         self._sought: dict[bytes, float] = {}
-        """Records that we were told of, and when we asked for them; oldest first."""
+        """Records that we heard of, and when we asked for them; oldest first."""
         self._next_exchange = 0.0
         self._last_exchange = -math.inf
         self.synced_once = False

@@ -1,1 +1,1 @@
-"""Who is there: every node's row, links, suspicion."""
+"""Who is there: every node's record, links, suspicion."""

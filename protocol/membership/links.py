@@ -262,7 +262,7 @@ class Links:
 
     @property
     def _is_told_of_more(self) -> bool:
-        """Whether links are short and we have heard of more members: a newcomer is told of all at once."""
+        """Whether links are short and we have heard of more members: a newcomer hears of all at once."""
         hoped_for = len(self._dialling) - self._dials_to_gone
         is_short = len(self._links) + hoped_for < limits.LINKS_MIN
         return is_short and len(self._roster.members()) > self._known_at_look
@@ -273,8 +273,9 @@ class Links:
 
     def _candidates(self, now: float) -> tuple[list[Target], list[Target]]:
         """Targets to dial: a bootstrap address, live members, the other bootstrap addresses; and separately,
-        members that do not answer. A bootstrap address comes first since no live member may be where its row
-        says, and rows may be made up."""
+        members that do not answer. A bootstrap address comes first since no live member may be where its
+        record
+        says, and records may be made up."""
         linked = {self._own_id, *(link.node_id for link in self._links.values())}
         alive: list[Target] = []
         gone: list[Target] = []

@@ -1,9 +1,11 @@
-"""Our own row, and the exchange of everybody's rows.
+"""Our own record, and the exchange of everybody's records.
 
-Our row is signed again every few seconds. New rows, ours and others', are gathered for a moment and sent to a
-few links in turn, whose peers do the same. No peer is sent a row that it is known to have. Urgent rows (a
+Our record is signed again every few seconds. New records, ours and others', are gathered for a moment and
+sent to a
+few links in turn, whose peers do the same. No peer is sent a record that it is known to have. Urgent records
+(a
 member leaves, or was suspected and lives) are relayed at once. Anti-entropy brings what all this loses: now
-and then we tell a link which rows we have and how new they are, and each side sends what the other lacks.
+and then we tell a link which records we have and how new they are, and each side sends what the other lacks.
 """
 
 import math
@@ -26,7 +28,7 @@ from gossamer.protocol.sampling import RandomSource, sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """What a node says of itself, and what it was told at its start."""
+    """What a node says of itself, and what it was given at its start."""
 
     name: str
     trains: bool
@@ -45,11 +47,11 @@ class NodeInfo:
 
 @dataclass(slots=True)
 class _News:
-    """A row to be told, and the links that need not hear it from us."""
+    """A record to be sent, and the links that need not hear it from us."""
 
     entry: tuple[bytes, bool]
     known_to: set[int] = field(default_factory=set)
-    tellings: int = limits.ROW_REPEATS
+    tellings: int = limits.MEMBERS_REPEATS
 
 
 def _within(value: float, bound: float) -> float:
@@ -58,10 +60,12 @@ def _within(value: float, bound: float) -> float:
 
 
 def _is_worth_telling(member: Member, *, is_known: bool) -> bool:
-    """Whether to send a member's row to a peer; `is_known` if that peer has an older row of the member.
+    """Whether to send a member's record to a peer; `is_known` if that peer has an older record of the member.
 
-    To a peer that knows the member, the row of a missing member would pass for a sign of life. Any other peer
-    may need the row, since the member may be in the other half of a partition. Only nodes that have known the
+    To a peer that knows the member, the record of a missing member would pass for a sign of life. Any other
+    peer
+    may need the record, since the member may be in the other half of a partition. Only nodes that have known
+    the
     member themselves send it: otherwise nodes about to forget it would pass it on to newcomers for ever.
     """
     if is_known:
@@ -97,11 +101,11 @@ class Presence:
         self._incarnation = info.incarnation
         self._heartbeat = 0
         self.outdone = 0
-        """How often we received a row of our own that is newer than any that this run has signed."""
+        """How often we received a record of our own that is newer than any that this run has signed."""
         self._leaving = False
         self._has_changed = False
         self._news: dict[bytes, _News] = {}
-        self._told: list[int] = []
+        self._order: list[int] = []
         """Our links, in the order of their turns."""
         self._rosters: Counter[int] = Counter()
         """Number of roster summaries received on each link since we last sent one unasked."""
@@ -134,11 +138,11 @@ class Presence:
             self._outbox.send(link.number, Records(((self.data, False),)))
 
     def changed(self) -> None:
-        """Something in our row is worth telling soon, though not at once."""
+        """Something in our record is worth telling soon, though not at once."""
         self._has_changed = True
 
     def beat(self) -> None:
-        """Sign a newer row of ourselves and push it at once."""
+        """Sign a newer record of ourselves and push it at once."""
         self._renew()
         self.forget(self._identity.node_id)
         self._push(self.data, set())
@@ -149,11 +153,12 @@ class Presence:
         return self._next_rows
 
     def wake(self, now: float) -> None:
-        """Send rows, our own heartbeat among them, and compare rosters with a random link, each when due."""
+        """Send records, our own heartbeat among them, and compare rosters with a random link, each when
+        due."""
         if now < self._next_rows:
             return
-        self._next_rows = now + limits.ROWS_INTERVAL_S
-        soon = now + limits.ROWS_INTERVAL_S / 2
+        self._next_rows = now + limits.MEMBERS_INTERVAL_S
+        soon = now + limits.MEMBERS_INTERVAL_S / 2
         if self._has_changed or soon > self._next_heartbeat:
             self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
             self._renew()
@@ -167,26 +172,28 @@ class Presence:
 
     # -- messages
 
-    def received(self, row: MemberRecord, link: int, now: float) -> None:
-        """Take in a row, and have it relayed if it is news."""
-        if row.node_id == self._identity.node_id:
-            self._outdo(row)
+    def received(self, record: MemberRecord, link: int, now: float) -> None:
+        """Take in a record, and have it relayed if it is news."""
+        if record.node_id == self._identity.node_id:
+            self._outdo(record)
             return
-        known = self._roster.get(row.node_id)
+        known = self._roster.get(record.node_id)
         health, since = (known.health, known.since) if known is not None else (Health.ALIVE, -math.inf)
-        if not self._roster.update(row, now):
+        if not self._roster.update(record, now):
             return
-        news = self._news[row.node_id] = _News((row.data, False), {link})
+        news = self._news[record.node_id] = _News((record.data, False), {link})
         # One that comes and goes all the time would have every node relay each of its records to four others.
-        comes_or_goes = row.body.leaving != (health is Health.LEFT) and now >= since + limits.ROWS_INTERVAL_S
+        comes_or_goes = (
+            record.body.leaving != (health is Health.LEFT) and now >= since + limits.MEMBERS_INTERVAL_S
+        )
         if health in (Health.SUSPECT, Health.DOWN) or comes_or_goes:
-            self._push(row.data, news.known_to)
+            self._push(record.data, news.known_to)
 
-    def is_known(self, row: bytes, link: int) -> bool:
-        """Whether we have this row already, byte for byte. If so, it need not be sent to that link."""
-        node_id = self._roster.whose(row)
+    def is_known(self, record: bytes, link: int) -> bool:
+        """Whether we have this record already, byte for byte. If so, it need not be sent to that link."""
+        node_id = self._roster.whose(record)
         if node_id is None:
-            return row == self.data
+            return record == self.data
         if node_id in self._news:
             self._news[node_id].known_to.add(link)
         return True
@@ -196,62 +203,64 @@ class Presence:
         self._news.pop(node_id, None)
 
     def refute(self, link: int, message: Suspect, now: float) -> None:
-        """A peer suspects us: answer with a newer row than the one it has seen. We may have one already.
+        """A peer suspects us: answer with a newer record than the one it has seen. We may have one already.
 
-        A peer that claims to have seen a row that we never signed lies, and so may one that suspects us all
-        the time: neither makes us sign a new row.
+        A peer that claims to have seen a record that we never signed lies, and so may one that suspects us
+        all
+        the time: neither makes us sign a new record.
         """
         is_newest = (message.incarnation, message.heartbeat) == self.record.age
         if is_newest and now >= self._next_refutation:
-            self._next_refutation = now + limits.ROWS_INTERVAL_S
+            self._next_refutation = now + limits.MEMBERS_INTERVAL_S
             self.beat()
         else:
             self._outbox.send(link, Records(((self.data, False),)))
 
     def summary(self, *, answer: bool) -> RosterSummary:
-        """Which rows we have, our own among them, and how new they are."""
+        """Which records we have, our own among them, and how new they are."""
         ages = [(m.record.node_id, *m.record.body.age) for m in self._roster.members()]
         own = (self._identity.node_id, *self.record.age)
         return RosterSummary((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
 
     def exchange(self, link: int, message: RosterSummary) -> None:
-        """Send rows that the peer lacks or has older, with our suspicions of them, and let it do the same.
+        """Send records that the peer lacks or has older, with our suspicions of them, and let it do the same.
 
         A peer that asks again and again is not answered for a while: a few bytes would draw megabytes.
         """
         self._rosters[link] += 1
         if self._rosters[link] > limits.ROSTERS_PER_LINK_MAX:
             return
-        theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.rows}
-        told = [
+        theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.ages}
+        lacking = [
             member
             for member in self._roster.members()
             if theirs.get(member.record.node_id, (-1, -1)) < member.record.body.age
             and _is_worth_telling(member, is_known=member.record.node_id in theirs)
         ]
-        rows = [(member.record.data, False) for member in told]
+        records = [(member.record.data, False) for member in lacking]
         if theirs.get(self._identity.node_id, (-1, -1)) < self.record.age:
-            rows.append((self.data, False))
-        self._send_rows(link, rows)
-        for member in told:
+            records.append((self.data, False))
+        self._send_records(link, records)
+        for member in lacking:
             if member.is_missing:
                 self._outbox.send(link, Suspect(member.record.node_id, *member.record.body.age))
         if not message.answer:
             self._outbox.send(link, self.summary(answer=True))
 
     def send_all(self, link: int) -> None:
-        """Send a link the rows of all members that are alive, and our own."""
+        """Send a link the records of all members that are alive, and our own."""
         known = [m.record.data for m in self._roster.members() if m.health is Health.ALIVE]
-        self._send_rows(link, [(row, False) for row in (self.data, *known)])
+        self._send_records(link, [(record, False) for record in (self.data, *known)])
 
     # -- inside
 
-    def _send_rows(self, link: int, rows: list[tuple[bytes, bool]]) -> None:
-        for records in Records.batches(rows):
-            self._outbox.send(link, records)
+    def _send_records(self, link: int, records: list[tuple[bytes, bool]]) -> None:
+        for message in Records.batches(records):
+            self._outbox.send(link, message)
 
     def _tell(self) -> None:
-        """Send the links whose turn it is rows that are news to them, but none of members missing by now."""
+        """Send the links whose turn it is records that are news to them, but none of members missing by
+        now."""
         for member in self._roster.doubted():
             if member.is_missing:
                 self.forget(member.record.node_id)
@@ -259,7 +268,9 @@ class Presence:
             return
         links = self._take_turns()
         for link in links:
-            self._send_rows(link, [news.entry for news in self._news.values() if link not in news.known_to])
+            self._send_records(
+                link, [news.entry for news in self._news.values() if link not in news.known_to]
+            )
         for node_id, news in list(self._news.items()):
             news.known_to.update(links)
             news.tellings -= 1
@@ -268,29 +279,29 @@ class Presence:
 
     def _take_turns(self) -> list[int]:
         """The links whose turn it is, new ones first. Every link has its turn, so none is silent for long."""
-        numbers, told = self._links.numbers, set(self._told)
-        count = max(limits.ROW_FANOUT, -(-len(numbers) // limits.ROWS_TURN_INTERVALS))
-        untold = [link for link in numbers if link not in told]
-        order = untold + [link for link in self._told if link in numbers]
-        self._told = order[count:] + order[:count]
+        numbers, served = self._links.numbers, set(self._order)
+        count = max(limits.MEMBERS_FANOUT, -(-len(numbers) // limits.MEMBERS_TURN_INTERVALS))
+        unserved = [link for link in numbers if link not in served]
+        order = unserved + [link for link in self._order if link in numbers]
+        self._order = order[count:] + order[:count]
         return order[:count]
 
-    def _push(self, row: bytes, known_to: set[int]) -> None:
-        """Send a row at once to a few links that do not know it, and add them to `known_to`."""
+    def _push(self, record: bytes, known_to: set[int]) -> None:
+        """Send a record at once to a few links that do not know it, and add them to `known_to`."""
         others = self._links.numbers - known_to
         targets = sample(others, limits.PUSH_FANOUT, self._rng)
         known_to.update(targets)
         for link in targets:
-            self._outbox.send(link, Records(((row, False),)))
+            self._outbox.send(link, Records(((record, False),)))
 
-    def _outdo(self, row: MemberRecord) -> None:
-        """If a row from an earlier run of ours is newer, as after a clock was set back, go beyond it.
+    def _outdo(self, record: MemberRecord) -> None:
+        """If a record from an earlier run of ours is newer, as after a clock was set back, go beyond it.
 
         The next heartbeat tells the others. If we told them at once, a copy of our folder that runs elsewhere
         would answer at once, and the two of us would flood the swarm.
         """
-        if row.body.age > self.record.age and row.body.incarnation >= self._incarnation:
-            self._incarnation = row.body.incarnation + 1
+        if record.body.age > self.record.age and record.body.incarnation >= self._incarnation:
+            self._incarnation = record.body.incarnation + 1
             self.outdone += 1
 
     def _renew(self) -> None:

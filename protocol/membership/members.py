@@ -1,6 +1,7 @@
-"""The roster: every member's newest row, and what we believe of its health.
+"""The roster: every member's newest record, and what we believe of its health.
 
-Only its author writes a row, and the newest (incarnation, heartbeat) wins, so the roster is a set that gossip
+Only its author writes a record, and the newest (incarnation, heartbeat) wins, so the roster is a set that
+gossip
 can unite like the ledger. Health is each node's own judgement (see `swim`).
 """
 
@@ -15,10 +16,11 @@ from gossamer.protocol import limits
 from gossamer.protocol.identity import short
 from gossamer.protocol.records import MemberRecord
 
-# --- Whether a node trains, as far as its rows tell.
+# --- Whether a node trains, as far as its records tell.
 #
 # A live node need not be training: its script may evaluate, have finished or hang, or its machine may sleep.
-# Rows state inner steps and rounds. A node counts as idle once they have not changed for three times as long
+# Records state inner steps and rounds. A node counts as idle once they have not changed for three times as
+# long
 # as
 # the change before took.
 
@@ -80,23 +82,23 @@ _MISSING = frozenset({Health.SUSPECT, Health.DOWN})
 
 @dataclass(slots=True)
 class Member:
-    """A row and our judgement of it; times are the local clock's, seconds."""
+    """A record and our judgement of it; times are the local clock's, seconds."""
 
     record: MemberRecord
     health: Health
     since: float
     """When its health last changed."""
     heard: float
-    """When there was last a sign of life: a newer row, or an answer on a link."""
+    """When there was last a sign of life: a newer record, or an answer on a link."""
     answered: float = -math.inf
-    """When it last spoke on a link to us. A row may have been on its way for seconds; this has not."""
+    """When it last spoke on a link to us. A record may have been on its way for seconds; this has not."""
     told_at: float = -math.inf
-    """When its newest row came."""
+    """When its newest record came."""
     activity: Activity = field(default_factory=lambda: Activity(-math.inf))
     downs: int = 0
     """How often it was found to be down. A count, since it may be back before anybody looks."""
     is_hearsay: bool = True
-    """Whether all we know of it is one row that somebody told us: it may have been gone by then."""
+    """Whether all we know of it is one record that somebody sent us: it may have been gone by then."""
 
     @property
     def label(self) -> str:
@@ -137,33 +139,35 @@ class Roster:
         self._order: list[bytes] = []
         self._views: dict[frozenset[Health], list[Member]] = {}
         """Cached lists of members by health, in order of node id, until a member comes, goes or changes."""
-        self._rows: dict[bytes, bytes] = {}
-        """Author by the bytes of the row's envelope, for the newest row of every author."""
+        self._author_of: dict[bytes, bytes] = {}
+        """Author by the bytes of the record's envelope, for the newest record of every author."""
 
-    def update(self, row: MemberRecord, now: float) -> bool:
-        """Take in a row if it is newer than the one we have. Returns whether it was."""
-        if row.node_id == self._own_id:
+    def update(self, record: MemberRecord, now: float) -> bool:
+        """Take in a record if it is newer than the one we have. Returns whether it was."""
+        if record.node_id == self._own_id:
             return False
-        known = self._members.get(row.node_id)
-        if known is not None and row.body.age <= known.record.body.age:
+        known = self._members.get(record.node_id)
+        if known is not None and record.body.age <= known.record.body.age:
             return False
         if known is None:
             if len(self._members) >= limits.MEMBERS_MAX and not self._make_room():
                 return False
-            self._members[row.node_id] = known = Member(row, Health.ALIVE, now, now, activity=Activity(now))
-            insort(self._order, row.node_id)
+            self._members[record.node_id] = known = Member(
+                record, Health.ALIVE, now, now, activity=Activity(now)
+            )
+            insort(self._order, record.node_id)
             self._views.clear()
         else:
             known.is_hearsay = False
-        self._rows.pop(known.record.data, None)
-        self._rows[row.data] = row.node_id
+        self._author_of.pop(known.record.data, None)
+        self._author_of[record.data] = record.node_id
         was_away = now - known.told_at > limits.IDLE_MIN_S
-        known.record = row
+        known.record = record
         known.heard = known.told_at = now
-        known.activity.note(row.body.inner_steps, row.body.round, now, was_away=was_away)
-        health = Health.LEFT if row.body.leaving else Health.ALIVE
+        known.activity.note(record.body.inner_steps, record.body.round, now, was_away=was_away)
+        health = Health.LEFT if record.body.leaving else Health.ALIVE
         if known.health is not health:
-            self.judge(row.node_id, health, now)
+            self.judge(record.node_id, health, now)
         return True
 
     def judge(self, node_id: bytes, health: Health, now: float) -> None:
@@ -176,7 +180,7 @@ class Roster:
             self._views.clear()
 
     def heard_from(self, node_id: bytes, at: float) -> None:
-        """Note a sign of life other than a row. It lifts a suspicion unless that is younger."""
+        """Note a sign of life other than a record. It lifts a suspicion unless that is younger."""
         member = self._members.get(node_id)
         if member is not None and member.health is not Health.LEFT:
             member.is_hearsay = False
@@ -205,13 +209,14 @@ class Roster:
         return True
 
     def _forget(self, node_id: bytes) -> None:
-        self._rows.pop(self._members.pop(node_id).record.data, None)
+        self._author_of.pop(self._members.pop(node_id).record.data, None)
         self._order.remove(node_id)
         self._views.clear()
 
-    def whose(self, row: bytes) -> bytes | None:
-        """The author whose newest row these bytes are, None if nobody's. Known rows are not parsed again."""
-        return self._rows.get(row)
+    def whose(self, record: bytes) -> bytes | None:
+        """The author whose newest record these bytes are, None if nobody's. Known records are not parsed
+        again."""
+        return self._author_of.get(record)
 
     def get(self, node_id: bytes) -> Member | None:
         return self._members.get(node_id)

@@ -1,8 +1,9 @@
 """Who is alive: SWIM with Lifeguard's local health, over the existing links.
 
-Links carry rows and records all the time; one that has been silent for 6.5 s is pinged. If no answer comes
+Links carry records all the time; one that has been silent for 6.5 s is pinged. If no answer comes
 within the time-out, three other links are asked to vouch for the peer. If none can, the peer is *suspect*.
-Suspicions are gossiped, and any newer row of the peer refutes them; a member that does not refute one in time
+Suspicions are gossiped, and any newer record of the peer refutes them; a member that does not refute one in
+time
 is *down*. Members without a link to us are judged by their gossiped heartbeat. A node that notices that it is
 slow itself (its own wake-ups come late) becomes more patient with the others instead of blaming them.
 
@@ -123,7 +124,7 @@ class Swim:
         self._outbox.send(link, Ack(message.number))
 
     def ack(self, link: int, message: Ack, now: float) -> None:
-        """An answer to our own probe, or to a ping that we sent for another node, which is then told."""
+        """An answer to our own probe, or to a ping that we sent for another node, which then hears of it."""
         if link in self._links:
             self._roster.heard_from(self._links[link], now)
         probe = self._probes.get(message.number)
@@ -161,9 +162,10 @@ class Swim:
     def suspicion(self, link: int, message: Suspect, now: float) -> None:
         """A peer suspects a member: believe that, unless we know better.
 
-        Gossip may have missed the peer: if we have a newer row we do not believe it, and send that row if it
+        Gossip may have missed the peer: if we have a newer record we do not believe it, and send that record
+        if it
         came lately (an older one may be the member's last). Or gossip may have missed us: the peer may have
-        seen a newer row than ours. A member that has just spoken to us is told of the rumour so that it can
+        seen a newer record than ours. A member that has just spoken to us hears of the rumour so that it can
         refute it: nodes that believe the rumour may have no link to it.
         """
         member = self._roster.get(message.node_id)
@@ -223,21 +225,23 @@ class Swim:
                 self._outbox.send(link, Ping(self._numbers))
 
     def _answered(self, member: Member) -> float:
-        """When a member last spoke to us. Links know it first: the roster is told only when it matters."""
+        """When a member last spoke to us. Links know it first: the roster learns of it only when it
+        matters."""
         node_id = member.record.node_id
         heard = [self._link_heard[link] for link, peer in self._links.items() if peer == node_id]
         return max(heard, default=member.answered)
 
     def _lived(self, member: Member, at: float) -> bool:
-        """Whether a member was alive at `at`, judged by what was heard since. Its last row may come late, so
-        a row must have come `ROW_LAG_S` after that time."""
-        return self._answered(member) > at or member.heard > at + limits.ROW_LAG_S
+        """Whether a member was alive at `at`, judged by what was heard since. Its last record may come late,
+        so
+        a record must have come `MEMBERS_LAG_S` after that time."""
+        return self._answered(member) > at or member.heard > at + limits.MEMBERS_LAG_S
 
     def _ask_others(self, node_id: bytes, now: float) -> None:
         """Ask some other peers whether they reach a node. Earlier questions about it no longer count.
 
         Peers known to be linked to it come first: others can only tell if they are linked to it and their
-        rows do not show that yet.
+        records do not show that yet.
         """
         before = [n for n, probe in self._probes.items() if probe.indirect and probe.node_id == node_id]
         for number in before:
@@ -254,7 +258,7 @@ class Swim:
             self._outbox.send(link, PingFor(self._numbers, node_id))
 
     def _linked_to(self, node_id: bytes) -> list[int]:
-        """The links whose peers are linked to a node, according to their rows or its own."""
+        """The links whose peers are linked to a node, according to their records or its own."""
         member = self._roster.get(node_id)
         return [link for link, peer in self._links.items() if _are_linked(self._roster.get(peer), member)]
 
@@ -297,7 +301,7 @@ class Swim:
         """One line for people, however many fall silent at once. None about members known from hearsay only:
         they may have been gone by then.
 
-        A node that comes (back) to a swarm is told of all members gone within a day, maybe hundreds.
+        A node that comes (back) to a swarm hears of all members gone within a day, maybe hundreds.
         """
         met = [member for member in members if not member.is_hearsay or self._answered(member) > -math.inf]
         if met:
@@ -306,7 +310,7 @@ class Swim:
 
 
 def _are_linked(one: Member | None, other: Member | None) -> bool:
-    """Whether the row of either of two members names a link to the other."""
+    """Whether the record of either of two members names a link to the other."""
     if one is None or other is None:
         return False
     return any(

@@ -76,9 +76,9 @@ def test_rows_are_gathered_and_told_to_several_links_in_turn():
     for row in rows:
         assert bench.receive(row, 1) == [], "not at once"
     links = []
-    for _ in range(limits.ROW_REPEATS):
+    for _ in range(limits.MEMBERS_REPEATS):
         told = [(link, sent) for link, sent in bench.tick() if link != 1]
-        assert 1 <= len(told) <= limits.ROW_FANOUT
+        assert 1 <= len(told) <= limits.MEMBERS_FANOUT
         for link, sent in told:
             assert {row.data for row in rows} <= set(sent)
             links.append(link)
@@ -131,7 +131,7 @@ def test_what_cannot_wait_does_not():
     told = _rows(bench.receive(refutation, 1))
     assert len(told) == limits.PUSH_FANOUT
     assert all(sent == [refutation.data] and link != 1 for link, sent in told)
-    bench.now += limits.ROWS_INTERVAL_S
+    bench.now += limits.MEMBERS_INTERVAL_S
     leaving = _row(20, heartbeat=3, leaving=True)
     told = _rows(bench.receive(leaving, 2))
     assert len(told) == limits.PUSH_FANOUT
@@ -149,7 +149,7 @@ def test_who_leaves_again_and_again_is_not_relayed_each_time(comes_back):
     bench = Bench(8)
     pushed = 0
     for beat in range(100):
-        bench.now += limits.ROWS_INTERVAL_S / 50
+        bench.now += limits.MEMBERS_INTERVAL_S / 50
         leaves = not (comes_back and beat % 2)
         pushed += len(bench.receive(_row(20, heartbeat=beat, leaving=leaves), 1))
     assert pushed == limits.PUSH_FANOUT
@@ -203,12 +203,12 @@ def test_of_many_links_none_waits_long():
     """Rows keep links from looking dead, so each must have its turn well within LINK_SILENCE_S."""
     bench = Bench(limits.LINKS_MAX)
     turns: Counter[int] = Counter()
-    for heartbeat in range(2 * limits.ROWS_TURN_INTERVALS):
+    for heartbeat in range(2 * limits.MEMBERS_TURN_INTERVALS):
         bench.receive(_row(99, heartbeat=heartbeat + 1), 0)
         turns.update({link for link, _ in bench.tick()})
     assert set(turns) == set(range(1, limits.LINKS_MAX + 1))
     assert set(turns.values()) <= {2, 3}
-    assert limits.ROWS_TURN_INTERVALS * limits.ROWS_INTERVAL_S < limits.LINK_SILENCE_S / 2
+    assert limits.MEMBERS_TURN_INTERVALS * limits.MEMBERS_INTERVAL_S < limits.LINK_SILENCE_S / 2
 
 
 def test_a_new_link_is_told_first():
@@ -226,7 +226,7 @@ def test_the_row_of_who_is_missing_is_no_news():
     for row in rows:
         bench.receive(row, 1)
     bench.roster.judge(rows[0].node_id, Health.SUSPECT, bench.now)
-    told = [row for _ in range(limits.ROW_REPEATS) for _, sent in bench.tick() for row in sent]
+    told = [row for _ in range(limits.MEMBERS_REPEATS) for _, sent in bench.tick() for row in sent]
     assert rows[0].data not in told
     assert rows[1].data in told
 
@@ -264,7 +264,7 @@ def test_who_asks_for_send_all_again_and_again_gets_them_a_few_times_in_a_while(
     begun = bench.now
     while not bench.machine.exchange(1, empty):
         bench.tick()
-    assert bench.now - begun <= limits.ANTI_ENTROPY_INTERVAL_S + limits.ROWS_INTERVAL_S
+    assert bench.now - begun <= limits.ANTI_ENTROPY_INTERVAL_S + limits.MEMBERS_INTERVAL_S
 
 
 def test_a_suspicion_of_ourselves_costs_a_new_row_once_a_while():

@@ -209,7 +209,7 @@ class Accomplice(Liar):
                     *(m.record.data for m in node.core.roster.members() if m.record.node_id in known),
                 )
             ]
-            presence._send_rows(link, rows)
+            presence._send_records(link, rows)
 
         presence._tell, presence.exchange = tell, exchange  # type: ignore[method-assign] presence.send_all =
         lambda link: exchange(link, msg.RosterSummary((), True))  # type: ignore[method-assign]
