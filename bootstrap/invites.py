@@ -4,7 +4,6 @@
 """
 
 import os
-import stat
 import time
 from pathlib import Path
 
@@ -50,10 +49,7 @@ def write_owner(path: Path, secret: bytes) -> None:
 def read_owner(path: Path) -> Identity:
     """Read an owner's key. Raises ConfigError."""
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise ConfigError(f"{path} is not a file; name an owner's key, as gossamer init --invited writes")
-        if mode & 0o077:
+        if path.stat().st_mode & 0o077:
             raise ConfigError(f"{path} can be read by others; run: chmod 600 {path}")
         secret = path.read_bytes()
     except OSError as error:

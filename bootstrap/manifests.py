@@ -155,7 +155,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
         if not present and parameter.requires_grad:
             raise ConfigError(_missing(weights, known[0], parameter))
         values = [weights.fitting(name, parameter) for name in present]
-        if not all(torch.equal(values[0], other) for other in values):
+        if not all(torch.equal(values[0], other) for other in values[1:]):
             raise ConfigError(
                 f"{path}: {' and '.join(present)} differ, but are one tensor in the model: leave out all but"
                 " the one that counts"

@@ -1,6 +1,5 @@
 """`gossamer generate` and `gossamer export`: what a model in a node's folder is good for."""
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -11,7 +10,6 @@ import typer
 from gossamer.bootstrap.cli.flags import Used
 from gossamer.node.formatting import harmless
 from gossamer.node.options import flags
-from gossamer.protocol.errors import StorageError
 
 
 def generate(
@@ -51,16 +49,10 @@ def generate(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from gossamer.node.exports.generate import generate as write_text
 
-    pieces = write_text(home, prompt, length, temperature=temperature, seed=seed)
-    try:
-        typer.echo(prompt, nl=False)
-        for piece in pieces:
-            typer.echo(harmless(piece), nl=False)
-        typer.echo()
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            raise  # the reader has closed the pipe: typer ends without a message
-        raise StorageError(f"cannot write the text: {error.strerror}") from None
+    typer.echo(prompt, nl=False)
+    for piece in write_text(home, prompt, length, temperature=temperature, seed=seed):
+        typer.echo(harmless(piece), nl=False)
+    typer.echo()
 
 
 def export(

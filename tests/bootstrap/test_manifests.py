@@ -18,7 +18,6 @@ from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from tests.models.own_tasks import write_task
-from tests.node.chunkfiles import file_of
 from tests.protocol.builders import identity
 
 
@@ -59,41 +58,6 @@ def test_a_model_of_few_tensors_has_no_more_fragments_than_those(task_folder: Pa
     task = write_task(task_folder, two_layers, "nn.Linear(8, 1)")
     manifest, _ = create(task=task, options={}, fragments=None, trial=False)
     assert manifest.layout.fragments == len(manifest.layout.tensors) == 2
-
-
-def test_a_model_is_not_searched_again_for_each_of_its_tensors(
-    task_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of 8,000 matrices took a minute."""
-    searches: list[nn.Module] = []
-    modules = nn.Module.modules
-    monkeypatch.setattr(nn.Module, "modules", lambda model: (searches.append(model), modules(model))[1])
-    layers = "*(nn.Linear(8, 8) for _ in range(self.options.width))"
-    task = write_task(
-        task_folder, "nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1)", layers
-    )
-
-    def described(width: int) -> Manifest:
-        return manifests.describe(nn.Sequential(*(nn.Linear(8, 8) for _ in range(width))), name="n")
-
-    def created(width: int) -> Manifest:
-        return create(task=task, options={"width": width}, trial=False)[0]
-
-    for make in (described, created):
-        counts = []
-        for width in (2, 9):
-            searches.clear()
-            assert len(make(width).layout.tensors) == 2 * width
-            counts.append(len(searches))
-        assert counts[0] == counts[1], make
-
-
-def test_what_is_tied_later_is_averaged_as_an_embedding_from_then_on() -> None:
-    model = nn.ModuleList([nn.Linear(8, 8, bias=False), nn.Embedding(8, 8)])
-    rules = [[spec.averaging for spec in manifests.describe(model, name="n").layout.tensors]]
-    model[1].weight = model[0].weight
-    rules.append([spec.averaging for spec in manifests.describe(model, name="n").layout.tensors])
-    assert rules == [["rda", "mean"], ["mean"]]
 
 
 @pytest.mark.parametrize("invited", [True, False])
@@ -174,10 +138,6 @@ def test_the_rule_is_the_tasks_unless_one_is_chosen_for_matrices() -> None:
     assert set(rules(create(averaging="mean", options=adamw)[0]).values()) == {"mean"}
 
 
-def test_centered_clip_is_the_rule_of_everything() -> None:
-    assert set(rules(create(averaging="centered-clip")[0]).values()) == {"centered-clip"}
-
-
 def test_the_first_model_follows_from_the_seed(tmp_path: Path) -> None:
     first, phi = create()
     again, _ = create()
@@ -188,17 +148,6 @@ def test_the_first_model_follows_from_the_seed(tmp_path: Path) -> None:
     snapshots.store(genesis.rebuilt(first), chunks)
     assert genesis.is_stored(first, chunks)
     assert (snapshots.load(first.genesis.root, first.plan().numel, chunks) == phi).all()
-
-
-def test_a_damaged_first_model_is_found_and_rebuilt(tmp_path: Path) -> None:
-    manifest, phi = create()
-    chunks = ChunkStore(tmp_path / "chunks")
-    snapshots.store(phi, chunks)
-    for blob in list(chunks._files):
-        file_of(chunks, blob).write_bytes(b"damaged")
-        assert not genesis.is_stored(manifest, chunks)
-        snapshots.store(genesis.rebuilt(manifest), chunks)
-        assert genesis.is_stored(manifest, chunks)
 
 
 @pytest.mark.parametrize(
@@ -257,12 +206,6 @@ def test_a_manifest_is_written_once(tmp_path: Path) -> None:
     assert manifests.read(path) == one
     manifests.write(other, path, replace=True)
     assert manifests.read(path) == other
-
-
-def test_a_manifest_that_nothing_can_be_written_as(tmp_path: Path) -> None:
-    manifest, _ = create()
-    with pytest.raises(StorageError, match="File name too long"):
-        manifests.write(manifest, tmp_path / f"{'m' * 300}.toml")
 
 
 def test_a_manifest_that_somebody_slipped_in_editing_is_not_lost(tmp_path: Path) -> None:
@@ -324,12 +267,6 @@ def test_a_window_has_one_length() -> None:
     for no_time in (None, "8", True):
         with pytest.raises(ConfigError, match="every_seconds"):
             manifests.describe(model, name="m", every_seconds=no_time)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("layers", "fragments"), [(1, 2), (3, 4)])
-def test_a_model_comes_in_four_fragments_as_far_as_it_has_tensors(layers: int, fragments: int) -> None:
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(layers)))
-    assert manifests.describe(model, name="m").layout.fragments == fragments
 
 
 def test_options_of_any_name_survive(tmp_path: Path) -> None:

@@ -59,15 +59,6 @@ def test_a_key_that_cannot_be_used(tmp_path: Path, owner: Identity) -> None:
             owners.read_owner(path)
 
 
-def test_what_is_no_file_is_no_key_whoever_may_read_it(tmp_path: Path) -> None:
-    """A pipe that nobody writes to would be read for ever."""
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    (tmp_path / "folder").mkdir(0o755)
-    for name in ("pipe", "folder"):
-        with pytest.raises(ConfigError, match=f"{name} is not a file; name an owner's key"):
-            owners.read_owner(tmp_path / name)
-
-
 def test_whose_key_it_is(tmp_path: Path, owner: Identity, manifest: Manifest) -> None:
     path = tmp_path / "my.toml"
     assert owners.owner_of(manifest, path, None).public_key == owner.public_key

@@ -94,47 +94,6 @@ def test_a_short_run_has_the_whole_storm_too(rounds: int) -> None:
     assert stage.kinds == list(Kind)
 
 
-def test_in_between_there_is_time_to_recover(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chaos, "PAUSE_S", 1000.0)
-    stage = Stage()
-    stage.storm._last_at -= 1000.0
-    for round_ in (6, 12, 40):
-        stage.all_in(round_)
-    assert stage.kinds == [Kind.KILLED]
-    stage.storm._last_at -= 1000.0
-    stage.storm.check()
-    assert stage.kinds == [Kind.KILLED, Kind.RETURNED]
-
-
-def test_who_has_published_its_last_round_need_publish_no_later_one() -> None:
-    stage = Stage()
-    stage.all_in(ROUNDS)
-    assert stage.kinds == [Kind.KILLED]
-    stage.storm.check()
-    assert stage.recovered(Kind.KILLED)
-
-
-def test_a_long_run_is_not_split_for_longer_than_history_is_kept() -> None:
-    stage = Stage(100_000)
-    stage.all_in(15_000)
-    stage.all_in(15_100)
-    assert stage.kinds == [Kind.KILLED, Kind.RETURNED]
-    for round_ in (35_000, 50_000, 50_100):
-        stage.all_in(round_)
-    assert stage.kinds[-2:] == [Kind.SPLIT, Kind.HEALED]
-
-
-def test_the_halves_are_cut_off_from_each_other_and_then_not() -> None:
-    stage = Stage()
-    rules = stage.storm._proxy.rules
-    for round_ in (6, 12, 14, 20):
-        stage.all_in(round_)
-    assert rules.of("node-1", "node-2").black_hole and rules.of("node-4", "bootstrap").black_hole
-    assert not rules.of("node-1", "node-3").black_hole
-    stage.all_in(28)
-    assert not rules.of("node-1", "node-2").black_hole
-
-
 def test_killed_is_over_when_all_others_are_in_a_new_round() -> None:
     stage = Stage()
     stage.all_in(6)
