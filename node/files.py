@@ -36,20 +36,6 @@ def cannot_write(path: Path, error: OSError, otherwise: str = "") -> StorageErro
     return StorageError(otherwise or f"cannot write {path}: {error.strerror}")
 
 
-def leads_nowhere(path: Path) -> str | None:
-    """The message for a link whose target is not there; None for anything else."""
-    if os.path.islink(path) and not os.path.exists(path):
-        return f"{path} is a link to {os.readlink(path)}, and nothing is there: is its disk mounted?"
-    return None
-
-
-def misplaced(path: Path) -> str | None:
-    """The message if a folder, or a link that leads nowhere, is in a file's place; else None."""
-    if os.path.isdir(path):  # false, unlike `Path.is_dir`, if even that cannot be found out
-        return f"{path} is a folder, where a file should be: move it away, or restore the file"
-    return leads_nowhere(path)
-
-
 def disk_full(path: Path) -> DiskFullError:
     """The error to raise if there is no room for a file or folder."""
     return DiskFullError(f"cannot write {path}: the disk is full; free some space")

@@ -486,9 +486,6 @@ CONNECTIONS_PER_LINK_MAX = 8
 """HTTP connections with the session of one link; an honest peer needs FETCHES_PER_LINK_MAX and a few."""
 
 TLS_HANDSHAKE_TIMEOUT_S = 5.0
-REQUEST_TIMEOUT_S = 10.0
-"""A whole request, or at least its headers, must have come within this time after the one before."""
-
 STRANGER_TIMEOUT_S = 60.0
 """How long a stranger's connection lasts in all: enough for a manifest of 4 MiB at 560 kbit/s."""
 

@@ -218,10 +218,3 @@ def test_a_durable_chunk_survives_a_power_cut(store: ChunkStore, monkeypatch: py
     store.put(ours, b"ours", durable=True)
     assert file_of(store, ours) in synced
     assert file_of(store, others) not in synced, "it can be fetched again"
-
-
-def test_chunks_on_a_disk_that_is_not_mounted_are_missed(tmp_path: Path) -> None:
-    root, gone = tmp_path / "chunks", tmp_path / "disk" / "chunks"
-    root.symlink_to(gone)
-    with pytest.raises(StorageError, match=f"chunks is a link to {gone}, and nothing is there"):
-        ChunkStore(root)

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from gossamer.node.address import Contact, check_is_swarm, parse_address, parse_contact
 from gossamer.node.daemon.network.access import Access
-from gossamer.node.daemon.network.links import PREFIX, clock_offset
+from gossamer.node.daemon.network.links import PREFIX
 from gossamer.node.daemon.network.listening import Resolver
 from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of, hang_up
 from gossamer.node.home import Home
@@ -139,15 +139,6 @@ class Asker:
     credential: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a node has answered."""
-
-    body: bytes
-    clock_offset_s: float | None
-    """How many seconds the node's clock is ahead of ours, if it tells."""
-
-
 async def request(
     contact: Contact,
     path: str,
@@ -157,8 +148,8 @@ async def request(
     asker: Asker | None = None,
     put: bytes | None = None,
     body_s: float = 0.0,
-) -> Answer:
-    """Make one request. Its answer may take another `body_s` once it has begun.
+) -> bytes:
+    """Make one request; returns the answer, which may take another `body_s` once it has begun.
 
     The request is pinned to the contact's node id if that is known, and signed if there is an `asker`.
     """
@@ -186,7 +177,6 @@ async def request(
                 await _check_status(address, response)
                 if body_s:
                     limit.reschedule(asyncio.get_running_loop().time() + body_s)
-                offset_s = clock_offset(response.headers.get("Date"))
                 body = await _read(response, bytes_max + 1)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         speaks = isinstance(error, ssl.SSLError | aiohttp.ClientResponseError)
@@ -195,7 +185,7 @@ async def request(
         raise kind(f"no Gossamer node answers at {address} ({why}); is it running?") from None
     if len(body) > bytes_max:
         raise UnreachableError(f"{address} sent more than a node would")
-    return Answer(body, offset_s)
+    return body
 
 
 @asynccontextmanager
@@ -326,7 +316,7 @@ def fetch_manifest(
                     body_s=STRANGER_TIMEOUT_S,
                 )
             )
-            manifest = from_canonical(answer.body)
+            manifest = from_canonical(answer)
         except UnreachableError as error:
             problems.append(error)
             continue
@@ -357,7 +347,7 @@ async def fetch_status(
     path = "status" + ("?" + "&".join(query) if query else "")
     contact = parse_contact(address)
     answer = await request(contact, path, STATUS_BYTES_MAX, plaintext=plaintext, asker=asker)
-    return parse_status(address, answer.body)
+    return parse_status(address, answer)
 
 
 async def deliver(address: str, credential: bytes, *, plaintext: bool = False) -> None:

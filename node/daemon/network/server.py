@@ -55,7 +55,6 @@ from gossamer.protocol.errors import ConfigError, Offence, PeerError, RefusedErr
 from gossamer.protocol.limits import (
     CONNECTIONS_PER_LINK_MAX,
     MESSAGE_BYTES_MAX,
-    REQUEST_TIMEOUT_S,
     STRANGER_BYTES_MAX,
     STRANGER_TIMEOUT_S,
     STRANGERS_MAX,
@@ -89,8 +88,8 @@ class Connection(asyncio.Protocol):
         self._early: list[bytes] = []
         self._received = 0
         self._timer: asyncio.TimerHandle | None = None
+        """When a stranger's time is over."""
         self._tls: asyncio.Task[None] | None = None
-        self._stranger_until = 0.0
         self._http_reads = True
         self._paused_until: asyncio.TimerHandle | None = None
         self.origin: str | None = None
@@ -108,8 +107,7 @@ class Connection(asyncio.Protocol):
         if not self._limiter.admit(self):
             self._transport.abort()
             return
-        self._stranger_until = asyncio.get_running_loop().time() + STRANGER_TIMEOUT_S
-        self._close_in(REQUEST_TIMEOUT_S)
+        self._timer = asyncio.get_running_loop().call_later(STRANGER_TIMEOUT_S, self._time_is_over)
         if self._limiter.tls is None:
             self._begin_http()
         else:
@@ -214,31 +212,6 @@ class Connection(asyncio.Protocol):
             self._tls.cancel()
         if self._transport is not None:
             cut(self._transport)
-
-    # -- its time
-
-    def request_begins(self) -> None:
-        """A whole request is here. A stranger has what is left of its time for the answer, a member any
-        time."""
-        if self.node_id is None:
-            self._close_in(self._stranger_until - asyncio.get_running_loop().time())
-        elif self._timer is not None:
-            self._timer.cancel()
-
-    def request_ends(self) -> None:
-        """A request has been answered, and the next one may come."""
-        self._close_in(IDLE_TIMEOUT_S + REQUEST_TIMEOUT_S)
-
-    def _close_in(self, seconds: float) -> None:
-        if self not in self._limiter:
-            return
-        loop = asyncio.get_running_loop()
-        when = loop.time() + seconds
-        if self.node_id is None:
-            when = min(when, self._stranger_until)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = loop.call_at(when, self._time_is_over)
 
     def _time_is_over(self) -> None:
         self._limiter.counts["timed_out"] += 1
@@ -457,11 +430,7 @@ class Server:
             connection, link = connection_of(request), self._link_of(request)
             if connection.node_id is None:
                 self._prove_or_refuse(connection, link)
-            connection.request_begins()
-            try:
-                return await self._answer(request, handler, link)
-            finally:
-                connection.request_ends()
+            return await self._answer(request, handler, link)
 
         return admit
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from gossamer.node.files import cannot_write, leads_nowhere, remove_unfinished, sync_folder, write_atomically
+from gossamer.node.files import cannot_write, remove_unfinished, sync_folder, write_atomically
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.payloads.chunks import Chunk, unpack_chunk
@@ -74,8 +74,7 @@ class ChunkStore:
             here = set(_FOLDER_NAMES).intersection(os.listdir(root))
             self._files = {blob: file for name in here for blob, file in _files_in(root / name)}
         except OSError as error:
-            otherwise = leads_nowhere(root) or f"cannot use {root}: {error.strerror}"
-            raise cannot_write(root, error, otherwise) from None
+            raise cannot_write(root, error, f"cannot use {root}: {error.strerror}") from None
         self._held = sum(file.length for file in self._files.values())
         self._came = 0
 
