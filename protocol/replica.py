@@ -219,8 +219,8 @@ class Replica:
     @property
     def clock_to_publish_by(self) -> int:
         """The round clock for our trainer: `BEFORE_ALL_ROUNDS` while we do not know where the swarm is."""
-        away = self.sealing.starts_over or self.sealing.may_be_outlived or self._clock.listens(self._now)
-        return BEFORE_ALL_ROUNDS if away else self.clock
+        is_away = self.sealing.starts_over or self.sealing.may_be_outlived or self._clock.listens(self._now)
+        return self.clock if self.caught_up and not is_away else BEFORE_ALL_ROUNDS
 
     @property
     def is_contradicted(self) -> bool:
@@ -286,7 +286,6 @@ class Replica:
         floor: int = 0,
         own_last: int = 0,
         reach: int = 0,
-        is_copy: bool = False,
         credentials: Iterable[bytes] = (),
     ) -> list[Effect]:
         """Take over what a previous run stored; returns `Ready` for each delta whose payload is here.
@@ -295,7 +294,6 @@ class Replica:
         revocations; those that do not verify are left out. `claims` are the snapshots still held, `floor` the
         round up to which history was closed, `own_last` our last round, in case that has been closed too,
         `reach` the newest round that was ever merged.
-        `is_copy`: all this comes from a copy of the folder, and we may have signed more than it tells.
         """
         self._clock.begin(now)
         self.ledger.close(floor)
@@ -307,7 +305,7 @@ class Replica:
         extent = known_up_to(sealed, {delta.round for delta in stored})
         self.sealing.restore(claims, floor, extent)
         signed = [delta.round for delta in stored if delta.author == self.identity.node_id]
-        self._author.restore([own_last, *signed], is_copy=is_copy)  # whether these deltas count or not
+        self._author.restore([own_last, *signed])  # whether these deltas count or not
         counting = [delta for delta in stored if self.acl.counts(delta.author, delta.round)]
         revoked = [delta for delta in stored if not self.acl.counts(delta.author, delta.round)]
         if claims:
@@ -434,7 +432,7 @@ class Replica:
         return others_have and all(self.holds(delta.record_id) for delta in self.ledger.valid(round_))
 
     def _publish(self, event: ev.Publish) -> None:
-        if self._author.is_copy and not self.caught_up:  # our trainer handed it in before we knew
+        if not self.caught_up:  # our folder may be an old copy of one that we have signed with since
             text = f"not signing round {event.body.round}: no node has said yet whether we did"
             self.outbox.append(Notice(text))
         else:

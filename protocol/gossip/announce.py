@@ -497,8 +497,6 @@ class Author:
         self._holdings = holdings
         self.node_id = context.identity.node_id
         self._signed = 0
-        self.is_copy = False
-        """Whether our disk is a copy of an earlier one, so that we may have signed more than it knows."""
         self._last_id = b""
         self._last_is_held = False
         """Whether another node holds our last delta and its payload."""
@@ -516,13 +514,12 @@ class Author:
 
     @property
     def has_signed(self) -> bool:
-        """Whether this run or our own disk knows of our last delta, which a copy of that disk may not."""
-        return self._signed > 0 and not self.is_copy
+        """Whether this run or our own disk knows of a delta of ours."""
+        return self._signed > 0
 
-    def restore(self, rounds: Iterable[int], *, is_copy: bool = False) -> None:
-        """Take in the rounds that earlier runs signed; if this `is_copy` of their disk, there may be more."""
+    def restore(self, rounds: Iterable[int]) -> None:
+        """Take in the rounds that earlier runs signed."""
         self._signed = max(self._signed, *rounds)
-        self.is_copy = is_copy
 
     def publish(self, body: DeltaBody) -> None:
         """Sign a delta. It is stored before anybody hears of it."""

@@ -230,10 +230,10 @@ class CatchUp:
           a liar that withholds its own. Payloads of a minority of the authors are waited for only a while: a
           liar may hand its own out ever so slowly. Whatever comes after all is merged late. Payloads that are
           published meanwhile do not count: on a slow line some of them are always under way.
-        * A node with deltas of its own on its own disk (`has_signed`) goes on once it has compared notes with
-          a peer, or has found none for a while: its folder may be an old copy, and no round may be signed
-          twice. For a node whose folder is known to be a copy, or that lost its disk and hears of its own
-          deltas from others, `has_signed` is false: it must learn of all of them first.
+        * A node with deltas of its own on its disk (`has_signed`) goes on once it has compared notes with a
+          peer, or has found none for a while: its folder may be an old copy, and no round may be signed
+          twice. One that lost its disk, and hears of its own deltas from others, must learn of all of them
+          first.
         * A node that signs nothing goes on with what it has once it has had nobody to learn from for a while.
         * A node whose clock is wrong would refuse what the others publish as too early. It waits until the
           clock has been set, as happens a moment after a machine without a clock battery starts, but not for

@@ -165,9 +165,9 @@ class World:
             rng=random.Random(self.rng.getrandbits(64)),
         )
 
-    def _begin(self, node: Node, *, is_copy: bool = False) -> None:
+    def _begin(self, node: Node) -> None:
         held = [d.record_id for d in node.disk if all(blob in node.blobs for blob in d.body.chunks)]
-        effects = node.core.restore(node.disk, held, self.now, is_copy=is_copy, credentials=node.credentials)
+        effects = node.core.restore(node.disk, held, self.now, credentials=node.credentials)
         self._carry_out(node, effects)
         self._carry_out(node, node.core.announce((node.address,) if node.address else ()))
         self._set_timer(node)
@@ -201,7 +201,7 @@ class World:
             bootstrap=node.info.bootstrap,
         )
         node.core = self._core(node.identity, node.info, node.blobs)
-        self._begin(node, is_copy=backup is not None)
+        self._begin(node)
 
     def freeze(self, node: Node, seconds: float) -> None:
         """Block a node's event loop for a while: it sees nothing, and everything at once afterwards."""
