@@ -26,7 +26,7 @@ from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.network.tls import Certificate, LocalNode
 from gossamer.node.daemon.phi.archive import Archive
-from gossamer.node.daemon.phi.loop import Merging, OnJudged
+from gossamer.node.daemon.phi.loop import Merging, OnMerged
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.disk import Disk
@@ -55,9 +55,7 @@ class Edges:
     """A delta of ours is durable."""
     damaged: Callable[[bytes], None]
     """A chunk on disk, named by its hash, is damaged or gone."""
-    merged: Callable[[int], None]
-    """A round has been merged."""
-    judged: OnJudged
+    merged: OnMerged
     before_offer: Callable[[], None]
     """A fragment is about to be offered to the trainer."""
     status: Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
@@ -205,15 +203,7 @@ def _network(local: LocalNode, store: Store, core: Replica, edges: Edges) -> Net
 
 
 def _phi(port: TrainerPort, store: Store, core: Replica, edges: Edges) -> Phi:
-    loop = Merging(
-        core,
-        port,
-        edges.dispatch,
-        edges.damaged,
-        on_merged=edges.merged,
-        on_judged=edges.judged,
-        before_offer=edges.before_offer,
-    )
+    loop = Merging(core, port, edges.dispatch, edges.damaged, edges.merged, edges.before_offer)
     archive = Archive(core, loop, store.chunks, store.records, store.disk, store.shelf, edges.dispatch)
     return Phi(port, loop, archive, Publisher(store.chunks, store.disk, edges.dispatch, port.send))
 

@@ -105,7 +105,6 @@ class Daemon:
                 own_stored=self._own_stored,
                 damaged=self._damaged,
                 merged=self._merged,
-                judged=self._judged,
                 before_offer=self.tell_clock,
                 status=self._status,
                 stopping=self._stopping,
@@ -342,13 +341,11 @@ class Daemon:
         """A chunk on disk turned out damaged."""
         self.phi.archive.damaged(blob)
 
-    def _merged(self, round_: int) -> None:
+    def _merged(self, merge: fx.Merge, found: RoundFigures | None, has_changed: bool) -> None:
         """A round has been merged."""
-        self.phi.archive.note_merged(round_)
-
-    def _judged(self, round_: int, deltas: tuple[Delta, ...], found: RoundFigures | None) -> None:
-        """A round has been merged or judged again."""
-        self.monitoring.monitor.merged(round_, deltas, found)
+        if has_changed:
+            self.phi.archive.note_merged(merge.round)
+        self.monitoring.monitor.merged(merge.round, merge.deltas, found)
 
     async def _status(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The answer to other nodes that ask for our status."""

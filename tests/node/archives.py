@@ -65,9 +65,8 @@ def merging_of(core: Any) -> Merging:
         nobody,
         lambda event: None,
         lambda blob: None,
-        on_merged=lambda round_: None,
-        on_judged=lambda round_, deltas, found: None,
-        before_offer=lambda: None,
+        lambda merge, found, has_changed: None,
+        lambda: None,
     )
 
 

@@ -13,11 +13,13 @@ import numpy as np
 from gossamer.node.daemon.phi.loop import Merging
 from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.ipc import messages as control
+from gossamer.protocol.effects import Merge
 from gossamer.protocol.events import Merged
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.members import Roster
+from gossamer.protocol.merge.contributions import RoundFigures
 from gossamer.protocol.merge.schedule import MergeSchedule, SwarmState
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import encode_payload
@@ -96,11 +98,14 @@ class Setup:
             self.port,  # type: ignore[arg-type]
             self.core.dispatch,
             self.lost.append,
-            on_merged=self.merged.append,
-            on_judged=lambda round_, deltas, found: None,
-            before_offer=self._before_offer,
+            self._on_merged,
+            self._before_offer,
         )
         self.merger = world.merger()
+
+    def _on_merged(self, merge: Merge, found: RoundFigures | None, has_changed: bool) -> None:
+        if has_changed:
+            self.merged.append(merge.round)
 
     def _before_offer(self) -> None:
         self.before_offer()

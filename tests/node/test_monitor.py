@@ -161,7 +161,7 @@ async def test_our_delta_is_not_void_while_it_is_written(
         monkeypatch.setattr(daemon.store.records, "add", lambda *a, **kw: (written.wait(10), add(*a, **kw)))
         publishing = asyncio.create_task(publish(home, link, 1))
         await until(lambda: daemon.store.writer._waiting or not daemon.store.writer._idle.is_set())
-        daemon.phi.loop.on_judged(1, (), None)  # as when another's delta of the round is merged
+        daemon.monitoring.monitor.merged(1, (), None)  # as when another's delta of the round is merged
         written.set()
         await publishing
         (line,) = (await get(home, "/api/rounds"))[2]["rounds"]
@@ -185,7 +185,7 @@ async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
         before = await rounds_of(home, [100])
         daemon.core.ledger.close(1)
         await daemon.phi.loop.close_up_to(1, lambda: True)
-        daemon.phi.loop.on_judged(1, (), None)
+        daemon.monitoring.monitor.merged(1, (), None)
         assert (await get(home, "/api/rounds"))[2] == before
         await publish(home, link, 2)
         after = await rounds_of(home, [100, 100])

@@ -1,7 +1,8 @@
 """Carries out the merges that the core asks for, and offers Phi to the trainer.
 
-The core decides when to merge a round (`protocol.merge.schedule`). Each merge runs in a worker thread. Then
-each fragment that has changed is offered to the trainer, once the trainer has taken the last offer of it.
+The core decides when to merge a round (`protocol.merge.schedule`): `Merge` out, `Merged` in, one at a time.
+Each merge runs in a worker thread. Then each fragment that has changed is offered to the trainer, once the
+trainer has taken the last offer of it.
 """
 
 import asyncio
@@ -11,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 
-from gossamer.node.daemon.phi.state import Merger, Prefix, RecentDigest
+from gossamer.node.daemon.phi.state import Merger, Prefix
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base
 from gossamer.node.daemon.trainer_port import TrainerPort
 from gossamer.node.ipc import messages as control
-from gossamer.node.logs import Fault, RateLimit
+from gossamer.node.logs import RateLimit
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import DivergedError, StorageError
@@ -27,62 +28,17 @@ from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 
-# --- Offering Phi to the trainer: each changed fragment, once the trainer has taken the last offer of it.
-
-
-class Offering:
-    """Which fragments the current trainer does not have yet, and how they are offered to it."""
-
-    def __init__(self, core: Replica, port: TrainerPort, before: Callable[[], None]) -> None:
-        """`before` is called before a fragment is offered: the trainer must know first how many tokens it is
-        of."""
-        self._before = before
-        self._core = core
-        self._port = port
-        self._unoffered: set[int] = set()
-        self._attachments = 0
-
-    def changed(self, index: int) -> None:
-        """A fragment has changed since the trainer was offered it."""
-        self._unoffered.add(index)
-
-    def all_changed(self) -> None:
-        self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
-
-    def look_for_a_new_trainer(self) -> None:
-        """A trainer that has just attached has no fragments yet."""
-        if self._port.attachments != self._attachments:
-            self.all_changed()
-        self._attachments = self._port.attachments
-
-    async def offer(self, merger: Merger) -> None:
-        """Offer all changed fragments, except those that diverged or whose last offer was not taken."""
-        for index in sorted(self._unoffered):
-            if index not in merger.diverged and self._port.attached and self._port.is_free(index):
-                fragment = self._core.layout.fragments[index]
-                self._unoffered.discard(index)
-                self._before()
-                await self._port.offer(fragment, merger.view(fragment), self._told_of(fragment, merger))
-
-    def _told_of(self, fragment: Fragment, merger: Merger) -> control.Phi:
-        """How far a fragment has been merged.
-
-        If we started again where the swarm is far behind our own last delta, the trainer need not wait for
-        that delta: it is not merged until the swarm has got there.
-        """
-        state = merger.state(fragment)
-        last = self._core.ledger.last_round(self._core.identity.node_id)
-        own_round = state.own_round
-        if last > self._core.merges.horizon:
-            own_round = max(own_round, last - (last - fragment.index) % len(self._core.layout.fragments))
-        return control.Phi(fragment.index, state.merged_round, own_round, state.version)
-
-
 POLL_S = 0.25
+SETTLE_POLL_S = 0.05
 
 RETRY_S = 5.0
 
-OnJudged = Callable[[int, tuple[Delta, ...], RoundFigures | None], None]
+REST = 9
+"""A digest that anybody may ask for is kept for this many times as long as it took to compute: so merging,
+which waits meanwhile, waits for a tenth of the time at most."""
+
+OnMerged = Callable[[fx.Merge, RoundFigures | None, bool], None]
+"""Called after every merge with what was found in the round's deltas, and whether Phi has changed."""
 
 log = logging.getLogger("gossamer.merging")
 
@@ -95,38 +51,35 @@ class Merging:
         core: Replica,
         port: TrainerPort,
         dispatch: Callable[[ev.Event], object],
-        chunk_lost: Callable[[bytes], None],
-        *,
-        on_merged: Callable[[int], None],
-        on_judged: OnJudged,
+        damaged: Callable[[bytes], None],
+        on_merged: OnMerged,
         before_offer: Callable[[], None],
     ) -> None:
-        """`chunk_lost` is called with the hash of a payload chunk that turned out damaged on disk.
-
-        `on_merged` is called with every round that was merged; `on_judged` after every merge, with the round,
-        all deltas merged in it, and what was found in them; `before_offer` before a fragment is offered.
-        """
+        """`damaged` is called with the hash of a payload chunk that turned out damaged on disk;
+        `before_offer` before a fragment is offered: the trainer must know first how many tokens it is of."""
         self._core = core
         self._port = port
         self._dispatch = dispatch
-        self.chunk_lost = chunk_lost
-        self.on_merged = on_merged
-        self.on_judged = on_judged
+        self._damaged = damaged
+        self._on_merged = on_merged
+        self._before_offer = before_offer
         self.seconds = 0.0
         """Wall time spent in merges so far."""
         self.conduct = Conduct()
         """Figures of every member's deltas."""
         self._merger: Merger | None = None
         self._due: fx.Merge | None = None
-        self.offering = Offering(core, port, before_offer)
-        self.recent_digest = RecentDigest(self.digest)
-        self._fault = Fault(log, "payloads can be read again")
-        self._held_back_limit = RateLimit()
+        self._unoffered: set[int] = set()
+        """Fragments that have changed since the trainer was offered them."""
+        self._attachments = 0
+        self._limit = RateLimit()
         self._diverged_by: dict[int, str] = {}
         """By fragment that diverged here: text that says in which round, and by whose deltas."""
         self._news = asyncio.Event()
-        self._merged_some = asyncio.Event()
         self._busy = asyncio.Lock()
+        self._asked = asyncio.Lock()
+        self._recent: tuple[bytes, bytes] | None = None
+        self._recent_until = 0.0
 
     @property
     def ready(self) -> bool:
@@ -187,7 +140,7 @@ class Merging:
                 merger.version = self._merger.version + 1
             self._merger, self._due = merger, None
             tell()
-        self.offering.all_changed()
+        self._offer_all()
         self._news.set()
 
     async def settled(self, round_: int) -> bool:
@@ -197,11 +150,8 @@ class Merging:
         take hours: if only such rounds are left, it returns False.
         """
         merges = self._core.merges
-        while (waiting := merges.waiting(round_)) and waiting[0] <= merges.merge_up_to:
-            self._merged_some.clear()
-            with suppress(TimeoutError):  # the swarm may have got further
-                async with asyncio.timeout(POLL_S):
-                    await self._merged_some.wait()
+        while (waiting := merges.waiting(round_)) and waiting[0] <= merges.merge_up_to:  # noqa: ASYNC110
+            await asyncio.sleep(SETTLE_POLL_S)
         return not waiting
 
     async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
@@ -242,32 +192,37 @@ class Merging:
             self._news.clear()
             if self._due is not None:
                 await self._merge(self._due)
-            self.offering.look_for_a_new_trainer()
+            if self._port.attachments != self._attachments:  # a new trainer has no fragments yet
+                self._attachments = self._port.attachments
+                self._offer_all()
             if self.ready and self._merger is not None:
-                await self.offering.offer(self._merger)
+                await self._offer(self._merger)
+
+    # -- merging
 
     async def _merge(self, effect: fx.Merge) -> None:
         async with self._busy:
             if effect is not self._due or self._merger is None:  # replaced by `begin`
                 return
             merger, self._due = self._merger, None
-            fragment = self._core.layout.of_round(effect.round)
-            was_sound = fragment.index not in merger.diverged
+            index = self._core.layout.of_round(effect.round).index
+            was_sound = index not in merger.diverged
             outcome = await self._carry_out(effect, merger)
             self._dispatch(ev.Merged(effect.round, outcome))
-        self._merged_some.set()
+        if outcome in (MergeOutcome.CHANGED, MergeOutcome.SAME):
+            self._judge(merger, effect.round)
+            self._on_merged(effect, merger.figures, outcome is MergeOutcome.CHANGED)
         if outcome is MergeOutcome.CHANGED:
-            self.on_merged(effect.round)
-            self.offering.changed(fragment.index)
-            if was_sound and fragment.index in merger.diverged:
-                self._note_diverged(fragment.index, effect.round, effect.deltas)
+            self._unoffered.add(index)
+            if was_sound and index in merger.diverged:
+                self._note_diverged(index, effect.round, effect.deltas)
 
     async def _carry_out(self, effect: fx.Merge, merger: Merger) -> MergeOutcome:
         round_, deltas, before = effect.round, effect.deltas, merger.version
         try:
             if effect.unless_outliers and await asyncio.to_thread(merger.are_outliers, round_, deltas):
                 names = ", ".join(self._core.roster.label(delta.author) for delta in deltas)
-                if self._held_back_limit.allows(names):
+                if self._limit.allows(names):
                     log.info(
                         "%s: delta far beyond the usual; round %d waits for deltas of others", names, round_
                     )
@@ -276,15 +231,13 @@ class Merging:
             await asyncio.to_thread(merger.merge, round_, deltas)
             self.seconds += time.monotonic() - begun
         except MissingChunkError as error:
-            self.chunk_lost(error.blob)
+            self._damaged(error.blob)
             return MergeOutcome.FAILED
-        except StorageError as error:
-            self._fault.failed(f"{error}; trying again every {RETRY_S:.0f} s", event="reading")
+        except StorageError as error:  # too many open files, say: it passes
+            if self._limit.allows("reading"):
+                log.error("%s; trying again", error)
             await asyncio.sleep(RETRY_S)
             return MergeOutcome.FAILED
-        self._fault.worked()
-        self._judge(merger, round_)
-        self.on_judged(round_, deltas, merger.figures)
         return MergeOutcome.SAME if merger.version == before else MergeOutcome.CHANGED
 
     def _note_diverged(self, index: int, round_: int, deltas: tuple[Delta, ...]) -> None:
@@ -314,6 +267,35 @@ class Merging:
             else:
                 log.warning("%s: %s", listed(alike), verdict)
 
+    # -- offering Phi to the trainer
+
+    def _offer_all(self) -> None:
+        self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
+
+    async def _offer(self, merger: Merger) -> None:
+        """Offer all changed fragments, except those that diverged or whose last offer was not taken."""
+        for index in sorted(self._unoffered):
+            if index not in merger.diverged and self._port.attached and self._port.is_free(index):
+                fragment = self._core.layout.fragments[index]
+                self._unoffered.discard(index)
+                self._before_offer()
+                await self._port.offer(fragment, merger.view(fragment), self._progress(fragment, merger))
+
+    def _progress(self, fragment: Fragment, merger: Merger) -> control.Phi:
+        """How far a fragment has been merged.
+
+        If we started again where the swarm is far behind our own last delta, the trainer need not wait for
+        that delta: it is not merged until the swarm has got there.
+        """
+        state = merger.state(fragment)
+        last = self._core.ledger.last_round(self._core.identity.node_id)
+        own_round = state.own_round
+        if last > self._core.merges.horizon:
+            own_round = max(own_round, last - (last - fragment.index) % len(self._core.layout.fragments))
+        return control.Phi(fragment.index, state.merged_round, own_round, state.version)
+
+    # -- comparing replicas
+
     async def digest(self) -> tuple[bytes, bytes] | None:
         """Digest of the records merged, and of Phi; None before genesis is here."""
         if self._merger is None:
@@ -330,3 +312,13 @@ class Merging:
             if up_to < self._merger.base.round:
                 return None
             return await asyncio.to_thread(self._merger.chain, up_to)
+
+    async def recent_digest(self) -> tuple[bytes, bytes] | None:
+        """What `digest` returns, or returned a moment ago."""
+        async with self._asked:
+            begun = time.monotonic()
+            if begun >= self._recent_until:
+                self._recent = await self.digest()
+                now = time.monotonic()
+                self._recent_until = now + REST * (now - begun)
+            return self._recent

@@ -52,10 +52,8 @@ a delta is void, but it is not offered to the trainer.
 All of this blocks, and runs in worker threads, one call at a time.
 """
 
-import asyncio
-import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gossamer.node.daemon.phi import snapshots
@@ -289,34 +287,6 @@ class Merger:
 def _digest_of(deltas: tuple[Delta, ...]) -> bytes:
     """A round's digest."""
     return round_digest(delta.record_id for delta in deltas)
-
-
-# --- The digest of what is merged, kept for a while, so that it may be asked for often at little cost.
-
-REST = 9
-"""A digest is kept for this many times as long as it took to compute: so merging, which waits meanwhile,
-waits for a tenth of the time at most."""
-
-
-class RecentDigest:
-    """Remembers a digest for a while."""
-
-    def __init__(self, find: Callable[[], Awaitable[tuple[bytes, bytes] | None]]) -> None:
-        """`find` computes the digests of the records merged and of Phi; None before genesis is here."""
-        self._find = find
-        self._finding = asyncio.Lock()
-        self._found: tuple[bytes, bytes] | None = None
-        self._due = 0.0
-
-    async def get(self) -> tuple[bytes, bytes] | None:
-        """The digests as they are, or were a moment ago."""
-        async with self._finding:
-            if time.monotonic() >= self._due:
-                begun = time.monotonic()
-                self._found = await self._find()
-                now = time.monotonic()
-                self._due = now + REST * (now - begun)
-            return self._found
 
 
 # --- Deltas' payloads as merges want them: measured once, then read tensor by tensor.

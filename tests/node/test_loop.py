@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gossamer.node.daemon.phi import loop as loop_module
 from gossamer.node.daemon.phi import loop as merging_module
-from gossamer.node.daemon.phi import state as recent_digest
 from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol.errors import DivergedError, StorageError
@@ -46,14 +46,14 @@ async def test_records_from_before_the_model_wait_for_it(setup: Setup) -> None:
 async def test_who_asks_for_the_digest_all_the_time_holds_nothing_up(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent_digest, "REST", 10**6)
+    monkeypatch.setattr(loop_module, "REST", 10**6)
     await setup.begin(setup.merger)
-    first = await setup.merging.recent_digest.get()
+    first = await setup.merging.recent_digest()
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
-    assert first == await setup.merging.recent_digest.get() != await setup.merging.digest(), "of a moment ago"
-    setup.merging.recent_digest._due = 0.0
-    assert await setup.merging.recent_digest.get() == await setup.merging.digest()
+    assert first == await setup.merging.recent_digest() != await setup.merging.digest(), "of a moment ago"
+    setup.merging._recent_until = 0.0
+    assert await setup.merging.recent_digest() == await setup.merging.digest()
 
 
 @pytest.mark.parametrize("what", ["chain", "close_up_to"])
@@ -189,7 +189,7 @@ async def test_a_delta_that_is_lost_does_not_hold_up_its_round(setup: Setup) -> 
     await setup.begin(setup.merger)
     victim = setup.world.deltas[0]
     file_of(setup.world.chunks, victim.body.chunks[0]).write_bytes(b"damaged")
-    setup.merging.chunk_lost = lambda blob: setup.held.discard(victim.record_id)
+    setup.merging._damaged = lambda blob: setup.held.discard(victim.record_id)
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
     rest = [delta for delta in setup.world.deltas if delta is not victim]
