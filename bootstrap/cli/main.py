@@ -138,7 +138,5 @@ def _usage_error(error: typer.TyperException) -> str:
     return f"{' '.join(what.split())} (see {ctx.command_path if ctx else 'gossamer'} --help)"
 
 
-main_entry = main
-
 if __name__ == "__main__":
     main()
