@@ -273,7 +273,7 @@ class AdmissionSection(_Section):
 class Manifest(_Section):
     """Everything that all nodes must agree on before the first step. Immutable, and checked when made.
 
-    Read one with `from_toml` or `from_canonical`; `docs/manifest.md` explains every value.
+    Read one with `from_toml` or `from_canonical`; `docs/protocol.md` explains every value.
     """
 
     version: Literal[1] = 1

@@ -1,1 +1,1 @@
-"""Fuzzing: whatever bytes arrive, only typed errors, bounded memory, no hang. See docs/fuzzing.md."""
+"""Fuzzing: whatever bytes arrive, only typed errors, bounded memory, no hang."""
