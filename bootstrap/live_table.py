@@ -248,21 +248,21 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
         table.add_row(
             "validation loss", Text(f"{start:.3f} → {end:.3f} {summary.loss_unit}".rstrip(), style="bold")
         )
-    digests = sorted({node.digest[:16] for node in summary.nodes})
+    digests = sorted({node["digest"][:16] for node in summary.nodes})
     table.add_row(
         "replicas",
         Text(f"all {nodes} bit-identical: {digests[0]}", style="bold green")
         if summary.identical
         else Text(f"NOT identical: {', '.join(digests)}", style="bold red"),
     )
-    payload = sum(node.payload_bytes_sent for node in summary.nodes)
-    sent = sum(node.bytes_sent for node in summary.nodes)
+    payload = sum(node["payload_bytes_sent"] for node in summary.nodes)
+    sent = sum(node["bytes_sent"] for node in summary.nodes)
     bytes_sent = f"{size(payload)} of deltas ({size(sent)} in all, by {plural(nodes, 'node')})"
     if nodes > 1:  # a single node would send gradients to nobody
         ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
         bytes_sent += f"; data-parallel training: {size(summary.data_parallel_bytes)}{ratio}"
     table.add_row("bytes sent", bytes_sent)
-    worst = max(node.wait_fraction for node in summary.nodes)
+    worst = max(node["wait_fraction"] for node in summary.nodes)
     table.add_row(
         "away from training", f"{worst:.2%} of the slowest node's wall time went to publishing and merging"
     )

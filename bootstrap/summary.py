@@ -12,41 +12,16 @@ from gossamer.protocol.errors import ConfigError, StorageError
 FLOAT32_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSummary:
-    """One node at the end of the run."""
-
-    node_id: str
-    name: str
-    digest: str
-    round: int
-    inner_steps: int
-    tokens: int
-    val_loss: float | None
-    bytes_sent: int
-    bytes_received: int
-    payload_bytes_sent: int
-    payload_bytes_received: int
-    wait_fraction: float
-
-    @classmethod
-    def of(cls, status: dict[str, Any]) -> "NodeSummary":
-        """From a node's last status."""
-        trainer = status.get("trainer") or {}
-        return cls(
-            node_id=status["node_id"],
-            name=status["name"],
-            digest=status.get("phi_digest", ""),
-            round=status["round"],
-            inner_steps=trainer.get("inner_steps", 0),
-            tokens=trainer.get("tokens", 0),
-            val_loss=trainer.get("val_loss"),
-            bytes_sent=status["bytes_sent"],
-            bytes_received=status["bytes_received"],
-            payload_bytes_sent=status["payload_bytes_sent"],
-            payload_bytes_received=status["payload_bytes_received"],
-            wait_fraction=trainer.get("wait_fraction", 0.0),
-        )
+def node_summary(status: dict[str, Any]) -> dict[str, Any]:
+    """One node at the end of the run, from its last status."""
+    trainer = {name: value for name, value in (status.get("trainer") or {}).items() if value is not None}
+    return {
+        **{name: status[name] for name in ("node_id", "name", "round", "bytes_sent", "bytes_received")},
+        **{name: status[name] for name in ("payload_bytes_sent", "payload_bytes_received")},
+        **{name: trainer.get(name, 0) for name in ("inner_steps", "tokens", "wait_fraction")},
+        "val_loss": trainer.get("val_loss"),
+        "digest": status.get("phi_digest", ""),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +39,7 @@ class SwarmSummary:
     tokens: int
     data_parallel_bytes: int
     sample: str
-    nodes: list[NodeSummary]
+    nodes: list[dict[str, Any]]
     ended: list[str] = field(default_factory=list)
     """Processes that were killed or ended on the way, and how; the others went on."""
     loss_unit: str = ""
@@ -82,9 +57,9 @@ class SwarmSummary:
         if not self.identical:
             found.append("the replicas are not identical")
         found += [
-            f"{node.name} published {node.round} of {self.rounds} rounds"
+            f"{node['name']} published {node['round']} of {self.rounds} rounds"
             for node in self.nodes
-            if node.round < self.rounds
+            if node["round"] < self.rounds
         ]
         if start is None or end is None:
             found.append("the validation loss was not measured")
@@ -113,17 +88,17 @@ def summarise(
     `starts` are losses at the start that nodes reported earlier: a trainer that was restarted no longer knows
     its own. `facts` are the fields that no node knows.
     """
-    nodes = [NodeSummary.of(status) for status in statuses]
+    nodes = [node_summary(status) for status in statuses]
     replicas = {(status.get("merged_digest"), status.get("phi_digest")) for status in statuses}
     told = [loss for s in statuses if (loss := (s.get("trainer") or {}).get("val_loss_start")) is not None]
-    ends = [node.val_loss for node in nodes if node.val_loss is not None]
+    ends = [node["val_loss"] for node in nodes if node["val_loss"] is not None]
     return SwarmSummary(
         swarm_id=statuses[0]["swarm_id"],
         identical=len(replicas) == 1 and None not in next(iter(replicas)),
         val_loss_start=min([*told, *starts], default=None),
         val_loss_end=max(ends, default=None),
-        tokens=sum(node.tokens for node in nodes),
-        data_parallel_bytes=data_parallel_bytes(facts["parameters"], [node.inner_steps for node in nodes]),
+        tokens=sum(node["tokens"] for node in nodes),
+        data_parallel_bytes=data_parallel_bytes(facts["parameters"], [node["inner_steps"] for node in nodes]),
         nodes=nodes,
         **facts,
     )

@@ -11,8 +11,8 @@ import termios
 import time
 import tty
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,11 @@ from rich.text import Text
 
 from gossamer.bootstrap.live_table import cell, fitted, line
 from gossamer.node.daemon.dashboard.client import AdminClient
+from gossamer.node.daemon.monitoring.status import one_line
 from gossamer.node.formatting import (
     UNBOUNDED,
     WRONG_SHAPE,
     count,
-    duration,
-    plural,
     size,
     three_decimals,
 )
@@ -150,29 +149,16 @@ def frame(watched: Watched, width: int, height: int) -> RenderableType:
 
 
 def _head(watched: Watched, state: Json) -> list[Text]:
-    model, trainer, replicas = state["model"], state["trainer"] or {}, state["replicas"]
-    behind = f", {plural(state['rounds_behind'], 'round')} behind" if state["rounds_behind"] else ""
+    model, replicas = state["model"], state["replicas"]
     chunks = f", {state['fetching'][0]} of {state['fetching'][1]} chunks here" if state["fetching"] else ""
-    at = f"round {state['round']} (swarm {state['clock']})" if state["trains"] else f"round {state['clock']}"
-    loss, val_loss = three_decimals(trainer.get("loss")), three_decimals(trainer.get("val_loss"))
-    speed = count(trainer.get("tokens_per_s") or 0)
     same = f", replica same as {replicas['same']} of {replicas['of']}" if replicas["of"] else ""
-    bad = watched.problem or state["problem"]
     return [
         line(
             (f"{state['swarm']} ", "bold"),
             (f"{state['swarm_id'][:12]}  {count(model['parameters'])} parameters, {model['codec']}", "dim"),
         ),
-        line(
-            (f"{_name(state)} ", "bold"),
-            (f"{state['state']}{chunks}", "yellow" if bad else "green"),
-            (f", up {duration(state['uptime_s'])}, {plural(len(state['links']), 'link')}{same}  ", ""),
-            (bad or "", "red"),
-        ),
-        line(
-            (f"{at}{behind}, loss {loss}, held-out {val_loss}, {speed} tokens/s", ""),
-        ),
-        Text(""),
+        line((one_line(state) + chunks + same, "")),
+        line((watched.problem or state["problem"] or "", "red")),
     ]
 
 
@@ -246,17 +232,11 @@ def show_top(where: Callable[[], str]) -> None:
         raise ConfigError(
             "gossamer top needs a terminal that it can draw on; in scripts, use gossamer status --json"
         )
-    with _keys_at_once(sys.stdin.fileno()) as fd:
-        asyncio.run(_run(Top(where, console), fd))
-
-
-@contextmanager
-def _keys_at_once(fd: int) -> Iterator[int]:
-    """Inside, a terminal passes keys on as they are pressed, and does not show them."""
+    fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
-        tty.setcbreak(fd)
-        yield fd
+        tty.setcbreak(fd)  # keys come as they are pressed, and are not shown
+        asyncio.run(_run(Top(where, console), fd))
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 

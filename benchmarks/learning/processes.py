@@ -52,7 +52,7 @@ def train(world: World, **settings: Any) -> Iterator[Point]:
         summary = asyncio.run(LocalSwarm(options, manifest, folder).run())
     if not summary.identical or summary.val_loss_start is None or summary.val_loss_end is None:
         raise RuntimeError("the swarm did not come to an end that all its nodes agree on")
-    sent = sum(node.payload_bytes_sent for node in summary.nodes) / scale.workers
+    sent = sum(node["payload_bytes_sent"] for node in summary.nodes) / scale.workers
     yield Point(0, 0.0, 0.0, summary.val_loss_start)
     published = sent / scale.workers  # divided by the receivers: other workers and the bootstrap peer
     yield Point(summary.tokens, published, sent, summary.val_loss_end)

@@ -53,7 +53,7 @@ def test_missing_fields() -> None:
     found = summary(bare, bare)
     assert not found.ok and not found.identical
     assert found.val_loss_start is None and found.val_loss_end is None
-    assert found.nodes[0].digest == "" and found.nodes[0].inner_steps == 0
+    assert found.nodes[0]["digest"] == "" and found.nodes[0]["inner_steps"] == 0
     missing = summary(status(0, trainer={"val_loss_start": None}))
     assert missing.reasons == ["the validation loss was not measured"]
 

@@ -12,7 +12,6 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossamer.node.daemon.dashboard.sse import ANSWER_ROUNDS_MAX
 from gossamer.node.daemon.monitoring.status import LinkStatus, MemberStatus, to_json
 from gossamer.protocol.merge.contributions import NOTHING_SENT
 from tests.node import statuses
@@ -111,7 +110,7 @@ class Recorded:
     def rounds_between(self, first: int, last: int) -> Json:
         oldest = self.rows[0][0] if self.rows else None
         rows = self.rows[max(0, first - 1) : max(0, last)]
-        return {"oldest": oldest, "authors": self.ids, "rounds": rows[-ANSWER_ROUNDS_MAX:]}
+        return {"oldest": oldest, "authors": self.ids, "rounds": rows[-512:]}
 
     def snapshot(self) -> Json:
         """The state event's data."""

@@ -19,6 +19,7 @@ from gossamer.node.daemon.dashboard import server as servers
 from gossamer.node.daemon.dashboard import sse
 from gossamer.node.daemon.dashboard.client import find_admin
 from gossamer.node.daemon.dashboard.server import TOKEN_VARIABLE, AdminServer
+from gossamer.node.daemon.monitoring import round_history
 from gossamer.node.daemon.monitoring.round_history import OWN
 from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.home import Home
@@ -326,7 +327,7 @@ async def test_who_reads_nothing_loses_its_place_within_minutes(tmp_path: Path) 
 def test_what_json_cannot_say_is_not_sent() -> None:
     assert sse.event("a", {"b": [1, "\n"]}) == b'event: a\ndata: {"b":[1,"\\n"]}\n\n'
     with pytest.raises(ValueError):
-        sse.dump(float("nan"))
+        round_history.dump(float("nan"))
 
 
 async def test_a_diverged_loss_is_none(tmp_path: Path) -> None:

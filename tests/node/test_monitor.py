@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.daemon.dashboard import sse
 from gossamer.node.daemon.monitoring import monitor, round_history
 from gossamer.node.daemon.monitoring.round_history import OWN
 from gossamer.node.home import Home
@@ -142,13 +141,11 @@ async def test_one_answer_holds_so_many_rounds_and_the_next_older_ones(
             await publish(home, link, round_)
         whole = await rounds_of(home, [100] * 5)
         assert [line[0] for line in whole["rounds"]] == [1, 2, 3, 4, 5]
-        for bound in ("ANSWER_ROUNDS_MAX", "ANSWER_ENTRIES_MAX"):
-            with monkeypatch.context() as bounded:
-                bounded.setattr(sse, bound, 3)
-                newest = (await get(home, "/api/rounds"))[2]
-                older = (await get(home, "/api/rounds?from=1&to=2"))[2]
-            assert older["rounds"] + newest["rounds"] == whole["rounds"] and len(newest["rounds"]) == 3
-            assert newest["oldest"] == older["oldest"] == daemon.monitoring.monitor.history.oldest() == 1
+        monkeypatch.setattr(round_history, "ANSWER_ENTRIES_MAX", 3)
+        newest = (await get(home, "/api/rounds"))[2]
+        older = (await get(home, "/api/rounds?from=1&to=2"))[2]
+        assert older["rounds"] + newest["rounds"] == whole["rounds"] and len(newest["rounds"]) == 3
+        assert newest["oldest"] == older["oldest"] == daemon.monitoring.monitor.history.oldest() == 1
 
 
 async def test_our_delta_is_not_void_while_it_is_written(

@@ -21,7 +21,6 @@ from gossamer.node.daemon.monitoring.round_history import (
 )
 from gossamer.node.ipc.messages import Report
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.limits import ROUND_MAX
 from gossamer.protocol.merge.contributions import Figures, RoundFigures
 from gossamer.protocol.records import Delta
 from tests.node.daemons import report
@@ -57,7 +56,7 @@ def row(history: RoundHistory, round_: int) -> Round:
 
 def rounds_of(history: RoundHistory, first: int = 0) -> list[Round]:
     """What is kept from one on, ascending."""
-    return [*history.newest_first(first, ROUND_MAX)][::-1]
+    return history.newest(first)
 
 
 def flags(history: RoundHistory, round_: int) -> dict[bytes, int]:
@@ -160,7 +159,7 @@ def test_one_liar_does_not_make_the_loss_of_a_round(history: RoundHistory) -> No
 def test_old_rounds_make_room_and_a_liar_cannot_clear_them_away(
     history: RoundHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(round_history, "ROUNDS_MAX", 3)
+    monkeypatch.setattr(round_history, "ENTRIES_MAX", 3)
     heard(history, *(delta(1, round_) for round_ in (1, 2, 3, 4)), clock=4)
     assert [found.number for found in rounds_of(history)] == [2, 3, 4]
     heard(history, delta(2, 4 + round_history.AHEAD_MAX + 1), delta(2, 1), clock=4)
@@ -179,7 +178,7 @@ def test_making_room_costs_no_look_at_all_rounds(monkeypatch: pytest.MonkeyPatch
             return int(self) < int(other)
 
     def cost(rounds: int) -> int:
-        monkeypatch.setattr(round_history, "ROUNDS_MAX", rounds)
+        monkeypatch.setattr(round_history, "ENTRIES_MAX", rounds)
         history = RoundHistory(ME, ONE)
         heard(history, *(delta(1, Number(n)) for n in range(1, rounds + 1)), clock=rounds)
         work = calls(lambda: heard(history, delta(1, Number(rounds + 1)), clock=rounds))
@@ -278,7 +277,7 @@ def test_the_file_is_bounded_by_what_it_has_to_hold(
     tmp_path: Path, history: RoundHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(round_history, "SLACK_BYTES", 1000)
-    monkeypatch.setattr(round_history, "ROUNDS_MAX", 20)
+    monkeypatch.setattr(round_history, "ENTRIES_MAX", 20)
     path, file = tmp_path / "h", HistoryFile(tmp_path / "h")
     for number in range(1, 301):
         heard(history, delta(1, number), clock=number)

@@ -22,8 +22,7 @@ import ipaddress
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
@@ -31,8 +30,9 @@ from prometheus_client.exposition import choose_encoder
 from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_address
 from gossamer.node.daemon.dashboard.metrics import registry_of
 from gossamer.node.daemon.dashboard.page import document, policy
-from gossamer.node.daemon.dashboard.sse import Feed, RoundAnswers, dump
+from gossamer.node.daemon.dashboard.sse import Feed
 from gossamer.node.daemon.monitoring.monitor import Monitor
+from gossamer.node.daemon.monitoring.round_history import dump, dump_rounds
 from gossamer.node.daemon.monitoring.status import to_json
 from gossamer.node.daemon.network.listening import http_log, listen, why_not
 from gossamer.node.formatting import harmless_line
@@ -89,47 +89,24 @@ def check_token(option: str, host: str, token: str) -> None:
         )
 
 
-class Connections:
-    """The admin server's connections: how many there may be, and which of them give way to new ones."""
-
-    def __init__(self) -> None:
-        self._answered: set[asyncio.Protocol] = set()
-
-    @contextmanager
-    def answering(self, request: web.Request) -> Iterator[None]:
-        """Inside, a request that was let in is being answered."""
-        self._answered.add(request.protocol)
-        try:
-            yield
-        finally:
-            self._answered.discard(request.protocol)
-
-    def make_room(self, server: web.Server) -> None:
-        """Close connections that are too many beside a new one, at once: the oldest of those on which no
-        request is being answered, and then of the others. So one that is refused, silent or idle takes no
-        place from those that are served.
-        """
-        ranked = sorted(server.connections, key=self._answered.__contains__)
-        for old in ranked[: 1 - CONNECTIONS_MAX]:
-            if old.transport is not None:
-                old.transport.abort()
-
-
 class AdminServer:
     """Serves one daemon's pages."""
 
     def __init__(self, monitor: Monitor, layout: Layout, option: str, token: str = "") -> None:
         """`option` as in `NodeOptions.admin`. Raises ConfigError for an address that may not be used."""
         self._monitor = monitor
+        self._layout = layout
         self.feed = Feed(monitor, layout)
-        self._rounds = RoundAnswers(monitor, layout)
+        self._serialising = asyncio.Lock()
+        """A full answer takes 0.2 s to serialise, so only one is serialised at a time."""
         self._token = token
         self._is_off = option == ADMIN_OFF
         self._address = parse_address(option, port_min=0) if option and not self._is_off else None
         self._host = self._address[0] if self._address else "127.0.0.1"
         self._registry = registry_of(monitor.read)
         self._page, self._page_policy = document(), policy()
-        self._connections = Connections()
+        self._answered: set[asyncio.Protocol] = set()
+        """The connections on which a request that may ask is being answered."""
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         check_token(option, self._host, token)
@@ -142,6 +119,7 @@ class AdminServer:
         if self._is_off:
             return None
         app = web.Application(client_max_size=1024, middlewares=[self._guard])
+        app.on_response_prepare.append(_put_headers)
         for path, handler in (
             ("/", self._serve_page),
             ("/api/state", self._serve_state),
@@ -168,28 +146,28 @@ class AdminServer:
         return address
 
     async def _listen(self, runner: web.AppRunner, last: int) -> int:
-        ports: Iterable[int] = (*((last,) if last else ()), *range(PORT_FIRST, PORT_FIRST + PORTS), 0)
-        if self._address is not None:
-            ports = (self._address[1],)
-        problem: OSError | None = None
-        for port in ports:
+        ports = (last or PORT_FIRST, *range(PORT_FIRST, PORT_FIRST + PORTS), 0)
+        for port in (self._address[1],) if self._address else ports:
             try:
                 self._server = await listen(lambda: self._protocol(runner), self._host, port, BACKLOG)
+                return int(self._server.sockets[0].getsockname()[1])
             except OSError as error:
-                problem = error
-                continue
-            return int(self._server.sockets[0].getsockname()[1])
+                where, problem = format_address(self._host, port), why_not(error)
         await runner.cleanup()
-        assert problem is not None
-        where = format_address(self._host, self._address[1] if self._address else 0)
-        raise ConfigError(
-            f"cannot listen on {where}: {why_not(problem)}; choose another --admin, or --admin off"
-        )
+        raise ConfigError(f"cannot listen on {where}: {problem}; choose another --admin, or --admin off")
 
     def _protocol(self, runner: web.AppRunner) -> asyncio.Protocol:
-        """A protocol of the HTTP server, for a new connection."""
+        """A protocol of the HTTP server, for a new connection.
+
+        Connections that are too many beside it are closed at once: the oldest of those on which no request is
+        being answered, and then of the others. So one that is refused, silent or idle takes no place from
+        those that are served.
+        """
         assert runner.server is not None
-        self._connections.make_room(runner.server)
+        ranked = sorted(runner.server.connections, key=self._answered.__contains__)
+        for old in ranked[: 1 - CONNECTIONS_MAX]:
+            if old.transport is not None:
+                old.transport.abort()
         return runner.server()
 
     async def stop(self) -> None:
@@ -203,51 +181,42 @@ class AdminServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests that may not ask, and close their connections; put `HEADERS` on every answer."""
+        """Refuse requests that may not ask, and close their connections."""
         try:
             self._check(request)
         except web.HTTPException as refusal:
-            refusal.headers.update(HEADERS)
             refusal.force_close()
             raise
+        self._answered.add(request.protocol)
         try:
-            with self._connections.answering(request):
-                response = await handler(request)
-        except web.HTTPException as refusal:
-            refusal.headers.update(HEADERS)
-            raise
-        if not response.prepared:
-            response.headers.update({**HEADERS, **response.headers})
-            self._remember_token(request, response)
+            response = await handler(request)
+        finally:
+            self._answered.discard(request.protocol)
+        if self._token and request.query.get("token") and not response.prepared:
+            # So that a page opened with ?token= can load what it needs.
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
         return response
 
     def _check(self, request: web.Request) -> None:
         """Raise unless the request may ask."""
         is_known = self._gives_token(request)
-        if not is_known:
-            self._check_host(request)
-        self._check_origin(request)
-        if self._token and not is_known:
-            raise web.HTTPUnauthorized(
-                text="give the token: ?token=..., or Authorization: Bearer ...",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
-    def _check_host(self, request: web.Request) -> None:
-        """Raise unless the client means to talk to this machine, or to the address that we were given."""
+        # The client must mean this machine, or the address that we were given.
         host = _host_of(request.headers.get("Host", ""))
         is_bound = host == self._host.lower() or (self._host in WILDCARDS and _is_ip(host))
-        if not is_bound and not is_loopback(host):
+        if not (is_known or is_bound or is_loopback(host)):
             where = harmless_line(host) or "nameless host"  # it may hold bytes that are no UTF-8
             raise web.HTTPMisdirectedRequest(text=f"there is no {where} here")
-
-    def _check_origin(self, request: web.Request) -> None:
-        """Raise if another site's page asks: it could read nothing, but would take a listener's place."""
+        # Another site's page could read nothing, but would take a listener's place.
         origin = request.headers.get("Origin")
         is_foreign = origin is not None and origin.partition("://")[2] != request.headers.get("Host")
         site = request.headers.get("Sec-Fetch-Site", "none")
         if request.path != "/" and (is_foreign or site not in ("none", "same-origin")):
             raise web.HTTPForbidden(text="requests from other sites are refused")
+        if self._token and not is_known:
+            raise web.HTTPUnauthorized(
+                text="give the token: ?token=..., or Authorization: Bearer ...",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
 
     def _gives_token(self, request: web.Request) -> bool:
         """Whether there is a token and the request gives it: as bearer, in the query, or by a cookie of
@@ -268,11 +237,6 @@ class AdminServer:
         """The cookie's name, different for each node: cookies ignore ports, and a machine may run several."""
         return f"{COOKIE}-{self._monitor.latest.node_id[:8]}"
 
-    def _remember_token(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Set a cookie, so that a page opened with ?token= can load what it needs."""
-        if self._token and request.query.get("token"):
-            response.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
-
     # -- what is answered
 
     async def _serve_page(self, request: web.Request) -> web.Response:
@@ -284,12 +248,15 @@ class AdminServer:
 
     async def _serve_rounds(self, request: web.Request) -> web.Response:
         first, last = _round_in(request, "from", 0), _round_in(request, "to", ROUND_MAX)
-        response = _json(await self._rounds.between(first, last))
+        history = self._monitor.history
+        async with self._serialising:
+            rounds, oldest = history.newest(first, last), history.oldest()
+            response = _json(await asyncio.to_thread(dump_rounds, rounds, oldest, self._layout))
         response.enable_compression()  # 0.05 s for a full answer, in a thread
         return response
 
     async def _serve_events(self, request: web.Request) -> web.StreamResponse:
-        return await self.feed.serve(request, HEADERS)
+        return await self.feed.serve(request)
 
     async def _serve_status(self, request: web.Request) -> web.Response:
         return web.json_response(await self._monitor.answer(request.query))
@@ -304,6 +271,10 @@ class AdminServer:
         except (TypeError, ValueError):  # it fails on malformed versions
             encode, content_type = choose_encoder("")
         return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+
+async def _put_headers(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update({**HEADERS, **response.headers})
 
 
 def _round_in(request: web.Request, name: str, default: int) -> int:

@@ -5,9 +5,8 @@ losses and the latest lines of the log, and then the state each second, and roun
 """
 
 import asyncio
-import json
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from gossamer.node.daemon.monitoring.monitor import Monitor
-from gossamer.node.daemon.monitoring.round_history import Round, as_json, at_most, line_of
+from gossamer.node.daemon.monitoring.round_history import as_json, dump
 from gossamer.node.daemon.monitoring.status import to_json
 from gossamer.protocol.payloads.layout import Layout
 
@@ -28,15 +27,6 @@ SEND_BUFFER_BYTES = 1 << 16
 many minutes to fill while such a page keeps its place."""
 
 WRITE_TIMEOUT_S = 30.0
-
-ANSWER_ROUNDS_MAX = 512
-ANSWER_ENTRIES_MAX = 32_768
-"""Limits of one answer: 512 rounds of 64 members, about 1 MB of JSON. A page asks again for older ones."""
-
-
-def dump(data: Any) -> bytes:
-    """Compact JSON, ASCII, in one line. Raises ValueError for what JSON cannot express, such as infinity."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 
 
 def event(name: str, data: Any) -> bytes:
@@ -110,13 +100,13 @@ class Feed:
             else:
                 self._let_go(listener)
 
-    async def serve(self, request: web.Request, headers: Mapping[str, str]) -> web.StreamResponse:
+    async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answer a request with what is published from now on, until either side ends it."""
         if len(self._listeners) >= LISTENERS_MAX:
             raise web.HTTPServiceUnavailable(text="too many pages are open", headers={"Retry-After": "10"})
         listener = _Listener(request.transport)
         self._listeners.add(listener)
-        response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream"})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
             await response.prepare(request)
             data = b"".join(self._opening())
@@ -134,33 +124,3 @@ class Feed:
         self._listeners.discard(listener)
         listener.cut()
         listener.queue.put_nowait(b"")  # wakes `serve`, which may be waiting
-
-
-class RoundAnswers:
-    """Answers what happened round by round."""
-
-    def __init__(self, monitor: Monitor, layout: Layout) -> None:
-        self._monitor = monitor
-        self._layout = layout
-        self._answering = asyncio.Lock()
-        """A full answer takes 0.2 s to serialise, so only one is serialised at a time."""
-
-    async def between(self, first: int, last: int) -> bytes:
-        """The newest rounds kept from `first` to `last`, and the number of the oldest kept of all, as JSON.
-
-        Done in a thread, since they may be many.
-        """
-        history = self._monitor.history
-        async with self._answering:
-            kept = list(at_most(history.newest_first(first, last), ANSWER_ROUNDS_MAX, ANSWER_ENTRIES_MAX))
-            return await asyncio.to_thread(self._dumped, kept[::-1], history.oldest())
-
-    def _dumped(self, rounds: list[Round], oldest: int | None) -> bytes:
-        """Rounds as JSON, serialised line by line, with no line's objects kept. A single call for all of them
-        would hold the interpreter lock, which the event loop needs too, and so would the garbage collection
-        of everything made for it.
-        """
-        places: dict[bytes, int] = {}
-        lines = b",".join([dump(line_of(row, self._layout, places)) for row in rounds])
-        authors = dump([author.hex() for author in places])
-        return b'{"oldest":%b,"authors":%b,"rounds":[%b]}' % (dump(oldest), authors, lines)

@@ -11,8 +11,7 @@ import logging
 import math
 import os
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -20,16 +19,18 @@ from typing import Any, NamedTuple
 
 from gossamer.node.files import cannot_write, write_atomically
 from gossamer.node.ipc.messages import Report
-from gossamer.protocol.limits import MEMBERS_MAX
+from gossamer.protocol.limits import MEMBERS_MAX, ROUND_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.contributions import Figures, RoundFigures
 from gossamer.protocol.merge.tokens import TokenCount
 from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.records import Delta
 
-ROUNDS_MAX = 10_000
 ENTRIES_MAX = 100_000
 """Deltas of all rounds together, about 30 MB of memory: 10,000 rounds of 10 members, or 1,500 of 64."""
+
+ANSWER_ENTRIES_MAX = 32_768
+"""Deltas in one answer, about 1 MB of JSON. A page asks again for older rounds."""
 
 LOSSES_MAX = 2_000
 """How many held-out losses are kept: 10,000 rounds with an evaluation every fifth round."""
@@ -113,14 +114,9 @@ class Round(NamedTuple):
         return cls(int(number), float(seen), merged_tokens, agreement, tuple(read))
 
 
-def at_most(rounds: Iterable[Round], rounds_max: int, entries_max: int) -> Iterator[Round]:
-    """The first rounds, at most `rounds_max`, up to the one with which they reach `entries_max` entries."""
-    entries = 0
-    for row in islice(rounds, rounds_max):
-        yield row
-        entries += len(row.entries)
-        if entries >= entries_max:
-            return
+def dump(data: Any) -> bytes:
+    """Compact JSON, ASCII, in one line. Raises ValueError for what JSON cannot express, such as infinity."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 
 
 def as_json(rounds: Iterable[Round], layout: Layout) -> dict[str, Any]:
@@ -156,6 +152,19 @@ def line_of(row: Round, layout: Layout, places: dict[bytes, int]) -> list[Any]:
             for e in row.entries
         ],
     ]
+
+
+def dump_rounds(rounds: list[Round], oldest: int | None, layout: Layout) -> bytes:
+    """As `as_json`, with the number of the oldest round kept. For a thread, since they may be many.
+
+    They are serialised line by line, with no line's objects kept: a single call for all of them would hold
+    the interpreter lock, which the event loop needs too, and so would the garbage collection of everything
+    made for it.
+    """
+    places: dict[bytes, int] = {}
+    lines = b",".join([dump(line_of(row, layout, places)) for row in rounds])
+    authors = dump([author.hex() for author in places])
+    return b'{"oldest":%b,"authors":%b,"rounds":[%b]}' % (dump(oldest), authors, lines)
 
 
 class RoundHistory:
@@ -245,10 +254,14 @@ class RoundHistory:
 
     # -- questions
 
-    def newest_first(self, first: int, last: int) -> Iterator[Round]:
-        """The rounds kept from `first` to `last`, descending."""
-        kept = self._order[bisect_left(self._order, first) : bisect_right(self._order, last)]
-        return (self._rounds[number] for number in reversed(kept))
+    def newest(self, first: int = 0, last: int = ROUND_MAX) -> list[Round]:
+        """The newest rounds kept from `first` to `last`, as many as one answer holds, ascending."""
+        begin, end = bisect_left(self._order, first), bisect_right(self._order, last)
+        entries, start = 0, end
+        while start > begin and entries < ANSWER_ENTRIES_MAX:
+            start -= 1
+            entries += len(self._rounds[self._order[start]].entries)
+        return [self._rounds[number] for number in self._order[start:end]]
 
     def oldest(self) -> int | None:
         """The oldest round kept; None if there is none."""
@@ -309,7 +322,7 @@ class RoundHistory:
         self._entries += len(row.entries) - (len(old.entries) if old else 0)
         self._changed.add(row.number)
         self._unsaved.add(row.number)
-        while len(self._rounds) > ROUNDS_MAX or (self._entries > ENTRIES_MAX and len(self._rounds) > 1):
+        while self._entries > ENTRIES_MAX and len(self._rounds) > 1:
             oldest = self._order.pop(0)
             self._entries -= len(self._rounds.pop(oldest).entries)
             self._begins_after = max(self._begins_after, oldest)
@@ -371,7 +384,7 @@ class HistoryFile:
         lines += [["loss", *item] for item in losses.items()]
         if not lines:
             return
-        data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
+        data = b"".join(dump(line) + b"\n" for line in lines)
         was_behind, self.is_behind = self.is_behind, True  # until it is done, also if this fails
         try:
             if was_behind:
