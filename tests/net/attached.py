@@ -21,9 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.trainer import ranks as patience
 from gossamer.node.trainer.peer import Peer
-from gossamer.protocol.errors import DivergedError
 
 FEATURES = 12
 
@@ -45,7 +43,6 @@ def digest(model: nn.Module) -> str:
 
 def train(options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    patience.TELL_AFTER_S = options.get("patience", patience.TELL_AFTER_S)
     rank, how = int(os.environ.get("RANK", "0")), options.get("how", "alone")
     model = build_model()
     if how != "alone":
@@ -63,7 +60,6 @@ def train(options: dict[str, Any]) -> None:
     merged: list[int] = []
     rounds: list[int | None] = []
     losses: list[float] = []
-    spoil_at, sound = options.get("diverges_at"), []
     peer = Peer.attach(
         model,
         optimizer,
@@ -86,16 +82,8 @@ def train(options: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if spoil_at == peer.round:
-                spoil_at, sound = None, [tensor.detach().clone() for tensor in model.parameters()]
-                _set(model, [torch.full_like(tensor, torch.nan) for tensor in sound])
-            try:
-                rounds.append(peer.step(tokens=len(inputs), loss=loss))
-                losses.append(peer.last_loss)
-            except DivergedError:
-                _set(model, sound)
-                optimizer.state.clear()
-                Path(f"{folder}.{rank}.diverged").touch()
+            rounds.append(peer.step(tokens=len(inputs), loss=loss))
+            losses.append(peer.last_loss)
             if peer.round == options.get("leaves_at") and rank == dist.get_world_size() - 1:
                 if not options.get("politely"):
                     break
@@ -119,12 +107,6 @@ def train(options: dict[str, Any]) -> None:
         Path(f"{folder}.{rank}.json").write_text(json.dumps(result))
     if how != "alone":
         dist.destroy_process_group()
-
-
-def _set(model: nn.Module, values: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for tensor, value in zip(model.parameters(), values, strict=True):
-            tensor.copy_(value)
 
 
 def _any(flag: bool) -> bool:

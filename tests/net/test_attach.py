@@ -59,7 +59,7 @@ def test_scripts_of_invited_nodes_train_together_and_others_hear_why_not(tmp_pat
         scripts.wait_rounds("two", 3)
         scripts.start("stranger", join=[address])
         assert scripts.processes["stranger"].wait(PATIENCE_S) == 1
-        assert "start with invite= and the invitation that comes back" in scripts.log("stranger")
+        assert "start with --invite and the invitation that comes back" in scripts.log("stranger")
         (tmp_path / "stop").touch()
         (one,), (two,) = scripts.results("one"), scripts.results("two")
         assert one["rests"] and two["rests"] and one["digest"] == two["digest"]
@@ -112,35 +112,3 @@ def test_an_error_in_the_loop_ends_the_daemon_too(tmp_path: Path) -> None:
         assert scripts.processes["one"].wait(PATIENCE_S) == 1
         assert "RuntimeError: as asked" in scripts.log("one")
         assert_all_gone(tmp_path, 5)
-
-
-FORKING = """
-import os, signal, sys, torch
-from torch import nn
-from gossamer.node import Peer
-
-def train(name, steps):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 1))
-    optimizer = torch.optim.AdamW(model.parameters())
-    options = dict(manifest="swarm.toml", folder=name, listen="127.0.0.1:0")
-    with Peer.attach(model, optimizer, **options) as peer:
-        for _ in range(steps):
-            model(torch.randn(16, 12)).square().mean().backward()
-            optimizer.step()
-            peer.step(tokens=16, loss=1.0)
-            if name == "parent" and peer.progress.steps == 5:
-                child()
-
-def child():
-    torch.zeros(1 << 22).add_(1)  # on several threads
-    if not (pid := os.fork()):
-        signal.alarm(60)
-        train("child", 5)
-        os._exit(0)
-    print("child ended with", os.waitpid(pid, 0)[1], flush=True)
-
-torch.set_num_threads(2)
-train("parent", 10)
-print("both went on", flush=True)
-"""
