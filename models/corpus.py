@@ -50,16 +50,14 @@ class _File(NamedTuple):
     size: int
     named: bool
     """Named by the user, so that skipping it silently would be wrong."""
-    identity: object = None
-    """Device, inode and size (some network file systems give several files the same inode), or the path."""
 
 
 def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
     """Read the files, and the text files under the folders, or the standard library when `paths` is empty.
 
     In folders, hidden entries, links to folders, and files that are empty, unreadable or hold a NUL byte are
-    skipped. A file that several paths or links lead to is taken once, under the longest of its relative
-    paths. Files are in the order of these paths. Takes as much memory as the files.
+    skipped. A file that several paths lead to is taken once, under the first. Files are in the order of their
+    relative paths. Takes as much memory as the files.
 
     Args:
         paths: files and folders.
@@ -114,14 +112,15 @@ def _stdlib() -> Path:
 
 
 def _list_files(paths: Sequence[Path]) -> list[_File]:
-    files: dict[object, _File] = {}
+    files: dict[Path, _File] = {}
     total = 0
     for file in _walk_all(paths):
         # Of the library every file is taken: how its files are linked depends on the machine.
-        key = file.identity if paths else file.relative
-        known = files.get(key)
-        files[key] = file if known is None else _outer(known, file)
-        total += file.size if known is None else 0
+        key = file.path.resolve() if paths else file.path
+        if key in files:
+            continue
+        files[key] = file
+        total += file.size
         if total > CORPUS_BYTES_MAX:
             raise TaskError(
                 f"more than {CORPUS_BYTES_MAX >> 30} GiB of data: the corpus is held in memory; "
@@ -130,12 +129,6 @@ def _list_files(paths: Sequence[Path]) -> list[_File]:
         if len(files) > CORPUS_FILES_MAX:
             raise TaskError(f"more than {CORPUS_FILES_MAX} files of data: name a smaller folder")
     return list(files.values())
-
-
-def _outer(one: _File, other: _File) -> _File:
-    """The same file under its path from the outer of two folders, whichever of them is walked first."""
-    longest = max(one, other, key=lambda file: (len(file.relative), file.relative))
-    return longest._replace(named=one.named or other.named)
 
 
 def _walk_all(paths: Sequence[Path]) -> Iterator[_File]:
@@ -154,7 +147,7 @@ def _walk_all(paths: Sequence[Path]) -> Iterator[_File]:
         if stat.S_ISDIR(status.st_mode):
             yield from _walk(path)
         elif stat.S_ISREG(status.st_mode):
-            yield _File(path.name, path, status.st_size, True, _identity(path, status))
+            yield _File(path.name, path, status.st_size, True)
         else:
             raise TaskError(f"data path {path} is neither a file nor a folder: name text files or folders")
 
@@ -176,12 +169,7 @@ def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[_File]:
             # Only regular files: opening a pipe would wait for ever.
             if not name.startswith(".") and stat.S_ISREG(status.st_mode) and status.st_size:
                 relative = path.relative_to(root).as_posix()
-                yield _File(relative, path, status.st_size, False, _identity(path, status))
-
-
-def _identity(path: Path, status: os.stat_result) -> object:
-    """An identity that is equal for two names of one file. Some network file systems have no inodes."""
-    return (status.st_dev, status.st_ino, status.st_size) if status.st_ino else path
+                yield _File(relative, path, status.st_size, False)
 
 
 def _read(files: Sequence[_File]) -> tuple[npt.NDArray[np.uint8], list[_File]]:

@@ -212,22 +212,14 @@ def default_averaging(model: nn.Module, parameter: Tensor) -> str:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
+    """What DistributedDataParallel, DataParallel and torch.compile have wrapped."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
-        # A wrapper of torch.compile. Not found by getattr, which many models pass on to a part that may be
-        # compiled. Looked up among the children, as a scripted model has no `_modules`.
-        elif isinstance(inner := dict(model.named_children()).get("_orig_mod"), nn.Module) and _is_all_of(
-            inner, model
-        ):
-            model = inner
+        elif type(model).__name__ == "OptimizedModule":  # importing its class would take a second
+            (model,) = model.children()
         else:
             return model
-
-
-def _is_all_of(inner: nn.Module, model: nn.Module) -> bool:
-    """Whether a part has all parameters of a model; a part of that name need not come from torch.compile."""
-    return sum(1 for _ in inner.parameters()) == sum(1 for _ in model.parameters())
 
 
 def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, nn.Parameter]]:

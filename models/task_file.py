@@ -13,13 +13,11 @@ import inspect
 import os
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -204,7 +202,7 @@ def _import(path: Path) -> ModuleType:
     name = path.stem
     _loaded.add(path)
     known = sys.modules.get(name)
-    if getattr(known, "__file__", None) != str(path) and _is_taken(name):
+    if name in sys.stdlib_module_names or (known and getattr(known, "__file__", None) != str(path)):
         raise TaskError(f"{path.name} has the name of another Python module, {name!r}: rename the file")
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -220,54 +218,32 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
-def _is_taken(name: str) -> bool:
-    """Whether the file would shadow a module of Python's or an installed package."""
-    installed = [sysconfig.get_path(scheme) for scheme in ("purelib", "platlib")]
-    return (
-        name in sys.modules
-        or name in sys.stdlib_module_names
-        or PathFinder.find_spec(name, installed) is not None
-    )
-
-
 def _task_class(file: TaskFile, module: ModuleType) -> type[Task]:
     from gossamer.models.task import Task
 
-    tasks = {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, Task) and value is not Task
-    }
     where = file.path.name
-    if file.class_name not in tasks:
-        if hasattr(module, file.class_name):
-            raise TaskError(
-                f"{file.class_name} in {where} is not a subclass of {_INTERFACE}: derive it from that"
-            )
-        if not tasks:
-            raise TaskError(f"{where} has no class {file.class_name!r}, nor any subclass of {_INTERFACE}")
-        raise TaskError(f"{where} has no class {file.class_name!r}; {choices(file.class_name, tasks)}")
-    cls = tasks[file.class_name]
+    cls = getattr(module, file.class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        found = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, Task) and value is not Task
+        ]
+        there = choices(file.class_name, found) if found else "derive it from that"
+        raise TaskError(f"{where} has no class {file.class_name!r} that is a {_INTERFACE}; {there}")
     if missing := ", ".join(sorted(cls.__abstractmethods__)):
         raise TaskError(f"{file.class_name} in {where} lacks {missing}: see {_INTERFACE} for what they do")
     return cls
 
 
 def _options_class(file: TaskFile, cls: type[Task]) -> Any:
-    """The class's options, checked: a manifest must be able to hold the types of their fields."""
-    options = cls.Options
-    where = f"{file.path.name}: {file.class_name}.Options"
+    """The class's options, checked: a manifest must be able to hold their values."""
+    options, where = cls.Options, f"{file.path.name}: {file.class_name}.Options"
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
         raise TaskError(f"{where} is not a dataclass: decorate it with @dataclass(frozen=True)")
-    try:
+    with task_errors(where):
         hints = get_type_hints(options)
-    except Exception as error:
-        raise TaskError(f"{where} has annotations that cannot be read: {in_one_line(error)}") from error
     for field in dataclasses.fields(options):
-        if hints[field.name] not in get_args(OptionValue):
-            raise TaskError(f"{where}.{field.name} must be a str, int, float or bool: a manifest holds these")
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise TaskError(f"{where}.{field.name} has no default: give it one")
-        if not field.init:
-            raise TaskError(f"{where}.{field.name} cannot be set (init=False): make it a property")
+        if hints[field.name] not in get_args(OptionValue) or field.default is dataclasses.MISSING:
+            raise TaskError(f"{where}.{field.name} must be a str, int, float or bool, and have a default")
     return options

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,6 @@ from torch.nn.parameter import UninitializedParameter
 from gossamer.models.task import named_tensors
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.layout import TensorSpec
 
 # --- Parameters that FSDP2 or tensor parallelism has sharded over the ranks: DTensors.
 
@@ -127,58 +127,20 @@ def _reach(tensor: Tensor) -> int:
 
 
 def _check_apart(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError if two tensors share memory."""
-    for names in _side_by_side(tensors):
-        index = _first_shared([tensors[name] for name in names])
-        if index is None:
-            continue
-        name, before = names[index], names[:index]
-        other = next(one for one in before if _first_shared([tensors[one], tensors[name]]) is not None)
-        raise ConfigError(
-            f"tensors {other!r} and {name!r} are two parameters with the same memory: tie them, so that both"
-            " are one Parameter, or clone() one"
-        )
-
-
-def _side_by_side(tensors: Mapping[str, Tensor]) -> list[list[str]]:
-    """Groups of tensors whose memory spans overlap, by name."""
+    """Raise ConfigError if the memory of two tensors overlaps, from first to last element."""
     spans = sorted((*_span(tensor), name) for name, tensor in tensors.items())
-    groups: list[list[str]] = []
-    last_device, reach = 0, 0
-    for device, begin, end, name in spans:
-        if groups and device == last_device and begin < reach:
-            groups[-1].append(name)
-            reach = max(reach, end)
-        else:
-            groups.append([name])
-            last_device, reach = device, end
-    return [names for names in groups if len(names) > 1]
+    for (device, _, end, name), (other_device, begin, _, other) in pairwise(spans):
+        if device == other_device and begin < end:
+            raise ConfigError(
+                f"tensors {name!r} and {other!r} are two parameters with the same memory: tie them, so that"
+                " both are one Parameter, or clone() one"
+            )
 
 
 def _span(tensor: Tensor) -> tuple[int, int, int]:
     """A tensor's device (-1 for the CPU), its first address, and the address behind its last element."""
     begin = tensor.data_ptr()
     return tensor.get_device(), begin, begin + _reach(tensor) * tensor.itemsize
-
-
-def _first_shared(tensors: Sequence[Tensor]) -> int | None:
-    """The index of the first tensor that shares an element with an earlier one; None if none does.
-
-    The tensors' memory spans overlap. Ones that are not contiguous may interleave, and share nothing.
-    """
-    spans = [_span(tensor) for tensor in tensors]
-    start, stop = min(begin for _, begin, _ in spans), max(end for _, _, end in spans)
-    # The largest run of bytes that no element's border divides.
-    unit = math.gcd(*(tensor.itemsize for tensor in tensors), *(begin - start for _, begin, _ in spans))
-    taken = torch.zeros((stop - start) // unit, dtype=torch.bool, device="cpu")
-    for index, (tensor, (_, begin, _)) in enumerate(zip(tensors, spans, strict=True)):
-        width = tensor.itemsize // unit
-        strides = [stride * width for stride in tensor.stride()]
-        own = taken.as_strided((*tensor.shape, width), (*strides, 1), (begin - start) // unit)
-        if own.any():
-            return index
-        own.fill_(True)
-    return None
 
 
 def _check_kind(name: str, tensor: Tensor) -> None:
@@ -204,8 +166,8 @@ def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
     for name, spec in specs.items():
         if name not in tensors:
             raise ConfigError(
-                f"the model has no tensor {name!r} of shape {list(spec.shape)}, which the manifest"
-                f" lists{_near(spec, tensors)}"
+                f"the model has no tensor {name!r} of shape {list(spec.shape)}, which the manifest lists:"
+                " give the model as it was described"
             )
         if tuple(tensors[name].shape) != spec.shape:
             raise ConfigError(
@@ -218,15 +180,6 @@ def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
             # A lazy layer's parameter has no shape before its first batch.
             shape = "" if isinstance(tensor, UninitializedParameter) else f" of shape {list(tensor.shape)}"
             raise ConfigError(f"the model trains tensor {name!r}{shape}, which the manifest does not list")
-
-
-def _near(spec: TensorSpec, tensors: Mapping[str, Tensor]) -> str:
-    """A hint if the model is wrapped and the manifest's is not, or the other way round."""
-    for name, tensor in tensors.items():
-        is_part = name.endswith(f".{spec.name}") or spec.name.endswith(f".{name}")
-        if is_part and not isinstance(tensor, UninitializedParameter) and tensor.shape == spec.shape:
-            return f"; it has {name!r}: give the model as it was described"
-    return ""
 
 
 def checked_optimizers(

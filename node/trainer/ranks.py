@@ -11,14 +11,13 @@ what each rank trained on, and carries what the first has decided. More is sent 
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from threading import Event
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 
 from gossamer.node.ipc.messages import Report
 from gossamer.node.trainer.attach import DaemonProcess
-from gossamer.node.trainer.daemon_link import OUTDATED
+from gossamer.node.trainer.daemon_link import OUTDATED, DaemonLink
 from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.parameters import Binding, deal_out, is_sharded, reshard
 from gossamer.node.trainer.watchdogs import WaitWatch
@@ -94,20 +93,6 @@ class Team:
 
 
 log = logging.getLogger("gossamer.peer")
-
-GLOO_LOST = re.compile(r"(?!\[enforce fail).*\bgloo[/\\]transport[/\\]")
-"""gloo has no error class for a lost connection: its message names the place in its transport code."""
-
-NCCL_OWN = ("ncclUnhandledCudaError", "ncclInvalidArgument", "ncclInvalidUsage")
-"""NCCL results that are the fault of this rank, or of its device."""
-
-
-def _tells_of_loss(error: RuntimeError, problem: str) -> bool:
-    """Whether torch's error means that other ranks cannot be reached: a connection, a store, a timeout."""
-    if isinstance(error, dist.DistError):
-        return not any(result in problem for result in NCCL_OWN)
-    return GLOO_LOST.match(problem) is not None
-
 
 NUMBERS = len(Word._fields) - 1
 """How many fields of a word are sent as they are: whole numbers, and the loss last. In place of `touched`, a
@@ -178,7 +163,6 @@ class Ranks(Team):
         return numbers.numpy().tobytes()
 
     def agree(self, word: Word) -> Word:
-        self._check_group()
         told = [*word[:NUMBERS], *(fragment in word.touched for fragment in range(len(self._fragments)))]
         if self.rank > 0:
             told[SUMMED:] = [0.0] * (len(told) - SUMMED)
@@ -225,18 +209,14 @@ class Ranks(Team):
 
     @contextmanager
     def _waiting(self, text: str) -> Iterator[None]:
-        """Inside, this rank waits for the others. Raises UnreachableError if they are gone. Any other error,
-        such as memory that runs out, passes through."""
+        """Inside, this rank exchanges with the others. Raises UnreachableError if that fails."""
         with self._watch.during(text):
             try:
                 yield
-            except RuntimeError as error:
-                problem = str(error)
-                if not _tells_of_loss(error, problem):
-                    raise
+            except RuntimeError as error:  # gloo has no class of its own for a lost connection
                 raise UnreachableError(
-                    "lost the other ranks of this node: one of them ended, and its last lines say why"
-                    f" ({problem.partition(chr(10))[0][:160]})"
+                    "cannot reach the other ranks of this node: if one of them ended, its last lines say why"
+                    f" ({str(error).partition(chr(10))[0][:160]})"
                 ) from error
 
     def _end(self, fragments: frozenset[int], *, has_failed: bool) -> None:
@@ -250,16 +230,6 @@ class Ranks(Team):
             reshard(self._model)
         if self.rank > 0 and failed:
             raise UnreachableError("the first rank of this node failed: its last lines say why")
-
-    def _check_group(self) -> None:
-        """Raise ConfigError if torch.distributed no longer knows the ranks."""
-        try:
-            dist.get_rank(self._cpu)
-        except ValueError:
-            raise ConfigError(
-                "torch.distributed's process group was destroyed while the peer was attached: leave the"
-                " `with` before destroy_process_group"
-            ) from None
 
     def _check_alike(self, fragment: int) -> None:
         """Compare some values of plain parameters: ranks that exchange gradients hold the same."""
@@ -331,18 +301,20 @@ def _warn_of_processes_that_are_no_ranks() -> None:
 # --- What one process does for its node: the first rank leads, and the others follow.
 
 
-class SwarmView(Protocol):
-    """What a rank knows of the daemon and the swarm."""
+@dataclass(slots=True)
+class Relayed:
+    """Stands in for a link to the daemon: a follower knows of the swarm only by the words."""
 
     node_id: bytes
-    own_last: int
-    clock: int
-    swarm_tokens: int
-    links: int
-    stop_asked: Event
-    is_outdated: bool
+    own_last: int = 0
+    clock: int = 0
+    swarm_tokens: int = 0
+    links: int = 0
+    stop_asked: Event = field(default_factory=Event)
+    is_outdated: bool = False
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,8 +333,8 @@ class Role:
     saw it
     at the last step boundary, so that all decide alike."""
 
-    def __init__(self, link: SwarmView, context: RankContext) -> None:
-        self._link: SwarmView = link
+    def __init__(self, link: DaemonLink | Relayed, context: RankContext) -> None:
+        self._link: DaemonLink | Relayed = link
         self._stop_round = context.stop_round
         self._word = Word()
         self.team = context.team
@@ -384,7 +356,7 @@ class Role:
         return self._link.node_id
 
     @property
-    def seen(self) -> SwarmView | Word:
+    def seen(self) -> DaemonLink | Relayed | Word:
         """What the swarm looks like; with several ranks, as the first told all of them at the last step."""
         return self._link if self.team.size == 1 else self._word
 
@@ -463,29 +435,13 @@ class Role:
                 self.daemon.stop()
 
 
-@dataclass(slots=True)
-class _Relayed:
-    """Stands in for a link to the daemon: a follower knows of the swarm only by the words."""
-
-    node_id: bytes
-    own_last: int = 0
-    clock: int = 0
-    swarm_tokens: int = 0
-    links: int = 0
-    stop_asked: Event = field(default_factory=Event)
-    is_outdated: bool = False
-
-    def close(self) -> None:
-        pass
-
-
 class Follower(Role):
     """Every rank but the first. Each method exchanges as many words as the leader's, and takes part in what
     they
     say; the team knows the fragments."""
 
     def __init__(self, model: nn.Module, manifest: Manifest, node_id: bytes, context: RankContext) -> None:
-        super().__init__(_Relayed(node_id), context)
+        super().__init__(Relayed(node_id), context)
         self._binding = Binding(model, manifest)
 
     def begin(self, on_wait: Callable[[], None] | None = None) -> bool:

@@ -122,27 +122,10 @@ def test_what_is_local_is_frozen_or_a_buffer_that_is_kept() -> None:
     assert local_names(torch.compile(model, backend="eager"), []) == expected
 
 
-def test_named_tensors_are_those_that_a_model_shows() -> None:
-    class Shown(nn.Linear):
-        def named_parameters(self, prefix: str = "", recurse: bool = True) -> Any:  # as before torch 2.0
-            yield "weight", self.weight
-
-    assert [name for name, _ in named_tensors(Shown(2, 2))] == ["weight"]
-
-
 def test_named_tensors_drops_the_prefix_of_torch_compile() -> None:
     model = nn.Module()
     model.add_module("_orig_mod", nn.Linear(2, 2))
     assert [name for name, _ in named_tensors(model)] == ["weight", "bias"]
-
-
-def test_a_part_that_is_called_as_torch_compile_would_is_a_part() -> None:
-    model = nn.Module()
-    model.add_module("_orig_mod", nn.Linear(2, 2, bias=False))
-    model.add_module("head", nn.Linear(2, 1, bias=False))
-    assert [name for name, _ in named_tensors(model)] == ["weight", "head.weight"]
-    model.register_parameter("weight", nn.Parameter(torch.ones(1)))
-    assert [name for name, _ in named_tensors(model)] == ["weight", "_orig_mod.weight", "head.weight"]
 
 
 def test_only_what_torch_compile_put_there_is_dropped() -> None:
