@@ -38,10 +38,6 @@ class RateLimit:
         self._logged = {key: at for key, at in self._logged.items() if now - at < REPEAT_S} | {event: now}
         return True
 
-    def count(self, now: float) -> int:
-        """How many events were logged within REPEAT_S."""
-        return sum(now - at < REPEAT_S for at in self._logged.values())
-
     def warn(self, event: Hashable, now: float, text: str) -> None:
         """Log a warning if the event is due."""
         if self._log is not None and self.allows(event, now):
@@ -133,10 +129,7 @@ class _InThread(logging.Handler):
         # SimpleQueue, as its `put` is reentrant: garbage collection may run anywhere, and a finalizer may
         # log.
         self._waiting: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
-        try:
-            threading.Thread(target=self._write, name="log", daemon=True).start()
-        except RuntimeError:  # the system has no thread left: lines are written by the thread that logs
-            self._pid = 0
+        threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         if os.getpid() != self._pid:  # a forked process has no such thread

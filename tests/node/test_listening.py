@@ -132,5 +132,5 @@ def test_a_daemon_takes_the_open_files_that_it_may_have(monkeypatch: pytest.Monk
 def test_a_machine_that_allows_few_open_files_has_some_left_for_the_nodes_own(
     monkeypatch: pytest.MonkeyPatch, files: int, connections: int
 ) -> None:
-    monkeypatch.setattr(open_files, "open_files_allowed", lambda: files)
+    monkeypatch.setattr("resource.getrlimit", lambda which: (files, files))
     assert open_files.connections_allowed() == connections

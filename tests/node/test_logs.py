@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -191,17 +190,6 @@ def test_a_line_may_come_in_the_middle_of_another() -> None:
         assert not thread.is_alive()
     assert "outer" in stream.getvalue()
     assert "in between" in stream.getvalue()
-
-
-def test_where_no_thread_can_be_started_lines_are_written_at_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    no_more = Mock(side_effect=RuntimeError("can't start new thread"))
-    monkeypatch.setattr(threading.Thread, "start", no_more)
-    handler = logs._InThread(logs.handler())
-    handler.handle(logging.makeLogRecord({"msg": "said", "levelname": "INFO"}))
-    handler.flush()
-    assert capsys.readouterr().err.endswith("info    said\n")
 
 
 def test_an_event_is_logged_again_only_after_minutes() -> None:

@@ -445,17 +445,14 @@ async def test_an_address_may_only_connect_so_fast(
     await until(lambda: listener.messages == [b"links stay"])
 
 
-async def test_an_address_that_is_turned_away_hears_for_how_long_unless_somebody_there_is_linked(
+async def test_an_address_that_is_turned_away_hears_for_how_long(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "origin_of", lambda host: "203.0.113.5")
     dialler, listener = ends
 
-    def blame() -> None:
-        for _ in range(30):
-            listener.scores.blame_address("203.0.113.5", Offence.HANDSHAKE)
-
-    blame()
+    for _ in range(30):
+        listener.scores.blame_address("203.0.113.5", Offence.HANDSHAKE)
     with pytest.raises(RefusedError, match=r"it turns our address away for another \d{3,} s"):
         await dialler.dial(listener)
     async with aiohttp.ClientSession() as http:
@@ -463,13 +460,6 @@ async def test_an_address_that_is_turned_away_hears_for_how_long_unless_somebody
         async with http.get(url, ssl=client_context()) as answer:
             assert answer.status == 429 and "turned away for misbehaviour" in await answer.text()
     assert listener.server.limiter.counts["greylisted"] == 2
-    listener.scores._greylist._scores.clear()
-    await linked(dialler, listener)
-    blame()
-    neighbour = End(3, tls=listener.tls)
-    async with listening(neighbour):
-        await linked(neighbour, listener)
-    assert len(listener.links) == 2
 
 
 async def test_what_speaks_no_tls_or_no_protocol_of_ours_costs_its_address_nothing(

@@ -267,8 +267,8 @@ class LinkTable(Mapping[int, PeerLink]):
         self._links: dict[int, PeerLink] = {}
         self._past_traffic = [0, 0, 0, 0]
         self._encoded: tuple[Message, bytes] | None = None
-        self._disk_is_stuck = False
-        """Whether a link has waited in vain for the disk to take records."""
+        self._waits_for_disk = True
+        """Whether the disk may take records soon: false once a link has waited for that in vain."""
         self.dialled_by_others = 0
         """How often another node has reached us."""
 
@@ -337,14 +337,13 @@ class LinkTable(Mapping[int, PeerLink]):
         """
         size = len(data)
         begun = time.thread_time()
-        if self._writer.has_room:
-            self._disk_is_stuck = False
-        elif (rest := _without_deltas(data)) is not data:
+        self._waits_for_disk |= self._writer.has_room
+        if not self._writer.has_room and (rest := _without_deltas(data)) is not data:
             parsing_s = time.thread_time() - begun
-            if not self._disk_is_stuck:
+            if self._waits_for_disk:
                 await link.while_up(self._writer.room(), PAUSE_MAX_S)
-            self._disk_is_stuck = not self._writer.has_room
-            data = rest if self._disk_is_stuck else data
+            self._waits_for_disk = self._writer.has_room
+            data = data if self._waits_for_disk else rest
             begun = time.thread_time() - parsing_s
         effects = self._dispatch(ev.Received(link.number, data))
         sent, link.traffic.charged = link.traffic.sent - link.traffic.charged, link.traffic.sent

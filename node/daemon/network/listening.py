@@ -50,23 +50,19 @@ CONNECTIONS_MIN = 64
 """Connections that a node needs, however few files it may open."""
 
 
-def open_files_allowed() -> int:
-    """How many open files this process may have if it asks, up to `FILES_MIN`."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return FILES_MIN if hard < 0 else min(FILES_MIN, hard)  # infinity is negative
+def ask_for_open_files() -> None:
+    """Raise the limit on open files, which is 256 on some systems, as far as allowed and needed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MIN if hard < 0 else min(FILES_MIN, hard)  # infinity is negative
+    if 0 <= soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def connections_allowed() -> int:
     """How many connections there may be without taking files that the node needs for itself."""
-    return min(CONNECTIONS_MAX, max(CONNECTIONS_MIN, open_files_allowed() - OWN_FILES))
-
-
-def ask_for_open_files() -> None:
-    """Raise the limit on open files, which is 256 on some systems, as far as allowed and needed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < open_files_allowed():
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files_allowed(), hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if soft < 0 else min(CONNECTIONS_MAX, max(CONNECTIONS_MIN, soft - OWN_FILES))
 
 
 class Resolver(AbstractResolver):

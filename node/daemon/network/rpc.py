@@ -11,8 +11,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from gossamer.node.address import Contact, check_is_swarm, parse_address, parse_
 from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.links import PREFIX
 from gossamer.node.daemon.network.listening import Resolver
-from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of, hang_up
+from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of
 from gossamer.node.home import Home
 from gossamer.protocol.access.handshake import NONCE_BYTES
 from gossamer.protocol.access.rpc_auth import ask, check_proof, check_question, prove
@@ -36,7 +35,6 @@ from gossamer.protocol.errors import (
     NobodyThereError,
     NotAnsweredError,
     PeerError,
-    StorageError,
     UnreachableError,
 )
 from gossamer.protocol.identity import Identity, short
@@ -156,7 +154,13 @@ async def request(
     address = contact.address
     scheme = "http" if plaintext else "https"
     try:
-        async with asyncio.timeout(ASK_TIMEOUT_S) as limit, _session() as session:
+        connector = aiohttp.TCPConnector(resolver=Resolver(), force_close=True)
+        async with (
+            asyncio.timeout(ASK_TIMEOUT_S) as limit,
+            aiohttp.ClientSession(
+                connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            ) as session,
+        ):
             is_bound = not plaintext and (asker is not None or contact.node_id is not None)
             binding = await fingerprint_at(address) if is_bound else b""
             nonce = os.urandom(NONCE_BYTES)
@@ -186,19 +190,6 @@ async def request(
     if len(body) > bytes_max:
         raise UnreachableError(f"{address} sent more than a node would")
     return body
-
-
-@asynccontextmanager
-async def _session() -> AsyncIterator[aiohttp.ClientSession]:
-    session = aiohttp.ClientSession(
-        auto_decompress=False,
-        connector=aiohttp.TCPConnector(resolver=Resolver()),
-        cookie_jar=aiohttp.DummyCookieJar(),  # others warn of each cookie that they cannot read
-    )
-    try:
-        yield session
-    finally:
-        await hang_up(session)
 
 
 async def fingerprint_at(address: str) -> bytes:
@@ -269,13 +260,7 @@ def _reason(error: Exception, plaintext: bool) -> str:
 
 def asker_of(home: Home) -> Asker:
     """Ask as the node in a folder. Raises ConfigError or StorageError."""
-    manifest = home.manifest()
-    try:
-        invitation = home.invitation()
-    except StorageError:
-        if manifest is None:
-            raise
-        invitation = None  # usually members have seen it
+    manifest, invitation = home.manifest(), home.invitation()
     if manifest is None and invitation is None:
         raise ConfigError(f"there is no node in {home.root}; name a node's folder with --dir")
     swarm_id = manifest.swarm_id if manifest else invitation.swarm_id if invitation else b""
@@ -306,28 +291,21 @@ def fetch_manifest(
     problems: list[LocalError] = []
     for contact in contacts:
         try:
-            answer = asyncio.run(
-                request(
-                    contact,
-                    "manifest",
-                    MANIFEST_BYTES_MAX,
-                    plaintext=plaintext,
-                    asker=asker,
-                    body_s=STRANGER_TIMEOUT_S,
-                )
+            asking = request(
+                *(contact, "manifest", MANIFEST_BYTES_MAX),
+                plaintext=plaintext,
+                asker=asker,
+                body_s=STRANGER_TIMEOUT_S,
             )
+            answer = asyncio.run(asking)
             manifest = from_canonical(answer)
-        except UnreachableError as error:
-            problems.append(error)
-            continue
-        except MalformedError as error:
-            raise ConfigError(f"{contact.address} sent a manifest that cannot be used: {error}") from None
-        try:
             check_is_swarm(manifest.swarm_id, swarm_id, f"{contact.address} belongs to")
-        except ConfigError as error:
+        except (UnreachableError, ConfigError) as error:
             problems.append(error)
-            continue
-        return manifest
+        except MalformedError as error:
+            problems.append(ConfigError(f"{contact.address} sent a manifest that cannot be used: {error}"))
+        else:
+            return manifest
     raise next((problem for problem in problems if not isinstance(problem, NobodyThereError)), problems[0])
 
 

@@ -23,7 +23,6 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from math import ceil
 from socket import AddressFamily
 from typing import Any, cast
@@ -288,16 +287,6 @@ class ConnectionLimiter:
     def remove(self, connection: Connection) -> None:
         self._open.pop(connection, None)
 
-    def refused_for(self, connection: Connection) -> float:
-        """Seconds for which a stranger's address is still turned away; 0 if it is not, or while a linked peer
-        has the same address: others may be behind the same router."""
-        seconds = self.scores.refused_for(connection.origin)
-        if seconds and any(
-            other.node_id is not None and other.origin == connection.origin for other in self._open
-        ):
-            return 0.0
-        return seconds
-
     def _make_room(self, origin: str | None) -> bool:
         """Make a stranger give way if there is no room: of the same address if that has too many, else of the
         address with the most. Returns whether one more connection fits."""
@@ -366,7 +355,12 @@ class Server:
         )
         await self._runner.setup()
         try:
-            self._listener = await self._listen(host, port, last)
+            try:
+                self._listener = await listen(self._new_connection, host, port or last, BACKLOG)
+            except OSError:
+                if port or not last:
+                    raise
+                self._listener = await listen(self._new_connection, host, 0, BACKLOG)
         except OSError as error:
             await self._runner.cleanup()
             where = format_address(host, port)
@@ -380,12 +374,6 @@ class Server:
         elif bound_host not in (*WILDCARDS, "127.0.0.1", "::1"):
             self.bound_to = str(bound_host)
         return int(bound_port)
-
-    async def _listen(self, host: str, port: int, last: int) -> asyncio.Server:
-        if not port and last:
-            with suppress(OSError):
-                return await listen(self._new_connection, host, last, BACKLOG)
-        return await listen(self._new_connection, host, port, BACKLOG)
 
     def _new_connection(self) -> Connection:
         return Connection(self.limiter)
@@ -441,7 +429,7 @@ class Server:
                 self.limiter.counts["too_many_of_one_link"] += 1
                 raise web.HTTPTooManyRequests(text="too many connections of one link")
             connection.proves(link.node_id, is_link=False)
-        elif seconds := self.limiter.refused_for(connection):
+        elif seconds := self._links.scores.refused_for(connection.origin):
             self.limiter.counts["greylisted"] += 1
             wait = str(ceil(seconds))
             raise web.HTTPTooManyRequests(
