@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +55,8 @@ class SwarmOptions:
     rounds: int
     task: str
     """The name of a task that comes with Gossamer, or ``FILE.py:CLASS``."""
-    options: Mapping[str, OptionValue]
     settings: tuple[str, ...]
+    """The task's options, each ``key=value``."""
     data: tuple[str, ...]
     codec: str
     every_steps: int
@@ -283,11 +283,10 @@ def founded(options: SwarmOptions) -> Iterator[tuple[Manifest, Path]]:
 
     A temporary folder is removed afterwards, unless a LocalError may point to a log in it.
     """
-    resolved = {**_text_options(options), **options.options} if options.task == "text" else options.options
     manifest, phi = manifests.create(
         name="local",
         task=options.task,
-        options=resolved,
+        options=_text_options(options) if options.task == "text" else {},
         settings=options.settings,
         data=[Path(path) for path in options.data],
         codec=options.codec,
@@ -318,7 +317,7 @@ def _text_options(options: SwarmOptions) -> dict[str, OptionValue]:
     """A learning rate schedule that ends with the run. Raises ConfigError, also for data that is not text."""
     try:
         kind = find_kind("text")
-        task: Any = kind.resolve({**options.options, **kind.read(options.settings)})
+        task: Any = kind.resolve(kind.read(options.settings))
         load_corpus([Path(path) for path in options.data], int(task["context"]))
     except TaskError as error:
         raise ConfigError(str(error)) from None

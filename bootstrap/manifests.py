@@ -282,8 +282,8 @@ class Settings(TypedDict, total=False):
 def create(
     *,
     task: str,
-    options: Mapping[str, OptionValue],
     seed: int,
+    options: Mapping[str, OptionValue] | None = None,
     settings: Sequence[str] = (),
     averaging: str | None = None,
     weights: Path | None = None,
@@ -307,7 +307,7 @@ def create(
         # A custom task may change the working directory, as scripts do to find their data; we restore it.
         with chdir("."), task_errors():
             kind = kind_of(task)
-            resolved = kind.resolve({**options, **kind.read(settings)})
+            resolved = kind.resolve({**(options or {}), **kind.read(settings)})
             built = kind.task(resolved, here)
             model = built.build_model(seed)
             if kind.source and trial:

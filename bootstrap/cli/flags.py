@@ -181,18 +181,6 @@ Seed = Annotated[
 ]
 
 
-def task_options(
-    settings: Iterable[str] | None, **options: str | int | None
-) -> dict[str, str | int | float | bool]:
-    """The task's options that have their own flags, as far as they were given.
-
-    Raises ConfigError for one that `settings`, the values of --option, have as well.
-    """
-    found: dict[str, str | int | float | bool] = {
-        key: value for key, value in options.items() if value is not None
-    }
-    if twice := found.keys() & {setting.partition("=")[0] for setting in settings or ()}:
-        key = min(twice)
-        flag = key.replace("_", "-")
-        raise ConfigError(f"--{flag} and --option {key}=... set the same option: give one of them")
-    return found
+def all_settings(settings: Iterable[str] | None, **own: str | int | None) -> tuple[str, ...]:
+    """The values of --option, with those of the task's options that have flags of their own."""
+    return (*(settings or ()), *(f"{key}={value}" for key, value in own.items() if value is not None))

@@ -14,7 +14,7 @@ from gossamer.bootstrap.cli.flags import (
     Seed,
     TaskName,
     TaskSettings,
-    task_options,
+    all_settings,
 )
 from gossamer.protocol.errors import ConfigError
 
@@ -122,8 +122,7 @@ def init(
     manifest, phi = manifests.create(
         name=name or path.stem,
         task=task,
-        options=task_options(option, preset=preset, horizon_tokens=horizon_tokens),
-        settings=option or (),
+        settings=all_settings(option, preset=preset, horizon_tokens=horizon_tokens),
         weights=weights,
         data=data or (),
         trial=trial,

@@ -15,7 +15,7 @@ from gossamer.bootstrap.cli.flags import (
     Seed,
     TaskName,
     TaskSettings,
-    task_options,
+    all_settings,
 )
 
 
@@ -59,8 +59,7 @@ def swarm(
         nodes=nodes,
         rounds=rounds,
         task=task,
-        options=task_options(option, preset=preset),
-        settings=tuple(option or ()),
+        settings=all_settings(option, preset=preset),
         data=tuple(map(str, data or ())),
         codec=codec,
         every_steps=every_steps or 30,

@@ -79,7 +79,7 @@ def free_port() -> int:
         (["status", "127.0.0.1"], "HOST:PORT"),
         (["peers", "127.0.0.1"], "HOST:PORT"),
         (["top", "127.0.0.1"], "HOST:PORT"),
-        (["top"], "no node runs in"),
+        (["top"], "no node with an admin server runs in"),
         (["top", "--dir", "missing"], "missing"),
         (["top", "127.0.0.1:1"], "needs a terminal"),
         (["init", "my.toml", "--averaging", "median"], "centered-clip"),

@@ -45,7 +45,6 @@ def swarm(tmp_path: Path) -> LocalSwarm:
         nodes=2,
         rounds=3,
         task="text",
-        options={},
         settings=(),
         data=(),
         codec="int4",

@@ -317,7 +317,6 @@ def main() -> int:
         nodes=given.nodes,
         rounds=given.rounds,
         task="text",
-        options={},
         settings=(),
         data=tuple(given.data),
         codec=given.codec,
