@@ -292,9 +292,9 @@ class Daemon:
                 case fx.Close():
                     archive.close(effect)
                 case fx.Adopt():
-                    archive.adopt(effect.claim)
+                    archive.fetch(effect.claim, adopt=True)
                 case fx.Prefetch():
-                    archive.prefetch(effect.claim)
+                    archive.fetch(effect.claim, adopt=False)
                 case fx.Blame():
                     if effect.link in network.links:
                         node_id = network.links[effect.link].node_id

@@ -141,7 +141,7 @@ class Sealing:
         """Have the core want this snapshot, or none any more."""
         self.core.sealing.adopting = claim
         if claim is not None:
-            self.archive.adopt(claim)
+            self.archive.fetch(claim, adopt=True)
 
     async def seal(self, round_: int) -> Claim:
         self.archive.seal(round_)

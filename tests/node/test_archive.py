@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from gossamer.node.daemon.phi import snapshots
-from gossamer.node.daemon.phi.archive import Archive, SnapshotFetch
+from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.phi.restore import restore_merger
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.phi.state import Merger
@@ -31,7 +31,7 @@ from gossamer.protocol.errors import StorageError
 from gossamer.protocol.events import Adopted, Event, Need, Unusable
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.payloads.chunks import HASH_BYTES, chunk_hashes, root_of
+from gossamer.protocol.payloads.chunks import HASH_BYTES, root_of
 from gossamer.protocol.payloads.layout import Fragment, TensorSpec
 from gossamer.protocol.records import Delta
 from tests.node.archives import (
@@ -285,7 +285,7 @@ async def test_a_payload_keeps_the_chunks_that_it_shares_with_a_snapshot_when_th
 ) -> None:
     """A liar can publish what a snapshot consists of; all would lose it at the same time."""
     sealing = Sealing.of_world(world)
-    genesis = sealing.shelf.blobs()
+    genesis = set(sealing.shelf._owner)
     shared = min(genesis - {sealing.shelf.claims[0].root})
     sealing.core.ledger = [SimpleNamespace(body=SimpleNamespace(chunks=(shared,)))]
     merge_all(sealing.merger, world.deltas)
@@ -394,7 +394,7 @@ class Adopting:
         root = snapshots.store(np.full(LAYOUT.numel, value, np.int32), self.chunks)
         winner = Claim(round_, 12345, bytes([7]) * 32, root)
         self.core.sealing.adopting = winner
-        self.archive.adopt(winner)
+        self.archive.fetch(winner, adopt=True)
         return winner
 
 
@@ -509,30 +509,6 @@ async def test_how_far_rounds_were_merged_is_noted_also_by_who_has_gone_back(tmp
     node.records.close()
 
 
-async def test_what_is_fetched_ahead_is_not_adopted(tmp_path: Path) -> None:
-    chunks = ChunkStore(tmp_path / "chunks")
-    hashes = chunk_hashes(b"\0" * 16)
-    wanted, other = (Claim(8, 1, bytes(32), root) for root in (root_of(hashes), bytes(32)))
-    asked: list[Event] = []
-    core: Any = SimpleNamespace(
-        layout=SimpleNamespace(snapshot_bytes=16), sealing=SimpleNamespace(adopting=None)
-    )
-    fetch = SnapshotFetch(core, chunks, asked.append)
-    fetch.want(wanted)
-    assert not await fetch.advance()
-    assert asked == [Need(wanted.key, ((wanted.root, HASH_BYTES),))]
-    chunks.put(wanted.root, b"".join(hashes))
-    assert not await fetch.advance()
-    assert asked[1:] == [Need(wanted.key, ((hashes[0], 16),))]
-    chunks.put(hashes[0], b"\0" * 16)
-    assert await fetch.advance()
-    assert len(asked) == 2, "all of it is here, and only the core's word is missing"
-    fetch.want(other, adopts=True)
-    chunks.drop(hashes[0])
-    await fetch.advance()
-    assert len(asked) == 2, "the core has chosen another one since"
-
-
 async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: World) -> None:
     """A lineage that was to win has gone on, and nobody has that snapshot any more."""
     sealing = Sealing.of_world(world)
@@ -583,7 +559,7 @@ async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
     if is_adopted:
         sealing.adopt(lie)
     else:
-        sealing.archive.prefetch(lie)
+        sealing.archive.fetch(lie, adopt=False)
     sealing.archive.seal(4)
     await sealing.archive._one_thing()
     assert sealing.told[0] == Unusable(lie) and sealing.archive.progress() is None
@@ -616,7 +592,7 @@ async def test_what_came_of_a_snapshot_that_is_given_up_goes(tmp_path: Path) -> 
 
 async def test_what_the_next_snapshot_shares_with_one_given_up_is_not_fetched_again(tmp_path: Path) -> None:
     fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    fetching.archive.prefetch(fetching.claim(b"A", b"B", b"c"))
+    fetching.archive.fetch(fetching.claim(b"A", b"B", b"c"), adopt=False)
     await fetching.look()
     later = fetching.claim(b"a", b"d", b"e", index=False)
     fetching.adopt(later)

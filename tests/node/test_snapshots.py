@@ -111,7 +111,7 @@ def test_the_shelf_keeps_the_newest_two_and_drops_the_rest_from_disk(chunks):
     assert shelf.claims == (claims[2], claims[1])
     assert snapshots.missing(claims[1].root, TOTAL, chunks) == ()
     assert claims[0].root not in chunks
-    assert len(chunks) == len(shelf.blobs()) == 2 * 4
+    assert len(chunks) == len(shelf._owner) == 2 * 4
 
 
 def test_a_snapshot_in_use_outlives_its_turn_but_not_for_ever(chunks):
@@ -150,7 +150,7 @@ def test_a_snapshot_that_is_not_whole_any_more_is_left_out_at_the_start(chunks, 
     shelf = SnapshotShelf(chunks, TOTAL)
     shelf.restore((newer, older))
     assert shelf.claims == (newer,)
-    assert len(shelf.blobs()) == 4, "what is left of the other is needed no more"
+    assert len(shelf._owner) == 4, "what is left of the other is needed no more"
 
 
 def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
@@ -190,20 +190,6 @@ def test_an_index_that_lists_one_chunk_with_two_sizes_is_refused(chunks):
             snapshots.missing(sha256(index).digest(), TOTAL, chunks)
         with pytest.raises(PayloadError, match="two sizes"):
             SnapshotReader(sha256(index).digest(), TOTAL, chunks).read()
-
-
-def test_a_snapshot_that_is_given_up_leaves_only_what_was_there(chunks):
-    """As where the disk is full before all of it is written."""
-    same_beginning = values(1)
-    same_beginning[-1] += 1
-    kept = snapshots.store(values(1), chunks)
-    before = len(chunks)
-    writer = SnapshotWriter(chunks)
-    writer.add(same_beginning)
-    writer.finish()
-    assert len(chunks) > before
-    writer.give_up()
-    assert len(chunks) == before and snapshots.missing(kept, TOTAL, chunks) == ()
 
 
 async def test_what_we_publish_survives_the_closing_of_what_is_the_same(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ The bytes are int32, little endian, fragment after fragment: the same file on ev
 records, so that a joiner can take chunks from all of them at once.
 """
 
-import logging
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -35,9 +34,6 @@ LEASE_S = 60.0
 """An older snapshot is kept for this long after a chunk of it was asked for, up to CLAIMS_MAX in all."""
 
 
-log = logging.getLogger("gossamer.archive")
-
-
 def _bytes_of(phi: Ints) -> memoryview:
     if sys.byteorder != "little":
         phi = phi.astype("<i4")
@@ -62,8 +58,6 @@ class SnapshotWriter:
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
         self._hashes: list[bytes] = []
-        self._fresh: list[bytes] = []
-        """Chunks that were not here before."""
         self._rest = b""
 
     def add(self, values: Ints) -> None:
@@ -85,27 +79,16 @@ class SnapshotWriter:
         """Store the rest and the index; returns the snapshot's root. Raises OSError."""
         if self._rest:
             self._put(self._rest)
-        root = root_of(self._hashes)
-        self._put_new(root, b"".join(self._hashes))
+        root, index = root_of(self._hashes), b"".join(self._hashes)
+        if root not in self._chunks:
+            self._chunks.put(root, index, durable=True)
         return root
-
-    def give_up(self) -> None:
-        """Remove what has been written: a disk that is too full for a snapshot needs the space.
-
-        Raises OSError.
-        """
-        for blob in self._fresh:
-            self._chunks.drop(blob)
 
     def _put(self, piece: bytes | memoryview) -> None:
         blob = sha256(piece).digest()
         self._hashes.append(blob)
-        self._put_new(blob, piece)
-
-    def _put_new(self, blob: bytes, data: bytes | memoryview) -> None:
         if blob not in self._chunks:
-            self._chunks.put(blob, data, durable=True)
-            self._fresh.append(blob)
+            self._chunks.put(blob, piece, durable=True)
 
 
 def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
@@ -165,17 +148,12 @@ class SnapshotReader:
         view = memoryview(self._phi.data).cast("B")
         for place, (blob, size) in list(self._unread.items()):
             with suppress(MissingChunkError):  # still, or again
-                start = place * CHUNK_BYTES_MAX
-                view[start : start + size] = _piece(blob, size, self._chunks)
+                data, start = self._chunks.get(blob), place * CHUNK_BYTES_MAX
+                if len(data) != size:  # it was here before, as part of something else
+                    raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
+                view[start : start + size] = data
                 del self._unread[place]
         return tuple(dict.fromkeys(self._unread.values()))
-
-
-def _piece(blob: bytes, size: int, chunks: ChunkStore) -> bytes:
-    data = chunks.get(blob)
-    if len(data) != size:  # it was here before, as part of something else
-        raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
-    return data
 
 
 def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
@@ -196,10 +174,6 @@ class SnapshotShelf:
         self._used: dict[bytes, float] = {}
         self._owner: dict[bytes, bytes] = {}
         """Of each chunk of a kept snapshot, the root of the newest one that it belongs to."""
-
-    def blobs(self) -> set[bytes]:
-        """All chunks that the kept snapshots consist of."""
-        return set(self._owner)
 
     def is_of_newest(self, blob: bytes) -> bool:
         """Whether a chunk belongs to the newest snapshot that is kept."""
@@ -230,18 +204,14 @@ class SnapshotShelf:
         self._owner = {blob: claim.root for claim in reversed(claims) for blob in self._blobs(claim.root)}
 
     def restore(self, claims: Iterable[Claim]) -> None:
-        """Take over the snapshots that an earlier run kept, except those that are no longer whole."""
-        self.keep(tuple(filter(self._is_whole, claims)))
-
-    def _is_whole(self, claim: Claim) -> bool:
-        """Whether all chunks of a snapshot are here, as far as can be seen without reading them."""
-        try:
-            lacking = missing(claim.root, self._total, self._chunks)
-        except (MissingChunkError, PayloadError):
-            lacking = ((claim.root, 0),)
-        if lacking:
-            log.warning("the snapshot of round %d was damaged on disk: discarding it", claim.round)
-        return not lacking
+        """Take over the snapshots that an earlier run kept, except those that are no longer whole, as far as
+        can be seen without reading them."""
+        whole = []
+        for claim in claims:
+            with suppress(MissingChunkError, PayloadError):
+                if not missing(claim.root, self._total, self._chunks):
+                    whole.append(claim)
+        self.keep(tuple(whole))
 
     def sweep(self, blobs: set[bytes], wanted: Sequence[bytes], open_records: Iterable[Delta]) -> None:
         """Remove all of these chunks but those that are of use: for a snapshot that is kept or, by its root,
