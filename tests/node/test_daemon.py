@@ -337,10 +337,10 @@ async def test_a_node_does_not_go_before_somebody_has_its_last_delta(
     async with running(home) as daemon:
         await until(home.read_daemon)
         address = str(home.read_daemon()["address"])  # type: ignore[index]
+        async with training(home) as link:
+            await publish(home, link, 1)
         async with linked(address, daemon.core.swarm_id, tls=False):
             await until(lambda: daemon.network.links)
-            async with training(home) as link:
-                await publish(home, link, 1)
             daemon.stop()
             await until(lambda: daemon._has_left)
     assert "stopping before our last delta was passed on to another node" in caplog.text
