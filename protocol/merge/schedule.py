@@ -31,8 +31,9 @@ from gossamer.protocol.records import Delta
 GATHER_S = 0.02
 """Arrivals within this time of each other are merged together."""
 
-AGAIN_MIN_S = 0.25
-"""A round is not merged again before this, however little time its merge took."""
+AGAIN_MIN_S, AGAIN_MAX_S = 0.25, 5.0
+"""A round is not merged again before this, however little time its merge took, and then it is, however long
+that was: the machine may have slept meanwhile (`nights`, seed 8 of 8 nodes and 8 minutes)."""
 
 POLL_S = 0.25
 """How often a node looks again while rounds wait, or it is not ready."""
@@ -127,7 +128,7 @@ class MergeSchedule:
         took = now - self._under_way[1]
         self._under_way, self._due = None, now
         self._rests = {round_: until for round_, until in self._rests.items() if until > now}
-        self._rests[event.round] = now + max(AGAIN_MIN_S, took)
+        self._rests[event.round] = now + min(max(AGAIN_MIN_S, took), AGAIN_MAX_S)
         if event.outcome is MergeOutcome.CHANGED:
             self.reach = max(self.reach, event.round)
         elif event.outcome is MergeOutcome.FAILED:
