@@ -6,7 +6,7 @@ cover what the set *means* (a record, or "void"), so that nodes holding differen
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Collection, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from enum import Enum, auto
 from hashlib import sha256
 
@@ -222,10 +222,6 @@ class Ledger:
     def last_record(self, author: bytes) -> bytes:
         """Record id of an author's latest delta, or NO_RECORD."""
         return self._last_records.get(author, NO_RECORD)
-
-    def tells_of(self, round_: int, but: Collection[bytes]) -> bool:
-        """Whether a round has a record by an author that is not in `but`."""
-        return any(author not in but for author in self._rounds.get(round_, ()))
 
     def rounds(self) -> list[int]:
         """All rounds that have records, ascending."""

@@ -37,7 +37,7 @@ named out of the ledger: these are `Ready` once more, since their rounds have to
 nothing for the clock, and find out where the swarm is before we sign again (`_woke`).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -62,8 +62,8 @@ from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Author, Holdings, SuperSeeding
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.history.clock import SwarmClock
-from gossamer.protocol.history.forks import Witnesses
 from gossamer.protocol.history.joining import ROUNDS_UNDER_WAY, CatchUp, known_up_to
+from gossamer.protocol.history.peer_claims import PeerClaims
 from gossamer.protocol.history.snapshots import Sealing, SnapshotPull
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.ledger import Ledger
@@ -155,12 +155,11 @@ class Replica:
             manifest,
             is_first=not info.bootstrap,
             trusted=info.trusted,
-            tells_of=self._tells_of,
             own_last=lambda: self.own_last,
         )
-        self._witnesses = Witnesses(self.sealing.genesis, self.ledger, self.roster, self.links, self.holdings)
+        self._peer_claims = PeerClaims(self._context, self.sealing.genesis, self.holdings)
         self._snapshot_pull = SnapshotPull(
-            self._context, self.sealing, self._witnesses, self.fetcher, self.holdings
+            self._context, self.sealing, self._peer_claims, self.fetcher, self.holdings
         )
         self._author = Author(self._context, self.holdings)
         self._clock = SwarmClock(
@@ -425,11 +424,6 @@ class Replica:
         self.outbox.append(Notice(text))
         for link in self.links.all():
             self._hang_up(link.number, "this machine slept", now)  # the peers that we need are dialled again
-
-    def _tells_of(self, round_: int, but: Collection[bytes]) -> bool:
-        """See `Sealing`. Where a payload is not here, the others may have closed the round and dropped it."""
-        others_have = self.ledger.tells_of(round_, {self.identity.node_id, *but})
-        return others_have and all(self.holds(delta.record_id) for delta in self.ledger.valid(round_))
 
     def _publish(self, event: ev.Publish) -> None:
         if not self.caught_up:  # our folder may be an old copy of one that we have signed with since

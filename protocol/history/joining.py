@@ -16,7 +16,7 @@ from gossamer.protocol.claims import WITNESSES, Claim, closable_round, quorum
 from gossamer.protocol.effects import Effect, Notice, Prefetch
 from gossamer.protocol.fetching.requests import Wants
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
-from gossamer.protocol.history.peer_claims import Witness
+from gossamer.protocol.history.peer_claims import PeerClaim
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import HistorySection
@@ -42,7 +42,7 @@ class Joining:
         self._prefetching: Claim | None = None
         self._prefetches = 0
 
-    def choose(self, members: Sequence[Witness], now: float) -> tuple[Claim | None, list[Effect]]:
+    def choose(self, members: Sequence[PeerClaim], now: float) -> tuple[Claim | None, list[Effect]]:
         """The claim to start from, None as long as there is none, and what to do and say meanwhile."""
         witnesses = [member for member in members if member.claims]
         if not witnesses:
@@ -55,16 +55,16 @@ class Joining:
         best = self._best(witnesses, patient=waited < limits.NAMED_PATIENCE_S)
         return best, [] if best is not None else self._remind(witnesses, now)
 
-    def prefers_another(self, claim: Claim, members: Sequence[Witness]) -> bool:
+    def prefers_another(self, claim: Claim, members: Sequence[PeerClaim]) -> bool:
         """Whether we would start from another claim by now."""
         return self._best([member for member in members if member.claims]) not in (claim, None)
 
-    def _best(self, witnesses: Sequence[Witness], *, patient: bool = False) -> Claim | None:
+    def _best(self, witnesses: Sequence[PeerClaim], *, patient: bool = False) -> Claim | None:
         if self._trusted:
             return _newest(claim for w in witnesses if w.node_id in self._trusted for claim in w.claims)
         return believable(witnesses, patient=patient)
 
-    def _prefetch(self, witnesses: Sequence[Witness]) -> list[Effect]:
+    def _prefetch(self, witnesses: Sequence[PeerClaim]) -> list[Effect]:
         """Begin to fetch what most members claim while we hear of more members.
 
         The snapshot is adopted only if it is believed in the end. If another one is, some bytes came in vain.
@@ -80,7 +80,7 @@ class Joining:
         self._prefetches += 1
         return [Prefetch(best)]
 
-    def _remind(self, witnesses: Sequence[Witness], now: float) -> list[Effect]:
+    def _remind(self, witnesses: Sequence[PeerClaim], now: float) -> list[Effect]:
         if now - self._reminded_at < REMIND_S:
             return []
         self._reminded_at = now
@@ -90,7 +90,7 @@ class Joining:
         return [Notice(text + _dispute(witnesses))]
 
 
-def believable(witnesses: Sequence[Witness], *, patient: bool = False) -> Claim | None:
+def believable(witnesses: Sequence[PeerClaim], *, patient: bool = False) -> Claim | None:
     """The claim to start from, None if there is none.
 
     1. The newest claim that a named member makes and, where there are three or more witnesses, another one
@@ -104,7 +104,7 @@ def believable(witnesses: Sequence[Witness], *, patient: bool = False) -> Claim 
     named = {claim for witness in witnesses if witness.is_named for claim in witness.claims}
     needed = 1 if len(witnesses) < WITNESSES else 2
     newest = [
-        _newest(claim for claim in w.claims if support[claim] >= needed) for w in witnesses if w.is_named
+        next((claim for claim in w.claims if support[claim] >= needed), None) for w in witnesses if w.is_named
     ]
     vouched = max(filter(None, newest), key=lambda claim: (support[claim], claim), default=None)
     if vouched is not None or (named and patient):
@@ -130,7 +130,7 @@ def _unrivalled(support: Mapping[Claim, int], named: Collection[Claim]) -> Itera
             yield best
 
 
-def _dispute(witnesses: Sequence[Witness]) -> str:
+def _dispute(witnesses: Sequence[PeerClaim]) -> str:
     """Which members contradict which, in words; empty if none do."""
     support = Counter(claim for witness in witnesses for claim in set(witness.claims))
     claimed = Counter(claim.round for claim in support)
@@ -142,7 +142,7 @@ def _dispute(witnesses: Sequence[Witness]) -> str:
     return f". They contradict each other about round {newest}: {said}. Say whom to believe: --trust NODE_ID"
 
 
-def _who(witnesses: Sequence[Witness], claim: Claim) -> str:
+def _who(witnesses: Sequence[PeerClaim], claim: Claim) -> str:
     behind = sorted((w for w in witnesses if claim in w.claims), key=lambda w: (not w.is_named, w.node_id))
     names = [short(w.node_id) + " (at a join address)" * w.is_named for w in behind[:NAMED_TOLD_MAX]]
     more = f" and {len(behind) - NAMED_TOLD_MAX} more" if len(behind) > NAMED_TOLD_MAX else ""
@@ -296,16 +296,14 @@ class Absence:
     def __init__(
         self,
         section: HistorySection,
-        tells_of: Callable[[int, Collection[bytes]], bool],
         *,
         is_first: bool,
     ) -> None:
-        """`tells_of`, `is_first`: see `Sealing`."""
+        """`is_first`: see `Sealing`."""
         self._section = section
-        self._tells_of = tells_of
         self._is_first = is_first
         self.extent = 0
-        """The newest round that we knew of when we went away, moved on past those that we know since."""
+        """The newest round that we knew of when we went away."""
         self._company: frozenset[bytes] | None = None
         """The members that were there then; None if that is not known."""
         self.looks_until = 0.0
@@ -347,14 +345,13 @@ class Absence:
         """Whether the members that we hear say that the swarm went on without us; not settled yet."""
         return self._outlived_since is not None
 
-    def is_outlived(self, clock: int, members: Sequence[Witness], now: float) -> bool:
+    def is_outlived(self, clock: int, members: Sequence[PeerClaim], now: float) -> bool:
         """Whether the members that we left have closed rounds, while we were away, that we never heard of."""
         if now >= self.looks_until:
             self.looks_until, self._outlived_since = 0.0, None
             return False
         if members or self._is_first or clock > self.extent + ROUNDS_UNDER_WAY:
             self.looks_until = min(self.looks_until, now + RETURN_S)
-        self._extend(members)
         if not self._is_ahead(clock, members):
             self._outlived_since = None
             return False
@@ -362,30 +359,20 @@ class Absence:
             self._outlived_since = now
         return now - self._outlived_since >= limits.ROSTER_PATIENCE_S  # the first to be heard may be a liar
 
-    def who_went_on(self, members: Sequence[Witness]) -> list[Witness]:
+    def who_went_on(self, members: Sequence[PeerClaim]) -> list[PeerClaim]:
         """The members that claim something newer than all that we knew."""
         return [member for member in members if self._went_on(member)]
 
-    def are_gone(self, ahead: Sequence[Witness], now: float) -> bool:
+    def are_gone(self, ahead: Sequence[PeerClaim], now: float) -> bool:
         """Whether no member that went on has been there for long. `ahead`: those that are there now."""
         if ahead:
             self._ahead_at = now
         return now - self._ahead_at > limits.OUTLIVED_PATIENCE_S
 
-    def _went_on(self, member: Witness) -> bool:
+    def _went_on(self, member: PeerClaim) -> bool:
         return bool(member.claims) and member.claims[0].round > self.extent
 
-    def _extend(self, members: Sequence[Witness]) -> None:
-        """Move `extent` on while our ledger tells of further rounds: we take part, or were not gone for long.
-
-        What other members that were away publish now, late, tells nothing of those rounds.
-        """
-        away = {member.node_id for member in members}
-        away.difference_update(member.node_id for member in self.who_went_on(members))
-        while all(self._tells_of(self.extent + 1 + after, away) for after in (0, ROUNDS_UNDER_WAY)):
-            self.extent += 1
-
-    def _is_ahead(self, clock: int, members: Sequence[Witness]) -> bool:
+    def _is_ahead(self, clock: int, members: Sequence[PeerClaim]) -> bool:
         """Whether a member that we left went on, to where all that we know of is closed.
 
         A member that was not there then had been cut off from us, or we from it: then neither history is the

@@ -1,86 +1,95 @@
-"""Which members take part: those that publish, less those that went while most of the others stayed.
+"""What the other members say about the past: the snapshots that they claim, as far as those can be."""
 
-A majority of members decides, and absent members count towards the total: our own line may be down, or
-somebody in between may keep them away. But members that come once and die without a word, or laptops that
-sleep, are remembered for a day. In a swarm of some weeks they would always be the majority.
-"""
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, Claims
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.membership.members import Health, Member, Roster
+from gossamer.protocol.context import Context
+from gossamer.protocol.gossip.announce import Holdings
+from gossamer.protocol.membership.members import Health
+from gossamer.protocol.records import MemberRecord
 
-# --- What the other members say about the past, as far as `Sealing` needs to know it.
 
+class PeerClaim(NamedTuple):
+    """What a live member says about the past."""
 
-class Witness(NamedTuple):
-    """A live member's word about the past."""
-
-    claims: tuple[Claim, ...]
+    claims: Claims
     node_id: bytes = b""
     is_named: bool = False
     """Whether it answers at one of the join addresses that we were given."""
-    told_at: float = inf
-    """When its newest row came, by the local clock, seconds."""
+    said_at: float = inf
+    """When its newest record came, by the local clock, seconds."""
     round: int = 0
     """The last round that it has published; 0 if none since it came (back), or if we know no delta of its."""
     trains: bool = True
 
 
-class Testimony(Protocol):
-    """Answers what `Sealing` asks during one look. Each answer is computed only when asked for."""
+class PeerClaims:
+    """Reads what members claim off the roster, the ledger and the payloads that are here."""
 
-    def witnesses(self) -> Sequence[Witness]:
+    def __init__(self, context: Context, genesis: Claim, holdings: Holdings) -> None:
+        """`genesis`: the only valid claim for round 0, which the manifest states."""
+        self._genesis = genesis
+        self._ledger = context.ledger
+        self._roster = context.roster
+        self._links = context.links
+        self._holdings = holdings
+        self._unusable: dict[bytes, None] = {}
+        """Roots of unusable snapshots, oldest first: claims of them do not count."""
+
+    def unusable(self, root: bytes) -> None:
+        """A claimed snapshot turned out to be none of this model: no claim of it counts any more."""
+        self._unusable[root] = None
+        if len(self._unusable) > limits.UNUSABLE_MAX:
+            del self._unusable[next(iter(self._unusable))]
+
+    def members(self) -> Sequence[PeerClaim]:
         """The live members."""
+        named, authors = self._links.given_ids(), self._ledger.last_rounds
+        return [
+            PeerClaim(
+                self._claims_of(record),
+                record.node_id,
+                record.node_id in named,
+                member.told_at,
+                record.body.round if record.node_id in authors else 0,
+                record.body.trains,
+            )
+            for member in self._roster.live()
+            for record in (member.record,)
+        ]
 
     def contributors(self) -> Sequence[Claims]:
-        """The claims of each author of a delta whose payload is here, live or not."""
+        """The claims of each author of a delta whose payload is here.
+
+        This includes members that are absent just now: they have not spoken against us, and may have spoken
+        for us.
+        """
+        authors = {delta.author for delta in self._ledger if self._holdings.holds(delta.record_id)}
+        records = [member.record for member in self._roster.members()]
+        return [self._claims_of(record) for record in records if record.node_id in authors]
 
     def authors(self) -> int:
-        """How many members take part, present or not: see `company`."""
+        """How many members have published, if only in rounds long closed, and have not left. Absent ones
+        count: our own line may be down, or somebody in between may keep them away."""
+        return sum(
+            member.health is not Health.LEFT and self._ledger.last_round(member.record.node_id) > 0
+            for member in self._roster.members()
+        )
 
     def share_lacking(self, round_: int, now: float) -> float:
         """The share, 0 to 1, of authors with payloads up to a round that another node holds and we lack."""
+        return self._holdings.share_lacking(round_, now)
 
-
-STAYED_S = 3600.0
-"""A member that has been gone for this long, while most others were present, takes part no more. After a
-network split heals, members are back within a minute."""
-
-
-class Company:
-    """Counts the members that take part, without us and without those that have announced that they leave."""
-
-    def __init__(self, roster: Roster, ledger: Ledger) -> None:
-        self._roster = roster
-        self._ledger = ledger
-        self._given_up: set[bytes] = set()
-        """Members that went and did not come back."""
-        self._most_since: float | None = None
-        """Since when most of the members that take part have been present; None while they are not."""
-
-    def look(self, now: float) -> None:
-        """Note which members are present. Call this every few seconds."""
-        authors = list(self._authors())
-        gone = {member.record.node_id: member.since for member in authors if member.is_gone}
-        self._given_up &= gone.keys()
-        there, taking_part = len(authors) - len(gone), len(authors) - len(self._given_up)
-        if 2 * there <= taking_part:
-            self._most_since = None
-            return
-        if self._most_since is None:
-            self._most_since = now
-        since = self._most_since
-        self._given_up.update(node_id for node_id, went in gone.items() if now - max(went, since) >= STAYED_S)
-
-    def __len__(self) -> int:
-        return sum(member.record.node_id not in self._given_up for member in self._authors())
-
-    def _authors(self) -> Iterator[Member]:
-        """Members that have not left and are known to have published, even if only in rounds long closed."""
-        for member in self._roster.members():
-            if member.health is not Health.LEFT and self._ledger.last_round(member.record.node_id) > 0:
-                yield member
+    def _claims_of(self, record: MemberRecord) -> Claims:
+        """A member's claims, without those that cannot be true."""
+        genesis, unusable = self._genesis, self._unusable
+        return tuple(
+            [
+                claim
+                for claim in record.body.claims
+                if claim.root not in unusable and (claim.round > 0 or claim == genesis)
+            ]
+        )

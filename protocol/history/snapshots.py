@@ -23,9 +23,9 @@ from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Prefetch, Se
 from gossamer.protocol.events import Need
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Holdings
-from gossamer.protocol.history.forks import Defeat, Lineages, Witnesses
+from gossamer.protocol.history.forks import Defeat, Forks
 from gossamer.protocol.history.joining import Absence, Joining
-from gossamer.protocol.history.peer_claims import Testimony, Witness
+from gossamer.protocol.history.peer_claims import PeerClaim, PeerClaims
 from gossamer.protocol.manifest import Manifest
 
 LOOK_INTERVAL_S = 2.5
@@ -52,20 +52,18 @@ class Sealing:
         *,
         is_first: bool,
         trusted: Collection[bytes],
-        tells_of: Callable[[int, Collection[bytes]], bool],
         own_last: Callable[[], int],
     ) -> None:
         """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
-        `Joining`. `tells_of`: whether our ledger has a record of a given round by an author other than us
-        and the given nodes, and all of the round's payloads are here. `own_last`: the last round that we have
+        `Joining`. `own_last`: the last round that we have
         signed, 0 if none."""
         self._section = manifest.history
         self.genesis = genesis_claim(manifest.genesis.root)
         self._is_first = is_first
         self._trusted = trusted
         self._joining = Joining(trusted)
-        self._absence = Absence(manifest.history, tells_of, is_first=is_first)
-        self._lineages = Lineages(own_last)
+        self._absence = Absence(manifest.history, is_first=is_first)
+        self._forks = Forks(own_last)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
         self._claimed: dict[int, Claim] = {}
@@ -124,7 +122,7 @@ class Sealing:
         """Phi is now that snapshot: our history begins there."""
         self.claims = (claim,)
         self._absence.over()
-        self._lineages.adopted()
+        self._forks.adopted()
         self._claimed = {claim.round: claim}
         self.floor = claim.round
         self.adopting = None
@@ -135,12 +133,12 @@ class Sealing:
         """Nobody can adopt that snapshot: our own history goes on, or another snapshot is chosen."""
         if self.adopting is not None and self.adopting.root == claim.root:
             self.adopting = None
-            self._lineages.unusable()
+            self._forks.unusable()
 
     def deadline(self) -> float:
         return self._next_look
 
-    def wake(self, now: float, clock: int, others: Testimony, *, is_stalled: bool = False) -> list[Effect]:
+    def wake(self, now: float, clock: int, others: PeerClaims, *, is_stalled: bool = False) -> list[Effect]:
         """Look at what the others claim, if that is due.
 
         `clock`: the swarm's round. `is_stalled`: no chunk of the snapshot to adopt has come for too long.
@@ -148,7 +146,7 @@ class Sealing:
         if now < self._next_look:
             return []
         self._next_look = now + self._look_interval(now)
-        members = others.witnesses()
+        members = others.members()
         claims = [member.claims for member in members]
         if self.adopting is not None:
             if self._is_gone(self.adopting, claims, now) or (
@@ -162,12 +160,12 @@ class Sealing:
             return self._start_over(members, now)
         if self.may_be_outlived:
             return []
-        defeat = self._lineages.left_behind(self.floor, members, others, now)
+        defeat = self._forks.left_behind(self.floor, others, now)
         if defeat is not None:
             return self._yield(defeat, now)
         settled = self._settled(clock, now)
         result = [*self._seal(settled), *self._close(settled, claims)]
-        defeat = self._lineages.outweighed(self.claims[0], self._claimed, members, others, now)
+        defeat = self._forks.outweighed(self.claims[0], self._claimed, others, now)
         return result if defeat is None else [*result, *self._yield(defeat, now)]
 
     def _look_interval(self, now: float) -> float:
@@ -177,7 +175,7 @@ class Sealing:
 
     # -- where our history begins
 
-    def _join(self, members: Sequence[Witness], now: float) -> list[Effect]:
+    def _join(self, members: Sequence[PeerClaim], now: float) -> list[Effect]:
         if self._is_first:
             return self._adopt(self.genesis, now)
         given_up = self._absence.given_up
@@ -188,7 +186,7 @@ class Sealing:
         best, said = self._joining.choose(members, now)
         return said if best is None else self._adopt(best, now)
 
-    def _start_over(self, members: Sequence[Witness], now: float) -> list[Effect]:
+    def _start_over(self, members: Sequence[PeerClaim], now: float) -> list[Effect]:
         text = (
             f"we were away since round {self._absence.extent}, and the swarm has closed rounds since:"
             " starting again from its snapshot"
@@ -268,7 +266,7 @@ class SnapshotPull:
         self,
         context: Context,
         sealing: Sealing,
-        witnesses: Witnesses,
+        peer_claims: PeerClaims,
         fetcher: Fetcher,
         holdings: Holdings,
     ) -> None:
@@ -277,7 +275,7 @@ class SnapshotPull:
         self._roster = context.roster
         self._links = context.links
         self._sealing = sealing
-        self._witnesses = witnesses
+        self._peer_claims = peer_claims
         self._fetcher = fetcher
         self._holdings = holdings
         self._sought: Claim | None = None
@@ -286,10 +284,8 @@ class SnapshotPull:
     def wake(self, now: float, clock: int) -> None:
         """Have `Sealing` look at what members claim. `clock`: the swarm's round."""
         adopting, wants = self._sealing.adopting, self._fetcher.wants
-        if self._sealing.joined:  # a joiner looks many times a second, and has no history to give up
-            self._witnesses.look(now)
         is_stalled = adopting is not None and self._fetcher.is_stalled(adopting.key, now)
-        result = self._sealing.wake(now, clock, self._witnesses, is_stalled=is_stalled)
+        result = self._sealing.wake(now, clock, self._peer_claims, is_stalled=is_stalled)
         if adopting is not None and self._sealing.adopting is None:
             wants.forget(adopting.key)
         for effect in result:
@@ -315,7 +311,7 @@ class SnapshotPull:
 
     def unusable(self, claim: Claim) -> None:
         """A claimed snapshot is none of this model: it is not chosen again."""
-        self._witnesses.unusable(claim.root)
+        self._peer_claims.unusable(claim.root)
         self._fetcher.wants.forget(claim.key)
         self._sealing.unusable(claim)
 

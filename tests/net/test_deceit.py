@@ -264,7 +264,7 @@ async def test_one_liar_about_the_past_moves_nobody(tmp_path: Path) -> None:
             joiner.train(0.1)
             await swarm.until(lambda: joiner.status.get("round", 0) > 0, 40, "a joiner joins the honest")
             await go_on(swarm, closed=True)
-        assert not any("TWO LINEAGES" in node.log for node in swarm.nodes.values())
+        assert not any("A FORK" in node.log for node in swarm.nodes.values())
 
 
 async def test_three_that_lie_alike_move_no_joiner_that_was_told_of_an_honest_one(tmp_path: Path) -> None:
@@ -298,4 +298,4 @@ async def test_three_that_lie_alike_move_no_joiner_that_was_told_of_an_honest_on
             finally:
                 lying.cancel()
             await go_on(swarm, closed=True)
-        assert not any("TWO LINEAGES" in node.log for node in swarm.nodes.values())
+        assert not any("A FORK" in node.log for node in swarm.nodes.values())

@@ -200,7 +200,7 @@ async def test_a_partition_longer_than_the_history_ends_in_one_lineage(tmp_path:
         swarm.rules.heal()
         took = await swarm.until_identical(90, closed=True)
         print(f"one lineage {took:.1f} s after the network's return")
-        restarted = {node.name for node in nodes if "TWO LINEAGES" in node.log}
+        restarted = {node.name for node in nodes if "A FORK" in node.log}
         # All of one half. Of the other, too, somebody may have closed rounds without a delta that its
         # neighbour had: history is shorter here than the 10 s between exchanges. But there is a winner.
         assert restarted >= {"n0", "n1"} or restarted >= {"n2", "n3"}
@@ -231,7 +231,7 @@ async def test_who_ran_ahead_alone_begins_anew_where_the_others_are(tmp_path: Pa
             HEAL_S,
             "it is where they are",
         )
-        assert "TWO LINEAGES: cut off from most members" in fast.log
+        assert "A FORK: cut off from most members" in fast.log
         for node in slow:
             assert node.puppet is not None
             node.puppet.step_s = 0.1
@@ -265,7 +265,7 @@ async def test_two_of_three_that_sleep_for_longer_than_rounds_are_kept_begin_ane
         later = went_on + 4 * history["retain"]
         await swarm.until(lambda: all_past([alone, *asleep], later), 90, "all go on where it is")
         await swarm.until_identical(closed=True)
-        assert "TWO LINEAGES" not in alone.log, alone.log
+        assert "A FORK" not in alone.log, alone.log
         for node in asleep:
             assert "we were away since round" in node.log, node.log
             assert node.puppet is not None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gossamer.protocol.claims import Claim, Claims
-from gossamer.protocol.history.peer_claims import Witness
+from gossamer.protocol.history.peer_claims import PeerClaim
 from gossamer.protocol.history.snapshots import Sealing
 from tests.protocol import builders
 
@@ -17,19 +17,19 @@ def claim(round_: int, tokens: int = 0, mark: int = 1) -> Claim:
 
 @dataclass
 class Told:
-    """A made-up `Testimony`: unless `heard` is given, all members are contributors."""
+    """Made-up `PeerClaims`: unless `heard` is given, all members are contributors."""
 
-    members: Sequence[Witness] = ()
+    live: Sequence[PeerClaim] = ()
     heard: Sequence[Claims] | None = None
     known: int = 0
     """How many authors are known."""
     lacking: Callable[[int], float] = lambda round_: 0.0
 
-    def witnesses(self) -> Sequence[Witness]:
-        return self.members
+    def members(self) -> Sequence[PeerClaim]:
+        return self.live
 
     def contributors(self) -> Sequence[Claims]:
-        return [member.claims for member in self.members] if self.heard is None else self.heard
+        return [member.claims for member in self.live] if self.heard is None else self.heard
 
     def authors(self) -> int:
         return self.known
@@ -38,8 +38,8 @@ class Told:
         return self.lacking(round_)
 
 
-def sealing_of(*, is_first=False, trusted=(), tells_of=lambda round_, but: False, own_last=0):
-    return Sealing(MANIFEST, is_first=is_first, trusted=trusted, tells_of=tells_of, own_last=lambda: own_last)
+def sealing_of(*, is_first=False, trusted=(), own_last=0):
+    return Sealing(MANIFEST, is_first=is_first, trusted=trusted, own_last=lambda: own_last)
 
 
 def drive(sealing, start, seconds, clock=0, others=(), lacking=0.0):
@@ -47,7 +47,7 @@ def drive(sealing, start, seconds, clock=0, others=(), lacking=0.0):
     result = []
     for tick in range(int(seconds * 2) + 1):
         result += sealing.wake(
-            start + tick / 2, clock, Told(list(map(Witness, others)), lacking=lambda round_: lacking)
+            start + tick / 2, clock, Told(list(map(PeerClaim, others)), lacking=lambda round_: lacking)
         )
     return result
 

@@ -8,7 +8,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Notice, Prefetch
 from gossamer.protocol.history.joining import REMIND_S, Joining, believable
-from gossamer.protocol.history.peer_claims import Witness
+from gossamer.protocol.history.peer_claims import PeerClaim
 
 
 def claim(round_: int, mark: int = 1) -> Claim:
@@ -19,15 +19,15 @@ TRUE, OLDER, NEWER = claim(16), claim(8), claim(24)
 LIE, FAR_LIE = claim(16, mark=9), claim(1000, mark=9)
 
 
-def honest(count: int, *claims: Claim) -> list[Witness]:
-    return [Witness(claims or (TRUE, OLDER), bytes([1, number])) for number in range(count)]
+def honest(count: int, *claims: Claim) -> list[PeerClaim]:
+    return [PeerClaim(claims or (TRUE, OLDER), bytes([1, number])) for number in range(count)]
 
 
-def liars(count: int, *claims: Claim) -> list[Witness]:
-    return [Witness(claims or (LIE,), bytes([9, number])) for number in range(count)]
+def liars(count: int, *claims: Claim) -> list[PeerClaim]:
+    return [PeerClaim(claims or (LIE,), bytes([9, number])) for number in range(count)]
 
 
-def told_of(witness: Witness) -> Witness:
+def told_of(witness: PeerClaim) -> PeerClaim:
     return witness._replace(is_named=True)
 
 
@@ -88,7 +88,7 @@ def test_of_two_named_members_the_one_with_whom_more_agree_is_believed(lie):
 
 
 def test_a_named_member_that_is_behind_is_waited_for_and_no_longer_than_that():
-    members = [*honest(5), told_of(Witness((claim(0),), b"founder without its disk"))]
+    members = [*honest(5), told_of(PeerClaim((claim(0),), b"founder without its disk"))]
     assert believable(members, patient=True) is None
     assert believable(members) == TRUE
 
@@ -98,7 +98,7 @@ def test_believing_does_not_depend_on_the_order_of_members(seed):
     claims = [TRUE, LIE, OLDER, NEWER, FAR_LIE]
     for _ in range(200):
         members = [
-            Witness(tuple(rng.sample(claims, rng.randrange(1, 4))), bytes([n]), rng.random() < 0.2)
+            PeerClaim(tuple(rng.sample(claims, rng.randrange(1, 4))), bytes([n]), rng.random() < 0.2)
             for n in range(rng.randrange(1, 9))
         ]
         best = believable(members)
@@ -166,7 +166,7 @@ def test_any_number_of_rival_claims_is_looked_at_once_each(alike):
 
     lies = [Counted(16, 0, number.to_bytes(32, "big"), bytes(32)) for number in range(400)]
     names = [
-        Witness(tuple(lies[first : first + 4]), bytes([first // 4, name]))
+        PeerClaim(tuple(lies[first : first + 4]), bytes([first // 4, name]))
         for first in range(0, len(lies), 4)
         for name in range(alike)
     ]

@@ -6,7 +6,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.claims import genesis_claim
 from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
 from gossamer.protocol.history.joining import PREFETCHES_MAX
-from gossamer.protocol.history.peer_claims import Witness
+from gossamer.protocol.history.peer_claims import PeerClaim
 from gossamer.protocol.history.snapshots import CLAIMED_MAX, GONE_AFTER_S, LOOK_INTERVAL_S
 from tests.protocol.histories import MANIFEST, Told, claim, drive, joined, kinds, sealing_of
 
@@ -28,7 +28,7 @@ def test_a_joiner_waits_for_somebody():
 def test_a_joiner_hears_the_roster_before_it_decides():
     sealing = sealing_of(is_first=False)
     genesis = genesis_claim(MANIFEST.genesis.root)
-    assert sealing.wake(0.0, 0, Told([Witness((genesis,))])) == []
+    assert sealing.wake(0.0, 0, Told([PeerClaim((genesis,))])) == []
     late = drive(sealing, 0.5, limits.ROSTER_PATIENCE_S, others=[(genesis,)] * 4)
     assert kinds(late, Adopt) == [Adopt(genesis)]
 
@@ -41,7 +41,7 @@ def test_a_joiner_takes_the_newest_snapshot_that_enough_claim():
 
 def test_a_joiner_believes_whom_it_was_told_to():
     sealing = sealing_of(is_first=False, trusted=[b"friend"])
-    members = [*[Witness((claim(16, mark=9),))] * 5, Witness((claim(8),), b"friend")]
+    members = [*[PeerClaim((claim(16, mark=9),))] * 5, PeerClaim((claim(8),), b"friend")]
     assert kinds(sealing.wake(0.0, 0, Told(members)), Adopt) == []
     assert kinds(sealing.wake(3.0, 0, Told(members)), Adopt) == [Adopt(claim(8))]
 
@@ -68,7 +68,7 @@ def test_who_changes_its_claim_all_the_time_is_not_followed_for_ever():
     sealing = sealing_of(is_first=False)
     effects = []
     for tick in range(15):
-        effects += sealing.wake(tick * 0.1, 0, Told([Witness((claim(8, mark=1 + tick),))]))
+        effects += sealing.wake(tick * 0.1, 0, Told([PeerClaim((claim(8, mark=1 + tick),))]))
     assert len(kinds(effects, Prefetch)) == PREFETCHES_MAX
     assert not kinds(effects, Adopt)
 
@@ -95,7 +95,7 @@ def test_a_snapshot_that_nobody_claims_any_more_is_given_up():
 def test_a_snapshot_that_one_liar_claims_for_ever_holds_nobody_up(is_stalled):
     """But one that comes is not given up, however few claim it."""
     old, new = claim(8), claim(16)
-    honest = [Witness((old,), bytes([n])) for n in range(4)]
+    honest = [PeerClaim((old,), bytes([n])) for n in range(4)]
     sealing = sealing_of(is_first=False)
 
     def look(start, members):
@@ -106,7 +106,7 @@ def test_a_snapshot_that_one_liar_claims_for_ever_holds_nobody_up(is_stalled):
         return kinds(found, Adopt)
 
     assert look(0.0, honest) == [Adopt(old)]
-    members = [Witness((new,), member.node_id) for member in honest[1:]]
+    members = [PeerClaim((new,), member.node_id) for member in honest[1:]]
     assert look(120.0, [honest[0], *members]) == ([Adopt(new)] if is_stalled else [])
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Adopt, Notice, Seal
-from gossamer.protocol.history.forks import DIFFERENCE_KEPT_S, SILENCE_S
-from gossamer.protocol.history.peer_claims import Witness
+from gossamer.protocol.history.forks import DIFFERENCE_KEPT_S
+from gossamer.protocol.history.peer_claims import PeerClaim
 from tests.protocol.histories import Told, claim, drive, joined, kinds, sealing_of
 
 
@@ -31,55 +31,13 @@ def test_a_snapshot_that_cannot_be_does_not_hold_our_own_history_up():
     assert not kinds(found, Adopt), "what comes after it has to last as long"
 
 
-def test_a_member_whose_snapshots_have_stopped_holds_up_no_contest_for_long():
-    """Its disk is full, say: it claims an old round for ever, which would keep two halves apart."""
-    ours, theirs, old = claim(16, tokens=5, mark=1), claim(16, tokens=9, mark=2), claim(8)
-    for friends in (0, 1):
-        sealing = joined(ours)
-        others = [(ours,)] * friends + [(theirs,)] * (1 + friends) + [(old,)]
-        before = drive(sealing, 0.0, SILENCE_S, clock=16, others=others)
-        assert not kinds(before, Adopt), "it may be writing the next one"
-        late = drive(sealing, SILENCE_S + 1, limits.LINEAGE_PATIENCE_S + 10, clock=16, others=others)
-        assert kinds(late, Adopt) == [Adopt(theirs)]
-
-
-def test_who_claims_other_rounds_has_not_answered():
-    """With fast rounds nobody claims ours for most of the time."""
-    ours, theirs, old = claim(16, tokens=5, mark=1), claim(16, tokens=9, mark=2), claim(8)
-    sealing, effects = joined(ours), []
-    for start in range(0, int(SILENCE_S + limits.LINEAGE_PATIENCE_S) + 20, 8):
-        effects += drive(sealing, start, 3.0, clock=16, others=[(theirs,), (old,)])
-        effects += drive(sealing, start + 4.0, 3.0, clock=16, others=[(claim(24),), (old,)])
-    assert kinds(effects, Adopt) == [Adopt(theirs)]
-
-
-def test_an_answer_of_those_who_claimed_other_rounds_ends_the_wait_for_them():
-    ours, theirs, old = claim(16, tokens=5, mark=1), claim(16, tokens=9, mark=2), claim(8)
-    sealing = joined(ours)
-    effects = drive(sealing, 0.0, SILENCE_S - 5, clock=16, others=[(theirs,), (old,)])
-    effects += drive(sealing, SILENCE_S - 4, 2.0, clock=16, others=[(ours,)])
-    effects += drive(sealing, SILENCE_S, SILENCE_S, clock=16, others=[(theirs,), (old,)])
-    assert not kinds(effects, Adopt)
-
-
-def test_who_has_adopted_another_history_waits_anew_for_those_who_claim_other_rounds():
-    sealing, old = joined(claim(16, tokens=5, mark=1)), claim(8)
-    first, second = claim(16, tokens=9, mark=2), claim(16, tokens=12, mark=3)
-    took = SILENCE_S + limits.LINEAGE_PATIENCE_S + 10
-    effects = drive(sealing, 0.0, took, clock=16, others=[(first,), (old,)])
-    assert kinds(effects, Adopt) == [Adopt(first)]
-    sealing.adopted(first)
-    effects = drive(sealing, took + 1, SILENCE_S, clock=16, others=[(second,), (old,)])
-    assert not kinds(effects, Adopt)
-
-
 @pytest.mark.parametrize("says", [False, True])
 def test_a_lone_liar_that_waits_for_its_moments_wins_no_contest(says):
     """The others come to our round each time, or to the next, when the liar is silent or goes on."""
     ours, lie, old = claim(16, tokens=5), claim(16, tokens=2**59, mark=7), claim(8)
     answer = [(old,), (ours,), (ours,), *[(lie,)] * says]
     sealing = joined(ours)
-    for start in range(0, 2 * int(SILENCE_S), 40):
+    for start in range(0, 2 * 300, 40):
         assert not kinds(drive(sealing, start, 20.0, clock=16, others=[(lie,), (old,), (old,)]), Adopt)
         assert not kinds(drive(sealing, start + 20, 20.0, clock=16, others=answer), Adopt)
 
@@ -91,30 +49,8 @@ def test_three_liars_win_no_contest_about_a_round_that_most_do_not_claim(at):
     lie = claim(16, tokens=2**59, mark=7)
     sealing = joined(claim(16, tokens=5))
     others = [*[(lie,)] * 3, *[(at,)] * 4]
-    took = 2 * SILENCE_S + 2 * limits.LINEAGE_PATIENCE_S
+    took = 2 * 300.0 + 2 * limits.LINEAGE_PATIENCE_S
     assert not kinds(drive(sealing, 0.0, took, clock=16, others=others), Adopt)
-
-
-def test_who_is_not_there_holds_up_no_contest_for_long():
-    sealing = joined(claim(16, tokens=5, mark=1))
-    theirs = (claim(16, tokens=9, mark=2),)
-    adopted = []
-    for tick in range(2 * int(SILENCE_S + limits.LINEAGE_PATIENCE_S + 10)):
-        now = tick / 2
-        there = [Witness(theirs, told_at=now)] * 2
-        effects = sealing.wake(now, 16, Told(there, heard=[theirs] * 2 + [(claim(8),)] * 9))
-        adopted += [now for _ in kinds(effects, Adopt)]
-    assert adopted and adopted[0] >= SILENCE_S
-
-
-def test_who_contradicts_us_about_a_round_before_is_not_waited_for():
-    """Most members of two halves of a large swarm with fast rounds seldom claim the same one."""
-    sealing = joined(claim(8, mark=1))
-    sealing.sealed((claim(16, tokens=5, mark=1), claim(8, mark=1)))
-    theirs, before = claim(16, tokens=9, mark=2), claim(8, mark=2)
-    others = [*[(theirs,)] * 3, *[(before,)] * 9]
-    late = drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S + 1, clock=16, others=others)
-    assert kinds(late, Adopt) == [Adopt(theirs)]
 
 
 def two_rounds(mark=1, tokens=5):
@@ -179,12 +115,12 @@ def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
     sealing = joined(claim(16, tokens=5, mark=1))
     winner = claim(16, tokens=9, mark=2)
     for tick in range(100):
-        said = [Witness((winner,), told_at=min(tick / 2, 3.0))] * 3
+        said = [PeerClaim((winner,), said_at=min(tick / 2, 3.0))] * 3
         assert not kinds(sealing.wake(tick / 2, 16, Told(said)), Adopt)
     back = [
         effect
         for now in range(50, 50 + int(limits.LINEAGE_PATIENCE_S) + 8)
-        for effect in sealing.wake(float(now), 16, Told([Witness((winner,), told_at=float(now))] * 3))
+        for effect in sealing.wake(float(now), 16, Told([PeerClaim((winner,), said_at=float(now))] * 3))
     ]
     assert kinds(back, Adopt) == [Adopt(winner)]
 
@@ -195,7 +131,7 @@ def test_a_claim_of_nobody_who_is_there_is_not_adopted():
     gone = (claim(16, tokens=9, mark=2),)
     for tick in range(200):
         effects = sealing.wake(
-            2.5 * tick, 16, Told([Witness((claim(16, tokens=4, mark=3),))], heard=[gone] * 3)
+            2.5 * tick, 16, Told([PeerClaim((claim(16, tokens=4, mark=3),))], heard=[gone] * 3)
         )
         assert not kinds(effects, Adopt)
 
@@ -208,7 +144,7 @@ def test_the_lighter_lineage_yields_loudly_after_a_while():
     assert not kinds(early, Adopt)
     late = drive(sealing, limits.LINEAGE_PATIENCE_S, 2, clock=16, others=others)
     assert kinds(late, Adopt) == [Adopt(winner)]
-    assert any("TWO LINEAGES" in notice.text for notice in kinds(late, Notice))
+    assert any("A FORK" in notice.text for notice in kinds(late, Notice))
 
 
 def test_names_without_deltas_have_no_voice_against_our_history():
@@ -217,11 +153,11 @@ def test_names_without_deltas_have_no_voice_against_our_history():
     invented = [(claim(8, tokens=2**59, mark=2),)] * 5
     effects = []
     for tick in range(100):
-        effects += sealing.wake(tick / 2, 0, Told(list(map(Witness, invented)), heard=[]))
+        effects += sealing.wake(tick / 2, 0, Told(list(map(PeerClaim, invented)), heard=[]))
     assert effects == []
     for tick in range(int(2 * limits.LINEAGE_PATIENCE_S) + 2):
         now = 60.0 + tick / 2
-        effects += sealing.wake(now, 0, Told(list(map(Witness, invented)), heard=invented[:3]))
+        effects += sealing.wake(now, 0, Told(list(map(PeerClaim, invented)), heard=invented[:3]))
     assert kinds(effects, Adopt), "those who contribute have one"
 
 
@@ -231,34 +167,17 @@ def test_the_heavier_lineage_stays():
     assert not kinds(drive(sealing, 0.0, 60, clock=16, others=others), Adopt)
 
 
-def test_a_difference_is_no_lineage_while_payloads_are_missing():
+def test_a_difference_is_no_fork_while_payloads_are_missing_but_they_are_waited_for_only_a_while():
     sealing = joined(claim(16, tokens=5, mark=1))
     others = [(claim(16, tokens=9, mark=2),)] * 3
     patience = limits.LINEAGE_MINORITY_PATIENCE_S
-    assert not kinds(drive(sealing, 0.0, 2 * patience, clock=16, others=others, lacking=0.5), Adopt)
-
-
-def test_payloads_that_have_just_come_explain_a_difference_for_a_while():
-    """A path that carries records and no payloads is whole again: claims are from before that."""
-    sealing = joined(claim(16, tokens=5, mark=1))
-    winner, patience = claim(16, tokens=9, mark=2), limits.LINEAGE_PATIENCE_S
-    drive(sealing, 0.0, 3 * patience, clock=16, others=[(winner,)], lacking=0.5)
-    assert not kinds(drive(sealing, 3 * patience, patience - 4, clock=16, others=[(winner,)]), Adopt)
-    assert kinds(drive(sealing, 4 * patience - 4, 8, clock=16, others=[(winner,)]), Adopt), "it stays"
-
-
-def test_a_few_who_dribble_their_payloads_are_waited_for_only_a_while():
-    sealing = joined(claim(16, tokens=5, mark=1))
-    others = [(claim(16, tokens=9, mark=2),)] * 3
-    patience = limits.LINEAGE_MINORITY_PATIENCE_S
-    drive(sealing, 0.0, 100, clock=16, others=others, lacking=0.5)
-    assert not kinds(drive(sealing, 101.0, patience - 10, clock=16, others=others, lacking=0.3), Adopt)
-    assert kinds(drive(sealing, 101.0 + patience, 5, clock=16, others=others, lacking=0.3), Adopt)
+    assert not kinds(drive(sealing, 0.0, patience - 10, clock=16, others=others, lacking=0.5), Adopt)
+    assert kinds(drive(sealing, patience, 5, clock=16, others=others, lacking=0.3), Adopt)
 
 
 def test_payloads_of_later_rounds_explain_no_difference():
     sealing = joined(claim(16, tokens=5, mark=1))
-    witnesses = [Witness((claim(16, tokens=9, mark=2),))] * 3
+    witnesses = [PeerClaim((claim(16, tokens=9, mark=2),))] * 3
     effects = []
     for tick in range(2 * int(limits.LINEAGE_PATIENCE_S) + 6):
         effects += sealing.wake(tick / 2, 16, Told(witnesses, lacking=lambda round_: float(round_ > 16)))
@@ -273,7 +192,7 @@ def test_a_difference_that_heals_is_forgotten():
     assert drive(sealing, limits.LINEAGE_PATIENCE_S, 5, clock=16, others=[(winner,)] * 3) == []
 
 
-def test_a_record_that_takes_its_time_around_a_ring_makes_no_lineages():
+def test_a_record_that_takes_its_time_around_a_ring_makes_no_forks():
     """Where links die as it is published, 20 s go by until they are noticed and it is everywhere."""
     sealing = joined(claim(16, tokens=9, mark=1))
     others = [(claim(16, tokens=5, mark=2),)] * 5
@@ -317,7 +236,7 @@ def yields(sealing, start, seconds):
     for tick in range(int(seconds)):
         own = sealing.claims[0]
         other = own._replace(root=bytes([own.root[0] % 250 + 1]) * 32)
-        found = kinds(sealing.wake(start + tick, 16, Told([Witness((other,))] * 3)), Adopt)
+        found = kinds(sealing.wake(start + tick, 16, Told([PeerClaim((other,))] * 3)), Adopt)
         if found:
             times.append(start + tick)
             sealing.adopted(other)
@@ -351,8 +270,8 @@ def ahead():
     return joined(claim(112, mark=9), claim(104, mark=9), floor=96, own_last=115)
 
 
-def at(round_, claims, node_id, told_at=float("inf")):
-    return Witness(claims, node_id, told_at=told_at, round=round_)
+def at(round_, claims, node_id, said_at=float("inf")):
+    return PeerClaim(claims, node_id, said_at=said_at, round=round_)
 
 
 SLOW = [at(38 - n, (claim(32), claim(24)), bytes([n])) for n in range(4)]
@@ -382,7 +301,7 @@ def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are():
     effects = look(sealing, members, authors=5)
     assert kinds(effects, Adopt) == [Adopt(claim(32))]
     (notice,) = kinds(effects, Notice)
-    assert "TWO LINEAGES" in notice.text and "we publish again in 77 rounds" in notice.text
+    assert "A FORK" in notice.text and "we publish again in 77 rounds" in notice.text
     sealing.adopted(claim(32))
     assert sealing.floor == 32
     assert not kinds(drive(sealing, 70.0, 20, clock=39, others=[(claim(32), claim(24))] * 4), Adopt)
@@ -408,7 +327,7 @@ def test_who_has_begun_anew_where_most_members_are_takes_its_time_to_give_that_u
 @pytest.mark.parametrize("claims", [(claim(24),), (claim(112, mark=9),)], ids=["theirs", "ours"])
 def test_who_does_not_train_counts_on_neither_side(claims):
     """A bootstrap peer would else keep two that train from being more than one that had run ahead."""
-    looks_on = Witness(claims, b"bootstrap", trains=False)
+    looks_on = PeerClaim(claims, b"bootstrap", trains=False)
     assert kinds(look(ahead(), [*SLOW[:2], looks_on], authors=2), Adopt) == [Adopt(claim(32))]
     assert not kinds(look(ahead(), [SLOW[0], looks_on], authors=2), Adopt)
 
@@ -421,7 +340,7 @@ def test_who_does_not_train_counts_on_neither_side(claims):
         ([LIAR, LIAR._replace(node_id=b"another"), *[STARTED] * 4], 6),
         ([LIAR, LIAR._replace(node_id=b"another")], 6),
         ([STARTED] * 4, 4),
-        ([member._replace(told_at=-100.0) for member in SLOW], 4),
+        ([member._replace(said_at=-100.0) for member in SLOW], 4),
         ([member._replace(claims=(claim(104, mark=9),)) for member in SLOW], 4),
     ],
     ids=[
