@@ -14,7 +14,7 @@ from math import inf
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import ledger, replica
+from gossamer.protocol import ledger, limits, replica
 from gossamer.protocol import records as envelope
 from gossamer.protocol.access import acl
 from gossamer.protocol.claims import Claim
@@ -214,7 +214,7 @@ def _never_give_up_a_fetch() -> list[Patch]:
     """A fetch that failed, or that gets no answer, stays under way for as long as its link."""
     return [
         (Fetcher, "failed", lambda self, link, blob, now: None),
-        (Fetcher, "_give_up", lambda self, now: None),
+        (limits, "FETCH_PATIENCE_S", 1e9),
     ]
 
 
