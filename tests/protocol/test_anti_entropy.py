@@ -270,20 +270,6 @@ def test_answers_are_bounded_by_name():
     assert sum(len(ids) for _, ids in effect.message.rounds) <= limits.IDS_PER_MESSAGE_MAX + 50
 
 
-def test_what_came_from_another_meanwhile_does_not_end_the_first_comparison():
-    """A busy swarm: when the other's ranges arrive, what it had beyond ours has been pushed to us."""
-    side, other = Side([(1, 41, 0)]), Side([(1, 41, 0), (2, 40, 0)])
-    (whole,) = side.anti_entropy.open_exchange(1)
-    (descent,) = other.anti_entropy.compare(1, whole.message)
-    side.ledger.add(builders.unsigned(2, 40, 0))
-    (again,) = side.anti_entropy.compare(1, descent.message)
-    assert not side.anti_entropy.synced_once
-    (equal,) = other.anti_entropy.compare(1, again.message)
-    assert side.anti_entropy.compare(1, equal.message) == []
-    assert side.anti_entropy.synced_once
-    assert side.anti_entropy.compare(1, descent.message) == [], "who is in the picture need not ask again"
-
-
 def test_a_crowd_in_one_round_is_made_equal_all_the_same(monkeypatch):
     """Whoever has many keys may tell one half of a swarm of some of them, and the other half of the rest."""
     monkeypatch.setattr(limits, "IDS_PER_ROUND_MAX", 64)
@@ -307,17 +293,6 @@ def test_what_others_speak_of_is_asked_for_once_a_while():
     for record_id in ids:
         side.anti_entropy.heard_of(1, record_id, 20.0)
     assert len(side.anti_entropy._sought) == limits.IDS_PER_MESSAGE_MAX
-
-
-def test_what_was_asked_for_and_got_lost_is_asked_for_again_by_the_next_exchange():
-    side = Side([])
-    side.anti_entropy.open_exchange(1)
-    lost = builders.unsigned(1, 1).record_id
-    for _ in range(2):
-        assert side.anti_entropy.record_ids(1, msg.RecordIds(((1, (lost,)),))) == [
-            Send(1, msg.GetRecords((lost,)))
-        ]
-        side.anti_entropy.open_exchange(1)
 
 
 def test_awaited_records_are_bounded():

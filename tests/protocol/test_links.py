@@ -370,18 +370,6 @@ def test_bootstrap_addresses_are_tried_until_links_suffice():
     assert len(bench.dials(6.0)) >= 2
 
 
-@pytest.mark.parametrize("count", [5, 12, 64])
-@pytest.mark.parametrize("after", [0.0, 3.0, 10.0], ids=["refused", "unreachable", "silent"])
-def test_all_bootstrap_addresses_have_their_turns_however_long_the_dead_take(count, after):
-    """After a restart they are all that a node has, and the only living one may be the last."""
-    bench = Bench(*(f"boot:{number}" for number in range(count)))
-    turns = [address for _, address in bench.dials(600.0, after=after)]
-    assert set(turns) == set(bench.links._bootstrap)
-    numbers = [turns.count(address) for address in bench.links._bootstrap]
-    assert max(numbers) <= 2 * min(numbers)
-    assert turns[:count] == list(bench.links._bootstrap), "and those named first come first"
-
-
 @pytest.mark.parametrize("health", [Health.DOWN, Health.LEFT, Health.SUSPECT])
 def test_a_bootstrap_peer_that_went_is_still_called_at_its_address(health):
     """It may be back, even under another key; and nobody else can tell us."""
@@ -392,20 +380,6 @@ def test_a_bootstrap_peer_that_went_is_still_called_at_its_address(health):
     bench.now += 60.0
     pinned = dict.fromkeys(node_id for _ in range(60) for _, node_id in bench.look())
     assert None in pinned
-
-
-def test_whoever_lists_the_address_of_one_that_is_down_does_not_keep_it_from_being_dialled():
-    bench = Bench()
-    bench.up(3, outbound=True, address="n3")
-    bench.member(3)
-    bench.member(2, "b:1", health=Health.DOWN)
-    bench.member(7, "b:1")
-    asked = []
-    while bench.now < 300:
-        for address, node_id in bench.look():
-            asked.append((address, node_id))
-            bench.links.dial_failed(address)
-    assert asked.count(("b:1", _id(2))) > 3
 
 
 # --- whole cores ------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,27 +79,6 @@ def test_descending_where_it_is_not_empty_finds_every_round(content):
         else:
             todo += [(level - 1, i, d) for i, d in digests.children(level, index)]
     assert found == {round_: _digest(value) for round_, value in content.items()}
-
-
-@pytest.mark.parametrize(
-    ("highest", "top"),
-    [
-        (0, 0),
-        (1, 0),
-        (15, 0),
-        (16, 1),
-        (255, 1),
-        (256, 2),
-        (2**28 - 1, 6),
-        (2**28, 7),
-        (ROUND_MAX, LEVEL_MAX),
-    ],
-)
-def test_top_is_the_lowest_level_that_holds_everything(highest, top):
-    digests = _built({highest: 1})
-    assert digests.top == top
-    assert len(digests.summary()) == FANOUT
-    assert sum(digest != EMPTY for _, digest in digests.summary()) == 1
 
 
 def test_empty():

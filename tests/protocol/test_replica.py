@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import subprocess
@@ -26,7 +25,7 @@ from gossamer.protocol.membership.member_records import NodeInfo
 from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.replica import Replica
 from tests.protocol import builders
-from tests.protocol.cores import BRISK, STORM, check, one_that_went_on, publish_effects, swarm
+from tests.protocol.cores import BRISK, STORM, check, swarm
 from tests.protocol.wiring import Node, Weather, World
 
 # --- everything reaches everybody -------------------------------------------------------------------
@@ -139,20 +138,6 @@ def test_three_way_partition_and_two_heals(seed):
 
 
 # --- our own side -----------------------------------------------------------------------------------
-
-
-def test_a_diverged_loss_is_not_published_and_does_not_make_our_row_invalid(seed):
-    """Others would refuse it, and take us for a liar."""
-    world = swarm(seed, 2)
-    node = world.nodes[0]
-    effects = publish_effects(world, node, 1, loss=math.nan)
-    assert [type(e) for e in effects] == [fx.Notice]
-    assert node.core.own_last == 0, "the round is not lost"
-    world.handle(node, ev.Progress(5, 100, math.inf, math.nan, "cpu"))
-    world.run(10.0)
-    check(world)
-    row = world.nodes[1].core.roster.get(node.identity.node_id).record.body
-    assert (row.inner_steps, row.loss) == (5, limits.LOSS_MAX)
 
 
 @pytest.mark.parametrize(
@@ -325,23 +310,6 @@ def test_a_node_whose_clock_was_set_back_is_heard_again(seed):
     assert node.core.presence.outdone in (1, 2)
 
 
-def test_clock_counts_live_trainers_only(seed):
-    world = World(seed)
-    world.add(0, trains=False)
-    for number in (1, 2):
-        world.add(number, [0])
-    world.run(10.0)
-    assert world.nodes[0].core.clock == 0
-    world.publish(world.nodes[1], 1)
-    world.run(1.0)
-    assert {n.core.clock for n in world.running()} == {1}
-    world.publish(world.nodes[2], 1)
-    world.publish(world.nodes[1], 2)
-    world.crash(world.nodes[1])
-    world.run(30.0)
-    assert world.nodes[2].core.clock == 1, "the dead do not set the pace"
-
-
 def test_who_publishes_for_a_round_that_is_closed_takes_part_all_the_same(seed):
     """It comes too late to be merged. But its author's word counts as that of one who trains."""
     world = swarm(seed, 2)
@@ -352,57 +320,6 @@ def test_who_publishes_for_a_round_that_is_closed_takes_part_all_the_same(seed):
     effects = world.inject(node, next(iter(node.links)), msg.encode(msg.Records(((delta.data, False),))))
     assert effects == [] and delta.record_id not in node.core.ledger
     assert node.core.ledger.last_round(late.node_id) == 3
-
-
-def test_one_of_three_goes_on_while_the_others_hang(seed):
-    """Their daemons are there and say the same again and again; nobody waits for them."""
-    world = swarm(seed, 3, of=BRISK)
-    for node in world.running():
-        world.train(node, 0.5, math.inf if node is world.nodes[0] else world.now + 30.0)
-    world.run(30.0)
-    stopped_at = world.nodes[0].core.own_last
-    world.run(60.0)
-    assert world.nodes[0].core.own_last > stopped_at + 30
-    assert min(node.core.horizon for node in world.running()) >= world.nodes[0].core.own_last
-    for node in (world.nodes[1], world.nodes[2]):
-        world.train(node, 0.5, math.inf)
-    world.run(20.0)
-    rounds = [node.core.own_last for node in world.running()]
-    assert max(rounds) - min(rounds) <= 2, "they go on where it is, and it with them"
-    assert min(rounds) > stopped_at + 50
-
-
-def test_two_of_three_that_were_away_go_on_where_the_third_is(seed):
-    world, alone, away = one_that_went_on(seed, 120.0)
-    reached = alone.core.own_last
-    assert reached > 90
-    for node in away:
-        world.restart(node)
-        world.train(node, 0.5, math.inf)
-    world.run(15.0)
-    for node in world.running():
-        assert node.core.own_last > reached
-        assert node.core.horizon > reached, "what was trained meanwhile is not left out"
-    first_after = [
-        min(d.round for d in node.disk if d.author == node.identity.node_id and d.round > 45) for node in away
-    ]
-    assert min(first_after) >= reached - 2, "nor trained over again, beside it"
-
-
-def test_who_comes_when_all_others_are_gone_goes_on_where_they_left_off(seed):
-    world = World(seed)
-    world.add(0, trains=False)
-    world.add(1, [0])
-    world.run(10.0)
-    for round_ in range(1, 21):
-        world.publish(world.nodes[1], round_)
-    world.run(20.0)
-    world.crash(world.nodes[1])
-    world.run(30.0)
-    late = world.add(2, [0])
-    world.run(20.0)
-    assert len(late.core.ledger) == 20
-    assert late.core.clock == 20, "it would publish rounds that are closed, one after another"
 
 
 def test_what_a_delta_is_worth_does_not_depend_on_what_else_a_node_has(seed):
@@ -468,32 +385,6 @@ def test_what_came_too_early_is_taken_when_the_swarm_has_come_near(seed):
 
 
 # --- time and determinism ---------------------------------------------------------------------------
-
-
-def test_a_core_never_asks_for_a_wake_that_is_due_already(seed):
-    """`World` checks it after every Wake; here with all slots taken, failures and time-outs of every kind."""
-    world = swarm(seed, 4, STORM, BRISK)
-    for node in world.running():
-        world.train(node, 0.4, world.now + 60.0)
-    author = world.nodes[3]
-    for round_ in range(1, 60):
-        world.publish(author, round_)
-        if round_ % 2:
-            author.blobs.popitem()
-    world.run(30.0)
-    world.crash(author, silently=True)
-    world.run(60.0)
-    wakes = 0
-    real = world._wake
-
-    def counted(node, timer, life):
-        nonlocal wakes
-        wakes += 1
-        real(node, timer, life)
-
-    world._wake = counted
-    world.run(30.0)
-    assert wakes < 30 * 3 * 30, "no more than some tens a second and node"
 
 
 def test_traffic_of_an_idle_swarm_is_bounded(seed):

@@ -102,16 +102,6 @@ def test_the_uninvited_are_refused_and_hear_nothing(seed):
         assert node.core.roster.get(stranger.identity.node_id) is None
 
 
-def test_who_was_invited_when_there_was_no_room_left_is_told_so(seed, monkeypatch):
-    """It was let in and trained, what it published counted nowhere, and nobody said a word."""
-    monkeypatch.setattr(limits, "ACL_NODES_MAX", 3)
-    world = _swarm(seed, 3)
-    world.run(10.0)
-    late = world.add(9, [0, 1, 2], credentials=[_invited(9)])
-    world.run(20.0)
-    assert not late.links and "no room for node" in late.refused[-1]
-
-
 def test_an_invitation_that_ran_out_cuts_and_a_renewed_one_restores(seed):
     world = World(seed, INVITED)
     until = UNIX_S + 140  # the world begins at 100

@@ -10,7 +10,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
-from tests.protocol.cores import BRISK, check, conflicting, one_that_went_on, publish_effects, swarm
+from tests.protocol.cores import BRISK, check, conflicting, publish_effects, swarm
 from tests.protocol.wiring import UNIX_OFFSET_S, Node, World
 
 # --- restarts ---------------------------------------------------------------------------------------
@@ -50,22 +50,6 @@ def _settled(world: World) -> World:
     world.run(60.0, world.agree)
     assert world.agree()
     return world
-
-
-def test_three_that_start_together_go_on_where_one_of_them_had_got_alone(seed):
-    """Two of the three were away for long: what they last knew is no word against the third."""
-    world, alone, away = one_that_went_on(seed, 60.0)
-    reached = alone.core.own_last
-    world.crash(alone)
-    for node in (*away, alone):
-        world.restart(node)
-        world.train(node, 0.5, math.inf)
-    world.run(20.0)
-    for node in world.running():
-        after = [d.round for d in node.disk if d.author == node.identity.node_id and d.round > 45]
-        assert len([round_ for round_ in after if round_ > reached]) > 5, "nobody waits for the others"
-    rounds = [node.core.own_last for node in world.running()]
-    assert max(rounds) - min(rounds) <= 2
 
 
 def test_publishing_a_round_again_is_refused(seed):
@@ -278,26 +262,3 @@ def test_a_joiner_whose_clock_is_not_set_yet_waits_until_it_is(seed):
     assert joiner.core.caught_up
     assert not joiner.core.is_contradicted
     assert len(joiner.held()) == 3
-
-
-def test_most_others_have_to_be_where_the_swarm_cannot_be_and_keep_joiners_waiting_for_a_while_only(
-    seed, monkeypatch
-):
-    monkeypatch.setattr(limits, "CLOCK_PATIENCE_S", 60.0)
-    world = swarm(seed, 2)
-    world.publish(world.nodes[0], 3)
-    world.nodes[1].core._clock.published_round = 10**6  # which it says in its row, as a liar could
-    world.run(10.0)
-    joiner = world.add(2, [0])
-    world.run(30.0, lambda: joiner.core.caught_up)
-    assert joiner.core.caught_up
-    assert not joiner.core.is_contradicted, "one of two is not most of them"
-    world.nodes[0].core._clock.published_round = 10**6
-    world.run(10.0)
-    third = world.add(3, [0])
-    world.run(30.0, lambda: third.core.is_contradicted)
-    world.run(limits.CLOCK_PATIENCE_S - 5.0)
-    assert not third.core.caught_up
-    world.run(10.0)  # what was refused is asked for once more
-    assert third.core.caught_up
-    assert third.core.is_contradicted

@@ -82,24 +82,6 @@ def test_a_delta_that_was_on_its_way_when_its_node_fell_asleep_gives_it_no_say(s
     assert len(_published(alone, reached)) > LATE_S / 2
 
 
-def test_two_whose_network_comes_back_late_go_on_where_the_third_is(seed):
-    """As a laptop's does: what they have no link for is no reason to go on alone."""
-    world = _training(seed)
-    alone, *asleep = world.running()
-    for node in asleep:
-        world.sleep(node, 120.0, suspended=True)
-    world.run(119.0)
-    world.partition([0], [1], [2])
-    last = {node.number: node.core.own_last for node in asleep}
-    world.run(30.0)
-    reached = alone.core.own_last
-    world.heal()
-    world.run(2 * limits.RESUME_PATIENCE_S)
-    assert len(_published(alone, reached)) > limits.RESUME_PATIENCE_S, "it does not wait for them"
-    for node in asleep:
-        assert min(_published(node, last[node.number])) >= reached - 2
-
-
 def test_one_that_finds_nobody_when_it_wakes_goes_on_alone(seed):
     world = _training(seed)
     node = world.nodes[2]
@@ -135,37 +117,6 @@ def test_a_clock_that_was_set_forward_costs_a_moment_of_silence(seed, forward_s,
     assert len(_published(node, reached)) > 10
     others = [world.nodes[number].core for number in (0, 2)]
     assert all(core.own_last >= reached + 30 for core in others), "nobody waited for it"
-
-
-def test_two_whose_trainers_hung_go_on_where_the_third_is(seed):
-    """Their daemons were there all the time, and heard of its rounds."""
-    world = swarm(seed, 3, of=BRISK)
-    steps = {node.number: 0 for node in world.running()}
-
-    def report(node: Node, until: float) -> None:
-        if world.now < until:
-            steps[node.number] += 1
-            world.handle(node, ev.Progress(steps[node.number], 0, 0.0, 0.0, ""))
-            world.after(0.5, lambda: report(node, until))
-
-    def train(node: Node, until: float) -> None:
-        report(node, until)
-        world.train(node, 0.5, until)
-
-    alone, *hung = world.running()
-    train(alone, math.inf)
-    for node in hung:
-        train(node, world.now + 20.0)
-    world.run(120.0)
-    reached = alone.core.own_last
-    last = {node.number: node.core.own_last for node in hung}
-    assert reached > max(last.values()) + 60
-    for node in hung:
-        train(node, math.inf)
-    world.run(20.0)
-    assert len(_published(alone, reached)) > 15, "it does not wait for them"
-    for node in hung:
-        assert min(_published(node, last[node.number])) >= reached - 2
 
 
 def test_two_that_cannot_publish_do_not_hold_up_the_third(seed, monkeypatch):
