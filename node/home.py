@@ -12,7 +12,7 @@
     D/chunks/ab/abcd...   payload and snapshot chunks by hash
     D/trainer.checkpoint  residuals, momenta and inner optimizer of our own trainer
     D/pretrained/         what a Hugging Face model has besides weights: configuration, tokenizer
-    D/peers.json          members met, to find the swarm again
+    D/peers.json          where members were, to find the swarm again
     D/incarnation         number of our last start, in milliseconds of Unix time; it always grows
     D/daemon.json         where the running daemon answers
     D/daemon.last.json    the same for the previous run, whose ports the next one takes if they are free
@@ -124,13 +124,6 @@ class FolderLock:
         finally:
             os.close(file)
         return True
-
-    def is_elsewhere(self) -> bool:
-        """Whether the folder that we locked is no longer where it was: moved, removed, or unmounted."""
-        try:
-            return self._folder >= 0 and not os.path.samestat(os.fstat(self._folder), os.stat(self._root))
-        except OSError:
-            return True
 
     def is_taken(self) -> bool:
         """Whether a daemon uses this folder now, as far as can be found out."""

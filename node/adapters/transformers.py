@@ -6,9 +6,7 @@
     trainer = Trainer(model, args, train_dataset=dataset, callbacks=[swarm])
     trainer.train()
 
-A callback sees neither batches nor losses, so a hook on the model's forward pass counts them. A trainer may
-bypass that and call the model's base and then its head itself, to compute the loss in chunks: then the hook
-is moved to the base.
+A callback sees neither batches nor losses, so a hook on the model's forward pass counts them.
 """
 
 import copy
@@ -99,8 +97,6 @@ class GossamerCallback(Membership, TrainerCallback):
     """
 
     _hook: RemovableHandle | None = None
-    _watched: nn.Module | None = None
-    """The module with the hook: the model, or its base."""
     _has_warned = False
     _ranks = 1
     _is_share = False
@@ -127,7 +123,7 @@ class GossamerCallback(Membership, TrainerCallback):
             _steer(rates, peer, self._schedule)
         if peer.folder is not None:
             keep_pretrained(Home(peer.folder), model, kwargs.get("processing_class"))
-        self._watch(model)
+        self._hook = model.register_forward_hook(_Hook(self._saw), with_kwargs=True)
         self._has_warned = False
 
     def on_step_end(
@@ -135,7 +131,7 @@ class GossamerCallback(Membership, TrainerCallback):
     ) -> TrainerControl:
         """Tell the peer of an optimizer step, before the trainer logs, evaluates or saves."""
         if not self._since.batches:
-            self._look_further()
+            self._warn_of_nothing_counted()
         if self._step(self._mean_loss()):
             control.should_training_stop = True
         return self._left_if_over(control)
@@ -191,25 +187,14 @@ class GossamerCallback(Membership, TrainerCallback):
         since = self._since
         return since.loss * self._ranks if self._is_share else since.loss / max(1, since.batches)
 
-    def _watch(self, model: nn.Module) -> None:
-        self._unhook()
-        self._watched = model
-        self._hook = model.register_forward_hook(_Hook(self._saw), with_kwargs=True)
-
-    def _look_further(self) -> None:
-        """After a step in which the watched module was not called: watch its base from now on."""
-        base = getattr(self._watched, "base_model", None)
-        if isinstance(base, nn.Module) and base is not self._watched:
-            self._watch(base)
-            return
-        if self._has_warned:
-            return
-        self._has_warned = True
-        log.warning(
-            "the trainer calls neither the model nor its base_model in train mode, so nothing can be"
-            " counted: each step counts as one token, and weighs next to nothing beside those of other nodes."
-            " Let compute_loss call model(...)"
-        )
+    def _warn_of_nothing_counted(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the trainer does not call the model itself in train mode, so nothing can be counted: each"
+                " step counts as one token, and weighs next to nothing beside those of other nodes. Let"
+                " compute_loss call model(...)"
+            )
 
     def _unhook(self) -> None:
         if self._hook is not None:
@@ -218,7 +203,7 @@ class GossamerCallback(Membership, TrainerCallback):
 
 
 Saw = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
-"""(model, args, kwargs, outputs): told of a forward pass."""
+"""(model, args, kwargs, outputs): called after a forward pass."""
 
 
 class _Hook:

@@ -21,7 +21,7 @@ from gossamer.node import __version__
 from gossamer.node.daemon.phi.restore import replay
 from gossamer.node.files import placed, written
 from gossamer.node.home import Home, manifest_of
-from gossamer.node.trainer import data as own_task
+from gossamer.node.trainer.data import build_task
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest
@@ -107,7 +107,7 @@ def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]
     elif manifest.task.name in task_names() or home.task() is not None:
         try:
             with task_errors():
-                files, local = _of_task(own_task.build(home, manifest), manifest)
+                files, local = _of_task(build_task(home, manifest), manifest)
         except TaskError as error:
             raise ConfigError(str(error)) from None
     else:

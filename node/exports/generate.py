@@ -11,7 +11,7 @@ from gossamer.models.task import named_tensors
 from gossamer.models.task_file import is_own_name, task_errors
 from gossamer.node.daemon.phi.restore import replay
 from gossamer.node.home import Home, manifest_of
-from gossamer.node.trainer import data as own_task
+from gossamer.node.trainer.data import build_task
 from gossamer.node.trainer.parameters import check_fits
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_float
@@ -41,17 +41,17 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
     _, merger = replay(home)
     try:
         with task_errors():
-            task = own_task.build(home, manifest)
+            task = build_task(home, manifest)
             model = task.build_model(manifest.task.seed)
             check_fits(dict(named_tensors(model)), manifest)
             load_into(model, manifest, merger.phi)
             pieces = task.sample(model, prompt, length, temperature=temperature, seed=seed)
     except TaskError as error:
         raise ConfigError(str(error)) from error
-    return _told(pieces)
+    return _explained(pieces)
 
 
-def _told(pieces: Iterator[str]) -> Iterator[str]:
+def _explained(pieces: Iterator[str]) -> Iterator[str]:
     try:
         with task_errors():
             yield from pieces

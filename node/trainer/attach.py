@@ -1,7 +1,7 @@
 """A script becomes a node: it enters a folder, founds the swarm if it is the first, and starts a daemon.
 
 The daemon is a child of the script. One that dies is started again with backoff, while training goes on
-alone. It ends with the script: it is told to when the script leaves, and its lifeline ends it however the
+alone. It ends with the script: it is asked to when the script leaves, and its lifeline ends it however the
 script died.
 
 SIGTERM asks the training loops of this process to stop, instead of killing them in the middle of a step. It
@@ -154,7 +154,7 @@ class StartedNode:
 
     @property
     def contact(self) -> str:
-        """Where others join it: the first address that they are told, or else the one on this machine."""
+        """Where others join it: the first that it advertises, or else the one on this machine."""
         here = (self.home.read_daemon() or {}).get("address", "")
         address = self.options.advertise[0] if self.options.advertise else here
         return f"gossamer://{self.link.node_id.hex()}@{address}"
@@ -165,7 +165,7 @@ class StartedNode:
             return f"linked to {self.link.links} nodes, fetching what they have"
         if not self.options.join and not self.home.read_peers():
             return "the daemon reads it from the folder"
-        return f"no link yet to {', '.join(self.options.join) or 'members met before'}"
+        return f"no link yet to {', '.join(self.options.join) or 'members of before'}"
 
     def close(self) -> None:
         """Disconnect from the daemon, and stop it."""

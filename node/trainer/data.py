@@ -153,7 +153,7 @@ def check_trainable(home: Home) -> None:
             log.warning("%s", difference)
 
 
-def build(home: Home, manifest: Manifest, data: Sequence[Path] = ()) -> "Task":
+def build_task(home: Home, manifest: Manifest, data: Sequence[Path] = ()) -> "Task":
     """The swarm's task, with this node's data. Raises ConfigError, or TaskError for a mistake in it."""
     name = manifest.task.name
     kind = find_kind(name) if name in task_names() else load(task_file(manifest, home.task()))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gossamer.node import processes as exit_status
-from gossamer.node import processes as lifeline
+from gossamer.node import processes
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.files import cannot_write
@@ -113,7 +112,7 @@ def rebuilt(manifest: Manifest) -> Ints:
 
 
 def main() -> int:
-    lifeline.watch(lambda: os._exit(1))
+    processes.watch(lambda: os._exit(1))
     home = Home(Path(sys.argv[1]))
     try:
         manifest = home.manifest()
@@ -124,8 +123,8 @@ def main() -> int:
             store(rebuilt(manifest), chunks, home.chunks_path)
     except LocalError as error:
         print(f"gossamer: {error}", file=sys.stderr)
-        return exit_status.FAILED if isinstance(error, DiskFullError) else exit_status.USER_ERROR
-    return exit_status.DONE
+        return processes.FAILED if isinstance(error, DiskFullError) else processes.USER_ERROR
+    return processes.DONE
 
 
 if __name__ == "__main__":

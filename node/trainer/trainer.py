@@ -27,12 +27,10 @@ from gossamer.models import TaskError
 from gossamer.models.muon import InnerOptimizer
 from gossamer.models.task import DataStream, Task
 from gossamer.models.task_file import task_errors
-from gossamer.node import logs
-from gossamer.node import processes as exit_status
-from gossamer.node import processes as lifeline
+from gossamer.node import logs, processes
 from gossamer.node.home import Home
 from gossamer.node.options import NodeOptions
-from gossamer.node.trainer import data as own_task
+from gossamer.node.trainer.data import build_task
 from gossamer.node.trainer.metrics import Reporter
 from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.errors import ConfigError, FolderGoneError, LocalError, UnreachableError
@@ -66,7 +64,7 @@ class Trainer:
         self._options = options
         self._manifest = manifest
         self._device = choose_device(options.device)
-        self._task: Task = own_task.build(Home(options.root), manifest, options.data)
+        self._task: Task = build_task(Home(options.root), manifest, options.data)
         self._model: nn.Module = self._task.build_model(manifest.task.seed).to(self._device)
         self._optimizer = InnerOptimizer(self._task.build_optimizer(self._model))
         if options.check:
@@ -201,15 +199,15 @@ def main() -> int:
     options = NodeOptions.from_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     ending = _Ending()
-    for number in lifeline.stop_signals():
+    for number in processes.stop_signals():
         signal.signal(number, ending.terminate)
-    lifeline.reset_signals()
-    lifeline.watch(ending.node_is_gone)
+    processes.reset_signals()
+    processes.watch(ending.node_is_gone)
     try:
         with task_errors():
             trainer = ending.trainer = Trainer(options, Home(options.root).own_manifest())
             if options.check:
-                return exit_status.DONE
+                return processes.DONE
             trainer.run()
         trainer.peer.close()
     except Exception as error:
@@ -219,10 +217,10 @@ def main() -> int:
             raise
         log.error("%s", error, exc_info=error if options.debug else None)
         has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
-        return exit_status.FAILED if _may_pass(error, has_worked) else exit_status.USER_ERROR
+        return processes.FAILED if _may_pass(error, has_worked) else processes.USER_ERROR
     if trainer.peer.is_outdated:
-        return exit_status.FAILED  # the next process is of the daemon's release
-    return exit_status.DONE
+        return processes.FAILED  # the next process is of the daemon's release
+    return processes.DONE
 
 
 def _may_pass(error: Exception, has_worked: bool) -> bool:
@@ -233,11 +231,11 @@ def _may_pass(error: Exception, has_worked: bool) -> bool:
 
 
 def _run() -> NoReturn:
-    status = exit_status.FAILED
+    status = processes.FAILED
     try:
         status = main()
     finally:
-        lifeline.end_within(END_S, status)
+        processes.end_within(END_S, status)
     sys.exit(status)
 
 

@@ -76,17 +76,6 @@ def test_what_is_no_model(manifest: Manifest, given: Any) -> None:
         Peer.attach(given, torch.optim.SGD(build_model().parameters(), lr=0.1), manifest=manifest)
 
 
-def test_a_manifest_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read .*none\.toml.*: No such file"):
-        attach(manifest=tmp_path / "none.toml")
-
-
-@pytest.mark.parametrize("listen", ["[::]:0", "0.0.0.0:7700"])
-def test_plaintext_beyond_loopback_needs_no_daemon_to_be_refused(manifest: Manifest, listen: str) -> None:
-    with pytest.raises(ConfigError, match=r"plaintext is for loopback only; listen on 127\.0\.0\.1, not"):
-        attach(manifest=manifest, listen=listen, plaintext=True)
-
-
 def test_a_disk_without_room_for_the_first_parameters(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -247,39 +236,6 @@ async def test_it_can_be_called_where_an_event_loop_runs() -> None:
         attach(join=["127.0.0.1:1"])
 
 
-def test_ctrl_c_does_not_wait_for_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, answered, over = threading.Event(), threading.Event(), threading.Event()
-    interrupted: list[int] = []
-
-    def ask(*_: object) -> Home:
-        asked.set()
-        answered.wait(20)
-        raise UnreachableError("no answer in time")
-
-    def interrupt(*_: object) -> None:
-        if asked.is_set() and not interrupted:
-            interrupted.append(1)
-            raise KeyboardInterrupt
-
-    def press() -> None:
-        while not over.wait(0.05):  # for one that comes just before Python waits is heard afterwards
-            os.kill(os.getpid(), signal.SIGUSR1)
-
-    monkeypatch.setattr(attaching, "enter", ask)
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    pressing = threading.Thread(target=press)
-    pressing.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            attach(join=["127.0.0.1:1"])
-        assert "entering" in [thread.name for thread in threading.enumerate()], "it is still waiting"
-    finally:
-        over.set()
-        pressing.join()
-        answered.set()
-        signal.signal(signal.SIGUSR1, before)
-
-
 @pytest.mark.parametrize("as_path", [str, Path, None])
 def test_a_manifest_as_a_file_or_as_it_is(
     manifest: Manifest, tmp_path: Path, as_path: Callable[[Path], Any] | None
@@ -341,13 +297,6 @@ def test_a_daemon_that_dies_again_and_again_is_not(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UnreachableError, match="its lines say why"):
         connected(daemon, monkeypatch)
     assert daemon.now <= 2 * attaching.CONNECT_TIMEOUT_S
-
-
-def test_a_daemon_of_another_release_is_waited_for_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon: Any = SlowDaemon(20, monkeypatch)
-    daemon.is_outdated = True
-    with pytest.raises(ConfigError, match="a different release .* start this script again"):
-        connected(daemon, monkeypatch)
 
 
 def test_who_is_told_to_stop_waits_for_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,7 @@ def test_it_is_remembered_where_the_task_lies(
     assert Home(home.root).task() == text, "absolute, so that restarts from anywhere find it"
     monkeypatch.chdir("/")
     own_task.check_trainable(home)
-    task = own_task.build(home, manifest_of(home))
+    task = own_task.build_task(home, manifest_of(home))
     assert next(task.build_model(0).parameters()).shape == (4, 8)
 
 
@@ -161,7 +161,7 @@ def test_without_being_told_nothing_is_run_and_the_line_says_what_to_type(
         own_task.check_trainable(home)
     assert str(caught.value) == f"{advice}; or hold a replica with --observe"
     with pytest.raises(ConfigError) as caught:  # as generate and export do, which have no such flag
-        own_task.build(home, manifest_of(home))
+        own_task.build_task(home, manifest_of(home))
     assert str(caught.value) == advice
 
 
@@ -175,7 +175,7 @@ def test_a_manifest_that_names_a_file_or_a_command_gets_neither(
         own_task.check_trainable(home)
     assert "--task" not in str(caught.value)
     with pytest.raises(ConfigError, match="script of its own"):
-        own_task.build(home, manifest_of(home))
+        own_task.build_task(home, manifest_of(home))
 
 
 def test_a_task_that_comes_with_gossamer_needs_no_file(text: str, tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_file_that_was_changed_is_said_and_used(
         write_task(task_folder, "# HERE", "# a comment")
         own_task.check_trainable(home)
     assert "is not the file that the manifest was written with" in caplog.text
-    own_task.build(home, manifest_of(home))
+    own_task.build_task(home, manifest_of(home))
 
 
 def test_a_file_that_is_gone_is_said_where_it_was(home: Home, text: str, task_folder: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_mistake_in_the_file_is_the_tasks(home: Home, text: str, task_folder: 
     write_task(task_folder, "# HERE", "if")
     own_task.check_trainable(home)
     with pytest.raises(TaskError, match=r"own_line\.py:10: SyntaxError"):
-        own_task.build(home, manifest_of(home))
+        own_task.build_task(home, manifest_of(home))
 
 
 def test_text_from_a_file_that_makes_another_model_now_is_refused(

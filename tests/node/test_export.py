@@ -217,13 +217,6 @@ def test_an_earlier_export_is_replaced_only_by_force(folder: Folder, tmp_path: P
     assert sorted(p.name for p in tmp_path.iterdir()) == ["node", "out", "out.safetensors"]
 
 
-def test_an_empty_folder_is_filled(folder: Folder, tmp_path: Path) -> None:
-    as_pretrained(folder)
-    (tmp_path / "out").mkdir()
-    export(folder.home, tmp_path / "out")
-    assert sorted(files(tmp_path / "out")) == ["README.md", "config.json", "model.safetensors"]
-
-
 @pytest.mark.parametrize("force", [False, True])
 def test_no_name_costs_anybody_a_file(folder: Folder, tmp_path: Path, force: bool) -> None:
     as_pretrained(folder)

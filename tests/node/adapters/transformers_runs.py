@@ -58,13 +58,6 @@ class GoesAround(Trainer):
         return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
 
 
-class GoesFurther(GoesAround):
-    """Does not call the base either."""
-
-    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Tensor:
-        return model.lm_head(model.model.embed_tokens(inputs["input_ids"])).square().mean()
-
-
 def unstarted() -> tuple[TrainerState, TrainerControl]:
     """What a callback is given before the first step."""
     return TrainerState(), TrainerControl()
