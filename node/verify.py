@@ -49,55 +49,35 @@ async def verify(
     deadline = time.monotonic() + wait_s
     seen: dict[str, tuple[str, str]] = {}
     """By the digest of merged records: the first node seen with these records, and its digest of Phi."""
-    known_to_answer: set[str] = set()
+    has_answered: set[str] = set()
     while True:
         is_over = time.monotonic() > deadline
         asked = await asyncio.gather(
             *(fetch_status(a, digest=True, plaintext=plaintext, asker=asker) for a in addresses),
             return_exceptions=True,
         )
-        answered: list[tuple[str, dict[str, Any]]] = []  # one address may have been given twice
+        answers: dict[str, dict[str, Any]] = {}
         for address, answer in zip(addresses, asked, strict=True):
             if not isinstance(answer, BaseException):
-                answered.append((address, answer))
-            elif is_over or address not in known_to_answer or not isinstance(answer, UnreachableError):
+                if address in answers or answer["node_id"] in [each["node_id"] for each in answers.values()]:
+                    raise ConfigError(
+                        "two of these addresses lead to the same node, which agrees with itself"
+                    )
+                answers[address] = answer
+            elif is_over or address not in has_answered or not isinstance(answer, UnreachableError):
                 raise answer
-        _check_comparable([answer for _, answer in answered])
-        answers = dict(answered)
-        known_to_answer.update(answers)
-        if differing := _differing(answers, seen):
-            return Verdict(False, differing, answers)
-        if len(answered) == len(addresses):
-            if _are_identical(answers):
+        has_answered.update(answers)
+        if len({answer["swarm_id"] for answer in answers.values()}) > 1:
+            raise ConfigError("these nodes belong to different swarms; verify one swarm at a time")
+        held = {a: (each.get("merged_digest"), each.get("phi_digest")) for a, each in answers.items()}
+        for address, (records, phi) in held.items():
+            if records is not None and phi is not None:
+                first, expected = seen.setdefault(records, (address, phi))
+                if phi != expected:
+                    return Verdict(False, (first, address), answers)
+        if len(answers) == len(addresses):
+            if len(set(held.values())) == 1 and None not in held[addresses[0]]:
                 return Verdict(True, None, answers)
-            if time.monotonic() > deadline:
+            if is_over:
                 return Verdict(False, None, answers)
         await asyncio.sleep(ASK_INTERVAL_S)
-
-
-def _check_comparable(answers: list[dict[str, Any]]) -> None:
-    """Raise ConfigError unless the answers are from different nodes of one swarm."""
-    if len({answer["node_id"] for answer in answers}) < len(answers):
-        raise ConfigError("two of these addresses lead to the same node, which agrees with itself")
-    if len({answer["swarm_id"] for answer in answers}) > 1:
-        raise ConfigError("these nodes belong to different swarms; verify one swarm at a time")
-
-
-def _differing(
-    answers: dict[str, dict[str, Any]], seen: dict[str, tuple[str, str]]
-) -> tuple[str, str] | None:
-    """Two nodes that held the same records, perhaps at different moments, and different models; None if there
-    are none. Notes these answers in `seen`."""
-    for address, answer in answers.items():
-        if not {"merged_digest", "phi_digest"} <= answer.keys():
-            continue
-        first, phi_digest = seen.setdefault(answer["merged_digest"], (address, answer["phi_digest"]))
-        if phi_digest != answer["phi_digest"]:
-            return first, address
-    return None
-
-
-def _are_identical(answers: dict[str, dict[str, Any]]) -> bool:
-    """Whether all these nodes have a model, and now hold the same records and the same bits."""
-    held = {(answer.get("merged_digest"), answer.get("phi_digest")) for answer in answers.values()}
-    return len(held) == 1 and None not in next(iter(held))

@@ -54,6 +54,10 @@ def metric(name: str, help_: str, kind: Kind = Kind.GAUGE, **more: Any) -> Any:
     return field(metadata={"metric": Metric(f"gossamer_{name}", help_, kind, **more)})
 
 
+def link_bytes(**labels: str) -> Any:
+    return metric("link_bytes_total", "Bytes of all links.", Kind.COUNTER, labels=labels)
+
+
 def local(**metadata: Any) -> Any:
     """A field that other nodes are not told."""
     return field(metadata={"local": True, **metadata})
@@ -231,30 +235,10 @@ class NodeStatus:
     """The swarm's links as far as known, see `known_links`."""
     bytes_sent: int
     bytes_received: int
-    payload_bytes_sent: int = metric(
-        "link_bytes_total",
-        "Bytes of all links.",
-        Kind.COUNTER,
-        labels={"direction": "sent", "kind": "payload"},
-    )
-    payload_bytes_received: int = metric(
-        "link_bytes_total",
-        "Bytes of all links.",
-        Kind.COUNTER,
-        labels={"direction": "received", "kind": "payload"},
-    )
-    control_bytes_sent: int = metric(
-        "link_bytes_total",
-        "Bytes of all links.",
-        Kind.COUNTER,
-        labels={"direction": "sent", "kind": "control"},
-    )
-    control_bytes_received: int = metric(
-        "link_bytes_total",
-        "Bytes of all links.",
-        Kind.COUNTER,
-        labels={"direction": "received", "kind": "control"},
-    )
+    payload_bytes_sent: int = link_bytes(direction="sent", kind="payload")
+    payload_bytes_received: int = link_bytes(direction="received", kind="payload")
+    control_bytes_sent: int = link_bytes(direction="sent", kind="control")
+    control_bytes_received: int = link_bytes(direction="received", kind="control")
     misbehaviours_seen: int = metric("misbehaviours_total", "Messages that broke the protocol.", Kind.COUNTER)
     throttled: int
     greylisted: int
