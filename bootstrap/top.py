@@ -44,7 +44,7 @@ LINES_MIN = 6
 HEALTH_STYLES = {"itself": "bold", "alive": "green", "suspect": "yellow", "down": "red", "left": "dim"}
 REPLICAS = {"same": ("same", "green"), "records": ("merging", ""), "other": ("differs", "red")}
 LEVEL_STYLES = {"warning": "yellow", "error": "red"}
-GIVE_WAY = ("up/s", "down/s", "replica", "loss", "tokens", "judged", "tokens/s", "agrees", "round", "health")
+GIVE_WAY = ("up", "down", "replica", "loss", "tokens", "judged", "tokens/s", "agrees", "round", "health")
 """Columns that are left out where a terminal is narrow, in this order."""
 
 
@@ -61,8 +61,8 @@ def member_row(member: Json, link: Json | None = None) -> dict[str, Text]:
         "tokens/s": cell(f"{member['tokens_per_s']:,.0f}"),
         "loss": cell(three_decimals(member["loss"])),
         "replica": cell(*REPLICAS.get(member["replica"], ("",))),
-        "up/s": cell(size(link["sent_per_s"]) if link else ""),
-        "down/s": cell(size(link["received_per_s"]) if link else ""),
+        "up": cell(size(link["sent"] + link["payload_sent"]) if link else ""),
+        "down": cell(size(link["received"] + link["payload_received"]) if link else ""),
         "judged": cell(found["judged"]),
         "agrees": cell(f"{agrees:+.2f}" if agrees is not None else "-"),
         "bad in": cell(_bad_in(found), bad),
@@ -149,9 +149,10 @@ def frame(watched: Watched, width: int, height: int) -> RenderableType:
 
 
 def _head(watched: Watched, state: Json) -> list[Text]:
-    model, replicas = state["model"], state["replicas"]
+    model = state["model"]
+    found = [member["replica"] for member in state["members"] if member["replica"]]
     chunks = f", {state['fetching'][0]} of {state['fetching'][1]} chunks here" if state["fetching"] else ""
-    same = f", replica same as {replicas['same']} of {replicas['of']}" if replicas["of"] else ""
+    same = f", replica same as {found.count('same')} of {len(found)}" if found else ""
     return [
         line(
             (f"{state['swarm']} ", "bold"),

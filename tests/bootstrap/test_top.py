@@ -127,7 +127,7 @@ def test_the_screen_fits_and_shows_members_and_log(width: int, height: int, memb
     assert ("more" in text) == (members == 40 and height == 24)
     if members == 3:
         assert "node-2" in text and "alive" in text
-        assert ("differs" in text and "10 B" in text) == (width >= 120)
+        assert ("differs" in text and "1 kB" in text) == (width >= 120)
 
 
 def test_nothing_that_others_say_moves_the_cursor() -> None:

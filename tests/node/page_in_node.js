@@ -7,7 +7,7 @@ const vm = require("node:vm");
 
 const [, , folder, name] = process.argv;
 
-const STATE = { node_id: "a", swarm_id: "s", clock: 3, closed_round: 0, round: 3, itself: { node_id: "a" }, members: [], links: [], edges: [] };
+const STATE = { node_id: "a", swarm_id: "s", clock: 3, closed_round: 0, round: 3, itself: { node_id: "a" }, time: 0, members: [], links: [], edges: [] };
 const delta = (author, loss = 2) => [author, 10, 1, 0, loss, 0];
 const row = (round, deltas, loss = 2) => [round, 0, loss, 10, 10, null, deltas];
 
@@ -35,7 +35,7 @@ function page() {
   const text = scripts.map((file) => fs.readFileSync(path.join(folder, file), "utf8")).join("\n");
   const limit = text.replace("const ROUNDS_MAX = 20000", "const ROUNDS_MAX = 100");
   assert.notEqual(limit, text);
-  vm.runInContext(`${limit}\nglobalThis.made = { stream: new Stream(), joiningInWords }; made.timeline = new Timeline(made.stream.rounds);`, context);
+  vm.runInContext(`${limit}\nglobalThis.made = { stream: new Stream(), joiningInWords, stateOf }; made.timeline = new Timeline(made.stream.rounds);`, context);
   return Object.assign(world, context.made);
 }
 
@@ -251,6 +251,27 @@ const cases = {
       assert.equal(fills.filter((colour) => colour === "good").length, inView, `of ${span} rounds`);
       assert(curve.vertical.high < 1.5);
     }
+  },
+
+  /** Our own links, and those that the living have dialled, by the beginnings of ids; and what each carries. */
+  async links() {
+    const { stateOf } = page();
+    const id = (n) => `${n}`.repeat(64);
+    const member = (n, dialled = [], health = "alive", node_id = id(n)) => ({ node_id, health, dialled: dialled.map((d) => id(d).slice(0, 8)), replica: null });
+    const edges = (own, ...members) => stateOf({ ...STATE, members, links: own.map((n) => ({ node_id: id(n) })) }).edges;
+    assert.deepEqual(edges([1], member(1, [2]), member(2), member(3, [1, 2])), [[0, 1], [1, 2], [1, 3], [2, 3]]);
+    assert.deepEqual(edges([9], member(1, [9]), member(2, [2])), []);
+    assert.deepEqual(edges([], member(1, [2]), member(2, [1])), [[1, 2]]);
+    assert.deepEqual(edges([], member(1, [2], "down"), member(2), member(3, [1])), []);
+    const twin = id(2).slice(0, 8) + id(7).slice(8);
+    assert.deepEqual(edges([], member(1, [2, 3]), member(2), member(3), member(4, [], "alive", twin)), [[1, 3]]);
+    const link = (sent) => ({ node_id: id(1), sent, payload_sent: 0, received: 0, payload_received: 0 });
+    let state = null;
+    for (let time = 0; time < 40; time++) state = stateOf({ ...STATE, time, links: [link(100 * time)] }, state);
+    assert(Math.abs(state.links[0].sent_per_s - 100) < 1);
+    const replica = (n, replica, replica_round) => ({ ...member(n), replica, replica_round });
+    const { replicas } = stateOf({ ...STATE, members: [replica(1, "same", 48), replica(2, "other", 32), member(3)] });
+    assert.deepEqual([replicas.same, replicas.of, replicas.rounds], [1, 2, [32, 48]]);
   },
 
   /** Who is alone is told how others come: into an invited swarm nobody does by an address alone. */

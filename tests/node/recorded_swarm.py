@@ -152,23 +152,12 @@ class Recorded:
                 records=sum(len(row[6]) for row in self.rows[-272:]),
                 version=clock * 3,
                 fetching=(17, 48) if self.state == "joining" else None,
-                replicas=self._agree(sealed),
+                sealed_digest=node_id(f"phi {sealed}"),
                 itself=self._member(0, clock),
                 members=tuple(self._member(i, clock) for i in range(1, self.members)),
                 links=tuple(self._link(a, b) for a, b in self.links if 0 in (a, b)),
-                edges=tuple(self.links),
             )
         )
-
-    def _agree(self, sealed: int) -> Json:
-        found = [self._replica(i) for i in range(1, self.members)]
-        of = sum(replica is not None for replica in found)
-        return {
-            "same": found.count("same"),
-            "of": of,
-            "rounds": [sealed, sealed] if of else None,
-            "digest": node_id(f"phi {sealed}") if of else None,
-        }
 
     def _replica(self, i: int) -> str | None:
         """How member `i` compares with this node."""
@@ -203,6 +192,7 @@ class Recorded:
             loss=None if dead or not newest or newest[2] is None else round(newest[2] + 0.02 * (i % 5), 4),
             device=["cuda:0", "cpu", "", "mps"][i % 4],
             addresses=() if i % 6 == 5 else (f"192.0.2.{i + 1}:7700",),
+            dialled=tuple(self.ids[b][:8] for a, b in self.links if a == i),
             heard_s=0.0 if i == 0 else 3600.0 if dead else 0.4 + (i % 7),
             replica=self._replica(i),
             replica_round=clock // 16 * 16 if self._replica(i) else None,
@@ -219,8 +209,6 @@ class Recorded:
             received=received,
             payload_sent=sent * 14,
             payload_received=received * 17,
-            sent_per_s=21_500.0 * (1 + other % 3),
-            received_per_s=30_100.0 * (1 + other % 4),
         )
 
     def notices(self) -> list[Json]:

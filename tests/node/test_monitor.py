@@ -235,45 +235,13 @@ async def test_a_trainer_that_has_no_step_to_do_is_not_late_with_it(tmp_path: Pa
             assert status.has_trainer and (status.step_overdue_s != 0.0) == (state == "training")
 
 
-async def test_trainers_that_come_are_counted_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = founded(tmp_path / "a")
-    async with running(home) as daemon:
-        for count in (1, 2):
-            async with training(home):
-                await until(lambda count=count: daemon.phi.port.attachments == count)
-        now = asyncio.get_running_loop().time()
-        daemon.monitoring.monitor._look(now)
-        assert daemon.monitoring.monitor.read().trainer_starts == 2
-        daemon.monitoring.monitor._look(now + monitor.STARTS_S + 1.0)
-        assert daemon.monitoring.monitor.read().trainer_starts == 0
-
-
-async def test_what_a_link_carries_is_a_mean_over_the_last_seconds(tmp_path: Path) -> None:
-    async with running(founded(tmp_path / "a")) as daemon:
-        traffic = SimpleNamespace(sent=0, received=0, payload_sent=0, payload_received=0)
-        link: Any = SimpleNamespace(
-            number=1, node_id=bytes(32), outbound=True, dropped=0, throttled_s=0.0, traffic=traffic
-        )
-        watched = daemon.monitoring.monitor
-        watched._sources = SimpleNamespace(links={1: link}, port=daemon.phi.port, core=daemon.core)
-        assert watched._link(link).sent_per_s == 0.0, "no look tells no rate"
-        for second in range(20):
-            watched._look(float(second))
-            traffic.sent += 100
-            traffic.payload_received += 50 if second >= 20 - monitor.RATE_TICKS else 5
-        found = watched._link(link)
-        assert (found.sent_per_s, found.received_per_s) == (100.0, 50.0)
-
-
 async def test_a_fault_in_the_monitor_does_not_stop_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gossamer.node.daemon.monitoring.monitor.TICK_S", 0.01)
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
-        monkeypatch.setattr(daemon.monitoring.monitor, "_look", None)
+        monkeypatch.setattr(daemon.monitoring.monitor, "events", None)
         monkeypatch.setattr(daemon.monitoring.monitor.history, "heard", None)
         await until(lambda: "an error while watching" in caplog.text)
         await until(lambda: daemon.phi.loop.ready)

@@ -16,7 +16,7 @@ NODE = shutil.which("node")
 
 @pytest.mark.skipif(NODE is None, reason="no node (JavaScript) here")
 @pytest.mark.parametrize(
-    "case", ["silence", "race", "ahead", "authors", "apart", "breaks", "token", "heldout", "alone"]
+    "case", ["silence", "race", "ahead", "authors", "apart", "breaks", "token", "heldout", "links", "alone"]
 )
 def test_the_scripts(case: str) -> None:
     assert NODE is not None

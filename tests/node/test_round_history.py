@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gossamer.node.daemon.monitoring.round_history import (
     HistoryFile,
     Round,
     RoundHistory,
-    as_json,
+    dump_rounds,
 )
 from gossamer.node.ipc.messages import Report
 from gossamer.protocol.errors import StorageError
@@ -191,7 +192,8 @@ def test_making_room_costs_no_look_at_all_rounds(monkeypatch: pytest.MonkeyPatch
 def test_json_names_every_author_once(history: RoundHistory) -> None:
     heard(history, delta(0, 1), delta(1, 1), delta(1, 2))
     merged(history, delta(1, 2, loss=1.23456789), agreement=0.123456, figures={})
-    told = as_json(rounds_of(history), LAYOUT)
+    told = json.loads(dump_rounds(rounds_of(history), 1, LAYOUT))
+    assert told["oldest"] == 1
     authors = [bytes.fromhex(author) for author in told["authors"]]
     assert sorted(authors) == sorted([ME, delta(1, 1).author])
     first, second = told["rounds"]
@@ -210,7 +212,8 @@ def test_json_tells_tokens_trained_however_many_fragments_there_are(history: Rou
     merged(history, delta(1, 12, tokens=400), delta(2, 12, tokens=400), delta(9, 12, tokens=2**40))
     assert row(history, 12).merged_tokens < 10_000
     for fragments in (1, 2, 4):
-        (told,) = as_json([row(history, 11)], manifest(fragments=fragments).plan())["rounds"]
+        layout = manifest(fragments=fragments).plan()
+        (told,) = json.loads(dump_rounds([row(history, 11)], 11, layout))["rounds"]
         assert told[3:5] == [400, 400 // fragments]
 
 

@@ -8,18 +8,14 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.daemon.monitoring.status import (
-    Comparison,
     Likeness,
     compare,
-    known_links,
     one_line,
-    replicas_in_sum,
     to_json,
 )
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.membership.members import Health, Member
-from gossamer.protocol.records import MemberRecord
+from gossamer.protocol.membership.members import Health
 from tests.node import statuses
 from tests.node.daemons import founded, get, report, running, training
 from tests.node.trainer_side import until
@@ -109,73 +105,17 @@ def claim(round_: int, *, records: bytes = b"r", model: bytes = b"m") -> Claim:
 
 def test_replicas_are_compared_at_the_newest_round_that_both_have() -> None:
     ours = (claim(48), claim(32), claim(16))
-    assert compare(ours, (claim(64), claim(48), claim(32))) == (48, Likeness.SAME)
-    assert compare(ours, (claim(32, model=b"x"), claim(16))) == (32, Likeness.OTHER)
-    assert compare((GENESIS,), (GENESIS,)) == (0, Likeness.SAME)
+    assert compare(ours, (claim(64), claim(48), claim(32))) == (Likeness.SAME, 48)
+    assert compare(ours, (claim(32, model=b"x"), claim(16))) == (Likeness.OTHER, 32)
+    assert compare((GENESIS,), (GENESIS,)) == (Likeness.SAME, 0)
 
 
 def test_other_records_are_not_yet_another_model() -> None:
     late = claim(16, records=b"l", model=b"x")
-    assert compare((claim(16),), (late,)) == (16, Likeness.RECORDS)
+    assert compare((claim(16),), (late,)) == (Likeness.RECORDS, 16)
 
 
 def test_without_a_round_in_common_nothing_is_said() -> None:
-    assert compare((), (claim(16),)) is None
-    assert compare((claim(16),), ()) is None
-    assert compare((claim(16),), (claim(32), GENESIS)) is None
-
-
-def test_the_sum_of_it() -> None:
-    ours = (claim(48), claim(32))
-    same, differs = Comparison(48, Likeness.SAME), Comparison(32, Likeness.OTHER)
-    digest = (b"m" * 32).hex()
-    found = replicas_in_sum(ours, [same, None, differs, same])
-    assert found == {"same": 2, "of": 3, "rounds": [32, 48], "digest": digest}
-    assert replicas_in_sum(ours, [None]) == {"same": 0, "of": 0, "rounds": None, "digest": None}
-    assert replicas_in_sum((), []) == {"same": 0, "of": 0, "rounds": None, "digest": None}
-
-
-# -- links
-
-
-def member(number: int, *dialled: int, health: Health = Health.ALIVE, node_id: bytes | None = None) -> Member:
-    row = builders.row(builders.identity(number), dialled=tuple(start(n) for n in dialled))
-    return Member(
-        MemberRecord(node_id=node_id or row.node_id, body=row.body, data=row.data), health, 0.0, 0.0
-    )
-
-
-def start(number: int) -> bytes:
-    return builders.identity(number).node_id[:4]
-
-
-def ids(*numbers: int) -> list[bytes]:
-    return [builders.identity(number).node_id for number in numbers]
-
-
-def test_our_own_links_and_what_the_others_tell() -> None:
-    others = [member(1, 2), member(2), member(3, 1, 2)]
-    assert known_links(ids(1), others) == ((0, 1), (1, 2), (1, 3), (2, 3))
-    assert known_links([], []) == ()
-
-
-def test_of_our_links_nobody_tells_us_and_strangers_have_no_place() -> None:
-    others = [member(1, 0, 9), member(2, 2)]
-    assert known_links(ids(9), others) == ()
-
-
-def test_both_ends_may_tell_of_a_link() -> None:
-    assert known_links([], [member(1, 2), member(2, 1)]) == ((1, 2),)
-
-
-def test_the_dead_have_no_links() -> None:
-    for gone in (Health.DOWN, Health.LEFT):
-        assert known_links([], [member(1, 2, health=gone), member(2), member(3, 1)]) == ()
-    assert known_links([], [member(1, 2, health=Health.SUSPECT), member(2)]) == ((1, 2),)
-
-
-def test_a_beginning_that_two_share_names_nobody() -> None:
-    twin = start(2) + bytes(28)
-    assert known_links([], [member(1, 2, 3), member(2), member(3), member(4, node_id=twin)]) == ((1, 3),)
-    gone = member(4, node_id=twin, health=Health.DOWN)
-    assert known_links([], [member(1, 2, 3), member(2), member(3), gone]) == ((1, 2), (1, 3))
+    assert compare((), (claim(16),)) == (None, None)
+    assert compare((claim(16),), ()) == (None, None)
+    assert compare((claim(16),), (claim(32), GENESIS)) == (None, None)

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from gossamer.node.daemon.monitoring.monitor import Monitor
-from gossamer.node.daemon.monitoring.round_history import as_json, dump
+from gossamer.node.daemon.monitoring.round_history import dump, dump_rounds
 from gossamer.node.daemon.monitoring.status import to_json
 from gossamer.protocol.payloads.layout import Layout
 
@@ -30,8 +30,8 @@ WRITE_TIMEOUT_S = 30.0
 
 
 def event(name: str, data: Any) -> bytes:
-    """One event with JSON data."""
-    return b"event: " + name.encode() + b"\ndata: " + dump(data) + b"\n\n"
+    """One event with JSON data, which may be serialised already."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data if isinstance(data, bytes) else dump(data))
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +76,7 @@ class Feed:
                     continue
                 events = [event("notice", line.to_json()) for line in lines]
                 if changed:
-                    events.append(event("rounds", as_json(changed, self._layout)))
+                    events.append(event("rounds", dump_rounds(changed, None, self._layout)))
                 self.publish([*events, event("state", to_json(status))])
         finally:
             for listener in list(self._listeners):

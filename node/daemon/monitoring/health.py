@@ -32,8 +32,8 @@ TRAINER_S = 120.0
 STANDSTILL_S = 900.0
 """How late a trainer's next step must be: it may evaluate, or compile its first step."""
 
-STARTS_MAX, STARTS_S = 5, 600.0
-"""A trainer that was started this often within ten minutes ends again and again."""
+STARTS_FREE = 2
+"""A trainer may be started so often before it counts as one that keeps ending."""
 
 KEY_S = 600.0
 """For how long after the last sign that another node has our key this node counts as unhealthy."""
@@ -49,8 +49,6 @@ MEMBERS_MIN = 2
 """With fewer other members up, it means nothing that nobody has dialled us."""
 
 STARVED_S = 300.0
-
-ONE_KEY = "stop all but one; to make a copy a node of its own, remove the file key from it"
 
 SLOW_S = 1.0
 CLOCK_OFF_S = 30.0
@@ -155,12 +153,10 @@ CHECKS = (
     Check(
         name="trainer ends",
         severity=Severity.PROBLEM,
-        when=lambda now, _: now.trainer_starts >= STARTS_MAX,
-        message=lambda now: (
-            f"the trainer keeps ending: it was started {now.trainer_starts} times within"
-            f" {STARTS_S / 60:.0f} minutes"
-        ),
-        advice="its own log says why",
+        when=lambda now, before: now.trainer_starts > max(before.trainer_starts, STARTS_FREE),
+        lasts_s=TRAINER_S,
+        message=lambda now: f"the trainer has been started {now.trainer_starts} times, and just now again",
+        advice="if it keeps ending, its own log says why",
     ),
     Check(
         name="standstill",
@@ -174,24 +170,16 @@ CHECKS = (
     Check(
         name="key",
         severity=Severity.PROBLEM,
-        when=lambda now, before: now.own_void > before.own_void,
+        when=lambda now, before: (
+            now.own_void > before.own_void
+            or now.newer_own_records > max(before.newer_own_records, OUTDONE_MAX)
+        ),
         lasts_s=KEY_S,
         message=lambda _: (
-            "what this node publishes is void: its key signs other deltas for the same rounds elsewhere, in"
-            " a copy of its folder, or did so before an old copy was restored"
+            "this node's key signs elsewhere, in a copy of its folder, or did so before an old copy was"
+            " restored: what it publishes is void"
         ),
-        advice=ONE_KEY,
-    ),
-    Check(
-        name="twin",
-        severity=Severity.PROBLEM,
-        when=lambda now, before: now.newer_own_records > max(before.newer_own_records, OUTDONE_MAX),
-        lasts_s=KEY_S,
-        message=lambda _: (
-            "another node runs with this one's key, in a copy of its folder: each cuts the other's links,"
-            " and what both publish for a round is void"
-        ),
-        advice=ONE_KEY,
+        advice="stop all but one; to make a copy a node of its own, remove the file key from it",
     ),
     Check(
         name="alone",

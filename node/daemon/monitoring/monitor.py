@@ -16,11 +16,10 @@ from typing import Any
 
 from gossamer.node import __version__
 from gossamer.node.daemon.monitoring.events import LogRing, SwarmEvents
-from gossamer.node.daemon.monitoring.health import STARTS_S, HealthChecks
+from gossamer.node.daemon.monitoring.health import HealthChecks
 from gossamer.node.daemon.monitoring.round_history import HistoryFile, RoundHistory
 from gossamer.node.daemon.monitoring.status import (
     LIVE,
-    Comparison,
     LinkStatus,
     MemberStatus,
     ModelStatus,
@@ -28,8 +27,6 @@ from gossamer.node.daemon.monitoring.status import (
     TrainerStatus,
     compare,
     finite,
-    known_links,
-    replicas_in_sum,
     to_json,
 )
 from gossamer.node.daemon.network.links import LinkTable, PeerLink
@@ -56,9 +53,6 @@ SAVE_TICKS = 30
 """A node that is killed loses this many seconds of its history of rounds; its records are not affected."""
 
 LAGS = 60
-RATE_TICKS = 6
-"""How many looks a rate of bytes is measured over: steady to the eye, and still current."""
-
 STEPPING_STATES = frozenset({"starting", "training"})
 """States in which the next thing that a trainer does is a step."""
 
@@ -110,16 +104,6 @@ class Monitor:
         self._model = _model(sources.core.manifest, sources.core.layout)
         self._free = _free_in(sources.home)
         self._lags = deque([0.0], maxlen=LAGS)
-        self._traffic: dict[int, deque[tuple[float, int, int]]] = {}
-        """By link: when we looked, and the bytes that it had sent and received."""
-        self._starts: deque[float] = deque()
-        """When the trainers of the last minutes came."""
-        self._attachments = 0
-        self._addresses: tuple[str, ...] = ()
-        self._dialled_before = 0
-        """How often others had dialled us when an address of ours was last withdrawn."""
-        self._own_last = 0
-        """Our last round before this run."""
         self._has_failed = False
         self._looked = asyncio.Event()
         self._latest: NodeStatus | None = None
@@ -130,7 +114,6 @@ class Monitor:
         """Read back what an earlier run saved, and what the ledger holds beyond that."""
         self.log.begin()
         await asyncio.to_thread(self._file.load, self.history)
-        self._own_last = self._sources.core.own_last
         for delta in self._sources.core.ledger:
             self.heard(delta)
 
@@ -200,29 +183,10 @@ class Monitor:
         if ticks % SAVE_TICKS == 0:
             await self._save()
         self._lags.append(max(0.0, late_s))
-        self._look(time.monotonic())
         self._latest = status = self.read()
         self.health.check(status)
         self.events.log(status)
         self.history.evaluated(self._sources.port.report)
-
-    def _look(self, now: float) -> None:
-        """Note what can only be told from one look to the next."""
-        sources = self._sources
-        traffic = {}
-        for link in sources.links.values():
-            samples = self._traffic.get(link.number) or deque(maxlen=RATE_TICKS)
-            samples.append((now, *_totals(link)))
-            traffic[link.number] = samples
-        self._traffic = traffic
-        self._starts.extend([now] * (sources.port.attachments - self._attachments))
-        self._attachments = sources.port.attachments
-        while self._starts and now - self._starts[0] > STARTS_S:
-            self._starts.popleft()
-        addresses = sources.core.own_record.addresses
-        if set(self._addresses) - set(addresses):  # it may be behind a NAT now
-            self._dialled_before = sources.links.dialled_by_others
-        self._addresses = addresses
 
     async def _save(self) -> None:
         """Save what has changed; what cannot be written is tried again with the next.
@@ -283,13 +247,12 @@ class Monitor:
         report, state = sources.port.report, sources.state
         others = sorted(core.roster.members(), key=_place)
         claims = core.sealing.claims
-        found = [compare(claims, m.record.body.claims) if m.health in LIVE else None for m in others]
-        members = tuple(self._member(member, pair) for member, pair in zip(others, found, strict=True))
+        members = tuple(self._member(member) for member in others)
         # When we are alone, the others are down as we see it. We dial those too, but not members that left.
         dialled = (member for member in others if member.health is not Health.LEFT)
         addresses = {address for member in dialled for address in member.record.body.addresses}
         sent, received, payload_sent, payload_received = sources.links.traffic()
-        was_dialled = sources.links.dialled_by_others > self._dialled_before
+        is_undialled = self.health.is_found("undialled")
         return NodeStatus(
             time=round(time.time(), 3),
             swarm_id=core.swarm_id.hex(),
@@ -301,7 +264,7 @@ class Monitor:
             release=__version__,
             folder=str(sources.home.root.absolute()),
             addresses=tuple(core.own_record.addresses),
-            reachable=was_dialled or (False if self.health.is_found("undialled") else None),
+            reachable=True if sources.links.dialled_by_others else False if is_undialled else None,
             invited_until=core.acl.invited_until(core.identity.node_id),
             state=state,
             problem=self.is_healthy()[1] if not self.is_healthy()[0] else None,
@@ -312,6 +275,7 @@ class Monitor:
             ledger_digest=core.ledger.digests.root.hex(),
             void=tuple({"node_id": author.hex(), "round": at} for author, at in core.ledger.voided()),
             sealed_round=claims[0].round if claims else None,
+            sealed_digest=claims[0].root.hex() if claims else None,
             closed_round=core.ledger.floor,
             fetching=sources.archive.progress(),
             payloads_missing=len(core.fetcher.wants),
@@ -323,9 +287,7 @@ class Monitor:
             itself=self._itself(report),
             members=members,
             members_accused=sum(member.contributions["verdict"] is not None for member in members),
-            replicas=replicas_in_sum(claims, found),
-            links=tuple(self._link(link) for link in sources.links.values()),
-            edges=known_links((link.node_id for link in sources.links.values()), others),
+            links=tuple(map(_link, sources.links.values())),
             bytes_sent=sent + payload_sent,
             bytes_received=received + payload_received,
             payload_bytes_sent=payload_sent,
@@ -356,13 +318,13 @@ class Monitor:
             ),
             clock_contradicted=core.is_contradicted,
             has_trainer=sources.port.attached,
-            trainer_starts=len(self._starts),
+            trainer_starts=sources.port.attachments,
             step_overdue_s=(
                 sources.port.pulse.overdue_s(time.monotonic())
                 if sources.port.attached and state in STEPPING_STATES
                 else 0.0
             ),
-            own_void=sum(at > self._own_last for at in core.ledger.void_rounds(core.identity.node_id)),
+            own_void=len(core.ledger.void_rounds(core.identity.node_id)),
             newer_own_records=core.presence.outdone,
         )
 
@@ -375,15 +337,17 @@ class Monitor:
             **facts, health=Health.ALIVE, heard_s=0.0, downs=0, replica=None, replica_round=None
         )
 
-    def _member(self, member: Member, pair: Comparison | None) -> MemberStatus:
-        facts = self._facts(member.record.node_id, member.record.body) | {"tokens_per_s": member.tokens_per_s}
+    def _member(self, member: Member) -> MemberStatus:
+        body = member.record.body
+        claims = body.claims if member.health in LIVE else ()
+        replica, replica_round = compare(self._sources.core.sealing.claims, claims)
         return MemberStatus(
-            **facts,
+            **self._facts(member.record.node_id, body) | {"tokens_per_s": member.tokens_per_s},
             health=member.health,
             heard_s=round(max(0.0, time.monotonic() - member.heard), 1),
             downs=member.downs,
-            replica=pair.likeness if pair else None,
-            replica_round=pair.round if pair else None,
+            replica=replica,
+            replica_round=replica_round,
         )
 
     def _facts(self, node_id: bytes, row: MemberRecordBody) -> dict[str, Any]:
@@ -405,23 +369,6 @@ class Monitor:
             "dialled": tuple(prefix.hex() for prefix in row.dialled),
             "contributions": self._sources.merging.conduct.of(node_id)._asdict(),
         }
-
-    def _link(self, link: PeerLink) -> LinkStatus:
-        samples = self._traffic.get(link.number) or [(0.0, 0, 0)]
-        (begin, sent, received), (end, sent_now, received_now) = samples[0], samples[-1]
-        seconds = end - begin or 1.0  # a single look tells no rate
-        return LinkStatus(
-            node_id=link.node_id.hex(),
-            outbound=link.outbound,
-            sent=link.traffic.sent,
-            received=link.traffic.received,
-            payload_sent=link.traffic.payload_sent,
-            payload_received=link.traffic.payload_received,
-            sent_per_s=round((sent_now - sent) / seconds, 1),
-            received_per_s=round((received_now - received) / seconds, 1),
-            dropped=link.dropped,
-            throttled_s=round(link.throttled_s, 1),
-        )
 
     def _refusal(self) -> str:
         """Why a member that knows what we know would refuse us; empty if it would let us in."""
@@ -468,9 +415,17 @@ def _place(member: Member) -> tuple[bool, str, bytes]:
     return member.is_gone, member.record.body.name, member.record.node_id
 
 
-def _totals(link: PeerLink) -> tuple[int, int]:
-    traffic = link.traffic
-    return traffic.sent + traffic.payload_sent, traffic.received + traffic.payload_received
+def _link(link: PeerLink) -> LinkStatus:
+    return LinkStatus(
+        node_id=link.node_id.hex(),
+        outbound=link.outbound,
+        sent=link.traffic.sent,
+        received=link.traffic.received,
+        payload_sent=link.traffic.payload_sent,
+        payload_received=link.traffic.payload_received,
+        dropped=link.dropped,
+        throttled_s=round(link.throttled_s, 1),
+    )
 
 
 def _free_in(home: Home) -> tuple[int, int]:

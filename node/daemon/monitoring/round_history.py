@@ -119,28 +119,19 @@ def dump(data: Any) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 
 
-def as_json(rounds: Iterable[Round], layout: Layout) -> dict[str, Any]:
-    """``{"authors": [hex], "rounds": [[round, seen, loss, tokens, merged tokens, agreement, entries], ...]}``
+def dump_rounds(rounds: Iterable[Round], oldest: int | None, layout: Layout) -> bytes:
+    """JSON: the oldest round kept of all, the authors' ids in hex, and rounds as ``[round, seen, loss,
+    tokens, merged tokens, agreement, [[author's index, tokens, steps, staleness, loss, flags], ...]]``.
 
-    Tokens are those of the round's windows. Merged tokens are what the swarm has trained on with the round.
-    Entries are ``[author's index, tokens, steps, staleness, loss, flags]``.
+    Tokens are those of the round's windows; merged tokens are what the swarm has trained on with the round.
+    Each round is serialised by itself: a single call for all would hold the interpreter lock, which the event
+    loop needs too.
     """
     places: dict[bytes, int] = {}
-    lines = [line_of(row, layout, places) for row in rounds]
-    return {"authors": [author.hex() for author in places], "rounds": lines}
-
-
-def line_of(row: Round, layout: Layout, places: dict[bytes, int]) -> list[Any]:
-    """One round of `as_json`. `places` maps each author to an index; new authors are added."""
-    loss, agreement = row.loss, row.agreement
-    return [
-        row.number,
-        round(row.seen, 1),
-        None if loss is None else round(loss, 5),
-        row.tokens,
-        None if row.merged_tokens is None else layout.trained_tokens(row.merged_tokens),
-        None if agreement is None else round(agreement, 4),
-        [
+    lines = []
+    for row in rounds:
+        loss, agreement, merged = row.loss, row.agreement, row.merged_tokens
+        entries = [
             [
                 places.setdefault(e.author, len(places)),
                 e.tokens,
@@ -150,21 +141,19 @@ def line_of(row: Round, layout: Layout, places: dict[bytes, int]) -> list[Any]:
                 e.flags,
             ]
             for e in row.entries
-        ],
-    ]
-
-
-def dump_rounds(rounds: list[Round], oldest: int | None, layout: Layout) -> bytes:
-    """As `as_json`, with the number of the oldest round kept. For a thread, since they may be many.
-
-    They are serialised line by line, with no line's objects kept: a single call for all of them would hold
-    the interpreter lock, which the event loop needs too, and so would the garbage collection of everything
-    made for it.
-    """
-    places: dict[bytes, int] = {}
-    lines = b",".join([dump(line_of(row, layout, places)) for row in rounds])
+        ]
+        facts = (
+            row.number,
+            round(row.seen, 1),
+            None if loss is None else round(loss, 5),
+            row.tokens,
+            None if merged is None else layout.trained_tokens(merged),
+            None if agreement is None else round(agreement, 4),
+            entries,
+        )
+        lines.append(dump(facts))
     authors = dump([author.hex() for author in places])
-    return b'{"oldest":%b,"authors":%b,"rounds":[%b]}' % (dump(oldest), authors, lines)
+    return b'{"oldest":%b,"authors":%b,"rounds":[%b]}' % (dump(oldest), authors, b",".join(lines))
 
 
 class RoundHistory:

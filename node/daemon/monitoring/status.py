@@ -7,17 +7,15 @@ checks, and what `gossamer status`, `peers` and `top` show. To add a figure, add
 Ids and digests are in hex, times and durations in seconds, sizes in bytes, in fields and in JSON alike.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.limits import LINK_PREFIX_BYTES
-from gossamer.protocol.membership.members import Health, Member
+from gossamer.protocol.membership.members import Health
 
 LIVE = (Health.ALIVE, Health.SUSPECT)
 STATES = ("joining", "starting", "training", "serving", "finished", "leaving")
@@ -128,8 +126,6 @@ class LinkStatus:
     received: int
     payload_sent: int
     payload_received: int
-    sent_per_s: float
-    received_per_s: float
     dropped: int
     """Messages that were dropped because the other side reads too slowly."""
     throttled_s: float
@@ -196,6 +192,8 @@ class NodeStatus:
     ledger_digest: str
     void: tuple[Mapping[str, Any], ...] = metric("void_records", "Rounds of members that are void.", of=len)
     sealed_round: int | None = metric("sealed_round", "Round of this node's newest snapshot.")
+    sealed_digest: str | None
+    """Root of that snapshot's bytes."""
     closed_round: int = metric("closed_round", "Rounds up to this one cannot change any more.")
     fetching: tuple[int, int] | None
     """Chunks here, and chunks in all, of the snapshot that is being fetched."""
@@ -222,8 +220,6 @@ class NodeStatus:
     )
     """By name, with those that are gone last: a day may leave hundreds of them."""
     members_accused: int = metric("members_accused", "Members whose deltas are usually bad.")
-    replicas: Mapping[str, Any]
-    """How our snapshot compares with the members', see `replicas_in_sum`."""
     links: tuple[LinkStatus, ...] = metric(
         "links",
         "Links, by which side dialled.",
@@ -231,8 +227,6 @@ class NodeStatus:
         values=("inbound", "outbound"),
         of=lambda links: ("outbound" if link.outbound else "inbound" for link in links),
     )
-    edges: tuple[tuple[int, int], ...]
-    """The swarm's links as far as known, see `known_links`."""
     bytes_sent: int
     bytes_received: int
     payload_bytes_sent: int = link_bytes(direction="sent", kind="payload")
@@ -285,11 +279,11 @@ class NodeStatus:
     """Whether most others are at rounds that are not possible yet by our clock."""
     has_trainer: bool = local()
     trainer_starts: int = local()
-    """How many trainers have come in the last minutes."""
+    """How many trainers have come."""
     step_overdue_s: float = local()
     """How much later than usual the trainer's next step is, if it has one to do."""
     own_void: int = local()
-    """In how many rounds of this run our own deltas are void."""
+    """In how many rounds our own deltas are void."""
     newer_own_records: int = local()
     """How often a member record of ours came that was newer than our own."""
 
@@ -297,10 +291,6 @@ class NodeStatus:
     def live(self) -> int:
         """Other members believed to be up."""
         return sum(member.is_live for member in self.members)
-
-    @property
-    def known_loss(self) -> float | None:
-        return self.trainer.loss if self.trainer is not None else None
 
 
 # --- JSON
@@ -372,63 +362,14 @@ class Likeness(StrEnum):
     """The node claims to have merged the same records, and holds a different model."""
 
 
-class Comparison(NamedTuple):
-    """How two replicas compare at the newest round of which both have a snapshot."""
-
-    round: int
-    likeness: Likeness
-
-
-def compare(ours: Iterable[Claim], theirs: Iterable[Claim]) -> Comparison | None:
-    """Compare our replica with another; None if there is no round of which both have a snapshot."""
+def compare(ours: Iterable[Claim], theirs: Iterable[Claim]) -> tuple[Likeness, int] | tuple[None, None]:
+    """How another's replica compares with ours, and at which round: the newest of which both have a
+    snapshot."""
     own_at = {claim.round: claim for claim in ours}
     other = max((claim for claim in theirs if claim.round in own_at), default=None)
     if other is None:
-        return None
+        return None, None
     own = own_at[other.round]
     if own.digest != other.digest:
-        return Comparison(other.round, Likeness.RECORDS)
-    return Comparison(other.round, Likeness.SAME if own.root == other.root else Likeness.OTHER)
-
-
-def replicas_in_sum(ours: Iterable[Claim], found: Iterable[Comparison | None]) -> dict[str, Any]:
-    """The comparisons with all others in sum: ``{"same", "of", "rounds", "digest"}``.
-
-    `same` is how many hold the same model, `of` how many could be compared, `rounds` the oldest and the
-    newest round at which they were, and `digest` the root of our snapshot of the newest. The last two are
-    None if none could be compared.
-    """
-    compared = [comparison for comparison in found if comparison is not None]
-    rounds = [comparison.round for comparison in compared]
-    newest = max(rounds, default=None)
-    return {
-        "same": sum(comparison.likeness is Likeness.SAME for comparison in compared),
-        "of": len(compared),
-        "rounds": [min(rounds), newest] if rounds else None,
-        "digest": next((claim.root.hex() for claim in ours if claim.round == newest), None),
-    }
-
-
-def known_links(own: Iterable[bytes], others: Sequence[Member]) -> tuple[tuple[int, int], ...]:
-    """The network's links as one node knows them: pairs of places, ascending. We are 0, and `others` are 1,
-    2, ... in their order.
-
-    `own` are the ids of the nodes that we are linked to. A member's record counts while the member is live,
-    and so do the members that it names. It names them by the beginning of their ids; a beginning that two
-    live members share names nobody.
-    """
-    place_of = {member.record.node_id: place for place, member in enumerate(others, 1)}
-    live = [member for member in others if member.health in LIVE]
-    beginnings = Counter(_beginning(member) for member in live)
-    alone = [member for member in live if beginnings[_beginning(member)] == 1]
-    by_beginning = {_beginning(member): place_of[member.record.node_id] for member in alone}
-    found = {(0, place_of[node_id]) for node_id in own if node_id in place_of}
-    for member in live:
-        here = place_of[member.record.node_id]
-        there = {by_beginning[start] for start in member.record.body.dialled if start in by_beginning}
-        found |= {(min(here, place), max(here, place)) for place in there - {here}}
-    return tuple(sorted(found))
-
-
-def _beginning(member: Member) -> bytes:
-    return member.record.node_id[:LINK_PREFIX_BYTES]
+        return Likeness.RECORDS, other.round
+    return Likeness.SAME if own.root == other.root else Likeness.OTHER, other.round

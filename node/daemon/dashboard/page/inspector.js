@@ -19,9 +19,9 @@ class Focus extends EventTarget {
 }
 
 /** One hash says what this node's replica is. */
-function digestInWords({ digest, rounds }) {
-  if (!known(digest)) return "not compared with another node yet";
-  return `${digest.slice(0, 16)} ${atRounds([rounds[1], rounds[1]])}`;
+function digestInWords({ sealed_digest, sealed_round }) {
+  if (!known(sealed_digest)) return "no snapshot yet";
+  return `${sealed_digest.slice(0, 16)} ${atRounds([sealed_round, sealed_round])}`;
 }
 
 class Inspector {
@@ -41,14 +41,14 @@ class Inspector {
     });
   }
 
-  #facts(m, { replicas }) {
+  #facts(m, state) {
     return [
       ["Health", m.health + (m.self || m.health === "left" || !known(m.heard_s) ? "" : `, heard ${heardText(m.heard_s)}`), `health ${m.health}`],
       ["Round", whole(trained(m, "round"))],
       ["Tokens", amount(trained(m, "tokens"))],
       ["Speed", m.trains ? tokenRate(m.tokens_per_s) : "does not train"],
       ["Loss", lossText(trained(m, "loss"))],
-      ["Replica", m.self ? digestInWords(replicas) : replicaInWords(m), m.replica === "other" ? "bad" : ""],
+      ["Replica", m.self ? digestInWords(state) : replicaInWords(m), m.replica === "other" ? "bad" : ""],
       ["Contributions", m.contributions.verdict || contributionsInWords(m.contributions) || "not judged yet", m.contributions.verdict ? "warn" : ""],
       ["Device", m.device || UNKNOWN],
       ["Version", m.release || UNKNOWN],

@@ -4,11 +4,45 @@ const SILENCE_MS = 8000; // without a state for so long, what is shown is old
 const RETRY_MS = [1000, 2000, 4000, 8000, 15000];
 const NOTICES_MAX = 500;
 
-/** A node's status (see status.py) as the views take it: members and links by `id`, this node first among the members. */
-function stateOf(status) {
+const SMOOTH = 0.3; // how much the last second counts in a rate of bytes
+
+/** A node's status (see status.py) as the views take it: members and links by `id`, this node first among the members,
+ * and what can be worked out from that and the state before. */
+function stateOf(status, before) {
   const byId = (each, self) => ({ ...each, id: each.node_id, self });
   const members = [byId(status.itself, true), ...status.members.map((member) => byId(member, false))];
-  return { ...status, members, links: status.links.map((link) => byId(link)), trainer: status.trainer ?? {} };
+  const seconds = before ? status.time - before.time : 0;
+  const links = status.links.map((link) => withRates(byId(link), before?.links.find(({ id }) => id === link.node_id), seconds));
+  const compared = members.filter((m) => !m.self && isLive(m) && m.replica);
+  const rounds = compared.map((m) => m.replica_round);
+  const replicas = {
+    of: compared.length, same: compared.filter((m) => m.replica === "same").length,
+    rounds: compared.length ? [Math.min(...rounds), Math.max(...rounds)] : null, digest: status.sealed_digest,
+  };
+  return { ...status, members, links, replicas, edges: edgesOf(members, links), trainer: status.trainer ?? {} };
+}
+
+function withRates(link, before, seconds) {
+  const rate = (key) => {
+    const last = before && seconds > 0 ? (link[key] + link[`payload_${key}`] - before[key] - before[`payload_${key}`]) / seconds : 0;
+    return SMOOTH * last + (1 - SMOOTH) * (before?.[`${key}_per_s`] ?? last);
+  };
+  return { ...link, sent_per_s: rate("sent"), received_per_s: rate("received") };
+}
+
+/** The swarm's links as far as known, as pairs of places in `members`: our own, and those that live members have dialled.
+ * They name whom they dialled by the beginning of the id; one that two live members share names nobody. */
+function edgesOf(members, links) {
+  const places = new Map(members.map(({ id }, place) => [id, place]));
+  const beginnings = new Map();
+  const live = members.filter((m) => !m.self && isLive(m));
+  for (const { id } of live) beginnings.set(id.slice(0, 8), beginnings.has(id.slice(0, 8)) ? undefined : places.get(id));
+  const pairs = [
+    ...links.map(({ id }) => [0, places.get(id)]),
+    ...live.flatMap(({ id, dialled }) => dialled.map((start) => [places.get(id), beginnings.get(start)])),
+  ];
+  const known = pairs.filter(([a, b]) => b !== undefined && a !== b).map(([a, b]) => [Math.min(a, b), Math.max(a, b)]);
+  return [...new Map(known.map((pair) => [pair.join(), pair])).values()];
 }
 
 const itselfOf = (state) => state.members[0];
@@ -93,7 +127,7 @@ class Stream extends EventTarget {
   }
 
   #takeState(status) {
-    const state = stateOf(status);
+    const state = stateOf(status, this.state);
     const other = this.state && (this.state.node_id !== state.node_id || this.state.swarm_id !== state.swarm_id);
     if (other) return location.reload(); // another node has this address now
     this.state = state;
