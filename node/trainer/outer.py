@@ -31,31 +31,26 @@ open window stays on top of it::
 
 **Memory and time.** Both operations go through a fragment piece by piece, in memory that was made before
 training began. On the CPU a piece stays in cache through all of its operations, and no page is touched for
-the
-first time in the loop; small tensors are gathered into buckets. On a GPU nothing waits for the device before
-the payload is complete. Nothing here does I/O or waits for the network: what the daemon wants and offers is
-read from attributes that `DaemonLink`'s thread keeps up to date.
+the first time in the loop; small tensors are gathered into buckets. On a GPU nothing waits for the device
+before the payload is complete. Nothing here does I/O or waits for the network: what the daemon wants and
+offers is read from attributes that `DaemonLink`'s thread keeps up to date.
 
 **A step boundary** (`Leader.step`): is a round due, by the pace and the swarm's clock? Which offers are to be
 applied? Most steps have neither, and only count. Otherwise offers are applied first, and then the due
 fragment is published; a share of a checkpoint is copied; and the parameters are marked, so that it can be
-told
-later whether they are still as they are now. With several ranks (`ranks`), all of them agree on what changes,
-and the first one does it for all.
+told later whether they are still as they are now. With several ranks (`ranks`), all of them agree on what
+changes, and the first one does it for all.
 
 **Failure.** There is one rule. If a publish or an apply fails, or is cut short by Ctrl-C, nothing on this
-side
-is known to be whole: the open windows, residuals and buffers are dropped, one line is logged, the daemon is
-asked for Phi again, and training goes on. A model that has diverged is one such failure: it shows at the end
-of
-a publish, whose payload is then not handed over; its inner optimizer's state is cleared with the rest. A
-delta
-that was handed over before stays handed over: `DaemonLink` sends it again to whatever daemon comes.
+side is known to be whole: the open windows, residuals and buffers are dropped, one line is logged, the daemon
+is asked for Phi again, and training goes on. A model that has diverged is one such failure: it shows at the
+end of a publish, whose payload is then not handed over; its inner optimizer's state is cleared with the rest.
+A delta that was handed over before stays handed over: `DaemonLink` sends it again to whatever daemon comes.
 
 **Leaving** (`Leader.flush`). However a loop ends, by itself, by an error, a signal or the end of the process,
 the last window is published, and the checkpoint saved, only if the parameters are as at the last step
-boundary.
-They are not if an optimizer's step was cut short, or an evaluation has put other values into the model.
+boundary. They are not if an optimizer's step was cut short, or an evaluation has put other values into the
+model.
 """
 
 import logging

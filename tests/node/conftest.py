@@ -32,15 +32,6 @@ def on_each_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         yield
 
 
-@pytest.fixture(params=["cpu", "like-a-gpu", *GPUS])
-def also_like_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As `on_each_device`, and once more on the CPU with tensors processed as on a GPU."""
-    if request.param == "like-a-gpu":
-        request.getfixturevalue("like_a_gpu")
-    with _tensors_on("cpu" if request.param == "like-a-gpu" else request.param, monkeypatch):
-        yield
-
-
 @pytest.fixture
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU are processed as on a GPU."""

@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
 
 import numpy as np
 import psutil
@@ -191,46 +190,6 @@ async def test_a_daemon_that_hangs_up_without_a_word_is_of_no_other_release(
         await until(lambda: link.is_attached)
 
 
-async def test_a_trainer_that_is_replaced_while_it_is_welcomed_leaves_nothing_open(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[socket.socket] = []
-
-    async def slowly(sock: socket.socket, **_: Any) -> Any:
-        opened.append(sock)
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(asyncio, "open_unix_connection", slowly)
-    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
-        first.connect(str(daemon.path))
-        await until(lambda: len(opened) == 1)
-        memory = daemon.port._shared
-        assert memory is not None and opened[0].fileno() != -1 and memory.fd != -1
-        second.connect(str(daemon.path))
-        await until(lambda: len(opened) == 2)
-        assert opened[0].fileno() == -1 and memory.fd == -1
-
-
-async def test_who_may_open_no_more_files_takes_its_daemon_for_no_other_release(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel then leaves out the descriptor that comes with the welcome, and says so."""
-    receive, cut_off = socket.recv_fds, iter(range(2))
-
-    def receive_none(*arguments: Any) -> tuple[bytes, list[int], int, Any]:
-        data, fds, flags, address = receive(*arguments)
-        if next(cut_off, None) is None:
-            return data, fds, flags, address
-        for fd in fds:
-            os.close(fd)
-        return data, [], flags | socket.MSG_CTRUNC, address
-
-    monkeypatch.setattr(socket, "recv_fds", receive_none)
-    async with link_to(daemon) as link:
-        assert next(cut_off, None) is None
-        assert not link.is_outdated and not link.stop_asked.is_set()
-
-
 async def test_a_daemon_that_is_away_for_long_is_said_once(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,25 +299,6 @@ async def test_a_daemon_that_reads_nothing_holds_nobody_up_and_is_found_again(da
         await until(lambda: daemon.signed == {1: b"delta one"})
 
 
-async def test_a_message_for_which_there_is_no_memory_is_sent_over_the_next_connection(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither side takes that for the death of the other, nor goes on without what it could not send."""
-
-    def no_memory(connection: socket.socket, *_: object) -> int:
-        monkeypatch.undo()
-        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
-
-    async with link_to(daemon) as link:
-        before = daemon.port.attachments
-        monkeypatch.setattr(socket.socket, "send", no_memory)
-        daemon.port.send(control.Clock(8, 0))
-        await until(lambda: daemon.port.attachments > before and link.can_publish)
-        monkeypatch.setattr(socket.socket, "send", no_memory)
-        publish(link, 1, b"delta one")
-        await until(lambda: daemon.signed == {1: b"delta one"} and link.can_publish)
-
-
 async def test_a_new_trainer_replaces_the_old(daemon: FakeDaemon, rng: np.random.Generator) -> None:
     async with link_to(daemon) as old:
         await daemon.offer(0, fragment_values(rng, 0))
@@ -386,37 +326,6 @@ class Slow:
         self.copying.set()
         assert self.may_end.wait(20)
         return self._phi
-
-
-async def test_what_was_being_copied_for_the_old_trainer_is_not_offered_to_the_new(
-    daemon: FakeDaemon, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whose memory does not hold it."""
-    monkeypatch.setattr(trainer_port, "AT_ONCE_NUMEL_MAX", 0)
-    phi = Slow(fragment_values(rng, 0))
-    async with link_to(daemon) as old:
-        offering = asyncio.create_task(daemon.offer(0, phi))  # type: ignore[arg-type]
-        await until(phi.copying.is_set)
-        async with link_to(daemon) as new:
-            await until(old.stop_asked.is_set)
-            await asyncio.to_thread(old.close)
-            await until(lambda: new.can_publish and daemon.port.attached)
-            phi.may_end.set()
-            await offering
-            daemon.port.send(control.Clock(8, 0))
-            await until(lambda: new.clock == 8)
-            assert new.take_offer() is None and daemon.port.is_free(0)
-
-
-async def test_a_scripts_default_timeout_does_not_cut_off_a_daemon_that_is_silent(
-    daemon: FakeDaemon,
-) -> None:
-    socket.setdefaulttimeout(0.05)
-    try:
-        async with link_to(daemon) as link:
-            assert link._connection is not None and link._connection.gettimeout() is None
-    finally:
-        socket.setdefaulttimeout(None)
 
 
 async def test_a_frozen_trainer_does_not_keep_the_next_one_out(daemon: FakeDaemon) -> None:
@@ -557,21 +466,6 @@ async def test_closing_sends_what_is_queued_first(daemon: FakeDaemon) -> None:
     assert not link._thread.is_alive()
 
 
-async def test_it_closes_wherever_a_signal_finds_the_loop(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A script's handler may have the peer leave, in the middle of handing a delta over too."""
-
-    def interrupted(connection: socket.socket, frame: bytes) -> bool:
-        link.close()
-        return True
-
-    async with link_to(daemon) as link:
-        monkeypatch.setattr(daemon_link, "_leave", interrupted)
-        publish(link, 1, b"last")
-    assert not link._thread.is_alive()
-
-
 async def test_the_socket_goes_with_its_daemon_which_ends_also_where_it_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -590,38 +484,3 @@ async def test_the_socket_goes_with_its_daemon_which_ends_also_where_it_cannot(
         await daemon.die()
         assert serving is not None and serving.cancelled()
         assert (tmp_path / "s").exists() == is_read_only
-
-
-async def test_memory_that_cannot_be_had_for_a_trainer_is_tried_for_again(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Too many files are open, say: that is no reason for the daemon to end."""
-    monkeypatch.setattr(trainer_port, "ACCEPT_RETRY_S", 0.01)
-    refusals, create = iter(range(2)), SharedMemory.create
-
-    def refuse(manifest: Manifest) -> SharedMemory:
-        if next(refusals, None) is not None:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return create(manifest)
-
-    monkeypatch.setattr(SharedMemory, "create", refuse)
-    async with link_to(daemon) as link:
-        assert link.can_publish
-
-
-async def test_a_message_that_there_is_no_memory_to_read_does_not_end_the_link(
-    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its thread would be gone, and the trainer would go on without a daemon for ever."""
-
-    def no_memory(*_: object) -> NoReturn:
-        monkeypatch.undo()
-        raise MemoryError
-
-    monkeypatch.setattr(DaemonLink, "_handle", no_memory)
-    async with link_to(daemon) as link:
-        before = daemon.port.attachments
-        daemon.port.send(control.Clock(8, 0))
-        await until(lambda: daemon.port.attachments > before and link.can_publish)
-        publish(link, 1, b"delta one")
-        await until(lambda: daemon.signed == {1: b"delta one"} and link.can_publish)

@@ -61,7 +61,6 @@ class Loop:
     model: nn.Module
     optimizers: Sequence[Optimizer]
     step: Callable[[], Tensor] = field(init=False)
-    resumes: bool = True
 
     def __post_init__(self) -> None:
         self.step = self.plain_step
@@ -106,7 +105,7 @@ def adafactor() -> Loop:
 def lbfgs() -> Loop:
     model = Net()
     optimizer = LBFGS(trainable(model), lr=0.1, max_iter=3)
-    loop = Loop(model, [optimizer], resumes=False)
+    loop = Loop(model, [optimizer])
 
     def step() -> Tensor:
         def closure() -> Tensor:
@@ -272,7 +271,7 @@ async def trains_publishes_applies_and_resumes(make: Callable[[], Loop], tmp_pat
         peer = leading(again.model, again.optimizers, manifest, link, tmp_path / "c")
         await daemon.offer(0, newer, merged=1, own=1, version=1)
         assert await asyncio.to_thread(peer.begin)
-        assert peer.resumed is loop.resumes
+        assert peer.resumed
         assert peer.progress.steps == done
         assert again.step().isfinite() or make is scaler_that_skips
 
