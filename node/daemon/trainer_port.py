@@ -53,14 +53,13 @@ log = logging.getLogger("gossamer.trainer")
 class Pulse:
     """Whether a trainer still does steps: the time since its last one, against the longest so far.
 
-    A stride is the time between two reports with different numbers of steps, and may cover several. Times are
-    seconds of the local monotonic clock.
+    A stride is the time between two reports with different numbers of steps. Times are seconds of the local
+    monotonic clock.
     """
 
     def __init__(self) -> None:
         self._steps: int | None = None
         self._stepped_at: float | None = None
-        """When the trainer last did a step, or came; None before any has come."""
         self._longest_s = 0.0
 
     def begin(self, now: float) -> None:
@@ -69,11 +68,10 @@ class Pulse:
 
     def note(self, steps: int, now: float) -> None:
         """The trainer reports that it has done `steps` steps so far."""
-        if steps == self._steps:
-            return
-        if self._steps is not None and self._stepped_at is not None:
-            self._longest_s = max(self._longest_s, now - self._stepped_at)
-        self._steps, self._stepped_at = steps, now
+        if steps != self._steps:
+            if self._steps is not None and self._stepped_at is not None:
+                self._longest_s = max(self._longest_s, now - self._stepped_at)
+            self._steps, self._stepped_at = steps, now
 
     @property
     def usual_s(self) -> float:
@@ -88,17 +86,12 @@ class Pulse:
 class Attendant(Protocol):
     """Answers the trainer."""
 
-    def welcome(self) -> control.Welcome:
-        """A trainer has come: the first message to it."""
-        ...
+    def welcome(self) -> control.Welcome: ...  # the first message to a trainer that has come
 
     def publish(self, message: control.Publish, payload: memoryview) -> None:
         """The trainer hands in a delta. Nobody changes `payload` before the delta is acknowledged."""
-        ...
 
-    def trainer_changed(self) -> None:
-        """The trainer reported, took a fragment, came or went."""
-        ...
+    def trainer_changed(self) -> None: ...  # it reported, took a fragment, came or went
 
 
 class TrainerPort:
@@ -298,8 +291,7 @@ class Publisher:
     def hand_in(self, message: control.Publish, payload: memoryview) -> None:
         """Have a delta stored and signed; `payload` is released then.
 
-        A trainer waits until its last delta is acknowledged. So one can wait here already only if another
-        trainer has come while nothing can be stored: it is dropped.
+        One waits here already only if another trainer has come while nothing can be stored: it is dropped.
         """
         if self._waiting.full():
             lost, _ = self._waiting.get_nowait()
@@ -311,8 +303,7 @@ class Publisher:
     async def run(self) -> None:
         """Store the deltas handed in, until cancelled. A full disk delays this, and nothing else."""
         while True:
-            message, payload = await self._waiting.get()
-            await self._publish(message, payload)
+            await self._publish(*await self._waiting.get())
             self._waiting.task_done()
 
     async def drained(self) -> None:
@@ -327,6 +318,7 @@ class Publisher:
     async def _publish(self, message: control.Publish, payload: memoryview) -> None:
         """Store a payload, then have the core sign for it."""
         reserved: set[bytes] = set()
+        chunks = await self._disk.write(self._store, payload, reserved)
         body = DeltaBody(
             round=message.round,
             base=message.base,
@@ -335,7 +327,7 @@ class Publisher:
             loss=message.loss,
             codec=message.codec,
             payload_bytes=len(payload),
-            chunks=await self._disk.write(self._store, payload, reserved),
+            chunks=chunks,
             previous=NO_RECORD,
         )
         payload.release()

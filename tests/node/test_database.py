@@ -92,7 +92,7 @@ def test_a_database_that_another_program_holds_is_not_called_damaged(path: Path,
     store._db.execute("PRAGMA busy_timeout = 1")
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StorageError, match="another program holds") as held:
+        with pytest.raises(StorageError, match="another program holds it") as held:
             store.add(deltas, durable=True)
         assert "remove it" not in str(held.value)
     store.add(deltas, durable=True)

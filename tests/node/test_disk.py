@@ -71,7 +71,7 @@ async def test_a_full_disk_delays_what_must_be_kept_and_nothing_else_is_tried(
                 work = disk.write(write_atomically, folder / str(number), b"x")
                 writers.append(asyncio.create_task(work))
             await until(lambda: gate.closed >= 10)  # the writers, and the probe again and again
-            assert not disk.is_writable and not await disk.writable_within(0.01)
+            assert not disk.is_writable and not await disk.writable(0.01)
             assert not await disk.try_write(write_atomically, folder / "x", b"x")
             assert "No space left on device; nothing is stored, fetched or published" in disk.problem
             assert not list(folder.iterdir()), "the probe leaves nothing behind either"

@@ -143,7 +143,7 @@ class End:
 
     # -- the disk
 
-    async def writable_within(self, seconds: float) -> bool:
+    async def writable(self, seconds: float) -> bool:
         return not self.disk_is_full
 
     async def try_write(self, work: Any, *arguments: object) -> bool:

@@ -85,14 +85,14 @@ class ChunkTransfer:
         could take up all connections.
         """
         data = None
-        if await self._disk.writable_within(DISK_PATIENCE_S):
+        if await self._disk.writable(DISK_PATIENCE_S):
             data = await link.while_up(self._fetch(link, effect), effect.patience)
         if data is None or not await self._keep(effect.blob, data):
             self._dispatch(ev.ChunkFailed(link.number, effect.blob))
 
     async def ask(self, link: PeerLink, want: Want) -> None:
         """Have a peer that dialled us put a chunk, unless it could not be kept."""
-        if await self._disk.writable_within(DISK_PATIENCE_S):
+        if await self._disk.writable(DISK_PATIENCE_S):
             link.send(encode(want))
         else:
             self._dispatch(ev.ChunkFailed(link.number, want.blob))

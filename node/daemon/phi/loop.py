@@ -81,6 +81,8 @@ class Merging:
         self._recent: tuple[bytes, bytes] | None = None
         self._recent_until = 0.0
 
+    # -- how far it is
+
     @property
     def ready(self) -> bool:
         """Whether Phi holds all that the swarm had when we joined: the trainer may begin."""
@@ -95,6 +97,11 @@ class Merging:
     def version(self) -> int:
         """Counts the merges so far."""
         return self._merger.version if self._merger else 0
+
+    @property
+    def base(self) -> Base:
+        """The part of history that cannot change any more."""
+        return self._merger.base if self._merger else GENESIS
 
     @property
     def behind(self) -> int:
@@ -113,21 +120,14 @@ class Merging:
     @property
     def diverged(self) -> str:
         """Which fragment of Phi is out of the range of healthy weights, and by whose deltas, if this run saw
-        it happen; empty if none is.
-
-        Such a fragment is not offered to the trainer. Merging into it goes on, since an owner of the swarm
-        may yet declare those deltas void.
-        """
-        diverged = self._merger.diverged if self._merger else ()
-        if not diverged:
+        it happen; empty if none is. It is not offered to the trainer, but merged on: an owner of the swarm
+        may yet declare those deltas void."""
+        if self._merger is None or not self._merger.diverged:
             return ""
-        index = min(diverged)
+        index = min(self._merger.diverged)
         return f"fragment {index} reached a magnitude of 64{self._diverged_by.get(index, '')}"
 
-    @property
-    def base(self) -> Base:
-        """The part of history that cannot change any more."""
-        return self._merger.base if self._merger else GENESIS
+    # -- the state
 
     async def begin(self, merger: Merger, tell: Callable[[], None] = lambda: None) -> None:
         """Take over a state, at the start or in place of ours: what was to be merged into that one is not.

@@ -9,28 +9,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gossamer.node.files import cannot_write, disk_full
+from gossamer.node.files import disk_full
 from gossamer.protocol.errors import StorageError
 
-PATH_BYTES_MAX = 504
-"""SQLite as commonly built does not open a file with a longer path."""
-
-_TROUBLES = (sqlite3.Error, UnicodeDecodeError)
-"""A UnicodeDecodeError comes when an error message quotes the content of a damaged file."""
-
-_OUT_OF_REACH = (
-    "this user must be able to write to it and to its folder, and its path must not be longer than"
-    f" {PATH_BYTES_MAX} bytes"
-)
 _ADVICE = {
-    sqlite3.SQLITE_CANTOPEN: _OUT_OF_REACH,
-    sqlite3.SQLITE_READONLY: _OUT_OF_REACH,
-    sqlite3.SQLITE_PERM: _OUT_OF_REACH,
+    sqlite3.SQLITE_CANTOPEN: "this user must be able to write to it and to its folder",
+    sqlite3.SQLITE_READONLY: "this user must be able to write to it and to its folder",
     sqlite3.SQLITE_BUSY: "another program holds it: have it let go",
     sqlite3.SQLITE_LOCKED: "another program holds it: have it let go",
     sqlite3.SQLITE_IOERR: "check its disk, which is full or failed",
 }
-"""What to do about an error of SQLite."""
+"""What to do about an error of SQLite; of any other, the file is damaged."""
 
 
 class Database:
@@ -51,14 +40,15 @@ class Database:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn errors of SQLite and the file system inside the block into StorageError."""
+        """Turn errors of SQLite inside the block into StorageError."""
         try:
             yield
-        except _TROUBLES as error:
-            raise self._explained(error) from None
-        except OSError as error:
-            otherwise = f"cannot use the database {self._path}: {error.strerror}"
-            raise cannot_write(self._path, error, otherwise) from None
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where it quotes a damaged file
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are details
+            if code == sqlite3.SQLITE_FULL:
+                raise disk_full(self._path) from None
+            advice = _ADVICE.get(code, "if it is damaged, remove it: what others hold is fetched again")
+            raise StorageError(f"cannot use the database {self._path} ({str(error)!a}): {advice}") from None
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
@@ -102,17 +92,7 @@ class Database:
         return self.execute(query, (table,)).fetchone() is not None
 
     def close(self) -> None:
-        """Close the file, folding the write-ahead log into it.
-
-        Waits for a thread that still writes: SQLite would go on with a connection that is gone.
-        """
+        """Close the file. Waits for a thread that still writes: SQLite would go on with a connection that is
+        gone."""
         with self._lock:
             self._connection.close()
-
-    def _explained(self, error: Exception) -> StorageError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are details
-        if code == sqlite3.SQLITE_FULL:
-            return disk_full(self._path)
-        what = str(error) if str(error).isprintable() else ascii(str(error))  # SQLite quotes what it found
-        advice = _ADVICE.get(code, "if it is damaged, remove it: what others hold is fetched again")
-        return StorageError(f"cannot use the database {self._path} ({what}): {advice}")

@@ -59,14 +59,10 @@ class Disk:
         """Why nothing can be written, now or a moment ago; empty if it can."""
         return self._fault.text
 
-    async def writable(self) -> None:
-        """Wait until writes may succeed."""
-        await self._open.wait()
-
-    async def writable_within(self, seconds: float) -> bool:
-        """Wait for that no longer than `seconds`; returns whether they may."""
+    async def writable(self, within_s: float | None = None) -> bool:
+        """Wait until writes may succeed, but no longer than `within_s`; returns whether they may."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(within_s):
                 await self._open.wait()
         return self.is_writable
 

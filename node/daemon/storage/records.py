@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gossamer.node.daemon.storage.database import Database
 from gossamer.node.daemon.storage.disk import Disk
@@ -83,6 +84,11 @@ CREATE TABLE IF NOT EXISTS newest (
 FORMAT = 2
 """Version of the tables and of the chunks beside them, kept in `PRAGMA user_version`."""
 
+_ADD_SNAPSHOT = (
+    "INSERT OR REPLACE INTO snapshots SELECT ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM snapshots"
+)
+_NOTE_NEWEST = "INSERT INTO newest VALUES (?, ?) ON CONFLICT DO UPDATE SET round = MAX(round, excluded.round)"
+
 log = logging.getLogger("gossamer.records")
 
 
@@ -100,7 +106,7 @@ class StoredHistory:
 
 
 class RecordStore:
-    """The store of records. Blocking: call it from worker threads."""
+    """The store of records. Blocking: call it from worker threads. Every method raises StorageError."""
 
     def __init__(self, path: Path, swarm_id: bytes, *, read_only: bool = False) -> None:
         """Open or create the database; `read_only` leaves it as it is, to only look at a node's records.
@@ -131,44 +137,34 @@ class RecordStore:
         if row is not None and row[0] != self._swarm_id:
             raise StorageError(f"{self._path} belongs to another swarm; choose another --dir")
 
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+    # -- writing
+
     def add(self, deltas: Iterable[Delta], *, durable: bool, own_last: int = 0) -> None:
         """Commit records. With `durable`, as for our own, they survive a power cut once this returns.
-
-        `own_last` is the newest round of ours among them. Raises StorageError.
-        """
+        `own_last` is the newest round of ours among them."""
         rows = [(delta.record_id, delta.round, delta.data) for delta in deltas]
         with self._db.transaction(durable=durable) as db:
             db.executemany("INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)", rows)
             if own_last:
-                self._note_newest(db, "signed", own_last)
-
-    @staticmethod
-    def _note_newest(db: sqlite3.Connection, what: str, round_: int) -> None:
-        db.execute(
-            "INSERT INTO newest VALUES (?, ?) ON CONFLICT DO UPDATE SET round = MAX(round, excluded.round)",
-            (what, round_),
-        )
+                db.execute(_NOTE_NEWEST, ("signed", own_last))
 
     def add_credential(self, record_id: bytes, envelope: bytes) -> None:
-        """Commit a grant or a revocation. Durable. Raises StorageError."""
+        """Commit a grant or a revocation. Durable."""
         with self._db.transaction() as db:
             db.execute("INSERT OR REPLACE INTO credentials VALUES (?, ?)", (record_id, envelope))
-
-    def load_credentials(self) -> list[bytes]:
-        """The envelopes of all grants and revocations, in order of record id. Raises StorageError."""
-        with self._db.explained():
-            rows = self._db.execute("SELECT envelope FROM credentials ORDER BY record_id").fetchall()
-        return [row[0] for row in rows]
 
     def add_snapshot(self, claim: Claim, covered: Iterable[Delta], keep: Iterable[bytes]) -> None:
         """Note a snapshot that holds the records `covered`; of the older ones, `keep` those roots. Durable.
 
-        Covered records that still wait to be added are added too, so that it is known what the snapshot
-        holds. Raises StorageError.
+        Those that still wait to be added are added too, so that it is known what the snapshot holds.
         """
         rows = {delta.record_id: (delta.record_id, delta.round, delta.data) for delta in covered}
         with self._db.transaction() as db:
-            self._insert_snapshot(db, claim)
+            db.execute(_ADD_SNAPSHOT, (claim.root, claim.round, claim.tokens, claim.digest))
             # Most were covered by the snapshot before, too: do not rewrite most of a long ledger.
             marked = {row[0] for row in db.execute("SELECT record_id FROM deltas WHERE covered = 1")}
             db.executemany(
@@ -187,79 +183,71 @@ class RecordStore:
         with self._db.transaction() as db:
             db.execute("DELETE FROM snapshots")
             db.execute("DELETE FROM newest WHERE what = 'merged'")
-            self._insert_snapshot(db, claim)
+            db.execute(_ADD_SNAPSHOT, (claim.root, claim.round, claim.tokens, claim.digest))
             db.execute("UPDATE deltas SET covered = 0")
             self._close(db, Base(claim.round, claim.digest, claim.tokens), own_last)
-
-    def note_reach(self, round_: int) -> None:
-        """Note that rounds up to `round_` were merged, although the records do not show that the swarm has
-        reached it. Raises StorageError."""
-        with self._db.transaction(durable=False) as db:
-            self._note_newest(db, "merged", round_)
 
     def close_up_to(self, base: Base, own_last: int) -> None:
         """Drop the records that became part of the base. Durable."""
         with self._db.transaction() as db:
             self._close(db, base, own_last)
 
+    @staticmethod
+    def _close(db: sqlite3.Connection, base: Base, own_last: int) -> None:
+        db.execute("DELETE FROM deltas WHERE round <= ?", (base.round,))
+        values = (base.round, base.chain, base.tokens)
+        db.execute("INSERT OR REPLACE INTO history VALUES (1, ?, ?, ?)", values)
+        db.execute(_NOTE_NEWEST, ("signed", own_last))
+
+    def note_reach(self, round_: int) -> None:
+        """Note that rounds up to `round_` were merged, although the records do not show that the swarm has
+        reached it."""
+        with self._db.transaction(durable=False) as db:
+            db.execute(_NOTE_NEWEST, ("merged", round_))
+
     def drop(self, record_ids: Iterable[object]) -> None:
-        """Forget records that do not count any more, or are damaged. Durable. Raises StorageError."""
+        """Forget records that do not count any more, or are damaged. Durable."""
         with self._db.transaction() as db:
             db.executemany("DELETE FROM deltas WHERE record_id = ?", [(one,) for one in record_ids])
 
-    @staticmethod
-    def _insert_snapshot(db: sqlite3.Connection, claim: Claim) -> None:
-        db.execute(
-            "INSERT OR REPLACE INTO snapshots SELECT ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM snapshots",
-            (claim.root, claim.round, claim.tokens, claim.digest),
-        )
-
-    @classmethod
-    def _close(cls, db: sqlite3.Connection, base: Base, own_last: int) -> None:
-        db.execute("DELETE FROM deltas WHERE round <= ?", (base.round,))
-        db.execute(
-            "INSERT OR REPLACE INTO history VALUES (1, ?, ?, ?)", (base.round, base.chain, base.tokens)
-        )
-        cls._note_newest(db, "signed", own_last)
-
-    def load_history(self) -> StoredHistory:
-        """Read back what `add_snapshot`, `begin_at` and `close_up_to` wrote. Raises StorageError."""
-        with self._db.explained():
-            if not self._db.has("newest"):  # read-only, of a node whose first start was cut short
-                return StoredHistory(GENESIS, 0, (), frozenset(), 0)
-            row = self._db.execute("SELECT floor, chain, tokens FROM history").fetchone()
-            snapshots = self._db.execute(
-                "SELECT round, tokens, digest, root FROM snapshots ORDER BY number DESC"
-            ).fetchall()
-            covered = self._db.execute("SELECT record_id FROM deltas WHERE covered = 1").fetchall()
-            newest: dict[str, int] = dict(self._db.execute("SELECT what, round FROM newest").fetchall())
-        return StoredHistory(
-            Base(*row) if row else GENESIS,
-            newest.get("signed", 0),
-            tuple(Claim(*s) for s in snapshots),
-            frozenset(r[0] for r in covered),
-            newest.get("merged", 0),
-        )
+    # -- reading
 
     @contextmanager
     def one_state(self) -> Iterator[None]:
-        """Loads inside the block see one state, whatever a running daemon commits. Raises StorageError."""
+        """Loads inside the block see one state, whatever a running daemon commits."""
         with self._db.one_state():
             yield
+
+    def load_credentials(self) -> list[bytes]:
+        """The envelopes of all grants and revocations, in order of record id."""
+        return [envelope for (envelope,) in self._rows("SELECT envelope FROM credentials ORDER BY record_id")]
+
+    def load_history(self) -> StoredHistory:
+        """Read back what `add_snapshot`, `begin_at` and `close_up_to` wrote."""
+        with self._db.explained():
+            if not self._db.has("newest"):  # read-only, of a node whose first start was cut short
+                return StoredHistory(GENESIS, 0, (), frozenset(), 0)
+        base = self._rows("SELECT floor, chain, tokens FROM history")
+        claims = self._rows("SELECT round, tokens, digest, root FROM snapshots ORDER BY number DESC")
+        covered = self._rows("SELECT record_id FROM deltas WHERE covered = 1")
+        newest = dict(self._rows("SELECT what, round FROM newest"))
+        return StoredHistory(
+            Base(*base[0]) if base else GENESIS,
+            newest.get("signed", 0),
+            tuple(Claim(*claim) for claim in claims),
+            frozenset(record_id for (record_id,) in covered),
+            newest.get("merged", 0),
+        )
 
     def load(self, layout: Layout) -> list[Delta]:
         """Read all deltas back, in order of round, checking signatures again.
 
         A database row that does not verify is left out and, unless read-only, dropped: its record is fetched
         again from nodes that hold it.
-
-        Raises StorageError.
         """
         found: list[Delta] = []
         broken: list[object] = []
-        with self._db.explained():
-            rows = self._db.execute("SELECT record_id, envelope FROM deltas ORDER BY round").fetchall()
-        for record_id, envelope in rows:
+        for record_id, envelope in self._rows("SELECT record_id, envelope FROM deltas ORDER BY round"):
             try:
                 found.append(parse_delta(open_envelope(envelope, self._swarm_id), layout))
             except PeerError:
@@ -269,9 +257,9 @@ class RecordStore:
             self.drop(broken)
         return found
 
-    def close(self) -> None:
-        """Close the database."""
-        self._db.close()
+    def _rows(self, query: str) -> list[Any]:
+        with self._db.explained():
+            return self._db.execute(query).fetchall()
 
 
 # --- Writes records to disk in batches, durably if any of them is our own.
