@@ -142,9 +142,8 @@ to us meanwhile. A payload that goes by way of other nodes waits this long at ea
 LINKS_TOLD_MAX = 12
 LINK_PREFIX_BYTES = 4
 """A node's record names up to LINKS_TOLD_MAX links that it dialled, each by the first LINK_PREFIX_BYTES of
-the
-peer's id: for displays, and to know which member can tell of which. Five of them are 20 bytes every 4.5 s.
-Among 1,024 members two ids begin alike once in 8,000 swarms."""
+the peer's id: for displays, and to know which member can tell of which. Five of them are 20 bytes every 4.5
+s. Among 1,024 members two ids begin alike once in 8,000 swarms."""
 
 PART_DELAY_S = 0.004
 """A chunk of a payload that is not complete yet is offered after this time, together with others. It has less

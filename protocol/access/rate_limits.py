@@ -156,9 +156,8 @@ class Budgets:
 
 # --- How many bytes of our chunks a member may take: a few copies of all we hold, and of what newly comes.
 #
-# An honest member takes each chunk once, and again if it loses its disk. One that takes more wastes our
-# line. A
-# rate in bytes per second would fit only one size of model, so a ration grows with what there is to take.
+# An honest member takes each chunk once, and again if it loses its disk. One that takes more wastes our line.
+# A rate in bytes per second would fit only one size of model, so a ration grows with what there is to take.
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,8 +274,7 @@ class Links:
     def _candidates(self, now: float) -> tuple[list[Target], list[Target]]:
         """Targets to dial: a bootstrap address, live members, the other bootstrap addresses; and separately,
         members that do not answer. A bootstrap address comes first since no live member may be where its
-        record
-        says, and records may be made up."""
+        record says, and records may be made up."""
         linked = {self._own_id, *(link.node_id for link in self._links.values())}
         alive: list[Target] = []
         gone: list[Target] = []

@@ -1,11 +1,10 @@
 """Our own record, and the exchange of everybody's records.
 
 Our record is signed again every few seconds. New records, ours and others', are gathered for a moment and
-sent to a
-few links in turn, whose peers do the same. No peer is sent a record that it is known to have. Urgent records
-(a
-member leaves, or was suspected and lives) are relayed at once. Anti-entropy brings what all this loses: now
-and then we tell a link which records we have and how new they are, and each side sends what the other lacks.
+sent to a few links in turn, whose peers do the same. No peer is sent a record that it is known to have.
+Urgent records (a member leaves, or was suspected and lives) are relayed at once. Anti-entropy brings what all
+this loses: now and then we tell a link which records we have and how new they are, and each side sends what
+the other lacks.
 """
 
 import math
@@ -63,10 +62,9 @@ def _is_worth_telling(member: Member, *, is_known: bool) -> bool:
     """Whether to send a member's record to a peer; `is_known` if that peer has an older record of the member.
 
     To a peer that knows the member, the record of a missing member would pass for a sign of life. Any other
-    peer
-    may need the record, since the member may be in the other half of a partition. Only nodes that have known
-    the
-    member themselves send it: otherwise nodes about to forget it would pass it on to newcomers for ever.
+    peer may need the record, since the member may be in the other half of a partition. Only nodes that have
+    known the member themselves send it: otherwise nodes about to forget it would pass it on to newcomers for
+    ever.
     """
     if is_known:
         return not member.is_missing
@@ -206,8 +204,7 @@ class Presence:
         """A peer suspects us: answer with a newer record than the one it has seen. We may have one already.
 
         A peer that claims to have seen a record that we never signed lies, and so may one that suspects us
-        all
-        the time: neither makes us sign a new record.
+        all the time: neither makes us sign a new record.
         """
         is_newest = (message.incarnation, message.heartbeat) == self.record.age
         if is_newest and now >= self._next_refutation:

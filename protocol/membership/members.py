@@ -1,8 +1,7 @@
 """The roster: every member's newest record, and what we believe of its health.
 
 Only its author writes a record, and the newest (incarnation, heartbeat) wins, so the roster is a set that
-gossip
-can unite like the ledger. Health is each node's own judgement (see `swim`).
+gossip can unite like the ledger. Health is each node's own judgement (see `swim`).
 """
 
 import math
@@ -20,9 +19,7 @@ from gossamer.protocol.records import MemberRecord
 #
 # A live node need not be training: its script may evaluate, have finished or hang, or its machine may sleep.
 # Records state inner steps and rounds. A node counts as idle once they have not changed for three times as
-# long
-# as
-# the change before took.
+# long as the change before took.
 
 
 @dataclass(slots=True)

@@ -1,10 +1,9 @@
 """Who is alive: SWIM with Lifeguard's local health, over the existing links.
 
-Links carry records all the time; one that has been silent for 6.5 s is pinged. If no answer comes
-within the time-out, three other links are asked to vouch for the peer. If none can, the peer is *suspect*.
-Suspicions are gossiped, and any newer record of the peer refutes them; a member that does not refute one in
-time
-is *down*. Members without a link to us are judged by their gossiped heartbeat. A node that notices that it is
+Links carry records all the time; one that has been silent for 6.5 s is pinged. If no answer comes within the
+time-out, three other links are asked to vouch for the peer. If none can, the peer is *suspect*. Suspicions
+are gossiped, and any newer record of the peer refutes them; a member that does not refute one in time is
+*down*. Members without a link to us are judged by their gossiped heartbeat. A node that notices that it is
 slow itself (its own wake-ups come late) becomes more patient with the others instead of blaming them.
 
 Sources: Das et al., "SWIM" (2002); Dadgar et al., "Lifeguard" (arXiv 1707.00788). Membership steers
@@ -163,10 +162,9 @@ class Swim:
         """A peer suspects a member: believe that, unless we know better.
 
         Gossip may have missed the peer: if we have a newer record we do not believe it, and send that record
-        if it
-        came lately (an older one may be the member's last). Or gossip may have missed us: the peer may have
-        seen a newer record than ours. A member that has just spoken to us hears of the rumour so that it can
-        refute it: nodes that believe the rumour may have no link to it.
+        if it came lately (an older one may be the member's last). Or gossip may have missed us: the peer may
+        have seen a newer record than ours. A member that has just spoken to us hears of the rumour so that it
+        can refute it: nodes that believe the rumour may have no link to it.
         """
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
@@ -233,8 +231,7 @@ class Swim:
 
     def _lived(self, member: Member, at: float) -> bool:
         """Whether a member was alive at `at`, judged by what was heard since. Its last record may come late,
-        so
-        a record must have come `MEMBERS_LAG_S` after that time."""
+        so a record must have come `MEMBERS_LAG_S` after that time."""
         return self._answered(member) > at or member.heard > at + limits.MEMBERS_LAG_S
 
     def _ask_others(self, node_id: bytes, now: float) -> None:

@@ -21,10 +21,8 @@ from gossamer.protocol.limits import CHUNK_BYTES_MAX
 # --- Content addressing: anything large is cut into chunks of at most 1 MiB, each known by its SHA-256.
 #
 # A *root* names a whole file by one hash: it is the SHA-256 of the file's chunk hashes, one after another.
-# That
-# list is itself a chunk (the *index*), so a file can be fetched from strangers with nothing known but its
-# root.
-# Genesis parameters, snapshots and the digest of a replica all use roots.
+# That list is itself a chunk (the *index*), so a file can be fetched from strangers with nothing known but
+# its root. Genesis parameters, snapshots and the digest of a replica all use roots.
 
 HASH_BYTES = 32
 
