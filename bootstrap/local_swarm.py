@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,6 @@ class LocalSwarm:
         """Whether any node has, or had, the model that the others need to begin."""
         self._starts: set[float] = set()
         """Losses measured before any node had trained; often only one node has measured any."""
-        self._has_shown_folder = False
         self._is_asked_to_stop = False
         self.boot = self._process("bootstrap", ["bootstrap", str(folder / "swarm.toml")])
         self.nodes = [self.node(f"node-{i + 1}") for i in range(options.nodes)]
@@ -205,13 +205,10 @@ class LocalSwarm:
     async def _show_troubles(self, display: Display) -> None:
         """Show what the logs say went wrong. Raises LocalError for a trainer that makes no progress."""
         running = [process for process in self._everyone if not process.ended]
-        found = await asyncio.to_thread(lambda: [process.read_log() for process in running])
+        found = await asyncio.to_thread(lambda: [process.troubles.read() for process in running])
         for process, lines in zip(running, found, strict=True):
             for line in lines:
-                display.tell(f"{process.name}: {line}")
-            if lines and not self._has_shown_folder:
-                self._has_shown_folder = True
-                display.tell(f"the nodes' logs are in {self._folder}")
+                display.tell(f"{process.name}: {line} ({process.log_path})")
             if process.troubles.hopeless:
                 raise LocalError(f"{process.name}: {process.troubles.hopeless}")
 
@@ -243,19 +240,16 @@ class LocalSwarm:
             return ""
         from gossamer.node.exports.generate import generate
 
-        written = ""
-        home = Home(self._left[0].folder)
-        deadline = time.monotonic() + SAMPLE_S
+        until = time.monotonic() + SAMPLE_S
+        home, seed = Home(self._left[0].folder), self.options.seed
         try:
-            for piece in generate(
-                home, SAMPLE_PROMPT, SAMPLE_CHARACTERS, temperature=0.7, seed=self.options.seed
-            ):
-                written += piece
-                if self._is_asked_to_stop or time.monotonic() > deadline:
-                    break
+            pieces = generate(home, SAMPLE_PROMPT, SAMPLE_CHARACTERS, temperature=0.7, seed=seed)
+            return SAMPLE_PROMPT + "".join(
+                takewhile(lambda _: not self._is_asked_to_stop and time.monotonic() < until, pieces)
+            )
         except LocalError as error:
             print(f"gossamer: no sample: {error}", file=sys.stderr)
-        return SAMPLE_PROMPT + written if written else ""
+            return ""
 
 
 def run_swarm(options: SwarmOptions) -> int:

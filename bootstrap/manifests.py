@@ -4,13 +4,14 @@ import difflib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gossamer.models import TaskError
@@ -23,8 +24,8 @@ from gossamer.node.inputs import expanded, read_manifest
 from gossamer.node.trainer import genesis
 from gossamer.node.trainer.parameters import check_shareable, is_sharded, parameters_of
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
-from gossamer.protocol.fixedpoint import Ints, to_fixed
+from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.limits import TENSORS_MAX
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.layout import TensorSpec, plan
@@ -137,51 +138,50 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
     A tensor that the model ties to others may have any of their names. A file may leave out the name of the
     module that holds nearly everything, as transformers' base models do. Buffers are ignored: each node has
-    its own.
+    its own. Frozen parameters must be the model's already, since a swarm only shares what it trains.
 
     Raises:
         ConfigError: the weights cannot be read, or are not this model's; names the first tensor that differs.
     """
-    weights = _Weights(path)
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    in_file = _naming([name for aliases in names.values() for name in aliases], weights.names)
-    used: set[str] = set()
-    for parameter, aliases in names.items():
-        known = [in_file(alias) for alias in aliases]
-        present = [name for name in known if name in weights.names]
-        used.update(present)
-        if not present and parameter.requires_grad:
-            raise ConfigError(_missing(weights, known[0], parameter))
-        values = [weights.fitting(name, parameter) for name in present]
-        if not all(torch.equal(values[0], other) for other in values[1:]):
+    tensors = _tensors(path)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    in_file = _naming(list(parameters), tensors)
+    found = {name: tensors.pop(in_file(name)) for name in parameters if in_file(name) in tensors}
+    present = {id(parameters[name]) for name in found}
+    for name, parameter in parameters.items():
+        if parameter.requires_grad and id(parameter) not in present:
+            nearest = difflib.get_close_matches(in_file(name), tensors, n=1)
+            guess = f"; the most similar name is {nearest[0]!r}" if nearest else ""
+            shape = list(parameter.shape)
             raise ConfigError(
-                f"{path}: {' and '.join(present)} differ, but are one tensor in the model: leave out all but"
-                " the one that counts"
+                f"{path} has no tensor {in_file(name)!r} of shape {shape}, which the model trains{guess}"
             )
-        if values and parameter.requires_grad:
-            _set(parameter, values[0], f"{path}: tensor {present[0]!r}")
-        elif values and not torch.equal(values[0], parameter.float()):
-            raise ConfigError(
-                f"{path}: tensor {present[0]!r} is frozen in the model, with different values; a swarm only"
-                " shares what it trains, so load the rest in build_model"
-            )
-    unknown = weights.names - used - {in_file(name) for name, _ in model.named_buffers()}
-    if unknown:
+    if unknown := tensors.keys() - {in_file(name) for name, _ in model.named_buffers()}:
         raise ConfigError(f"{path} has a tensor {min(unknown)!r}, which the model does not have")
+    for name, values in found.items():
+        _check_fits(parameters[name], values, f"{path}: tensor {in_file(name)!r}")
+        if parameters[name].requires_grad:
+            with torch.no_grad():
+                parameters[name].copy_(values)
+    for name, values in found.items():
+        if not torch.allclose(parameters[name], values.float(), rtol=0, atol=0, equal_nan=True):
+            raise ConfigError(
+                f"{path}: tensor {in_file(name)!r} differs from the model's: it is frozen there, and must be"
+                " loaded in build_model, or tied to another tensor of the file, which must be left out"
+            )
 
 
-def _set(parameter: nn.Parameter, values: Tensor, what: str) -> None:
-    try:
-        to_fixed(values.numpy())
-    except DivergedError as error:
-        raise ConfigError(f"{what}: {error}; scale or freeze it") from None
-    with torch.no_grad():
-        parameter.copy_(values)
+def _check_fits(parameter: nn.Parameter, values: Tensor, what: str) -> None:
+    if values.dtype not in _FLOATS:
+        raise ConfigError(
+            f"{what} is {str(values.dtype).removeprefix('torch.')}; weights must be float32, float64,"
+            " bfloat16 or float16 (a quantised model cannot be trained)"
+        )
+    if values.shape != parameter.shape:
+        raise ConfigError(f"{what} has shape {list(values.shape)}, but {list(parameter.shape)} in the model")
 
 
-def _naming(names: Sequence[str], found: frozenset[str]) -> Callable[[str], str]:
+def _naming(names: Sequence[str], found: Collection[str]) -> Callable[[str], str]:
     """How the model's names become the file's: the way by which the most names are found."""
     modules = sorted({f"{name.split('.')[0]}." for name in names if "." in name})
     ways: list[Callable[[str], str]] = [
@@ -192,73 +192,32 @@ def _naming(names: Sequence[str], found: frozenset[str]) -> Callable[[str], str]
     return max(ways, key=lambda way: sum(way(name) in found for name in names))
 
 
-def _missing(weights: "_Weights", name: str, parameter: nn.Parameter) -> str:
-    nearest = difflib.get_close_matches(name, weights.names, n=1)
-    guess = f"; the most similar name is {nearest[0]!r}" if nearest else ""
-    shape = list(parameter.shape)
-    return f"{weights.path} has no tensor {name!r} of shape {shape}, which the model trains{guess}"
-
-
-class _Weights:
-    """Named tensors of one file, or of several with an index."""
-
-    def __init__(self, path: Path) -> None:
-        """Open the files. Raises ConfigError."""
-        self.path = path
-        self._files: dict[str, Any] = {}
-        try:
-            for file in _files(path):
-                opened: Any = safe_open(file, framework="pt", device="cpu")
-                self._files.update(dict.fromkeys(opened.keys(), opened))
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"cannot read weights from {path}: {error}") from None
-        self.names = frozenset(self._files)
-
-    def fitting(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """A tensor as float32. Raises ConfigError if it cannot be this parameter's."""
-        try:
-            values: Tensor = self._files[name].get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"cannot read tensor {name!r} from {self.path}: {error}") from None
-        if values.dtype not in _FLOATS:
-            dtype = str(values.dtype).removeprefix("torch.")
-            raise ConfigError(
-                f"{self.path}: tensor {name!r} is {dtype}; weights must be float32, float64, bfloat16 or"
-                " float16 (a quantised model cannot be trained)"
-            )
-        if values.shape != parameter.shape:
-            raise ConfigError(
-                f"{self.path}: tensor {name!r} has shape {list(values.shape)}, but {list(parameter.shape)} in"
-                " the model"
-            )
-        return values.float()
-
-
-def _files(path: Path) -> Iterator[Path]:
-    """The safetensors files that a path stands for. Raises ConfigError or OSError."""
+def _tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file, or of a folder's files. Raises ConfigError."""
     if path.is_dir():
-        found = [path / name for name in (SINGLE, INDEX) if (path / name).exists()]
-        if not found:
+        known = [path / name for name in (SINGLE, INDEX) if (path / name).exists()]
+        if not known:
             raise ConfigError(f"{path} holds neither {SINGLE} nor {INDEX}; give the file itself with --from")
-        path = found[0]
+        path = known[0]
     if not path.exists():
         raise ConfigError(f"--from {path}: no such file or folder")
-    if path.name.endswith(".index.json"):
-        try:
-            names = set(json.loads(path.read_bytes())["weight_map"].values())
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise ConfigError(f"{path} is not an index of safetensors files") from None
-        for name in sorted(names, key=str):
-            if not isinstance(name, str) or Path(name).name != name:
-                raise ConfigError(f"{path} names {name!r}, which is not a file beside it")
-            yield path.parent / name
-    elif path.suffix == ".safetensors":
-        yield path
-    else:
-        raise ConfigError(
-            f"--from {path}: only safetensors files are read, since other formats may run code when they are"
-            " opened; convert the weights with safetensors.torch.save_model"
-        )
+    tensors: dict[str, Tensor] = {}
+    try:
+        if path.name.endswith(".index.json"):
+            for name in sorted(set(json.loads(path.read_bytes())["weight_map"].values())):
+                tensors |= load_file(path.parent / Path(name).name)
+        elif path.suffix == ".safetensors":
+            tensors = load_file(path)
+        else:
+            raise ConfigError(
+                f"--from {path}: only safetensors files are read, since other formats may run code when they"
+                " are opened; convert the weights with safetensors.torch.save_model"
+            )
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot read weights from {path}: {error}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ConfigError(f"{path} is not an index of safetensors files") from None
+    return tensors
 
 
 # --- A new swarm's manifest: of a task, or of a model at hand.
@@ -465,34 +424,18 @@ def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> Non
     """Write a manifest as TOML that a person can read and edit.
 
     A manifest is written once: without `replace`, raises ConfigError if the file there describes another
-    swarm. Raises StorageError if it cannot be written.
+    swarm, or cannot be read (it may have an editing mistake). Raises StorageError if it cannot be written.
     """
     place = expanded(Path(path))
+    if not replace and place.is_file() and read_manifest(place).swarm_id != manifest.swarm_id:
+        raise ConfigError(
+            f"{path} is the manifest of another swarm: write it only once, then read it; to begin another"
+            " swarm, remove it or choose another name"
+        )
     try:
-        if not replace:
-            _check_of_no_other_swarm(place, manifest)
         put(place, to_toml(manifest).encode())
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _check_of_no_other_swarm(path: Path, manifest: Manifest) -> None:
-    """Raise ConfigError for a file with another swarm's manifest, which some nodes may have already.
-
-    Also for a file that cannot be read: it may be a manifest with an editing mistake.
-    """
-    if not path.is_file() or not path.stat().st_size:
-        return
-    try:
-        known = read_manifest(path)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; correct it, remove it, or choose another name") from None
-    if known.swarm_id != manifest.swarm_id:
-        ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
-        raise ConfigError(
-            f"{path} is the manifest of swarm {ours}, and that of swarm {theirs} would replace it: write it"
-            " only once, then read it; to begin another swarm, remove it or choose another name"
-        )
 
 
 def read(path: str | Path) -> Manifest:

@@ -20,14 +20,14 @@ ASK_TIMEOUT_S = 3.0
 STOP_S = 4.5
 POLL_S = 0.05
 
-READ_MAX = 1 << 16
-"""Bytes of a log that are read at a time."""
+READ_MAX = 1 << 20
+"""Bytes of a log that are read at a time. No line is as long."""
 
 CAUSES_MAX = 100
 """How many different causes of trouble are reported for one node."""
 
-ENDS_MAX = 3
-"""A trainer that has ended this often in the same round will make no progress."""
+ENDS_MAX = 4
+"""A trainer that has ended this often will make no progress."""
 
 LINE = re.compile(r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d (?P<level>\w+) +(?P<text>.+)")
 """A line as `gossamer.node.logs` writes it."""
@@ -39,32 +39,26 @@ class Troubles:
     """What goes wrong at a node, found by following its log.
 
     A supervisor restarts a trainer however often it ends, as is right for a node far from its owner. Here a
-    person watches, who is shown each cause once and does not wait for a trainer that makes no progress.
+    person watches, who is shown each cause once and does not wait for a trainer that keeps ending.
     """
 
     def __init__(self, log_path: Path) -> None:
         self._path = log_path
         self._at = 0
         self._shown: set[str] = set()
-        self._round = 0
         self._ends = 0
         self._cause = ""
 
-    def read(self, round_: int) -> list[str]:
-        """New errors and warnings, each reported once; `round_` is the last that the node has published."""
-        if round_ > self._round:
-            self._round, self._ends = round_, 0
+    def read(self) -> list[str]:
+        """New errors and warnings, each reported once."""
         fresh = []
         for line in self._lines():
             found = LINE.fullmatch(line)
             if found is None or found["level"] not in ("warning", "error", "critical"):
                 continue
             text = _PAUSE.sub("", found["text"])
-            if says_it_ended(text, "trainer"):
-                self._ends += 1
-                self._cause = self._cause or text
-            elif found["level"] != "warning":
-                self._cause = text
+            self._ends += says_it_ended(text, "trainer")
+            self._cause = text if found["level"] != "warning" else self._cause or text
             if text not in self._shown and len(self._shown) < CAUSES_MAX:
                 self._shown.add(text)
                 fresh.append(text)
@@ -75,16 +69,16 @@ class Troubles:
         """Why its trainer keeps ending; empty while there is hope."""
         if self._ends < ENDS_MAX:
             return ""
-        return f"{self._cause} (its trainer ended {self._ends} times in one round; see {self._path})"
+        return f"{self._cause} (its trainer ended {self._ends} times; see {self._path})"
 
     def _lines(self) -> list[str]:
-        """The next whole lines. A longer piece without an end is passed over."""
+        """The next whole lines."""
         grown = b""
         with suppress(OSError), open(self._path, "rb") as log:
             log.seek(self._at)
             grown = log.read(READ_MAX)
         end = grown.rfind(b"\n") + 1
-        self._at += end or (READ_MAX if len(grown) == READ_MAX else 0)
+        self._at += end
         return grown[:end].decode("utf-8", "replace").splitlines()
 
 
@@ -128,11 +122,7 @@ class NodeProcess:
 
     def last_line(self) -> str:
         """The last line of its log, which tells a person why it ended."""
-        lines = (
-            self.log_path.read_text("utf-8", "replace").strip().splitlines() if self.log_path.exists() else []
-        )
-        if not lines:
-            return "its log is empty"
+        lines = self.log_path.read_text("utf-8", "replace").strip().splitlines() or ["its log is empty"]
         logged = LINE.fullmatch(lines[-1])
         return logged["text"] if logged else lines[-1].removeprefix("gossamer: ")
 
@@ -157,11 +147,9 @@ class NodeProcess:
         self.child = None
         self.status = None
         if status < 0:
-            number = -status  # a real-time signal may have no name
-            names = {known.value: known.name for known in signal.Signals}
-            self.ended = f"killed by {names.get(number, f'signal {number}')}"
+            self.ended = f"killed by {signal.Signals(-status).name}"
         else:
-            self.ended = "stopped" if status == 0 else self.last_line()
+            self.ended = self.last_line() if status else "stopped"
         return True
 
     async def ask(self, *, digest: bool, plaintext: bool, up_to: int | None = None) -> None:
@@ -175,10 +163,6 @@ class NodeProcess:
                 status = await fetch_status(address, digest=digest, plaintext=plaintext, up_to=up_to)
                 if not self.killed:
                     self.status = status
-
-    def read_log(self) -> list[str]:
-        """What has gone wrong since the last call, by its log."""
-        return self.troubles.read(self.status["round"] if self.status else 0)
 
     @property
     def trainer(self) -> dict[str, Any]:

@@ -1,15 +1,14 @@
 """The options of a node: one schema for the command line, a script, the daemon and the trainer.
 
-A field with a `Flag` is at once a flag of `gossamer node` (its description is the help), a key of a node file
+A field with a `Flag` is at once a flag of `gossamer node` (its docstring is the help), a key of a node file
 and an environment variable. `Peer.attach` fills in the same fields. The processes of a node get all of them
 as one JSON argument, and use those that concern them.
 """
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -23,7 +22,6 @@ from gossamer.node.address import (
     parse_contact,
     parse_node_id,
 )
-from gossamer.node.logs import LEVELS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX
 
@@ -31,15 +29,14 @@ ADMIN_OFF = "off"
 """As the admin address: there is no admin server."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """How a field is written on the command line."""
+class Flag(NamedTuple):
+    """How a field is written on the command line. Its help is the field's docstring."""
 
-    help: str
     name: str = ""
     """Without dashes; by default the field's name."""
     metavar: str | None = None
     """A name for the value in the help."""
+    help: str = ""
 
 
 def _valid(parse: Callable[[str], object]) -> AfterValidator:
@@ -62,14 +59,13 @@ def _dialable(text: str) -> str:
     return text.strip()
 
 
+def _listen(text: str) -> None:
+    parse_address(text, port_min=0)
+
+
 def _admin(text: str) -> None:
     if text not in ("", ADMIN_OFF):
-        parse_address(text, port_min=0)
-
-
-def _log_level(text: str) -> None:
-    if text not in LEVELS:
-        raise ConfigError(f"{text!r} is not one of {', '.join(LEVELS)}")
+        _listen(text)
 
 
 def _path(value: Any) -> Any:
@@ -88,7 +84,6 @@ def _list(value: Any) -> Any:
 
 _Text = Annotated[str, Field(strict=True)]
 _Switch = Annotated[bool, Field(strict=True)]
-_Count = Annotated[int, Field(ge=0)]
 _Path = Annotated[Path, BeforeValidator(_path)]
 _Contacts = Annotated[
     tuple[Annotated[_Text, _valid(lambda text: str(parse_contact(text)))], ...], BeforeValidator(_list)
@@ -102,107 +97,61 @@ _Addresses = Annotated[
     Field(max_length=ADDRESSES_PER_PEER_MAX),
 ]
 _Paths = Annotated[tuple[_Path, ...], BeforeValidator(_list)]
-_Listen = Annotated[_Text, _valid(lambda text: parse_address(text, port_min=0))]
 
 
 class NodeOptions(BaseModel):
     """How one node runs. What the whole swarm agrees on is in the manifest."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    join: Annotated[
-        _Contacts,
-        Flag(
-            "A node of the swarm: HOST:PORT, or gossamer://NODE_ID@HOST:PORT to trust no other node there."
-            " May be repeated.",
-            metavar="ADDRESS",
-        ),
-    ] = ()
-    invite: Annotated[
-        _Text | None,
-        Flag("What gossamer invite printed for this node, or a file that holds it.", metavar="INVITATION"),
-    ] = None
-    wait: Annotated[_Switch, Flag("If no node to join answers, keep trying until one does.")] = False
-    check: Annotated[
-        _Switch,
-        Flag(
-            "Do all that a start does, up to listening and the first batch, and end: with status 0 if the"
-            " node can start, or 2 and the reason."
-        ),
-    ] = False
-    observe: Annotated[_Switch, Flag("Do not train: hold a replica and serve it to others.")] = False
-    folder: Annotated[
-        _Path | None,
-        Flag(
-            "The node's folder. Default: ~/.gossamer/SWARM, or SWARM-bootstrap for a bootstrap peer.",
-            name="dir",
-            metavar="FOLDER",
-        ),
-    ] = None
-    swarm_id: Annotated[
-        Annotated[_Text, _valid(check_swarm_id)] | None,
-        Flag("Refuse any swarm but this one (its id, or the beginning of it).", metavar="ID"),
-    ] = None
-    trust: Annotated[
-        _NodeIds,
-        Flag(
-            "When joining, believe this node about the model, whatever others say. May be repeated.",
-            metavar="NODE_ID",
-        ),
-    ] = ()
-    data: Annotated[
-        _Paths,
-        Flag("Files or folders to train on. Default: the task's own. May be repeated.", metavar="PATH"),
-    ] = ()
-    task: Annotated[
-        _Text | None,
-        Flag(
-            "The file with the swarm's task, if it does not come with Gossamer. Its code is executed here;"
-            " the node's folder remembers it.",
-            metavar="FILE.py:CLASS",
-        ),
-    ] = None
-    listen: Annotated[
-        _Listen,
-        Flag(
-            "Where to listen. Port 0 picks a free one, [::] is every address, 0.0.0.0 every IPv4 address.",
-            metavar="HOST:PORT",
-        ),
-    ] = "[::]:0"
-    advertise: Annotated[
-        _Addresses,
-        Flag(
-            "Where others can dial this node, if that is not where it listens. May be repeated.",
-            metavar="HOST:PORT",
-        ),
-    ] = ()
-    name: Annotated[_Text, _valid(check_node_name), Flag("This node's name in displays.")] = ""
-    device: Annotated[_Text, Flag("Where to train: auto, cpu, cuda, cuda:1, mps ...")] = "auto"
-    threads: Annotated[
-        _Count, Field(le=1024), Flag("CPU threads for training; 0 leaves it to PyTorch.", metavar="N")
-    ] = 0
-    stop_round: Annotated[
-        _Count, Flag("Stop training after this round; 0 for never.", name="rounds", metavar="N")
-    ] = 0
-    evaluate_every: Annotated[_Count, Flag("Evaluate every N rounds; 0 for never.", metavar="N")] = 5
-    plaintext: Annotated[
-        _Switch,
-        Flag("Do not use TLS. For tests on loopback; all nodes must do the same.", name="insecure-plaintext"),
-    ] = False
-    admin: Annotated[
-        _Text,
-        _valid(_admin),
-        Flag(
-            "Where to serve the page, the metrics and gossamer top, or off. Default: 127.0.0.1, first free"
-            " port from 7780.",
-            metavar="HOST:PORT",
-        ),
-    ] = ""
-    debug: Annotated[_Switch, Flag("Log everything, and show tracebacks.")] = False
-    log_json: Annotated[_Switch, Flag("Log JSON objects, one per line.")] = False
-    log_level: Annotated[_Text, _valid(_log_level), Flag(f"Lowest level to log: {', '.join(LEVELS)}.")] = (
-        "info"
-    )
+    join: Annotated[_Contacts, Flag(metavar="ADDRESS")] = ()
+    """A node of the swarm: HOST:PORT, or gossamer://NODE_ID@HOST:PORT to trust no other node there. May be
+    repeated."""
+    invite: Annotated[_Text | None, Flag(metavar="INVITATION")] = None
+    """What gossamer invite printed for this node, or a file that holds it."""
+    wait: Annotated[_Switch, Flag()] = False
+    """If no node to join answers, keep trying until one does."""
+    check: Annotated[_Switch, Flag()] = False
+    """Do all that a start does, up to listening and the first batch, and end: with status 0 if the node can
+    start, or 2 and the reason."""
+    observe: Annotated[_Switch, Flag()] = False
+    """Do not train: hold a replica and serve it to others."""
+    folder: Annotated[_Path | None, Flag("dir", "FOLDER")] = None
+    """The node's folder. Default: ~/.gossamer/SWARM, or SWARM-bootstrap for a bootstrap peer."""
+    swarm_id: Annotated[Annotated[_Text, _valid(check_swarm_id)] | None, Flag(metavar="ID")] = None
+    """Refuse any swarm but this one (its id, or the beginning of it)."""
+    trust: Annotated[_NodeIds, Flag(metavar="NODE_ID")] = ()
+    """When joining, believe this node about the model, whatever others say. May be repeated."""
+    data: Annotated[_Paths, Flag(metavar="PATH")] = ()
+    """Files or folders to train on. Default: the task's own. May be repeated."""
+    task: Annotated[_Text | None, Flag(metavar="FILE.py:CLASS")] = None
+    """The file with the swarm's task, if it does not come with Gossamer. Its code is executed here; the
+    node's folder remembers it."""
+    listen: Annotated[_Text, _valid(_listen), Flag(metavar="HOST:PORT")] = "[::]:0"
+    """Where to listen. Port 0 picks a free one, [::] is every address, 0.0.0.0 every IPv4 address."""
+    advertise: Annotated[_Addresses, Flag(metavar="HOST:PORT")] = ()
+    """Where others can dial this node, if that is not where it listens. May be repeated."""
+    name: Annotated[_Text, _valid(check_node_name), Flag()] = ""
+    """This node's name in displays."""
+    device: Annotated[_Text, Flag()] = "auto"
+    """Where to train: auto, cpu, cuda, cuda:1, mps ..."""
+    threads: Annotated[int, Field(ge=0, le=1024), Flag(metavar="N")] = 0
+    """CPU threads for training; 0 leaves it to PyTorch."""
+    stop_round: Annotated[int, Field(ge=0), Flag("rounds", "N")] = 0
+    """Stop training after this round; 0 for never."""
+    evaluate_every: Annotated[int, Field(ge=0), Flag(metavar="N")] = 5
+    """Evaluate every N rounds; 0 for never."""
+    plaintext: Annotated[_Switch, Flag("insecure-plaintext")] = False
+    """Do not use TLS. For tests on loopback; all nodes must do the same."""
+    admin: Annotated[_Text, _valid(_admin), Flag(metavar="HOST:PORT")] = ""
+    """Where to serve the page, the metrics and gossamer top, or off. Default: 127.0.0.1, first free port from
+    7780."""
+    debug: Annotated[_Switch, Flag()] = False
+    """Log everything, and show tracebacks."""
+    log_json: Annotated[_Switch, Flag()] = False
+    """Log JSON objects, one per line."""
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Flag()] = "info"
+    """Lowest level to log: debug, info, warning, error."""
 
     # What a node passes to its own processes.
     socket: str = ""
@@ -239,9 +188,11 @@ class NodeOptions(BaseModel):
 
 
 def flags() -> dict[str, Flag]:
-    """The flags of `gossamer node` by field, with their names filled in."""
+    """The flags of `gossamer node` by field, complete."""
     return {
-        field: replace(flag, name=flag.name or field.replace("_", "-"))
+        field: Flag(
+            flag.name or field.replace("_", "-"), flag.metavar, " ".join((info.description or "").split())
+        )
         for field, info in NodeOptions.model_fields.items()
         for flag in info.metadata
         if isinstance(flag, Flag)

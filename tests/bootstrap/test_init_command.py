@@ -91,7 +91,7 @@ def test_init_with_existing_weights(run: Run, tmp_path: Path) -> None:
         next(iter(model.parameters()))[0] = torch.nan
     save_model(model, str(tmp_path / "nan.safetensors"))
     run("init", "two.toml", "--from", "nan.safetensors").assert_user_error(
-        "nan.safetensors: tensor 'model.embed_tokens.weight': a value is not finite"
+        "tensor 'model.embed_tokens.weight': a value is not finite"
     )
     model = build_task("text", {}).build_model(5)
     assert run("init", "two.toml", "--from", "w.safetensors").status == 0

@@ -201,7 +201,7 @@ def test_a_manifest_is_written_once(tmp_path: Path) -> None:
     path = tmp_path / "m.toml"
     for _ in range(2):
         manifests.write(one, path)
-    with pytest.raises(ConfigError, match=f"of swarm {one.swarm_id.hex()[:12]}.* remove it or choose"):
+    with pytest.raises(ConfigError, match="is the manifest of another swarm"):
         manifests.write(other, path)
     assert manifests.read(path) == one
     manifests.write(other, path, replace=True)
@@ -214,12 +214,9 @@ def test_a_manifest_that_somebody_slipped_in_editing_is_not_lost(tmp_path: Path)
     manifests.write(manifest, path)
     edited = path.read_text().replace("[layout]", "[layout")
     path.write_text(edited)
-    with pytest.raises(ConfigError, match="m.toml.*correct it, remove it, or choose another name"):
+    with pytest.raises(ConfigError, match="m.toml is not valid TOML"):
         manifests.write(manifest, path)
     assert path.read_text() == edited
-    path.write_text("")
-    manifests.write(manifest, path)
-    assert manifests.read(path) == manifest
 
 
 # -- a model of one's own

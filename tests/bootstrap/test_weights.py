@@ -140,14 +140,10 @@ def test_a_folder_with_one_file_or_with_shards(tmp_path: Path) -> None:
             {"inner.norm.bias": torch.zeros(3, dtype=torch.int8)},
             "'inner.norm.bias' is int8; weights must be float32, float64, bfloat16 or float16",
         ),
-        (
-            {"inner.norm.bias": torch.full((3,), 64.0)},
-            "'inner.norm.bias': a value is not finite or outside",
-        ),
-        ({"head.weight": torch.zeros(5, 3)}, "inner.embed.weight and head.weight differ"),
+        ({"head.weight": torch.zeros(5, 3)}, "tied to another tensor of the file"),
         (
             {"frozen.weight": torch.zeros(2, 2)},
-            "'frozen.weight' is frozen in the model, with different values",
+            "'frozen.weight' differs from the model's: it is frozen there",
         ),
     ],
 )
@@ -167,8 +163,7 @@ def test_what_does_not_fit(tmp_path: Path, change: dict[str, Tensor | None], mes
         ("empty.safetensors", b"", "cannot read weights from"),
         ("bad.index.json", b"[1, 2", "is not an index of safetensors files"),
         ("list.index.json", b"[]", "is not an index of safetensors files"),
-        ("up.index.json", b'{"weight_map": {"x": "../w.safetensors"}}', "names '../w.safetensors'"),
-        ("odd.index.json", b'{"weight_map": {"x": 3}}', "names 3, which is not a file beside it"),
+        ("odd.index.json", b'{"weight_map": {"x": 3}}', "is not an index of safetensors files"),
         ("gone.index.json", b'{"weight_map": {"x": "gone.safetensors"}}', "cannot read weights from"),
     ],
 )

@@ -53,7 +53,7 @@ def test_options_survive_a_command_line(options: NodeOptions) -> None:
         ({"stop_round": -1}, "--rounds: should be greater than or equal to 0, not -1"),
         ({"debug": "no"}, "--debug: should be a valid boolean, not 'no'"),
         ({"admin": "on"}, "--admin: 'on' is not an address"),
-        ({"log_level": "loud"}, "--log-level: 'loud' is not one of debug, info, warning, error"),
+        ({"log_level": "loud"}, "--log-level: should be 'debug', 'info', 'warning' or 'error', not 'loud'"),
         ({"plaintext": True}, "plaintext is for loopback only; listen on 127.0.0.1"),
         ({"jion": ["a:1"]}, "--jion: no such option"),
     ],
