@@ -267,9 +267,6 @@ WAKE_PATIENCE_S = 60.0
 """A node that slept waits this long for its network to come back; once it has a link, it listens to the
 others for RESUME_PATIENCE_S."""
 
-OUTLIVED_PATIENCE_S = 600.0
-"""A node that starts over waits this long for members that went on and are gone, then does without them."""
-
 SLEEP_MIN_S = 20.0
 """A machine that stood still for longer than this has slept: others have given up its links (LINK_SILENCE_S).
 A slow event loop is late by seconds."""

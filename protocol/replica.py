@@ -418,8 +418,7 @@ class Replica:
             return
         self._clock.woke(now)
         extent = max(self.ledger.rounds(), default=0) - ROUNDS_UNDER_WAY
-        live = frozenset(member.record.node_id for member in self.roster.live())
-        self.sealing.came_back(extent, live)
+        self.sealing.came_back(extent)
         text = "this machine slept, or its clock was set: finding out where the others are before publishing"
         self.outbox.append(Notice(text))
         for link in self.links.all():

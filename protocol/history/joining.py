@@ -264,8 +264,7 @@ class CatchUp:
 #
 # Nobody has the rounds any more that were closed meanwhile. Without them, what came after makes another model
 # than the swarm's, and the nodes that came back together could be most of the swarm. So a node that finds
-# this
-# out starts over from the snapshot of those that went on, or from its own if those are gone.
+# this out starts over from the snapshot of those that went on.
 
 RETURN_S = 30.0
 """For this long a node looks whether the swarm has outlived what it holds: from when it has heard of a member
@@ -290,53 +289,43 @@ def known_up_to(sealed: int, rounds: Iterable[int]) -> int:
     return max(sealed, newest - ROUNDS_UNDER_WAY)
 
 
-class Absence:
-    """Our last absence, until we know what we have missed, and that is made good."""
+class TimeAway:
+    """The last time that we were away, until we know what we have missed, and that is made good."""
 
-    def __init__(
-        self,
-        section: HistorySection,
-        *,
-        is_first: bool,
-    ) -> None:
+    def __init__(self, section: HistorySection, *, is_first: bool) -> None:
         """`is_first`: see `Sealing`."""
         self._section = section
         self._is_first = is_first
         self.extent = 0
         """The newest round that we knew of when we went away."""
-        self._company: frozenset[bytes] | None = None
-        """The members that were there then; None if that is not known."""
         self.looks_until = 0.0
         """Until when we look for what we have missed: infinite before that begins, 0 once it is over."""
         self._outlived_since: float | None = None
         """Since when the members that we hear say that we were outlived."""
-        self.given_up: Claim | None = None
-        """The newest snapshot that we held, while we start over from the swarm's."""
-        self._ahead_at = 0.0
-        """When, since we gave that up, a member that went on was last there."""
+        self.starts_over = False
+        """Whether we have given up our history, and the swarm's snapshot is not here yet. If all that went on
+        are gone by then, a restart goes on from what is on disk."""
 
     # -- what happens
 
-    def came_back(self, extent: int, company: frozenset[bytes] | None, has_history: bool) -> None:
-        """We are back, and knew of rounds up to `extent` when we went. `company`: the members there then.
+    def came_back(self, extent: int, has_history: bool) -> None:
+        """We are back, and knew of rounds up to `extent` when we went.
 
         If we have heard of nobody since our last return, for want of a network, that was no return.
         """
-        if self.looks_until == inf or self.given_up is not None:
+        if self.looks_until == inf or self.starts_over:
             return
         self.extent = extent
-        self._company = company
         self._outlived_since = None
         self.looks_until = inf if has_history else 0.0
 
-    def give_up(self, claim: Claim, now: float) -> None:
-        """We start over. `claim`: the newest snapshot that we held."""
-        self.given_up, self._ahead_at = claim, now
-        self.looks_until = 0.0
+    def give_up(self) -> None:
+        """We start over."""
+        self.starts_over, self.looks_until = True, 0.0
 
     def over(self) -> None:
         """Our history begins at a snapshot that we have adopted."""
-        self.given_up, self.looks_until, self._outlived_since = None, 0.0, None
+        self.starts_over, self.looks_until, self._outlived_since = False, 0.0, None
 
     # -- what is heard of the others
 
@@ -363,25 +352,17 @@ class Absence:
         """The members that claim something newer than all that we knew."""
         return [member for member in members if self._went_on(member)]
 
-    def are_gone(self, ahead: Sequence[PeerClaim], now: float) -> bool:
-        """Whether no member that went on has been there for long. `ahead`: those that are there now."""
-        if ahead:
-            self._ahead_at = now
-        return now - self._ahead_at > limits.OUTLIVED_PATIENCE_S
-
     def _went_on(self, member: PeerClaim) -> bool:
         return bool(member.claims) and member.claims[0].round > self.extent
 
     def _is_ahead(self, clock: int, members: Sequence[PeerClaim]) -> bool:
-        """Whether a member that we left went on, to where all that we know of is closed.
+        """Whether somebody went on, to where all that we know of is closed.
 
-        A member that was not there then had been cut off from us, or we from it: then neither history is the
-        one that went on. Who does not train moves no clock. So where all that trained are gone, or come back
-        as we do, the word of those at our join addresses tells how far the swarm went.
+        Who does not train moves no clock. So where all that trained are gone, or come back as we do, those at
+        our join addresses tell how far the swarm went.
         """
         ahead = self.who_went_on(members)
-        known = any(self._company is None or member.node_id in self._company for member in ahead)
         reached = clock
         if not any(member.round and not self._went_on(member) for member in members):
             reached = max([clock, *(member.claims[0].round for member in ahead if member.is_named)])
-        return known and closable_round(reached, reached, self._section) > self.extent
+        return bool(ahead) and closable_round(reached, reached, self._section) > self.extent

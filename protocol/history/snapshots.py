@@ -24,7 +24,7 @@ from gossamer.protocol.events import Need
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Holdings
 from gossamer.protocol.history.forks import Defeat, Forks
-from gossamer.protocol.history.joining import Absence, Joining
+from gossamer.protocol.history.joining import Joining, TimeAway
 from gossamer.protocol.history.peer_claims import PeerClaim, PeerClaims
 from gossamer.protocol.manifest import Manifest
 
@@ -62,7 +62,7 @@ class Sealing:
         self._is_first = is_first
         self._trusted = trusted
         self._joining = Joining(trusted)
-        self._absence = Absence(manifest.history, is_first=is_first)
+        self._away = TimeAway(manifest.history, is_first=is_first)
         self._forks = Forks(own_last)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
@@ -82,17 +82,17 @@ class Sealing:
     @property
     def starts_over(self) -> bool:
         """Whether we have given up our history, and the swarm's snapshot is not here yet."""
-        return self._absence.given_up is not None
+        return self._away.starts_over
 
     @property
     def may_be_outlived(self) -> bool:
         """Whether the members that we hear say that the swarm went on without us; not settled yet."""
-        return self._absence.may_be_outlived
+        return self._away.may_be_outlived
 
     @property
     def is_in_a_hurry(self) -> bool:
         """Whether to look at `deadline`, without waiting for the next turn."""
-        return not self.joined or self._absence.looks_until > 0.0
+        return not self.joined or self._away.looks_until > 0.0
 
     def restore(self, claims: Claims, floor: int, extent: int = 0) -> None:
         """Take over what a previous run held, which knew of rounds up to `extent`."""
@@ -101,10 +101,10 @@ class Sealing:
         self.floor = floor
         self.came_back(extent)
 
-    def came_back(self, extent: int, company: frozenset[bytes] | None = None) -> None:
-        """We were away, stopped or asleep, and know of rounds up to `extent`. `company`: see `Absence`."""
+    def came_back(self, extent: int) -> None:
+        """We were away, stopped or asleep, and know of rounds up to `extent`."""
         known = max(extent, self.floor, *(claim.round for claim in self.claims))
-        self._absence.came_back(known, company, has_history=self.joined)
+        self._away.came_back(known, has_history=self.joined)
 
     def sealed(self, claims: Claims) -> None:
         """Our snapshots have changed."""
@@ -121,7 +121,7 @@ class Sealing:
     def adopted(self, claim: Claim) -> None:
         """Phi is now that snapshot: our history begins there."""
         self.claims = (claim,)
-        self._absence.over()
+        self._away.over()
         self._forks.adopted()
         self._claimed = {claim.round: claim}
         self.floor = claim.round
@@ -156,7 +156,7 @@ class Sealing:
             return []
         if not self.joined:
             return self._join(members, now)
-        if self._absence.is_outlived(clock, members, now):
+        if self._away.is_outlived(clock, members, now):
             return self._start_over(members, now)
         if self.may_be_outlived:
             return []
@@ -171,36 +171,28 @@ class Sealing:
     def _look_interval(self, now: float) -> float:
         if not self.joined and self.adopting is None:
             return JOINING_LOOK_S
-        return RETURN_LOOK_S if now < self._absence.looks_until else LOOK_INTERVAL_S
+        return RETURN_LOOK_S if now < self._away.looks_until else LOOK_INTERVAL_S
 
     # -- where our history begins
 
     def _join(self, members: Sequence[PeerClaim], now: float) -> list[Effect]:
         if self._is_first:
             return self._adopt(self.genesis, now)
-        given_up = self._absence.given_up
-        if given_up is not None:
-            members = self._absence.who_went_on(members)
-            if self._absence.are_gone(members, now):
-                return self._go_on_without(given_up, now)
+        if self.starts_over:
+            members = self._away.who_went_on(members)
         best, said = self._joining.choose(members, now)
         return said if best is None else self._adopt(best, now)
 
     def _start_over(self, members: Sequence[PeerClaim], now: float) -> list[Effect]:
         text = (
-            f"we were away since round {self._absence.extent}, and the swarm has closed rounds since:"
+            f"we were away since round {self._away.extent}, and the swarm has closed rounds since:"
             " starting again from its snapshot"
         )
-        self._absence.give_up(self.claims[0], now)
+        self._away.give_up()
         self.claims, self._is_first = (), False
         self._claimed.clear()
         self._joining = Joining(self._trusted)
         return [Notice(text), *self._join(members, now)]
-
-    def _go_on_without(self, given_up: Claim, now: float) -> list[Effect]:
-        """The members that went on are gone: better to lose their history than to have none."""
-        text = f"no node that went on is left: continuing from our own snapshot of round {given_up.round}"
-        return [Notice(text), *self._adopt(given_up, now)]
 
     def _yield(self, defeat: Defeat, now: float) -> list[Effect]:
         return [Notice(defeat.text), *self._adopt(defeat.winner, now)]
@@ -211,7 +203,7 @@ class Sealing:
         return [Adopt(claim)]
 
     def _is_gone(self, claim: Claim, others: Sequence[Claims], now: float) -> bool:
-        if self._is_first or claim == self._absence.given_up or any(claim in claims for claims in others):
+        if self._is_first or any(claim in claims for claims in others):
             self._claimed_at = now
         return now - self._claimed_at > GONE_AFTER_S
 

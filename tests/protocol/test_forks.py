@@ -14,7 +14,7 @@ from tests.protocol.histories import Told, claim, drive, joined, kinds, sealing_
 def test_a_snapshot_that_cannot_be_does_not_hold_our_own_history_up():
     """Though those who claim it are most, and go on claiming it."""
     sealing = joined(claim(8))
-    sealing._absence.looks_until = 0.0
+    sealing._away.looks_until = 0.0
     lie = claim(8, tokens=5, mark=9)
     others = [(lie,)] * 3
     assert kinds(drive(sealing, 0.0, 2 * limits.LINEAGE_PATIENCE_S, clock=10, others=others), Adopt) == [

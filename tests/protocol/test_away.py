@@ -75,7 +75,7 @@ def test_a_node_counts_what_it_has_missed_from_the_records_that_it_stored(seed):
     core = World(seed, MANIFEST).add(0).core
     stored = [unsigned(1, round_) for round_ in (*range(13, 21), *range(42, 60))]
     core.restore(stored, (), 0.0, claims=(claim(16), claim(8)), floor=8)
-    assert core.sealing._absence.extent == 18
+    assert core.sealing._away.extent == 18
 
 
 @pytest.mark.parametrize("alone", [20, 23], ids=["waited", "went on by itself"])
@@ -88,11 +88,11 @@ def test_whose_network_comes_late_looks_once_it_hears_of_others(alone):
     assert sealing.starts_over is (alone == 20)
 
 
-def slept(company):
+def slept():
     """Fell asleep at round 20, and woke."""
     sealing = joined(claim(16), claim(8))
     drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=20, others=[()])
-    sealing.came_back(18, frozenset(company))
+    sealing.came_back(18)
     return sealing
 
 
@@ -118,9 +118,9 @@ def test_the_first_to_be_heard_after_a_return_is_not_believed_alone():
 
 @pytest.mark.parametrize("woke_in_between", [False, True])
 def test_who_slept_for_longer_than_rounds_are_kept_begins_anew(woke_in_between):
-    sealing = slept([b"friend"])
+    sealing = slept()
     if woke_in_between:
-        sealing.came_back(18, frozenset())  # for half a minute, without a network: nobody was there
+        sealing.came_back(18)  # for half a minute, without a network: nobody was there
     others = [PeerClaim((claim(96), claim(88)), b"friend"), PeerClaim((claim(96), claim(88)), b"new")]
     effects = [effect for tick in range(10) for effect in sealing.wake(100 + tick / 2, 100, Told(others))]
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
@@ -129,55 +129,26 @@ def test_who_slept_for_longer_than_rounds_are_kept_begins_anew(woke_in_between):
     assert not sealing.starts_over
 
 
-def test_who_slept_and_was_cut_off_before_keeps_its_history():
-    """Those who went on were not there when it fell asleep: two lineages, of which one wins."""
-    sealing = slept([b"friend"])
-    others = [PeerClaim((claim(96), claim(88)), b"stranger"), PeerClaim((claim(16), claim(8)), b"friend")]
-    for tick in range(120):
-        assert not kinds(sealing.wake(100 + tick / 2, 100, Told(others)), Adopt)
-    assert claim(16) in sealing.claims
-
-
 def test_who_begins_anew_does_not_start_from_the_snapshot_of_one_that_was_away_too():
     """Though that one answers at its join address, and has not found out yet."""
-    sealing = slept([b"friend"])
+    sealing = slept()
     others = [PeerClaim((claim(96),), b"friend"), PeerClaim((claim(16), claim(8)), b"away", is_named=True)]
     effects = [effect for tick in range(20) for effect in sealing.wake(100 + tick / 2, 100, Told(others))]
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
 
 
-@pytest.mark.parametrize("is_named", [False, True])
-def test_who_begins_anew_goes_on_from_its_own_snapshot_if_those_who_went_on_are_gone_for_long(is_named):
-    """No single death stops a swarm; another one that was away has no more than we have."""
-    sealing = slept([b"friend"])
-    away = PeerClaim((), b"away", is_named)
-    ahead = PeerClaim((claim(96),), b"friend", is_named)
-    assert not kinds(finds_out(sealing, 100.0, [away, ahead]), Adopt)
-    assert sealing.starts_over
-    patience = int(limits.OUTLIVED_PATIENCE_S)
-    effects = [
-        effect for tick in range(patience - 5) for effect in sealing.wake(101.0 + tick, 100, Told([away]))
-    ]
-    assert not effects, "they may come back"
-    effects = [e for tick in range(30) for e in sealing.wake(100.0 + patience + tick, 100, Told([away]))]
-    assert kinds(effects, Adopt) == [Adopt(claim(16))]
-    assert "from our own snapshot of round 16" in kinds(effects, Notice)[0].text
-    sealing.adopted(claim(16))
-    assert sealing.joined and not sealing.starts_over
-
-
 def test_who_begins_anew_and_falls_asleep_again_still_does():
     """Meanwhile it has heard of the rounds since, though not of all."""
-    sealing = slept([b"friend"])
+    sealing = slept()
     others = [PeerClaim((claim(96),), b"friend")]
     finds_out(sealing, 100.0, others)
-    sealing.came_back(98, frozenset([b"friend"]))
+    sealing.came_back(98)
     effects = [effect for tick in range(20) for effect in sealing.wake(200 + tick / 2, 100, Told(others))]
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
 
 
 def test_a_snapshot_that_was_being_written_does_not_bring_back_what_is_given_up():
-    sealing = slept([b"friend"])
+    sealing = slept()
     others = [PeerClaim((claim(96),), b"friend")]
     finds_out(sealing, 100.0, others)
     sealing.sealed((claim(24), claim(16)))
