@@ -12,13 +12,12 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary
-from gossamer.node.formatting import harmless, harmless_line, plural, size, sparkline, three_decimals
+from gossamer.node.formatting import harmless, harmless_line, plural, size, three_decimals
 
 PLAIN_INTERVAL_S = 5.0
 NOTES_SHOWN = 5
@@ -171,20 +170,13 @@ class Display:
     def _below(self, processes: list[NodeProcess]) -> RenderableType:
         """The progress, the loss, and what happened."""
         round_ = _round(processes)
-        progress = Table.grid(expand=True, padding=(0, 1))
-        progress.add_column(no_wrap=True)
-        progress.add_column(ratio=1)
-        progress.add_column(no_wrap=True)
-        progress.add_row(
-            Text(f"round {round_}/{self._rounds}"),
-            ProgressBar(total=self._rounds, completed=round_),
-            Text(f"{minutes(time.monotonic() - self._begun)} gone, {self._left(round_)} left"),
-        )
+        now = minutes(time.monotonic() - self._begun)
+        progress = Text(f"round {round_}/{self._rounds}, {now} gone, {self._left(round_)} left")
         loss = Text("validation loss  ")
         if self._losses:
-            loss.append(f"{self._losses[-1]:.3f} ", style="bold")
-            loss.append(sparkline(self._losses), style="green")
-            loss.append(f"  from {self._losses[0]:.3f}", style="dim")
+            loss.append(f"{self._losses[-1]:.3f}", style="bold").append(
+                f"  from {self._losses[0]:.3f}", "dim"
+            )
         else:
             loss.append("not measured yet", style="dim")
         notes = [Text(note, style="yellow") for note in self._notes[-NOTES_SHOWN:]]

@@ -6,8 +6,6 @@ WRONG_SHAPE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticErr
 UNBOUNDED = 10_000
 """Width of output that is not a terminal: lines are not wrapped, for programs that search them."""
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-
 
 def harmless(text: str) -> str:
     """A text without control sequences for a terminal; line breaks and tabs stay."""
@@ -17,14 +15,6 @@ def harmless(text: str) -> str:
 def harmless_line(text: str) -> str:
     """As `harmless`, but also without line breaks and tabs."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def sparkline(values: list[float], width: int = 32) -> str:
-    """The last values as a row of bars."""
-    shown = values[-width:]
-    low, high = min(shown, default=0.0), max(shown, default=0.0)
-    span = (high - low) or 1.0
-    return "".join(BLOCKS[min(len(BLOCKS) - 1, int((value - low) / span * len(BLOCKS)))] for value in shown)
 
 
 def count(number: float) -> str:

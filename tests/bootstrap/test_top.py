@@ -20,7 +20,7 @@ from rich.live import Live
 
 from gossamer.bootstrap.top import Top, Watched, frame, show_peers, show_top
 from gossamer.node.daemon.monitoring.status import to_json
-from gossamer.node.formatting import count, duration, harmless_line, size, sparkline
+from gossamer.node.formatting import count, duration, harmless_line, size
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.merge.contributions import Conduct, Figures, RoundFigures
 from tests.node import statuses
@@ -172,9 +172,6 @@ def test_numbers() -> None:
     assert [size(n) for n in (5, 12_345)] == ["5 B", "12.3 kB"]
     assert [duration(s) for s in (5, 65, 3700, 90_000)] == ["5s", "1m", "1h01m", "1d1h"]
     assert harmless_line("a\x1b[31m\u202eb") == "a\ufffd[31m\ufffdb"
-    lines = [[], [1.0], [2.0, 2.0], list(map(float, range(8))), [9.0, 1.0]]
-    assert list(map(sparkline, lines)) == ["", "▁", "▁▁", "▁▂▃▄▅▆▇█", "█▁"]
-    assert len(sparkline(list(map(float, range(100))), width=10)) == 10
 
 
 async def shows(fd: int, parts: Sequence[str]) -> None:

@@ -7,22 +7,21 @@ from typing import Any
 from gossamer.node.daemon.monitoring.status import (
     LinkStatus,
     MemberStatus,
-    ModelStatus,
     NodeStatus,
     TrainerStatus,
 )
 from gossamer.protocol.merge.contributions import NOTHING_SENT
 
-MODEL = ModelStatus(
-    task="text",
-    parameters=12_345_678,
-    tensors=75,
-    fragments=4,
-    codec="int4",
-    averaging=("mean", "rda"),
-    pace="30 steps",
-    admission="open",
-)
+MODEL = {
+    "task": "text",
+    "parameters": 12_345_678,
+    "tensors": 75,
+    "fragments": 4,
+    "codec": "int4",
+    "averaging": ["mean", "rda"],
+    "pace": "30 steps",
+    "admission": "open",
+}
 
 
 def member(number: int = 1, **changes: Any) -> MemberStatus:

@@ -1,15 +1,9 @@
 """The admin server: this machine's view of a node, over HTTP on a separate address.
 
-========================== ==============================================================================
-``GET /``                  the page
-``GET /api/state``         the node's `NodeStatus`, JSON
-``GET /api/rounds``        what happened round by round, ``?from=`` one ``&to=`` another, JSON; only the
-                           newest of them, as many as one answer holds
-``GET /api/events``        server-sent events: state, rounds, notice
-``GET /status``            what ``/gossamer/1/status`` answers, JSON, with the same query
-``GET /healthz``           200 if the node is healthy, else 503, with the reason as JSON
-``GET /metrics``           for Prometheus
-========================== ==============================================================================
+``/`` is the page. ``/api/state`` is the node's `NodeStatus`, and ``/status`` what other nodes are told of it,
+both JSON. ``/api/rounds`` is what happened from round ``?from=`` to ``&to=``, JSON: the newest of these, as
+many as one answer holds. ``/api/events`` are server-sent events. ``/healthz`` answers 200 if the node is
+healthy, else 503, with the reason as JSON. ``/metrics`` is for Prometheus.
 
 It only shows, and changes nothing. It listens on loopback, and elsewhere only with a token. Where there is a
 token, every request must give it. Pages of other origins get nothing: no CORS header is ever sent, and a name
@@ -78,17 +72,6 @@ def token_here() -> str:
     return os.environ.get(TOKEN_VARIABLE, "").strip()
 
 
-def check_token(option: str, host: str, token: str) -> None:
-    """Raise ConfigError for a token that is too short, or missing although other machines can ask."""
-    if token and len(token) < TOKEN_MIN:
-        raise ConfigError(f"{TOKEN_VARIABLE} is too short: use {TOKEN_MIN} characters or more")
-    if not is_loopback(host) and not token:
-        raise ConfigError(
-            f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
-            f" {TOKEN_MIN} characters or more, which every viewer must give, or use 127.0.0.1"
-        )
-
-
 class AdminServer:
     """Serves one daemon's pages."""
 
@@ -109,7 +92,13 @@ class AdminServer:
         """The connections on which a request that may ask is being answered."""
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
-        check_token(option, self._host, token)
+        if token and len(token) < TOKEN_MIN:
+            raise ConfigError(f"{TOKEN_VARIABLE} is too short: use {TOKEN_MIN} characters or more")
+        if not is_loopback(self._host) and not token:
+            raise ConfigError(
+                f"--admin {option} can be reached from other machines: set {TOKEN_VARIABLE} to a secret of"
+                f" {TOKEN_MIN} characters or more, which every viewer must give, or use 127.0.0.1"
+            )
 
     async def start(self, last: int = 0) -> str | None:
         """Listen and return the address, None if switched off. Raises ConfigError if it cannot listen.

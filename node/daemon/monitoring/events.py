@@ -111,8 +111,4 @@ class LogRing(logging.Handler):
 
     def since(self, number: int) -> list[Line]:
         """All that are kept after line `number`, oldest first."""
-        self.acquire()
-        try:
-            return [line for line in self._lines if line.number > number]
-        finally:
-            self.release()
+        return [line for line in tuple(self._lines) if line.number > number]

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gossamer.node import __version__
@@ -22,7 +22,6 @@ from gossamer.node.daemon.monitoring.status import (
     LIVE,
     LinkStatus,
     MemberStatus,
-    ModelStatus,
     NodeStatus,
     TrainerStatus,
     compare,
@@ -139,7 +138,7 @@ class Monitor:
             self.history.merged(
                 round_,
                 deltas,
-                void=[entry.author for entry in known.entries if entry.author not in valid] if known else (),
+                void=known.entries.keys() - valid if known else (),
                 found=found,
                 unix_s=time.time(),
                 clock=core.clock or round_,
@@ -247,7 +246,12 @@ class Monitor:
         report, state = sources.port.report, sources.state
         others = sorted(core.roster.members(), key=_place)
         claims = core.sealing.claims
-        members = tuple(self._member(member) for member in others)
+        members = tuple(self._member(m.record.node_id, m.record.body, m) for m in others)
+        itself = self._member(core.identity.node_id, core.own_record, None)
+        if report is not None:  # newer than what our record tells others
+            itself = replace(
+                itself, tokens=report.tokens, device=report.device, tokens_per_s=report.tokens_per_s
+            )
         # When we are alone, the others are down as we see it. We dial those too, but not members that left.
         dialled = (member for member in others if member.health is not Health.LEFT)
         addresses = {address for member in dialled for address in member.record.body.addresses}
@@ -284,7 +288,7 @@ class Monitor:
             merge_s=merging.seconds,
             swarm_tokens=merging.tokens if merging.ready else None,
             agreement=merging.conduct.agreement,
-            itself=self._itself(report),
+            itself=itself,
             members=members,
             members_accused=sum(member.contributions["verdict"] is not None for member in members),
             links=tuple(map(_link, sources.links.values())),
@@ -328,47 +332,32 @@ class Monitor:
             newer_own_records=core.presence.outdone,
         )
 
-    def _itself(self, report: Report | None) -> MemberStatus:
+    def _member(self, node_id: bytes, body: MemberRecordBody, member: Member | None) -> MemberStatus:
+        """A member or, if there is none, this node."""
         core = self._sources.core
-        facts = self._facts(core.identity.node_id, core.own_record)
-        if report is not None:  # newer than what our record tells others
-            facts |= {"tokens": report.tokens, "device": report.device, "tokens_per_s": report.tokens_per_s}
+        claims = body.claims if member is not None and member.health in LIVE else ()
+        replica, replica_round = compare(core.sealing.claims, claims)
+        may_train = core.acl.role_of(node_id) is Role.TRAIN
         return MemberStatus(
-            **facts, health=Health.ALIVE, heard_s=0.0, downs=0, replica=None, replica_round=None
-        )
-
-    def _member(self, member: Member) -> MemberStatus:
-        body = member.record.body
-        claims = body.claims if member.health in LIVE else ()
-        replica, replica_round = compare(self._sources.core.sealing.claims, claims)
-        return MemberStatus(
-            **self._facts(member.record.node_id, body) | {"tokens_per_s": member.tokens_per_s},
-            health=member.health,
-            heard_s=round(max(0.0, time.monotonic() - member.heard), 1),
-            downs=member.downs,
+            node_id=node_id.hex(),
+            name=body.name,
+            health=member.health if member else Health.ALIVE,
+            trains=body.trains,
+            role="train" if body.trains and may_train else "observe",
+            round=max(body.round, core.ledger.last_round(node_id)),
+            tokens=body.tokens,
+            tokens_per_s=member.tokens_per_s if member else body.tokens_per_s,
+            loss=body.loss or None,
+            device=body.device,
+            release=body.version,
+            addresses=tuple(body.addresses),
+            dialled=tuple(prefix.hex() for prefix in body.dialled),
+            heard_s=round(max(0.0, time.monotonic() - member.heard), 1) if member else 0.0,
+            downs=member.downs if member else 0,
             replica=replica,
             replica_round=replica_round,
+            contributions=self._sources.merging.conduct.of(node_id)._asdict(),
         )
-
-    def _facts(self, node_id: bytes, row: MemberRecordBody) -> dict[str, Any]:
-        """The fields that are the same for ourselves and for others."""
-        core = self._sources.core
-        may_train = core.acl.role_of(node_id) is Role.TRAIN
-        return {
-            "node_id": node_id.hex(),
-            "name": row.name,
-            "trains": row.trains,
-            "role": "train" if row.trains and may_train else "observe",
-            "round": max(row.round, core.ledger.last_round(node_id)),
-            "tokens": row.tokens,
-            "tokens_per_s": row.tokens_per_s,
-            "loss": row.loss or None,
-            "device": row.device,
-            "release": row.version,
-            "addresses": tuple(row.addresses),
-            "dialled": tuple(prefix.hex() for prefix in row.dialled),
-            "contributions": self._sources.merging.conduct.of(node_id)._asdict(),
-        }
 
     def _refusal(self) -> str:
         """Why a member that knows what we know would refuse us; empty if it would let us in."""
@@ -380,18 +369,18 @@ class Monitor:
         return ""
 
 
-def _model(manifest: Manifest, layout: Layout) -> ModelStatus:
+def _model(manifest: Manifest, layout: Layout) -> dict[str, Any]:
     pace = manifest.pace
-    return ModelStatus(
-        task=manifest.task.name,
-        parameters=layout.numel,
-        tensors=sum(len(fragment.slots) for fragment in layout.fragments),
-        fragments=len(layout.fragments),
-        codec=manifest.outer.codec,
-        averaging=tuple(sorted({s.spec.averaging for each in layout.fragments for s in each.slots})),
-        pace=f"{pace.every_steps} steps" if pace.every_steps else f"{pace.every_seconds:g} s",
-        admission=manifest.admission.mode,
-    )
+    return {
+        "task": manifest.task.name,
+        "parameters": layout.numel,
+        "tensors": sum(len(fragment.slots) for fragment in layout.fragments),
+        "fragments": len(layout.fragments),
+        "codec": manifest.outer.codec,
+        "averaging": sorted({slot.spec.averaging for each in layout.fragments for slot in each.slots}),
+        "pace": f"{pace.every_steps} steps" if pace.every_steps else f"{pace.every_seconds:g} s",
+        "admission": manifest.admission.mode,
+    }
 
 
 def _trainer(report: Report) -> TrainerStatus:

@@ -12,7 +12,6 @@ import math
 import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from gossamer.node.files import cannot_write, write_atomically
 from gossamer.node.ipc.messages import Report
 from gossamer.protocol.limits import MEMBERS_MAX, ROUND_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merge.contributions import Figures, RoundFigures
+from gossamer.protocol.merge.contributions import RoundFigures
 from gossamer.protocol.merge.tokens import TokenCount
 from gossamer.protocol.payloads.layout import Layout
 from gossamer.protocol.records import Delta
@@ -55,7 +54,6 @@ log = logging.getLogger("gossamer.history")
 class Entry(NamedTuple):
     """One author's delta in a round."""
 
-    author: bytes
     tokens: int
     steps: int
     staleness: int
@@ -73,45 +71,29 @@ class Round(NamedTuple):
     """How many tokens its merged deltas count for, see `TokenCount`; None before the round was merged."""
     agreement: float | None
     """Mean cosine of pairs of its deltas."""
-    entries: tuple[Entry, ...]
-    """In order of author."""
+    entries: Mapping[bytes, Entry]
+    """By author."""
 
     @property
     def counted(self) -> list[Entry]:
         """The entries that are not void."""
-        return [entry for entry in self.entries if not entry.flags & VOID]
+        return [entry for entry in self.entries.values() if not entry.flags & VOID]
 
-    @property
-    def tokens(self) -> int:
-        """Tokens as the authors state them."""
-        return sum(entry.tokens for entry in self.counted)
-
-    @property
-    def loss(self) -> float | None:
-        """The median of the losses, with one vote each: one liar could set a mean. None if nothing counts."""
-        losses = [entry.loss for entry in self.counted]
-        return median(losses) if losses else None
-
-    def flagged(self, found: Mapping[bytes, int], clear: int = 0) -> "Round":
-        """This round with flags set for some authors; the flags in `clear` are cleared for these first."""
-        entries = tuple(
-            entry._replace(flags=entry.flags & ~clear | found[entry.author])
-            if entry.author in found
-            else entry
-            for entry in self.entries
-        )
-        return self._replace(entries=entries)
+    def flagged(self, flags: Mapping[bytes, int], clear: int = 0) -> "Round":
+        """This round with flags set for some authors, and first the flags in `clear` cleared for all."""
+        found = {a: e._replace(flags=e.flags & ~clear | flags.get(a, 0)) for a, e in self.entries.items()}
+        return self._replace(entries=found)
 
     def saved(self) -> list[Any]:
         """As a line of the file has it."""
-        return [*self[:4], [[entry.author.hex(), *entry[1:]] for entry in self.entries]]
+        return [*self[:4], [[author.hex(), *entry] for author, entry in self.entries.items()]]
 
     @classmethod
     def of(cls, saved: Iterable[Any]) -> "Round":
         """From a line of the file. Raises TypeError or ValueError."""
         number, seen, merged_tokens, agreement, entries = saved
-        read = (Entry(bytes.fromhex(author), *rest) for author, *rest in entries)
-        return cls(int(number), float(seen), merged_tokens, agreement, tuple(read))
+        read = {bytes.fromhex(author): Entry(*rest) for author, *rest in entries}
+        return cls(int(number), float(seen), merged_tokens, agreement, read)
 
 
 def dump(data: Any) -> bytes:
@@ -130,26 +112,16 @@ def dump_rounds(rounds: Iterable[Round], oldest: int | None, layout: Layout) -> 
     places: dict[bytes, int] = {}
     lines = []
     for row in rounds:
-        loss, agreement, merged = row.loss, row.agreement, row.merged_tokens
-        entries = [
-            [
-                places.setdefault(e.author, len(places)),
-                e.tokens,
-                e.steps,
-                e.staleness,
-                round(e.loss, 5),
-                e.flags,
-            ]
-            for e in row.entries
-        ]
+        counted, agreement, merged = row.counted, row.agreement, row.merged_tokens
         facts = (
             row.number,
             round(row.seen, 1),
-            None if loss is None else round(loss, 5),
-            row.tokens,
+            # The median, with one vote each: one liar could set a mean.
+            round(median(entry.loss for entry in counted), 5) if counted else None,
+            sum(entry.tokens for entry in counted),
             None if merged is None else layout.trained_tokens(merged),
             None if agreement is None else round(agreement, 4),
-            entries,
+            [(places.setdefault(author, len(places)), *entry) for author, entry in row.entries.items()],
         )
         lines.append(dump(facts))
     authors = dump([author.hex() for author in places])
@@ -186,15 +158,18 @@ class RoundHistory:
         """Note a delta's record. `live`: it has come just now, while we were not catching up."""
         if delta.round > clock + AHEAD_MAX or delta.round <= self._begins_after:
             return
-        row = self._rounds.get(delta.round) or Round(delta.round, unix_s, None, None, ())
-        place = bisect_left(row.entries, delta.author, key=attrgetter("author"))
-        is_known = place < len(row.entries) and row.entries[place].author == delta.author
-        if not is_known and len(row.entries) < MEMBERS_MAX:
-            flags = (LATE if live and delta.round < self._highest_merged else 0) | (VOID if void else 0)
-            added = self._entry(delta, flags)
-            self._put(row._replace(entries=(*row.entries[:place], added, *row.entries[place:])))
-        elif is_known and void:
-            self._put(row.flagged({delta.author: VOID}))
+        row = self._rounds.get(delta.round) or Round(delta.round, unix_s, None, None, {})
+        if delta.author in row.entries:
+            self._put(row.flagged({delta.author: VOID} if void else {}))
+        elif len(row.entries) < MEMBERS_MAX:
+            flags = OWN if delta.author == self._own_id else 0
+            flags |= LATE if live and delta.round < self._highest_merged else 0
+            staleness = delta.staleness(self._manifest.layout.fragments)
+            body = delta.body
+            entry = Entry(
+                body.tokens, body.steps, staleness, round(body.loss, 5), flags | (VOID if void else 0)
+            )
+            self._put(row._replace(entries={**row.entries, delta.author: entry}))
 
     def merged(
         self,
@@ -213,9 +188,8 @@ class RoundHistory:
         self._highest_merged = max(self._highest_merged, min(round_, clock + 1))
         held = tuple(deltas)
         row = self._rounds.get(round_)
-        known = {entry.author for entry in row.entries} if row is not None else set()
         for delta in held:
-            if delta.author not in known:
+            if row is None or delta.author not in row.entries:
                 self.heard(delta, unix_s=unix_s, clock=clock)
         row = self._rounds.get(round_)
         if row is None:
@@ -223,10 +197,10 @@ class RoundHistory:
         row = row._replace(merged_tokens=TokenCount(self._manifest, held).total)
         flags = dict.fromkeys(void, VOID)
         if found is not None:
+            row = row.flagged({}, clear=CLIPPED)._replace(agreement=found.agreement)
             for author, figures in found.members.items():
-                flags[author] = flags.get(author, 0) | _flags_of(figures)
-            row = row._replace(agreement=found.agreement)
-            row = row.flagged({entry.author: 0 for entry in row.entries}, clear=CLIPPED)
+                is_void = VOID if figures.void else 0
+                flags[author] = flags.get(author, 0) | is_void | (CLIPPED if figures.is_clipped else 0)
         self._put(row.flagged(flags))
 
     def evaluated(self, report: Report | None) -> None:
@@ -273,7 +247,7 @@ class RoundHistory:
 
     def restore(self, rounds: Iterable[Round], losses: Mapping[int, float]) -> None:
         """Take over what an earlier run kept."""
-        for row in sorted(rounds):
+        for row in sorted(rounds, key=lambda row: row.number):
             self._put(row)
         for round_ in sorted(losses):
             self._put_loss(round_, losses[round_])
@@ -293,12 +267,6 @@ class RoundHistory:
         self._unsaved, self._unsaved_losses = set(self._rounds), set(self._losses)
 
     # -- inside
-
-    def _entry(self, delta: Delta, flags: int) -> Entry:
-        own = OWN if delta.author == self._own_id else 0
-        body = delta.body
-        staleness = delta.staleness(self._manifest.layout.fragments)
-        return Entry(delta.author, body.tokens, body.steps, staleness, body.loss, flags | own)
 
     def _put(self, row: Round) -> None:
         """Keep a round, and drop the oldest beyond the limits."""
@@ -321,10 +289,6 @@ class RoundHistory:
         self._losses[round_] = loss
         if len(self._losses) > LOSSES_MAX:
             del self._losses[next(iter(self._losses))]
-
-
-def _flags_of(figures: Figures) -> int:
-    return (VOID if figures.void else 0) | (CLIPPED if figures.is_clipped else 0)
 
 
 class HistoryFile:

@@ -62,20 +62,6 @@ def local(**metadata: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStatus:
-    """What the swarm trains, and how, as its manifest says."""
-
-    task: str
-    parameters: int
-    tensors: int
-    fragments: int
-    codec: str
-    averaging: tuple[str, ...]
-    pace: str
-    admission: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStatus:
     """A member, or this node itself: what it says of itself, and what we have seen of it."""
 
@@ -161,7 +147,9 @@ class NodeStatus:
     """Unix seconds."""
     swarm_id: str
     swarm: str
-    model: ModelStatus
+    model: Mapping[str, Any]
+    """What the swarm trains, and how, by its manifest: task, parameters, tensors, fragments, codec,
+    averaging, pace, admission."""
     node_id: str
     name: str
     trains: bool
