@@ -16,9 +16,8 @@ import pytest_asyncio
 from gossamer.protocol import messages as msg
 from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, ClientHandshake
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, Identity
-from gossamer.protocol.limits import MESSAGE_BYTES_MAX
 from gossamer.protocol.records import HEADER_BYTES, Delta, RecordKind, seal
-from gossamer.protocol.wire import pack, unpack
+from gossamer.protocol.wire import unpack
 from tests.net.attacker import Member, impostor, knock, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
 from tests.protocol.builders import signed, turns_nobody_away
@@ -131,33 +130,6 @@ async def test_a_recorded_hello_cannot_be_sent_again(swarm: LocalNodes) -> None:
 
 
 # -- what a linked member may send
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        os.urandom(2000),
-        b"",
-        pack([200, 1]),
-        pack([1, [[b"short", False]]]),
-        bytes(MESSAGE_BYTES_MAX + 1),
-        "a text frame",
-    ],
-    ids=["garbage", "empty", "unknown message", "short envelope", "huge", "text"],
-)
-async def test_a_frame_that_is_no_message_ends_its_link_and_nothing_else(
-    swarm: LocalNodes, frame: bytes | str
-) -> None:
-    node = swarm.nodes["n0"]
-    async with Member(swarm.manifest) as mallory:
-        await mallory.link(where(node))
-        socket = mallory.links[where(node)].socket
-        await (socket.send_str(frame) if isinstance(frame, str) else socket.send_bytes(frame))
-        await swarm.until(lambda: not mallory.links, 5, "the link is cut")
-    if isinstance(frame, bytes) and len(frame) < MESSAGE_BYTES_MAX:
-        await until_blamed(swarm, mallory.identity, node)
-    await until_alone_with_the_honest(swarm, node)
-    await unharmed(swarm, 1)
 
 
 async def test_a_record_of_somebody_else_cannot_be_changed_or_claimed(swarm: LocalNodes) -> None:

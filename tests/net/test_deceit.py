@@ -152,47 +152,6 @@ async def test_a_member_that_dribbles_its_payload_keeps_no_joiner_from_training(
 # -- bombs
 
 
-async def test_payloads_of_nonsense_weigh_nothing(tmp_path: Path) -> None:
-    """Values far out of range, and lengths that the layout does not have."""
-    manifest, phi = small_manifest(1 << 20, outer={"codec": "exact"})
-    layout = manifest.plan()
-    (bulky,) = (f for f in layout.fragments if f.numel >= 1 << 20)
-    length = 4 * bulky.numel
-    assert len(bulky.slots) == 1
-    async with LocalNodes(tmp_path, manifest, phi) as swarm:
-        nodes = await swarm.grow(2, step_s=0.3)
-        async with Member(manifest) as mallory:
-            await mallory.link(*map(where, nodes))
-            await swarm.until(lambda: nodes[0].status["clock"] >= 12, 60, "some rounds to be late for")
-            clock = nodes[0].status["clock"]
-            round_ = next(r for r in range(clock, clock - 4, -1) if layout.of_round(r) is bulky)
-            nonsense = [
-                os.urandom(length),
-                os.urandom(length - 1),
-                b"\xff" * length,  # every value far outside +-64
-                b"\xff" * (length - 1),
-                b"\x00" * 4,
-            ]
-            await go_on(swarm)
-            before = [node.process.memory_info().rss for node in nodes]
-            swarm.train_on()
-            for number, payload in enumerate(nonsense):
-                late = round_ - number * len(layout.fragments)
-                assert layout.of_round(late) is bulky
-                await mallory.publish(mallory.delta_of(late, payload))
-            # One of them may have a payload from the other.
-            await swarm.until(lambda: len(mallory.answers) >= 4, 60, "asked for")
-            await swarm.agree()  # so that no payload of theirs is on its way
-            await swarm.until(lambda: not any(n.status["payloads_missing"] for n in nodes), 60, "all fetched")
-            swarm.train_on()
-            await go_on(swarm)
-            for node, rss in zip(nodes, before, strict=True):
-                grown = peak_of(node) - rss
-                print(f"{node.name}: {rss >> 20} MiB before, at most {grown >> 20} MiB more")
-                assert grown < 256 << 20
-            assert all(node.status["misbehaviours_seen"] == 0 for node in nodes)
-
-
 async def test_a_chunk_that_unpacks_to_a_gigabyte_is_not_unpacked(tmp_path: Path) -> None:
     """A frame may say and hold what it likes: no more than a chunk comes out, and its sender is to blame."""
     manifest, phi = small_manifest(1 << 20)

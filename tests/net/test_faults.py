@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.daemon.storage.records import RecordStore
-from gossamer.protocol.limits import SLEEP_MIN_S
 from tests.net.nodes import HEAL_S, LocalNode, LocalNodes, small_manifest
 from tests.tools.fault_proxy import Bandwidth, Rule
 
@@ -205,70 +204,4 @@ async def test_a_partition_longer_than_the_history_ends_in_one_lineage(tmp_path:
         # neighbour had: history is shorter here than the 10 s between exchanges. But there is a winner.
         assert restarted >= {"n0", "n1"} or restarted >= {"n2", "n3"}
         assert len(restarted) < len(nodes)
-        swarm.assert_nobody_blamed()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-async def test_who_ran_ahead_alone_begins_anew_where_the_others_are(tmp_path: Path) -> None:
-    """By its own fast clock it has closed what they are at, so neither takes the other's records."""
-    history = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
-    async with LocalNodes(tmp_path, *small_manifest(history=history)) as swarm:
-        fast, *slow = await swarm.grow(3)
-        swarm.rules.split(["n0"], ["n1", "n2"])
-        for node in slow:
-            assert node.puppet is not None
-            node.puppet.step_s = 2.0
-        await swarm.until(lambda: downs(fast) == 2, 60, "noticed")
-        reached = max(rounds(slow).values())
-        await swarm.until(
-            lambda: fast.status["closed_round"] > max(reached, *rounds(slow).values()) + 8, 90, "it ran ahead"
-        )
-        last = fast.status["round"]
-        swarm.rules.heal()
-        await swarm.until(
-            lambda: fast.status["closed_round"] < fast.status["clock"] <= max(rounds(slow).values()) + 1,
-            HEAL_S,
-            "it is where they are",
-        )
-        assert "A FORK: cut off from most members" in fast.log
-        for node in slow:
-            assert node.puppet is not None
-            node.puppet.step_s = 0.1
-        await swarm.until(lambda: all_past([fast, *slow], last + 12), 90, "all go on beyond what it signed")
-        await swarm.until_identical(closed=True)
-        assert not any("both are void" in node.log for node in (fast, *slow)), "it signed no round again"
-        assert fast.puppet is not None and max(fast.puppet.rounds) > last + 4, "it publishes again"
-        swarm.assert_nobody_blamed()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-async def test_two_of_three_that_sleep_for_longer_than_rounds_are_kept_begin_anew(tmp_path: Path) -> None:
-    """As most of the swarm they would else put a history with a hole in place of the third's."""
-    history = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
-    async with LocalNodes(tmp_path, *small_manifest(history=history)) as swarm:
-        alone, *asleep = await swarm.grow(3)
-        for node in asleep:
-            assert node.puppet is not None
-            node.puppet.paused = True
-            node.signal(signal.SIGSTOP)
-        fell_asleep = max(rounds([alone, *asleep]).values())
-        slept = asyncio.create_task(asyncio.sleep(SLEEP_MIN_S + 2.0))
-        enough = fell_asleep + 4 * history["retain"]
-        await swarm.until(lambda: slept.done() and all_past([alone], enough), 90, "one goes on alone")
-        for node in asleep:
-            node.signal(signal.SIGCONT)
-            assert node.puppet is not None
-            node.puppet.paused = False
-        went_on = alone.status["round"]
-        later = went_on + 4 * history["retain"]
-        await swarm.until(lambda: all_past([alone, *asleep], later), 90, "all go on where it is")
-        await swarm.until_identical(closed=True)
-        assert "A FORK" not in alone.log, alone.log
-        for node in asleep:
-            assert "we were away since round" in node.log, node.log
-            assert node.puppet is not None
-            late = [round_ for round_ in node.puppet.rounds if fell_asleep + 2 < round_ < went_on - 2]
-            assert not late, "it publishes where the swarm is"
         swarm.assert_nobody_blamed()

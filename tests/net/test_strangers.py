@@ -16,11 +16,10 @@ import pytest
 
 from gossamer.node.daemon.network.tls import client_context
 from gossamer.protocol import messages as msg
-from gossamer.protocol.identity import Identity, short
+from gossamer.protocol.identity import short
 from tests.net.live import Live
 from tests.net.processes import gossamer, wait_for
 from tests.net.stranger import linked
-from tests.protocol.builders import row
 
 pytestmark = pytest.mark.slow
 
@@ -128,49 +127,6 @@ async def test_garbage_from_a_member_is_one_line_and_the_end_of_its_link(live: L
     assert status["misbehaviours_seen"] == before + 1
     name = f"{short(peer.identity.node_id)} misbehaved"
     assert live.first.log.count(name) == 1
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "a" * 70 + ":80",
-        "..:80",
-        "host:99999",
-        "[::1:80",
-        "evil.example/path?x=:80",
-        "u@h:80",
-        "%zz:1",
-        ":",
-        "\u2100:80",
-    ],
-)
-async def test_impossible_addresses_in_a_peer_row_are_not_dialled(live: Live, address: str) -> None:
-    """Dialling them raises ValueError or UnicodeError deep in the resolver."""
-    author = Identity.from_seed(os.urandom(32))
-    peer_row = row(author, of=live.manifest, addresses=(address,))
-    async with linked(live.address, live.manifest.swarm_id) as peer:
-        await peer.socket.send_bytes(msg.encode(msg.Records(((peer_row.data, False),))))
-        for _ in range(100):
-            members = {member["node_id"] for member in (await live.status())["members"]}
-            if author.node_id.hex() in members:
-                break
-            await asyncio.sleep(0.05)
-        else:
-            raise AssertionError("the row was not taken")
-        await asyncio.sleep(1.2)  # the next look for somebody to dial
-    assert (await live.status())["state"] == "serving"
-
-
-async def test_a_flood_of_pings_is_answered_and_leaves_nothing(live: Live) -> None:
-    async with linked(live.address, live.manifest.swarm_id) as peer:
-        for number in range(3000):
-            await peer.socket.send_bytes(msg.encode(msg.Ping(number)))
-        acks = 0
-        async with asyncio.timeout(20):
-            while acks < 3000:
-                message = msg.decode(await peer.socket.receive_bytes())
-                acks += isinstance(message, msg.Ack)
-    assert (await live.status())["state"] == "serving"
 
 
 async def test_a_member_that_reads_nothing_is_cut_off_and_costs_bounded_memory(live: Live) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from gossamer.node.home import Home
 from gossamer.protocol.fixedpoint import to_fixed
 from gossamer.protocol.manifest import Manifest
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
-from tests.net.processes import COMMAND, gossamer, wait_for
+from tests.net.processes import gossamer, wait_for
 from tests.node.folders import Folder, text_model
 
 pytestmark = pytest.mark.slow
@@ -89,22 +88,6 @@ async def test_exports_while_the_daemons_seal_and_forget(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A node's, with the first model of a text swarm."""
     return Folder(tmp_path_factory.mktemp("use") / "node", *text_model()).home.root
-
-
-def writer(folder: Path, length: int) -> subprocess.Popen[bytes]:
-    """`gossamer generate`, its text in a pipe."""
-    arguments = ["generate", "--dir", str(folder), "--prompt", "größe ", "--length", str(length)]
-    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-@pytest.mark.parametrize("how", ["its reader has seen enough", "Ctrl-C"])
-def test_it_ends_without_a_word(folder: Path, how: str) -> None:
-    with writer(folder, 1_000_000) as process:
-        assert os.read(process.stdout.fileno(), 1)
-        if how == "Ctrl-C":
-            process.send_signal(signal.SIGINT)
-        process.stdout.close()
-        assert process.wait(60) in (1, 130) and process.stderr.read() == b""
 
 
 def test_the_export_command(folder: Path, tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ from gossamer.protocol.limits import (
     UPLOADS_PER_MEMBER_MAX,
 )
 from gossamer.protocol.messages import Decline, Message, Want, decode
-from gossamer.protocol.payloads.chunks import Chunk, pack_chunk
+from gossamer.protocol.payloads.chunks import Chunk
 from tests.node.trainer_side import until
-from tests.node.wires import End, get_chunk, hung_up, linked, listening, put
+from tests.node.wires import End, get_chunk, linked, listening, put
 
 
 @pytest.fixture(params=[True, False], ids=["tls", "plaintext"])
@@ -122,21 +122,6 @@ async def test_a_packed_chunk_is_no_longer_than_was_asked_for(ends: tuple[End, E
     with pytest.raises(RefusedError, match="did not take"):
         await put(out, blob, bytes(CHUNK_BYTES_MAX))
     assert not listener.scores.blamed and (listener.failed, listener.arrived) == ([(inward, blob)], {})
-
-
-async def test_what_comes_packed_is_checked_like_anything(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, _ = await linked(dialler, listener)
-    blob, size = listener.hold(b"honest" * 1000), 6000
-    frame = pack_chunk(b"liar!!" * 1000)
-    assert frame is not None
-    dialler.scores.blame = lambda *_: False  # type: ignore[method-assign]
-    for body in (frame, frame[:-1], frame + b"x", b"no frame", b"", bytes(size)):
-        listener.frames[blob] = body
-        with pytest.raises(PayloadError):
-            await get_chunk(out, blob, size)
-    del listener.frames[blob]
-    assert await get_chunk(out, blob, size) == b"honest" * 1000
 
 
 async def test_what_is_got_must_be_what_was_asked_for(ends: tuple[End, End]) -> None:
@@ -224,17 +209,6 @@ async def test_who_finds_our_line_full_is_told_so(
     assert await get_chunk(out, blob, 4) == b"data"
 
 
-async def test_what_is_not_here_waits_for_no_place(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dialler, listener = ends
-    out, _ = await linked(dialler, listener)
-    monkeypatch.setattr(upload_limits, "TURN_PATIENCE_S", 3600.0)
-    monkeypatch.setattr(UploadLimits, "places", 0)
-    with pytest.raises(RefusedError, match="does not have"):
-        await asyncio.wait_for(get_chunk(out, bytes(32), 4), 5)
-
-
 async def test_who_was_hung_up_while_it_waited_for_a_place_is_sent_nothing(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,15 +244,6 @@ async def test_who_takes_nothing_of_a_chunk_is_cut_off(
     await until(lambda: len(limiter) == 1)
     assert listener.gone == []
     writer.transport.abort()
-
-
-async def test_whoever_takes_a_chunk_slowly_gets_all_of_it(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, _ = await linked(dialler, listener)
-    data = os.urandom(16 * CHUNK_BYTES_MAX)  # more than the system's buffers take
-    blob = listener.hold(data)
-    async with asyncio.timeout(10):
-        assert await get_chunk(out, blob, len(data)) == data
 
 
 async def test_little_of_a_chunk_waits_in_buffers_where_nobody_sees_how_fast_it_goes_out(
@@ -390,34 +355,6 @@ async def test_small_chunks_and_declined_ones_are_asked_for_slowly_too(
                 await get_chunk(out, blob, len(chunk))
         await until(lambda: len([seconds for seconds in slept if seconds == 0.0123]) == slowed)
         monkeypatch.undo()
-
-
-async def test_who_stops_after_a_peer_has_sent_too_much_stops_all_the_same(secure: tuple[End, End]) -> None:
-    """aiohttp closes such a connection twice, and keeps it while the peer does not agree to end TLS."""
-    dialler, listener = secure
-    data, is_over = b"chunk", asyncio.Event()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n")
-        await asyncio.sleep(0.02)
-        writer.writelines([data, b"more"])
-        writer.transport.pause_reading()
-        await is_over.wait()
-        writer.transport.abort()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=Certificate.fresh().context)
-    link, _ = await linked(dialler, listener)
-    assert link.dialled is not None
-    host, port = server.sockets[0].getsockname()
-    link.dialled = replace(link.dialled, base_url=f"https://{host}:{port}", ssl=client_context())
-    link.close_soon()
-    await until(lambda: dialler.gone == [link])
-    assert await get_chunk(link, sha256(data).digest(), len(data)) == data
-    await dialler.stop()
-    is_over.set()
-    server.close()
-    await hung_up(port)
 
 
 # -- what the core schedules

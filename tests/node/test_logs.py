@@ -8,10 +8,8 @@ import json
 import logging
 import os
 import re
-import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -114,14 +112,6 @@ def test_a_level_is_shown_from_there_on(level: str, lines: int) -> None:
     assert stream.getvalue().count("\n") == lines
 
 
-@pytest.mark.parametrize(("debug", "lines"), [(False, 1), (True, 2)])
-def test_debug_says_more(debug: bool, lines: int) -> None:
-    with configured(debug=debug) as stream:
-        logging.getLogger("gossamer.x").debug("detail")
-        logging.getLogger("gossamer.x").info("fact")
-    assert stream.getvalue().count("\n") == lines
-
-
 def test_nobody_waits_for_a_terminal_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-S, or a pipe that is not read: more lines than are kept, and none is waited for."""
     goes_on = threading.Event()
@@ -162,34 +152,6 @@ def test_a_line_that_cannot_be_formatted_does_no_harm() -> None:
         logging.getLogger("gossamer.x").warning("%d", "no number")
         logging.getLogger("gossamer.x").warning("next")
     assert "next" in stream.getvalue()
-
-
-def test_a_line_may_come_in_the_middle_of_another() -> None:
-    """As from what ends with the garbage that is collected there."""
-    log = logging.getLogger("gossamer.x")
-    begun = []
-
-    def interrupt(frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_name == "emit":
-            begun.append(frame)
-        if begun and event == "line":
-            sys.settrace(None)
-            log.info("in between")
-            sys.settrace(interrupt)
-        return interrupt
-
-    def interrupted() -> None:
-        sys.settrace(interrupt)
-        log.info("outer")
-        sys.settrace(None)
-
-    with configured() as stream:
-        thread = threading.Thread(target=interrupted, daemon=True)
-        thread.start()
-        thread.join(10)
-        assert not thread.is_alive()
-    assert "outer" in stream.getvalue()
-    assert "in between" in stream.getvalue()
 
 
 def test_an_event_is_logged_again_only_after_minutes() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import signal
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 
 from gossamer.node import processes as service_module
 from gossamer.node.options import NodeOptions
-from gossamer.node.processes import Child, Service, daemon_service, trainer_service
+from gossamer.node.processes import Child, Service, daemon_service
 from tests.net.processes import assert_all_gone, processes_naming, wait_for
 from tests.node.children import FAITHFUL, STUBBORN, scripts_in, signals_of_its_own, wait_up, write
 from tests.node.daemons import founded
@@ -74,30 +73,6 @@ def test_a_child_ends_although_one_of_its_threads_does_not(scripts: Path) -> Non
     """
     child = Child(write(scripts, "threaded", code), [])
     assert child.end(20) == 7
-
-
-def test_a_child_hears_how_its_own_children_end_whatever_its_parent_ignores(scripts: Path) -> None:
-    code = """
-        import signal, subprocess, sys
-        from gossamer.node import processes as lifeline
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as inherited
-        lifeline.reset_signals()
-        sys.exit(subprocess.call([sys.executable, "-c", "raise SystemExit(7)"]))
-    """
-    child = Child(write(scripts, "parent", code), [])
-    assert child.end(20) == 7
-
-
-def test_what_a_child_starts_does_not_inherit_its_lifeline(scripts: Path) -> None:
-    code = """
-        import os, sys
-        from gossamer.node import processes as lifeline
-        fd = int(os.environ["GOSSAMER_LIFELINE_FD"])
-        lifeline.watch(lambda: None)
-        sys.exit(os.get_inheritable(fd))
-    """
-    child = Child(write(scripts, "parent", code), [])
-    assert child.end(20) == 0
 
 
 def test_a_child_does_not_inherit_the_lifelines_of_its_siblings(scripts: Path) -> None:
@@ -160,17 +135,6 @@ def test_a_forked_worker_does_not_keep_the_children_of_its_parent_alive(scripts:
     finally:
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
-
-
-def test_descriptors_are_given_back(scripts: Path) -> None:
-    gc.collect()
-    before = psutil.Process().num_fds()
-    for number in range(3):
-        child = Child(write(scripts, f"quick{number}", "pass"), [])
-        assert child.end(10) == 0
-    with pytest.raises(ValueError, match="null"):
-        Child("x", ["\0"])
-    assert psutil.Process().num_fds() <= before
 
 
 class FakeChild:
@@ -242,37 +206,6 @@ def test_a_child_that_is_done_or_has_told_what_to_mend_is_not_started_again(stat
     service.keep_running(0.0)
     child.status = status
     assert service.keep_running(1.0) == status
-
-
-def test_a_trainer_is_told_that_it_has_worked_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    started: list[bool] = []
-
-    def start(module: str, args: list[str], *, env: dict[str, str]) -> FakeChild:
-        started.append(NodeOptions.from_json(args[0]).restarted)
-        return child
-
-    child = FakeChild()
-    monkeypatch.setattr(service_module, "Child", start)
-    service = trainer_service(NodeOptions(folder=tmp_path))
-    service.keep_running(0.0)
-    child.status = 1
-    service.keep_running(1.0)
-    child.status = None
-    service.keep_running(9.0)
-    assert started == [False, True]
-
-
-@pytest.mark.parametrize("given", [None, "4"])
-def test_a_daemon_has_one_heap_unless_the_user_wants_more(
-    given: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    found: dict[str, str] = {}
-    monkeypatch.setattr(service_module, "Child", lambda *_, env: found.update(env))
-    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
-    if given:
-        monkeypatch.setenv("MALLOC_ARENA_MAX", given)
-    daemon_service(NodeOptions(folder=tmp_path)).keep_running(0.0)
-    assert found["MALLOC_ARENA_MAX"] == (given or "1")
 
 
 def test_a_daemon_can_be_asked_to_stop_whatever_its_parent_blocks(tmp_path: Path) -> None:
@@ -419,17 +352,6 @@ def test_exit_status_two_stops_the_node(scripts: Path, supervise: Supervise) -> 
     write(scripts, "mistaken", "import sys, time; time.sleep(0.3); sys.exit(2)")
     process = supervise("faithful", "mistaken")
     assert process.wait(10) == 2
-    assert_all_gone(scripts, 0.5)
-
-
-def test_a_child_that_ends_for_no_reason_stops_the_node_with_a_word(
-    scripts: Path, supervise: Supervise, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As a trainer does in whose task something calls exit()."""
-    write(scripts, "faithful", FAITHFUL)
-    write(scripts, "done", "pass")
-    assert supervise("faithful", "done").wait(10) == 0
-    assert "the done ended, though this node was not asked to stop; the node stops" in capfd.readouterr().err
     assert_all_gone(scripts, 0.5)
 
 

@@ -89,18 +89,6 @@ async def test_a_manifest_is_checked_against_the_swarm_id() -> None:
             await manifest_at(address, swarm_id=manifest(name="other").swarm_id.hex())
 
 
-async def test_an_address_where_another_swarm_is_by_now_does_not_keep_a_node_from_the_others() -> None:
-    other = manifest(name="other")
-    async with (
-        answering("manifest", other.canonical) as wrong,
-        answering("manifest", SMALL.canonical) as right,
-    ):
-        for addresses in [(wrong, right), (right, wrong)]:
-            assert await manifest_at(*addresses, swarm_id=SMALL.swarm_id.hex()) == SMALL
-        with pytest.raises(ConfigError, match=f"{wrong} belongs to swarm"):
-            await manifest_at("127.0.0.1:1", wrong, swarm_id=SMALL.swarm_id.hex())
-
-
 async def test_waiting_helps_only_where_nobody_is_there_at_all() -> None:
     async with answering("other", bytes) as stranger, answering("manifest", bytes, 403) as member:
         for addresses, is_silent in [
@@ -126,24 +114,6 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
     async with answering("manifest", lambda: bytes(MANIFEST_BYTES_MAX + 1)) as address:
         with pytest.raises(UnreachableError, match="more than a node would"):
             await manifest_at(address)
-
-
-async def test_who_is_no_node_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnreachableError, match=r"127\.0\.0\.1:1 \(connection refused\)"):
-        await fetch_status("127.0.0.1:1", plaintext=True)
-    async with answering("other", bytes) as address:
-        with pytest.raises(UnreachableError, match=r"not a Gossamer node \(HTTP status 404\)"):
-            await fetch_status(address, plaintext=True)
-        with pytest.raises(UnreachableError, match="no Gossamer node answers") as error:
-            await fetch_status(address)  # TLS to a server without
-        assert "\n" not in str(error.value)
-    for body in (b"", b"{", b"[1]", b'"x"', b"{}", b"\xff"):
-        async with answering("status", lambda body=body: body) as address:
-            with pytest.raises(UnreachableError, match="cannot be read"):
-                await fetch_status(address, plaintext=True)
-    monkeypatch.setattr(rpc, "ASK_TIMEOUT_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UnreachableError, match="no answer"):
-        await fetch_status(f"127.0.0.1:{silent.getsockname()[1]}", plaintext=True)
 
 
 async def test_a_node_that_cannot_answer_yet_is_told_from_what_is_no_node() -> None:
@@ -221,31 +191,6 @@ async def test_nobody_is_sent_on_to_another_address() -> None:
     async with saying(ok) as elsewhere, saying(found % elsewhere) as port:
         with pytest.raises(UnreachableError, match=r"is not a Gossamer node \(HTTP status 302\)"):
             await fetch_status(f"127.0.0.1:{port}", plaintext=True)
-
-
-@pytest.mark.parametrize("status", [400, 403, 503])
-async def test_a_refusal_that_a_terminal_would_obey_is_not_shown(status: int) -> None:
-    refusal = b"HTTP/1.1 %d No\r\nContent-Length: 8\r\n\r\n\x1b[2Jgone" % status
-    async with saying(refusal) as port:
-        with pytest.raises(UnreachableError, match=rf"is not a Gossamer node \(HTTP status {status}\)"):
-            await fetch_status(f"127.0.0.1:{port}", plaintext=True)
-
-
-async def test_a_manifest_may_take_longer_than_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "ASK_TIMEOUT_S", 1.0)
-    body = SMALL.canonical()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
-        await asyncio.sleep(1.2)
-        writer.write(body)
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        manifest = await asyncio.to_thread(fetch_manifest, (parse_contact(address),), None, plaintext=True)
-        assert manifest.swarm_id == SMALL.swarm_id
 
 
 @pytest.mark.parametrize("node", ["", f"gossamer://{'ab' * 32}@"])

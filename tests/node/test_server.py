@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from hashlib import sha256
+from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -243,23 +241,6 @@ async def test_a_node_that_listens_on_all_addresses_of_ipv6_is_reached_by_ipv4_t
             await listener.stop()
 
 
-async def test_a_body_that_is_not_what_its_headers_say_is_refused_without_a_traceback(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    dialler, listener = End(1, tls=False), End(2, tls=False)
-    blob = sha256(b"chunk").digest()
-    listener.wanted[blob] = 5
-    async with listening(dialler, listener), aiohttp.ClientSession() as client:
-        out, _ = await linked(dialler, listener)
-        headers = {"Content-Encoding": "gzip", SESSION_HEADER: out.session.hex()}
-        for path in ("credential", f"chunk/{blob.hex()}"):
-            url = f"http://{listener.address}{PREFIX}/{path}"
-            async with client.put(url, data=b"garbage", headers=headers) as response:
-                assert response.status == 400, await response.text()
-    assert [failed for _, failed in listener.failed] == [blob]
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
 async def test_a_tls_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "TLS_HANDSHAKE_TIMEOUT_S", 0.2)
     listener = End(2)
@@ -281,16 +262,6 @@ async def test_headers_that_dribble(ends: tuple[End, End], monkeypatch: pytest.M
         writer.write(f"GET {PREFIX}/status HTTP/1.1\r\nX-Slow: ".encode())
         await dribbles_to_its_end(reader, writer, b"a")
     assert listener.server.limiter.counts["timed_out"] == 1
-    await until(lambda: len(listener.server.limiter) == 0)
-
-
-async def test_a_body_that_dribbles(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "STRANGER_TIMEOUT_S", 0.3)
-    _, listener = ends
-    async with connected(listener, tls=listener.tls) as (reader, writer):
-        path = f"{PREFIX}/chunk/{'ab' * 32}"
-        writer.write(f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n".encode())
-        await dribbles_to_its_end(reader, writer, b"a")
     await until(lambda: len(listener.server.limiter) == 0)
 
 
@@ -389,20 +360,6 @@ async def test_too_many_connections_in_all(ends: tuple[End, End], monkeypatch: p
     assert listener.gone == []
 
 
-async def test_no_more_connections_than_there_are_files_for(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_module, "connections_allowed", lambda: 3)
-    dialler, listener = ends
-    await linked(dialler, listener)
-    async with contextlib.AsyncExitStack() as stack:
-        for _ in range(5):
-            await stack.enter_async_context(connected(listener, tls=False))
-        await until(lambda: listener.server.limiter.counts["gave_way"] == 3)
-        assert len(listener.server.limiter) == 3
-    assert listener.gone == []
-
-
 async def test_where_all_are_members_nobody_gives_way(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,20 +370,6 @@ async def test_where_all_are_members_nobody_gives_way(
         await until(lambda: listener.server.limiter.counts["no_room"] == 1)
         assert len(listener.server.limiter) == 1
     assert listener.gone == []
-
-
-async def test_of_strangers_those_of_the_busiest_address_give_way_first(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_module, "STRANGERS_MAX", 3)
-    origins = iter("abbc")
-    monkeypatch.setattr(server_module, "origin_of", lambda host: next(origins))
-    _, listener = ends
-    async with contextlib.AsyncExitStack() as stack:
-        for number in range(1, 5):
-            await stack.enter_async_context(connected(listener, tls=False))
-            await until(lambda number=number: listener.server.limiter.counts["connections"] == number)
-        assert [guest.origin for guest in listener.server.limiter._open] == ["a", "b", "c"]
 
 
 async def test_an_address_may_only_connect_so_fast(
@@ -577,57 +520,3 @@ async def test_control_frames_that_no_node_sends_end_the_link(
     async with stranger_linked(listener.address, SMALL.swarm_id, tls=listener.tls) as peer:
         await (peer.socket.ping() if frame == "ping" else peer.socket.pong())
         await until(lambda: listener.gone)
-
-
-async def test_what_is_no_chunk_is_charged_to_members_as_to_strangers(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dialler, listener = ends
-    out, _ = await linked(dialler, listener)
-    blob = listener.hold(b"data")
-    charged: list[str | None] = []
-
-    def note(origin: str | None) -> float:
-        charged.append(origin)
-        return 0.0
-
-    monkeypatch.setattr(listener.scores, "charge_request", note)
-    await get_chunk(out, blob, 4)
-    assert charged == []
-    assert out.dialled is not None
-    tls = client_context() if listener.tls else False
-    async with aiohttp.ClientSession() as http:
-        for number, path in enumerate(("status?digest=1&up_to=9", "manifest", "nothing"), 1):
-            for headers in ({SESSION_HEADER: out.session.hex()}, {}):
-                async with http.get(f"{out.dialled.base_url}/{path}", headers=headers, ssl=tls) as answer:
-                    assert answer.status == (404 if path == "nothing" else 200)
-            assert len(charged) == 2 * number
-
-
-async def test_however_many_ask_at_once_the_event_loop_answers_one_in_a_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    listener = End(2, tls=False)
-    turn = 0
-    turns: list[int] = []
-
-    async def count_turns() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
-
-    async def status(query: Mapping[str, str]) -> dict[str, Any]:
-        turns.append(turn)
-        return {}
-
-    monkeypatch.setattr(listener.rpc, "_status", status)
-    async with listening(listener), contextlib.AsyncExitStack() as stack:
-        asked = [await stack.enter_async_context(connected(listener, tls=False)) for _ in range(20)]
-        await until(lambda: len(listener.server.limiter) == 20)
-        counting = asyncio.create_task(count_turns())
-        for _, writer in asked:
-            writer.write(f"GET {PREFIX}/status HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-        await until(lambda: len(turns) == 20)
-        counting.cancel()
-    assert len(set(turns)) == 20

@@ -14,7 +14,6 @@ from gossamer.node.daemon.network import upload_limits as limits_module
 from gossamer.node.daemon.network.upload_limits import (
     BUFFERED_BYTES,
     FLOW_S,
-    LARGE_PIECE_BYTES,
     PACE_AT_FIRST,
     PACE_HALF_LIFE_S,
     PIECE_BYTES,
@@ -257,30 +256,6 @@ async def test_a_fast_line_is_not_idle_until_the_answer_comes() -> None:
     line.carry([upload], 6.25e6, 8.0)
     upload.all_sent()
     assert not line.limits._crossing
-
-
-async def test_small_bodies_follow_each_other_without_waiting_for_answers() -> None:
-    line = Line()
-    (upload,), _ = await line.all_that_may(1)
-    assert [bytes(piece) for piece in upload.pieces(b"small")] == [b"small"]
-    upload.all_sent()
-    assert not line.limits._crossing and not upload.peer.sending.locked()
-
-
-async def test_a_fast_line_is_sent_large_pieces() -> None:
-    line = Line()
-    (upload,), _ = await line.all_that_may(1)
-    data = bytes(range(256)) * 2048
-    pieces = list(upload.pieces(data))
-    assert b"".join(pieces) == data and {len(piece) for piece in pieces} == {PIECE_BYTES}
-    line.carry([upload], 6.25e6, 8.0)
-    upload.end()
-    (upload,), _ = await line.all_that_may(1)
-    pieces = list(upload.pieces(data))
-    assert b"".join(pieces) == data and {len(piece) for piece in pieces} == {LARGE_PIECE_BYTES}
-    upload.peer.is_slow = True
-    pieces = list(upload.pieces(data))
-    assert b"".join(pieces) == data and {len(piece) for piece in pieces} == {PIECE_BYTES}, "again, from 0"
 
 
 # -- how many in all and to each member

@@ -27,7 +27,7 @@ from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.address_book import OwnAddresses
 from gossamer.node.daemon.network.listening import Resolver
 from gossamer.node.daemon.network.peer_scores import PeerScores
-from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of, hang_up
+from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of
 from gossamer.node.daemon.network.upload_limits import PeerUploads
 from gossamer.node.daemon.storage.records import RecordWriter
 from gossamer.protocol import effects as fx
@@ -410,7 +410,8 @@ class Dialler:
     async def stop(self) -> None:
         """Close the links that were dialled, and all their connections."""
         if self._client is not None:
-            await hang_up(self._client)
+            with suppress(AttributeError):  # as in `cut`, of a connection on which a peer has sent too much
+                await self._client.close()
 
     async def dial(self, effect: fx.Dial) -> None:
         """Dial a peer and carry the link until it ends. The core is told if it never came up."""

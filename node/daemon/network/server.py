@@ -330,7 +330,6 @@ class Server:
         tls = local.certificate.context if local.certificate else None
         self.limiter = ConnectionLimiter(self._new_protocol, tls, links.scores)
         self._sessions: dict[bytes, PeerLink] = {}
-        self._answering = asyncio.Lock()
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
 
@@ -443,8 +442,6 @@ class Server:
         scores = self._links.scores
         if link is None or "hash" not in request.match_info:  # members may ask freely for chunks only
             await asyncio.sleep(scores.charge_request(connection_of(request).origin))
-            async with self._answering:  # one answer per turn of the event loop, however many ask at once
-                await asyncio.sleep(0)
             return await handler(request)
         try:
             return await handler(request)

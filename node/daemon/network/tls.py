@@ -16,7 +16,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
-import aiohttp
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -128,10 +127,3 @@ def cut(transport: asyncio.WriteTransport) -> None:
     the connection then ends by itself."""
     with suppress(AttributeError):
         transport.abort()
-
-
-async def hang_up(session: aiohttp.ClientSession) -> None:
-    """End a session, and at once the connections that it keeps, whether or not the peers end TLS, too. One on
-    which a peer has sent more than its answer is closed already, as in `cut`."""
-    with suppress(AttributeError):
-        await session.close()

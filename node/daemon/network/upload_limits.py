@@ -81,32 +81,11 @@ class PeerUploads:
         """Whether the peer is known to read slowly."""
         self.free_at = -math.inf
         """When the last body to it ended."""
-        self._filled = 0
+        self.filled = 0
         """Bytes that have filled its connections' buffers since these were empty: BUFFERED_BYTES at most."""
-        self._size = 0.0
-        self._seconds = 0.0
+        self.size = 0.0
+        self.seconds = 0.0
         """Bytes and seconds of its bodies, the latest weighing most."""
-
-    def begins(self, now: float) -> None:
-        """A body to the peer begins: by now its buffers may be empty."""
-        if now - self.free_at > FLOW_S:
-            self._filled = 0
-
-    def past_buffers(self, size: int) -> int:
-        """How many of `size` bytes that went out cannot merely have filled buffers."""
-        filling = min(size, BUFFERED_BYTES - self._filled)
-        self._filled += filling
-        return size - filling
-
-    def ends(self, size: int, seconds: float, now: float) -> None:
-        """A body has ended after `size` bytes. Several small bodies tell as much as one large one."""
-        self.free_at = now
-        self._size += size
-        self._seconds += seconds
-        if self._size > BUFFERED_BYTES:
-            self.is_slow = self._size < FAST_BYTES_PER_S * self._seconds
-            self._size /= 2
-            self._seconds /= 2
 
 
 class Upload:
@@ -116,7 +95,8 @@ class Upload:
         self._limits = limits
         self.peer = peer
         self.began = self._since = limits.clock()
-        peer.begins(self.began)
+        if self.began - peer.free_at > FLOW_S:
+            peer.filled = 0  # by now its buffers may be empty
         self.size = 0
         """Bytes of it that have gone out."""
         self._is_over = False
@@ -136,7 +116,9 @@ class Upload:
 
     def sent(self, size: int) -> None:
         """One more piece of the body has gone out."""
-        self._limits.carried(self.peer.past_buffers(size))
+        filling = min(size, BUFFERED_BYTES - self.peer.filled)
+        self.peer.filled += filling
+        self._limits.carried(size - filling)  # the rest has gone out for sure
         self.size += size
         self._since = self._limits.clock()
 
@@ -264,8 +246,14 @@ class UploadLimits:
     def left(self, upload: Upload) -> None:
         self._age()
         self._crossing.discard(upload)
-        now = self.clock()
-        upload.peer.ends(upload.size, now - upload.began, now)
+        peer = upload.peer
+        peer.free_at = self.clock()
+        peer.size += upload.size  # several small bodies tell as much as one large one
+        peer.seconds += peer.free_at - upload.began
+        if peer.size > BUFFERED_BYTES:
+            peer.is_slow = peer.size < FAST_BYTES_PER_S * peer.seconds
+            peer.size /= 2
+            peer.seconds /= 2
         self._changed.set()
 
     def _age(self) -> None:
