@@ -88,10 +88,6 @@ class AddressBook:
             await asyncio.sleep(REMEMBER_INTERVAL_S)
 
 
-Hosts = dict[AddressFamily, str]
-"""One host for each kind of address, IPv4 and IPv6."""
-
-
 class OwnAddresses:
     """Works out where others can dial us, and has the core tell them."""
 
@@ -103,9 +99,9 @@ class OwnAddresses:
         """Whether our links show where others can dial us, since nobody has told us."""
         self._families: frozenset[AddressFamily] = frozenset()
         """The kinds of address that we listen on."""
-        self._hosts: Hosts = {}
+        self._hosts: dict[AddressFamily, str] = {}
         """The hosts that our links have shown, one of each kind."""
-        self._was_warned = False
+        self._limit = RateLimit(log)
 
     def listening(self, port: int, advertised: tuple[str, ...], families: frozenset[AddressFamily]) -> None:
         """We listen on `port` of these `families`. Others can dial the `advertised` addresses, if any."""
@@ -125,10 +121,16 @@ class OwnAddresses:
             return
         host = name[0]
         if family_of(host) not in self._families or is_of_one_interface(host):
-            if not self._hosts:
-                self._warn(host)
+            if not self._hosts and self._limit.allows("advertise"):
+                log.warning(
+                    "other nodes are not told where to dial this one: they cannot dial %s, our end of a link;"
+                    " set --advertise HOST:PORT, or listen on [::]:PORT",
+                    host,
+                )
             return
-        if not self._is_better(host):
+        known = self._hosts.get(family_of(host))
+        works = known is not None and not is_loopback(known) and not is_gone(known)
+        if works or (is_loopback(host) and self._hosts):
             return
         public = {family: host for family, host in self._hosts.items() if not is_loopback(host)}
         kept = {family: host for family, host in public.items() if not is_gone(host)}
@@ -138,19 +140,3 @@ class OwnAddresses:
         self._hosts = kept | {family_of(host): host}
         addresses = tuple(format_address(host, self._port) for host in self._hosts.values())
         self._carry_out(self._core.announce(addresses))
-
-    def _warn(self, host: str) -> None:
-        if not self._was_warned:
-            self._was_warned = True
-            log.warning(
-                "other nodes are not told where to dial this one: they cannot dial %s, our end of its first"
-                " link; %sset --advertise HOST:PORT",
-                host,
-                "listen on [::]:PORT, or " if len(self._families) == 1 else "",
-            )
-
-    def _is_better(self, host: str) -> bool:
-        if is_loopback(host):
-            return not self._hosts
-        known = self._hosts.get(family_of(host))
-        return known is None or is_loopback(known) or is_gone(known)
