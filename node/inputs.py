@@ -1,9 +1,7 @@
 """Files that people give to commands and scripts: text, invitations, manifests."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
-from gossamer.node.address import parse_contact
 from gossamer.protocol.access.acl import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
 from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.limits import MANIFEST_BYTES_MAX
@@ -73,8 +71,3 @@ def read_manifest(path: Path) -> Manifest:
         return from_canonical(data)
     except MalformedError as error:
         raise ConfigError(f"{path} is damaged, or no manifest: {error}") from None
-
-
-def checked_join(join: Iterable[str] | None) -> tuple[str, ...]:
-    """Addresses to join. Raises ConfigError for one that is not valid."""
-    return tuple(str(parse_contact(text)) for text in join or ())

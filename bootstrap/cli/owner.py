@@ -9,7 +9,7 @@ import typer
 
 from gossamer.bootstrap import invites
 from gossamer.bootstrap.cli.flags import ManifestPath, OwnerKey, Plaintext
-from gossamer.node.address import parse_node_id
+from gossamer.node.address import parse_contact, parse_node_id
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.limits import ROUND_MAX
 
@@ -56,7 +56,6 @@ def invite(
         gossamer invite NODE_ID --days 30 --tell my.host:7700
     """
     from gossamer.node.daemon.network.rpc import deliver
-    from gossamer.node.inputs import checked_join
     from gossamer.protocol.access.acl import Role
 
     manifest, owner = _owned(manifest_path, owner_key)
@@ -66,7 +65,7 @@ def invite(
         parse_node_id(node_id),
         role=Role[role.upper()],
         days=days,
-        contacts=checked_join(join),
+        contacts=tuple(str(parse_contact(text)) for text in join or ()),
     )
     typer.echo(invitation.to_text())
     _from_each(tell or (), lambda address: deliver(address, invitation.grant.data, plaintext=plaintext))
