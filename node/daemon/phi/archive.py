@@ -315,17 +315,15 @@ class Archive:
         """
         writer = snapshots.SnapshotWriter(self._chunks)
         rounds: dict[int, tuple[Delta, ...]] = {}
-        digests: dict[int, bytes] = {}
         for fragment in self._core.layout.fragments:
             prefix = await self._merging.prefix(fragment, round_)
             rounds |= prefix.rounds
-            digests |= prefix.digests
             await asyncio.to_thread(writer.add, prefix.phi)
             del prefix  # so that only one is in memory
         root = await asyncio.to_thread(writer.finish)
         base = self._merging.base
         tokens = await asyncio.to_thread(base.tokens_with, rounds, self._core.manifest)
-        claim = Claim(round_, tokens, base.chain_with(digests), root)
+        claim = Claim(round_, tokens, await asyncio.to_thread(base.chain_with, rounds), root)
         return claim, [delta for deltas in rounds.values() for delta in deltas]
 
     async def _reseal(self) -> None:

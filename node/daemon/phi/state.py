@@ -58,8 +58,8 @@ from dataclasses import dataclass
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
-from gossamer.node.daemon.storage.records import GENESIS, Base, Digests, Rounds
-from gossamer.protocol.claims import round_digest, total
+from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
+from gossamer.protocol.claims import total
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.fixedpoint import Ints, is_healthy
@@ -92,8 +92,6 @@ class Prefix:
     """int32[fragment.numel], a copy."""
     rounds: Rounds
     """The records merged into it above the base."""
-    digests: Digests
-    """Digests of the records merged, by those rounds."""
 
 
 class Merger:
@@ -115,8 +113,6 @@ class Merger:
         self.phi = phi
         self._own_id = own_id
         self._merged = dict(merged or {})
-        self._digests = {round_: _digest_of(deltas) for round_, deltas in self._merged.items()}
-        """Digest of each round merged: computing all of them again takes time for every record."""
         self.base = base or GENESIS
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
@@ -138,7 +134,7 @@ class Merger:
         """Phi of one fragment: int32[fragment.numel], not a copy."""
         return self.phi[fragment.offset : fragment.offset + fragment.numel]
 
-    def merge(self, round_: int, new: tuple[Delta, ...]) -> MergedState:
+    def merge(self, round_: int, new: tuple[Delta, ...]) -> None:
         """Make `new`, all valid records of a round that are held here, the set that is merged of it.
 
         Raises MissingChunkError if a payload on disk is damaged, or StorageError if one cannot be read just
@@ -154,8 +150,8 @@ class Merger:
             if new:
                 merge = RoundMerge(found, fragment, self._manifest.outer)
                 self.figures = figures(merge, void=self._payloads.undecodable(new))
-            self._note_health(fragment)
-        return self.state(fragment)
+            this = {fragment.index}
+            self.diverged = self.diverged - this if is_healthy(self.view(fragment)) else self.diverged | this
 
     def are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
         """Whether each of these deltas is far longer than was usual in the last rounds of its fragment, or
@@ -202,11 +198,11 @@ class Merger:
         rounds = {r: deltas for r, deltas in self._merged.items() if r % count == fragment.index}
         for round_ in sorted(r for r in rounds if r > upto):
             self._exchange(fragment, phi, rounds.pop(round_), ())
-        return Prefix(phi, rounds, {round_: self._digests[round_] for round_ in rounds})
+        return Prefix(phi, rounds)
 
     def chain(self, upto: int | None = None) -> bytes:
         """Digest of all records merged up to a round, or in all rounds: equal digests promise equal Phi."""
-        return self.base.chain_with({r: d for r, d in self._digests.items() if upto is None or r <= upto})
+        return self.base.chain_with({r: d for r, d in self._merged.items() if upto is None or r <= upto})
 
     def merged_ids(self) -> list[bytes]:
         """Record ids of everything merged above the base."""
@@ -223,7 +219,7 @@ class Merger:
         self.base = Base(floor, self.chain(floor), self.base.tokens_with(closed, self._manifest))
         self._count.change((delta for deltas in closed.values() for delta in deltas), ())
         for round_, deltas in closed.items():
-            del self._merged[round_], self._digests[round_]
+            del self._merged[round_]
             for delta in deltas:
                 self._payloads.forget(delta)
 
@@ -231,17 +227,12 @@ class Merger:
         self._count.change(old, new)
         self.tokens = total((self.base.tokens, self._count.total))
         if new:
-            self._merged[round_], self._digests[round_] = new, _digest_of(new)
+            self._merged[round_] = new
         else:
             self._merged.pop(round_, None)
-            self._digests.pop(round_, None)
         index = round_ % len(self._layout.fragments)
         self._reach[index] = self._reach_of(index)
         self.version += 1
-
-    def _note_health(self, fragment: Fragment) -> None:
-        this = {fragment.index}
-        self.diverged = self.diverged - this if is_healthy(self.view(fragment)) else self.diverged | this
 
     def _reach_of(self, index: int) -> tuple[int, int]:
         """The highest round merged into a fragment, and the highest with a delta of ours.
@@ -282,11 +273,6 @@ class Merger:
             phi[:] = undo
             raise
         return added
-
-
-def _digest_of(deltas: tuple[Delta, ...]) -> bytes:
-    """A round's digest."""
-    return round_digest(delta.record_id for delta in deltas)
 
 
 # --- Deltas' payloads as merges want them: measured once, then read tensor by tensor.

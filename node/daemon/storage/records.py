@@ -16,7 +16,7 @@ from typing import Any
 
 from gossamer.node.daemon.storage.database import Database
 from gossamer.node.daemon.storage.disk import Disk
-from gossamer.protocol.claims import Claim, chain, total
+from gossamer.protocol.claims import Claim, chain, round_digest, total
 from gossamer.protocol.errors import PeerError, StorageError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.tokens import TokenCount
@@ -27,9 +27,6 @@ from gossamer.protocol.records import Delta, open_envelope, parse_delta
 
 Rounds = Mapping[int, tuple[Delta, ...]]
 """The records that are merged, by round."""
-
-Digests = Mapping[int, bytes]
-"""The digests of the merged records, by round, see `protocol.history.round_digest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +40,11 @@ class Base:
     """The tokens that all those deltas count for, as stated in claims; see `token_count` and
     `Layout.trained_tokens`."""
 
-    def chain_with(self, digests: Digests) -> bytes:
+    def chain_with(self, rounds: Rounds) -> bytes:
         """Digest of all merged records if these rounds lie on this base. Equal digests promise equal Phi."""
         digest = self.chain
-        for round_ in sorted(digests):
-            digest = chain(digest, round_, digests[round_])
+        for round_ in sorted(rounds):
+            digest = chain(digest, round_, round_digest(delta.record_id for delta in rounds[round_]))
         return digest
 
     def tokens_with(self, rounds: Rounds, manifest: Manifest) -> int:
