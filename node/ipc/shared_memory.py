@@ -20,9 +20,6 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads.layout import Fragment
 from gossamer.protocol.payloads.payload import length_in
 
-_NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
-"""Errors of memfd_create in a sandbox, or on a system with vm.memfd_noexec = 2."""
-
 
 def _bytes_shared(manifest: Manifest) -> tuple[int, int]:
     """Number of bytes of Phi, and of the largest payload."""
@@ -32,11 +29,7 @@ def _bytes_shared(manifest: Manifest) -> tuple[int, int]:
 
 def _anonymous_file(size: int) -> int:
     if sys.platform == "linux" and hasattr(os, "memfd_create"):  # not in Pythons for old systems
-        try:
-            return os.memfd_create("gossamer")
-        except OSError as error:
-            if error.errno not in _NOT_ALLOWED:
-                raise
+        return os.memfd_create("gossamer")
     with tempfile.TemporaryFile() as file:
         _take_room(file.fileno(), size)
         return os.dup(file.fileno())

@@ -34,8 +34,6 @@ class PhiUpdates:
         self._waiting: list[Offer] = []
         self._read: list[Offer] = []
         """Applied or outdated, but a GPU may still be copying from them."""
-        self._passed_over = 0
-        """How many of the first in `_waiting` were passed over by a step that published another fragment."""
         self._rooms: dict[torch.device, Room] = {}
         self._pinned: SharedMemory | None = None
         """The shared memory that was pinned last."""
@@ -46,7 +44,6 @@ class PhiUpdates:
 
     def all(self) -> list[Offer]:
         """All offers that wait."""
-        self._passed_over = 0
         self._collect()
         return list(self._waiting)
 
@@ -54,30 +51,22 @@ class PhiUpdates:
         """The offers to apply at a step, which publishes `round_` if that is given: few enough not to hold it
         up.
 
-        A step that publishes passes over the offers of other fragments, but only once. Any other step takes
-        the ones passed over, or half of all, once the first has reached the device where it is applied.
-        Offers
-        without our own last delta are dropped: they would undo it for a moment.
+        That is the oldest offer, once it has reached the device where it is applied; and before a publish all
+        up to the one of that fragment. Offers without our own last delta are dropped: they would undo it for
+        a
+        moment.
         """
         self._collect()
         if not self._waiting:
-            self._passed_over = 0
             return []
         first = self._waiting[0]
         room = self._room(first)
         if room is not None:
             room.send(first, self._source(first, room))
-        count = self._passed_over
-        if round_ is None:
-            if room is not None and not room.has_arrived(first):
-                return []
-            count = max(count, -(-len(self._waiting) // 2))
-            self._passed_over = 0
-        else:
-            fragment = round_ % len(self._fragments)
-            last = max((i for i, offer in enumerate(self._waiting) if offer.fragment == fragment), default=-1)
-            count = max(count, last + 1)
-            self._passed_over = len(self._waiting) - count
+        due = None if round_ is None else round_ % len(self._fragments)
+        count = 1 + max((i for i, offer in enumerate(self._waiting) if offer.fragment == due), default=-1)
+        if count == 0 and (room is None or room.has_arrived(first)):
+            count = 1
         offers = self._waiting[:count]
         newer = [offer for offer in offers if offer.own_round >= self._state(offer).last_published]
         for offer in offers:
@@ -105,7 +94,7 @@ class PhiUpdates:
         for offer in self._waiting:
             if (room := self._room(offer)) is not None:
                 room.leave(offer)
-        self._waiting, self._read, self._passed_over = [], [], 0
+        self._waiting, self._read = [], []
 
     def close(self) -> None:
         """Wait until no offer is being read any more: the shared memory may then be unmapped."""

@@ -15,7 +15,6 @@ from tests.models.own_tasks import write_task
 MODEL = "return nn.Sequential(nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1))"
 EVALUATE = "return float(self.loss(model, (inputs, inputs.sum(1, keepdim=True))))"
 LOSS = "return (model(inputs) - targets).square().mean()"
-SCALE = "    def lr_scale(self, swarm_tokens):\n        return -1.0\n\n"
 
 
 def try_out(folder: Path, old: str = "", new: str = "") -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -81,15 +80,10 @@ def test_a_good_task_takes_its_step_on_a_model_of_its_own(task_folder: Path) -> 
         (
             LOSS,
             "return model(inputs).mean() * 0 + model[0].weight.sub(model[0].weight).sqrt().sum()",
-            "the value after one step of '0.weight' is not finite",
+            "the held-out loss after one step is nan",
         ),
-        ("lr: float = 0.1", "lr: float = 3e38", "the value after one step of "),
+        ("lr: float = 0.1", "lr: float = 3e38", "the held-out loss after one step is "),
         (EVALUATE, "return float('nan')", "the held-out loss after one step is nan: it should be finite"),
-        (
-            "    def tokens(",
-            f"{SCALE}    def tokens(",
-            "lr_scale returned -1.0: return a factor of 0 or more",
-        ),
         (LOSS, "x = model(inputs).exp(); x.add_(1); return x.mean()", "the trial step: RuntimeError"),
         ("torch.optim.SGD(", "torch.optim.LBFGS(", "the trial step: TypeError"),
         (

@@ -252,19 +252,7 @@ async def test_what_the_swarm_merged_waits_for_a_model_that_is_put_right(tmp_pat
         await until(lambda: setup.daemon.port.is_free(0))
 
 
-async def test_a_step_that_publishes_leaves_what_was_merged_of_other_fragments_for_the_next(
-    tmp_path: Path,
-) -> None:
-    async with begun(tmp_path, fragments=2) as setup:
-        assert setup.step() is None
-        await setup.offer(0, version=3)
-        assert setup.step() == 1, "a round of fragment 1"
-        assert setup.peer.version == 1 and not setup.link._offers
-        setup.step()
-        assert setup.peer.version == 3
-
-
-async def test_of_several_fragments_half_wait_a_step(tmp_path: Path) -> None:
+async def test_of_several_fragments_each_step_applies_one(tmp_path: Path) -> None:
     async with begun(tmp_path, fragments=2) as setup:
         await setup.offer(0, version=3)
         await setup.offer(1, version=4)

@@ -96,26 +96,11 @@ def offered(node: Node, *fragments: int) -> None:
 # -- which offers a step applies
 
 
-def test_of_several_half_wait(node: Node) -> None:
-    offered(node, 0, 1, 2, 3, 4)
-    assert [node.step() for _ in range(4)] == [[0, 1, 2], [3], [4], []]
-
-
-def test_a_step_that_publishes_leaves_others_to_the_next(node: Node) -> None:
-    offered(node, 0, 1)
-    assert node.step(round_=7) == []
-    offered(node, 2)
-    assert node.step() == [0, 1], "both have waited"
-    assert node.step(round_=8) == [], "this one has not, yet"
-    assert node.step() == [2]
-
-
-def test_where_every_step_publishes_all_wait_for_one(node: Node) -> None:
-    applied = []
-    for round_ in range(3, 7):
-        offered(node, round_ - 3)
-        applied.append(node.step(round_=round_))
-    assert applied == [[], [0], [1], [2]]
+def test_each_step_applies_the_oldest_offer(node: Node) -> None:
+    offered(node, 2, 0, 1)
+    assert [node.step() for _ in range(4)] == [[2], [0], [1], []]
+    offered(node, 3, 4)
+    assert node.step(round_=7) == [3], "also one that publishes another fragment"
 
 
 def test_what_is_published_is_up_to_date_and_what_came_before_is_applied_too(node: Node) -> None:
