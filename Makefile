@@ -9,9 +9,7 @@ PIP_ARGS    ?=
 ARGS        ?=
 SEEDS       ?= 20
 INPUTS      ?= 100000
-MINUTES     ?= 1
 WORKERS     ?= auto
-TARGETS     ?=
 PACKAGES    := gossamer.protocol gossamer.node gossamer.models gossamer.bootstrap
 
 # A swarm starts many processes and the tests some hundred: none has to compile what another one did.

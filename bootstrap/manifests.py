@@ -276,7 +276,6 @@ def create(
                 by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
     except TaskError as error:
         raise ConfigError(str(error)) from error
-    _check_fragments("--fragments", swarm.get("fragments"), len(tensors))
     if weights is not None:
         load_weights(model, weights)
     rules = _rules(averaging, model, tensors) if averaging else by_task
@@ -344,7 +343,6 @@ def describe(
     unknown = set(by_name) - set(tensors)
     if unknown:
         raise ConfigError(f"averaging names tensor {min(unknown)!r}, which the model does not train")
-    _check_fragments("fragments", swarm.get("fragments"), len(tensors))
     rules = {**_rules(for_matrices, model, tensors), **by_name}
     return _describe(model, rules, {"name": task, "options": dict(options or {})}, **swarm)[0]
 
@@ -362,14 +360,6 @@ def _shareable_tensors(model: nn.Module) -> dict[str, nn.Parameter]:
     if sharded := next((name for name, parameter in tensors.items() if is_sharded(parameter)), None):
         raise ConfigError(f"tensor {sharded!r} is sharded: describe the model before it is")
     return tensors
-
-
-def _check_fragments(argument: str, fragments: int | None, tensors: int) -> None:
-    """Raise ConfigError for an impossible number; `argument` is its name for the person."""
-    if fragments is None:
-        return
-    if not isinstance(fragments, int) or not 1 <= fragments <= tensors:
-        raise ConfigError(f"{argument} must be 1 to {tensors}, the number of tensors, not {fragments!r}")
 
 
 def _describe(
@@ -396,6 +386,8 @@ def _describe(
     )
     if fragments is None:
         fragments = min(FRAGMENTS, len(specs))
+    if not isinstance(fragments, int) or not 1 <= fragments <= len(specs):
+        raise ConfigError(f"fragments must be 1 to {len(specs)}, the number of tensors, not {fragments!r}")
     phi = genesis.parameters(model, plan(specs, fragments))
     by_mean = all(spec.averaging == "mean" for spec in specs)
     usual = outer_defaults(codec, by_mean=by_mean)
