@@ -26,7 +26,7 @@ from typing import NamedTuple
 from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.manifest import HistorySection
 
-WITNESSES = 3
+QUORUM_MAX = 3
 """How many members' claims must agree for others to rely on them; see `quorum` for small swarms."""
 
 
@@ -72,7 +72,7 @@ def roundest(last: int, newest: int, every: int) -> int | None:
 
 def quorum(members: int) -> int:
     """How many of `members` must say a thing: more than half, or three if that is fewer."""
-    return min(WITNESSES, members // 2 + 1)
+    return min(QUORUM_MAX, members // 2 + 1)
 
 
 def agreed(claims: Iterable[Claim], members: int) -> Claim | None:
@@ -85,7 +85,7 @@ def winning_claim(own: Claim, others: Iterable[Claims]) -> Claim | None:
     """The claim for our round that should win against ours, None if ours may stay. `others`: by member.
 
     The voters are the members that claim anything for our round, and ourselves. The claim that most of them
-    make wins. Where no claim has a majority, the greatest one wins among those with `WITNESSES` votes, or,
+    make wins. Where no claim has a majority, the greatest one wins among those with `QUORUM_MAX` votes, or,
     where even the most common claim has fewer, among those with as many votes as it: as in two halves of a
     small swarm. So of three histories, a shared one wins over a longer one that one member has to itself.
 
@@ -100,7 +100,7 @@ def winning_claim(own: Claim, others: Iterable[Claims]) -> Claim | None:
     if 2 * votes[own] > len(ballots):
         return None
     by_most = [claim for claim, count in votes.items() if 2 * count > len(ballots)]
-    needed = min(WITNESSES, max(votes.values()))
+    needed = min(QUORUM_MAX, max(votes.values()))
     winner = max(by_most) if by_most else max(claim for claim, count in votes.items() if count >= needed)
     if winner == own:
         return None

@@ -227,20 +227,20 @@ liar that makes up more has the oldest of them looked at again, which costs an i
 SEAL_SETTLE_S = 5.0
 """However fast rounds follow each other, payloads get this long to arrive before their round is sealed."""
 
-LINEAGE_PATIENCE_S = 30.0
+FORK_PATIENCE_S = 30.0
 """A difference between claims that lasts this long lies in closed history. A shorter one need not: where a
 network has just split into a ring, say, a record takes 20 s to get around, since dead links have to be
 noticed first, and then its round is sealed again."""
 
-LINEAGE_DOUBLINGS_MAX = 5
+FORK_DOUBLINGS_MAX = 5
 """A node that has given its history up waits twice as long the next time, up to 16 minutes: one key can sign
 a second record for a round that some have closed and others have not, and each such difference costs a
 download."""
 
-LINEAGE_MEMORY_S = 3600.0
+FORK_MEMORY_S = 3600.0
 """Each such time is remembered for this long: honest partitions are seldom more frequent."""
 
-LINEAGE_MINORITY_PATIENCE_S = 600.0
+FORK_MINORITY_PATIENCE_S = 600.0
 """A difference between claims gets this long to go away if missing payloads of at most a third of the authors
 may explain it. It gets no longer, since a few authors could hand theirs out chunk by chunk for ever. A node
 that gives up its own history closes it, and what others have not got of it by then is lost: so this is far

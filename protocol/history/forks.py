@@ -42,7 +42,7 @@ class Forks:
         self._differed_at = 0.0
         self._behind_since: float | None = None
         """Since when most members have been at rounds that we have closed."""
-        self._yields: deque[float] = deque(maxlen=limits.LINEAGE_DOUBLINGS_MAX)
+        self._yields: deque[float] = deque(maxlen=limits.FORK_DOUBLINGS_MAX)
         """When we gave up our history for another one, lately."""
 
     def adopted(self) -> None:
@@ -87,7 +87,7 @@ class Forks:
         if peers.share_lacking(
             ours.round, now
         ):  # what comes late may explain it, and is older than our claim
-            patience = max(patience, limits.LINEAGE_MINORITY_PATIENCE_S)
+            patience = max(patience, limits.FORK_MINORITY_PATIENCE_S)
         if now - self._differs_since < patience:
             return None
         self._yields.append(now)
@@ -132,9 +132,9 @@ class Forks:
 
     def _patience(self, now: float) -> float:
         """How long a difference has to last before we give up our history: longer each time."""
-        while self._yields and now - self._yields[0] > limits.LINEAGE_MEMORY_S:
+        while self._yields and now - self._yields[0] > limits.FORK_MEMORY_S:
             self._yields.popleft()
-        return limits.LINEAGE_PATIENCE_S * 2.0 ** len(self._yields)
+        return limits.FORK_PATIENCE_S * 2.0 ** len(self._yields)
 
 
 def _is_behind(one: PeerClaim, floor: int) -> bool:

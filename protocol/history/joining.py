@@ -12,7 +12,7 @@ from heapq import nlargest
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import WITNESSES, Claim, closable_round, quorum
+from gossamer.protocol.claims import QUORUM_MAX, Claim, closable_round, quorum
 from gossamer.protocol.effects import Effect, Notice, Prefetch
 from gossamer.protocol.fetching.requests import Wants
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
@@ -102,7 +102,7 @@ def believable(witnesses: Sequence[PeerClaim], *, patient: bool = False) -> Clai
     """
     support = Counter(claim for witness in witnesses for claim in set(witness.claims))
     named = {claim for witness in witnesses if witness.is_named for claim in witness.claims}
-    needed = 1 if len(witnesses) < WITNESSES else 2
+    needed = 1 if len(witnesses) < QUORUM_MAX else 2
     newest = [
         next((claim for claim in w.claims if support[claim] >= needed), None) for w in witnesses if w.is_named
     ]

@@ -2,7 +2,7 @@
 
 It sees the node's own claims and those of the live members, and asks its adapter for work: `Seal`, `Close`,
 `Adopt`. A node that has not joined yet has no claims; its first claim is the snapshot that it adopts.
-`joining` chooses that snapshot; `absence` and `lineages` decide when to give up our history for another one.
+`joining` chooses that snapshot; `joining` and `forks` decide when to give up our history for another one.
 """
 
 from collections import deque

@@ -22,7 +22,7 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from gossamer.protocol.claims import WITNESSES
+from gossamer.protocol.claims import QUORUM_MAX
 from gossamer.protocol.effects import Merge
 from gossamer.protocol.events import Merged, MergeOutcome
 from gossamer.protocol.ledger import Ledger
@@ -189,7 +189,7 @@ class MergeSchedule:
         Our own delta would show that. Rounds that the swarm had when we came are not under way: training
         must not begin without them.
         """
-        few = 0 < len(deltas) < WITNESSES and all(delta.author != self._own_id for delta in deltas)
+        few = 0 < len(deltas) < QUORUM_MAX and all(delta.author != self._own_id for delta in deltas)
         return few and round_ >= self._swarm.clock and round_ > self._found_up_to
 
     def _see_whether_ready(self) -> None:

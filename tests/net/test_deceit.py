@@ -16,7 +16,7 @@ from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import UnreachableError
-from gossamer.protocol.limits import LINEAGE_PATIENCE_S
+from gossamer.protocol.limits import FORK_PATIENCE_S
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from tests.net.attacker import Member, where
 from tests.net.middleman import Middleman, middleman
@@ -214,10 +214,10 @@ async def test_one_liar_about_the_past_moves_nobody(tmp_path: Path) -> None:
 
         async with Member(swarm.manifest) as mallory:
             await mallory.link(*map(where, nodes))
-            await claim(mallory, LINEAGE_PATIENCE_S + 4)
+            await claim(mallory, FORK_PATIENCE_S + 4)
             assert min(node.status["sealed_round"] for node in nodes) >= 8, "sealed under its eyes"
             await swarm.agree(closed=True)
-            await claim(mallory, LINEAGE_PATIENCE_S + 4)  # the same while nothing moves
+            await claim(mallory, FORK_PATIENCE_S + 4)  # the same while nothing moves
             swarm.train_on()
             joiner = await swarm.add("n3", ["n0"])
             joiner.train(0.1)

@@ -75,7 +75,6 @@ class Net:
         under_way = [request.link for request in requests]
         assert all(under_way.count(link) <= limits.FETCHES_PER_LINK_MAX for link in self.links)
         assert requests.load == {link: under_way.count(link) for link in self.links}
-        assert requests.twice <= limits.FETCHES_TWICE_MAX
         assert self.fetcher.deadline() > self.now, "a deadline that has passed already: a busy loop"
         return started
 

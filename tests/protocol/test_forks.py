@@ -17,7 +17,7 @@ def test_a_snapshot_that_cannot_be_does_not_hold_our_own_history_up():
     sealing._away.looks_until = 0.0
     lie = claim(8, tokens=5, mark=9)
     others = [(lie,)] * 3
-    assert kinds(drive(sealing, 0.0, 2 * limits.LINEAGE_PATIENCE_S, clock=10, others=others), Adopt) == [
+    assert kinds(drive(sealing, 0.0, 2 * limits.FORK_PATIENCE_S, clock=10, others=others), Adopt) == [
         Adopt(lie)
     ]
     sealing.unusable(claim(16))
@@ -25,8 +25,8 @@ def test_a_snapshot_that_cannot_be_does_not_hold_our_own_history_up():
     sealing.unusable(lie._replace(tokens=6))
     assert sealing.adopting is None
     others = [(claim(8, tokens=5, mark=10),)] * 3
-    since = 2 * limits.LINEAGE_PATIENCE_S + 6
-    found = drive(sealing, since, limits.LINEAGE_PATIENCE_S - 1, clock=20, others=others)
+    since = 2 * limits.FORK_PATIENCE_S + 6
+    found = drive(sealing, since, limits.FORK_PATIENCE_S - 1, clock=20, others=others)
     assert kinds(found, Seal) == [Seal(16)]
     assert not kinds(found, Adopt), "what comes after it has to last as long"
 
@@ -49,7 +49,7 @@ def test_three_liars_win_no_contest_about_a_round_that_most_do_not_claim(at):
     lie = claim(16, tokens=2**59, mark=7)
     sealing = joined(claim(16, tokens=5))
     others = [*[(lie,)] * 3, *[(at,)] * 4]
-    took = 2 * 300.0 + 2 * limits.LINEAGE_PATIENCE_S
+    took = 2 * 300.0 + 2 * limits.FORK_PATIENCE_S
     assert not kinds(drive(sealing, 0.0, took, clock=16, others=others), Adopt)
 
 
@@ -64,7 +64,7 @@ def two_rounds(mark=1, tokens=5):
 def test_a_difference_about_a_round_before_the_newest_is_one_too():
     """Those who are behind, and rest, never claim our newest round."""
     sealing, _, (_, theirs) = two_rounds()
-    found = drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S + 3, clock=16, others=[(theirs,)] * 3)
+    found = drive(sealing, 0.0, limits.FORK_PATIENCE_S + 3, clock=16, others=[(theirs,)] * 3)
     assert kinds(found, Adopt) == [Adopt(theirs)]
 
 
@@ -84,7 +84,7 @@ def test_a_snapshot_that_a_late_record_has_outdated_contradicts_nobody_who_share
 
 def test_halves_that_never_claim_a_round_at_the_same_time_for_long_become_one():
     """Each comes to the next round before a difference has lasted, and its members not at once."""
-    before, rounds = (claim(8, 3, 1), claim(8, 9, 2)), int(limits.LINEAGE_PATIENCE_S) // 20 + 2
+    before, rounds = (claim(8, 3, 1), claim(8, 9, 2)), int(limits.FORK_PATIENCE_S) // 20 + 2
     sealing, effects = joined(before[0]), []
     for number in range(2, 2 + rounds):
         ours, theirs = claim(8 * number, 3 * number, 1), claim(8 * number, 9 * number, 2)
@@ -106,7 +106,7 @@ def test_a_late_record_leaves_what_we_claimed_of_closed_rounds():
         sealing, ours, _ = two_rounds()
         sealing.floor = floor
         sealing.sealed((ours[0]._replace(tokens=6, digest=bytes(32)),))
-        found = drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S + 3, clock=16, others=[(theirs,)] * 3)
+        found = drive(sealing, 0.0, limits.FORK_PATIENCE_S + 3, clock=16, others=[(theirs,)] * 3)
         assert kinds(found, Adopt) == [Adopt(theirs)] * is_known
 
 
@@ -119,7 +119,7 @@ def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
         assert not kinds(sealing.wake(tick / 2, 16, Told(said)), Adopt)
     back = [
         effect
-        for now in range(50, 50 + int(limits.LINEAGE_PATIENCE_S) + 8)
+        for now in range(50, 50 + int(limits.FORK_PATIENCE_S) + 8)
         for effect in sealing.wake(float(now), 16, Told([PeerClaim((winner,), said_at=float(now))] * 3))
     ]
     assert kinds(back, Adopt) == [Adopt(winner)]
@@ -140,9 +140,9 @@ def test_the_lighter_lineage_yields_loudly_after_a_while():
     sealing = joined(claim(16, tokens=5, mark=1))
     winner = claim(16, tokens=9, mark=2)
     others = [(winner,)] * 3
-    early = drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S - 1, clock=16, others=others)
+    early = drive(sealing, 0.0, limits.FORK_PATIENCE_S - 1, clock=16, others=others)
     assert not kinds(early, Adopt)
-    late = drive(sealing, limits.LINEAGE_PATIENCE_S, 2, clock=16, others=others)
+    late = drive(sealing, limits.FORK_PATIENCE_S, 2, clock=16, others=others)
     assert kinds(late, Adopt) == [Adopt(winner)]
     assert any("A FORK" in notice.text for notice in kinds(late, Notice))
 
@@ -155,7 +155,7 @@ def test_names_without_deltas_have_no_voice_against_our_history():
     for tick in range(100):
         effects += sealing.wake(tick / 2, 0, Told(list(map(PeerClaim, invented)), heard=[]))
     assert effects == []
-    for tick in range(int(2 * limits.LINEAGE_PATIENCE_S) + 2):
+    for tick in range(int(2 * limits.FORK_PATIENCE_S) + 2):
         now = 60.0 + tick / 2
         effects += sealing.wake(now, 0, Told(list(map(PeerClaim, invented)), heard=invented[:3]))
     assert kinds(effects, Adopt), "those who contribute have one"
@@ -170,7 +170,7 @@ def test_the_heavier_lineage_stays():
 def test_a_difference_is_no_fork_while_payloads_are_missing_but_they_are_waited_for_only_a_while():
     sealing = joined(claim(16, tokens=5, mark=1))
     others = [(claim(16, tokens=9, mark=2),)] * 3
-    patience = limits.LINEAGE_MINORITY_PATIENCE_S
+    patience = limits.FORK_MINORITY_PATIENCE_S
     assert not kinds(drive(sealing, 0.0, patience - 10, clock=16, others=others, lacking=0.5), Adopt)
     assert kinds(drive(sealing, patience, 5, clock=16, others=others, lacking=0.3), Adopt)
 
@@ -179,7 +179,7 @@ def test_payloads_of_later_rounds_explain_no_difference():
     sealing = joined(claim(16, tokens=5, mark=1))
     witnesses = [PeerClaim((claim(16, tokens=9, mark=2),))] * 3
     effects = []
-    for tick in range(2 * int(limits.LINEAGE_PATIENCE_S) + 6):
+    for tick in range(2 * int(limits.FORK_PATIENCE_S) + 6):
         effects += sealing.wake(tick / 2, 16, Told(witnesses, lacking=lambda round_: float(round_ > 16)))
     assert kinds(effects, Adopt)
 
@@ -187,9 +187,9 @@ def test_payloads_of_later_rounds_explain_no_difference():
 def test_a_difference_that_heals_is_forgotten():
     sealing = joined(claim(16, tokens=5, mark=1))
     winner = claim(16, tokens=9, mark=2)
-    drive(sealing, 0.0, limits.LINEAGE_PATIENCE_S - 2, clock=16, others=[(winner,)] * 3)
+    drive(sealing, 0.0, limits.FORK_PATIENCE_S - 2, clock=16, others=[(winner,)] * 3)
     sealing.sealed((winner,))
-    assert drive(sealing, limits.LINEAGE_PATIENCE_S, 5, clock=16, others=[(winner,)] * 3) == []
+    assert drive(sealing, limits.FORK_PATIENCE_S, 5, clock=16, others=[(winner,)] * 3) == []
 
 
 def test_a_record_that_takes_its_time_around_a_ring_makes_no_forks():
@@ -204,7 +204,7 @@ def test_a_difference_that_shows_now_and_then_is_one_all_the_same():
     sealing = joined(claim(16, tokens=5, mark=1))
     differs, elsewhere = [(claim(16, tokens=9, mark=2),)] * 3, [(claim(24, tokens=12, mark=2),)] * 3
     effects = []
-    for period in range(int(limits.LINEAGE_PATIENCE_S) // 8 + 2):
+    for period in range(int(limits.FORK_PATIENCE_S) // 8 + 2):
         effects += drive(sealing, period * 8.0, 3.0, clock=16, others=differs)
         effects += drive(sealing, period * 8.0 + 4.0, 3.0, clock=16, others=elsewhere)
     assert kinds(effects, Adopt) == [Adopt(claim(16, tokens=9, mark=2))]
@@ -212,7 +212,7 @@ def test_a_difference_that_shows_now_and_then_is_one_all_the_same():
 
 @pytest.mark.parametrize("some_differ", [True, False])
 def test_a_difference_that_members_of_our_round_end_begins_anew(some_differ):
-    sealing, patience = joined(claim(16, tokens=5, mark=1)), limits.LINEAGE_PATIENCE_S
+    sealing, patience = joined(claim(16, tokens=5, mark=1)), limits.FORK_PATIENCE_S
     differs = [(claim(16, tokens=9, mark=2),)] * 3
     agrees = [(claim(16, tokens=5, mark=1),)] * 3 + differs[:some_differ]
     effects = drive(sealing, 0.0, patience - 5, clock=16, others=differs)
@@ -246,20 +246,20 @@ def yields(sealing, start, seconds):
 def test_who_has_given_its_history_up_lately_takes_its_time():
     """One key can split those who have closed a round from those who have not, for 300 bytes each time."""
     sealing = joined(claim(16, tokens=5))
-    start = 3 * limits.LINEAGE_MEMORY_S  # the clock began whenever this machine was started
+    start = 3 * limits.FORK_MEMORY_S  # the clock began whenever this machine was started
     times = yields(sealing, start, 2000)
-    assert len(times) == limits.LINEAGE_DOUBLINGS_MAX + 1
+    assert len(times) == limits.FORK_DOUBLINGS_MAX + 1
     gaps = [later - earlier for earlier, later in pairwise(times)]
-    wanted = [limits.LINEAGE_PATIENCE_S * 2**number for number in range(1, limits.LINEAGE_DOUBLINGS_MAX + 1)]
+    wanted = [limits.FORK_PATIENCE_S * 2**number for number in range(1, limits.FORK_DOUBLINGS_MAX + 1)]
     assert all(want <= gap < want + 10 for gap, want in zip(gaps, wanted, strict=True))
-    later = start + 2000.0 + limits.LINEAGE_MEMORY_S
-    (again,) = yields(sealing, later, limits.LINEAGE_PATIENCE_S + 8)
-    assert again < later + limits.LINEAGE_PATIENCE_S + 8, "that was long ago"
+    later = start + 2000.0 + limits.FORK_MEMORY_S
+    (again,) = yields(sealing, later, limits.FORK_PATIENCE_S + 8)
+    assert again < later + limits.FORK_PATIENCE_S + 8, "that was long ago"
 
 
 def test_a_history_is_given_up_seven_times_an_hour_at_most_and_after_sixteen_minutes_at_the_latest():
     """As docs/threat-model.md says: so often can one key have a node fetch what differs."""
-    start = 3 * limits.LINEAGE_MEMORY_S
+    start = 3 * limits.FORK_MEMORY_S
     times = yields(joined(claim(16, tokens=5)), start, 3 * 3600)
     assert max(sum(first <= time < first + 3600.0 for time in times) for first in times) == 7
     assert 950.0 < max(later - earlier for earlier, later in pairwise(times)) < 16 * 60 + 10
@@ -297,7 +297,7 @@ def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are():
     """It was cut off, and went by its own fast clock."""
     sealing = ahead()
     members = [*SLOW, BESIDE]
-    assert not look(sealing, members, int(limits.LINEAGE_PATIENCE_S) - 1, authors=5)
+    assert not look(sealing, members, int(limits.FORK_PATIENCE_S) - 1, authors=5)
     effects = look(sealing, members, authors=5)
     assert kinds(effects, Adopt) == [Adopt(claim(32))]
     (notice,) = kinds(effects, Notice)
@@ -308,7 +308,7 @@ def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are():
 
 
 def test_whom_most_members_have_been_with_meanwhile_is_left_behind_anew():
-    sealing, short_of_it = ahead(), limits.LINEAGE_PATIENCE_S - 5
+    sealing, short_of_it = ahead(), limits.FORK_PATIENCE_S - 5
     assert not look(sealing, [*SLOW, BESIDE], int(short_of_it), authors=5)
     assert not look(sealing, [BESIDE], 2, authors=5, start=short_of_it + 1)
     assert not look(sealing, [*SLOW, BESIDE], int(short_of_it), authors=5, start=short_of_it + 4)
@@ -319,7 +319,7 @@ def test_who_has_begun_anew_where_most_members_are_takes_its_time_to_give_that_u
     (adopt,) = kinds(look(sealing, SLOW), Adopt)
     sealing.adopted(adopt.claim)
     others = [(claim(32, tokens=9, mark=2),)] * 3
-    twice = 2 * limits.LINEAGE_PATIENCE_S
+    twice = 2 * limits.FORK_PATIENCE_S
     assert not kinds(drive(sealing, 60.0, twice - 5, clock=36, others=others), Adopt)
     assert kinds(drive(sealing, 60.0 + twice, 5, clock=36, others=others), Adopt)
 

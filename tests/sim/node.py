@@ -447,8 +447,10 @@ class Node(Process):
         return round_ > self.core.horizon
 
     def merge_what_waits(self, *, rests: bool) -> None:
-        """Merge now the rounds that are held back and, unless the swarm `rests`, those that it has not
-        reached."""
+        """Merge now what is under way, the rounds that are held back and, unless the swarm `rests`, those
+        that it has not reached."""
+        if self._merging is not None:
+            self._merge_round(self._merging.round, self._merging.deltas)
         for round_ in self.core.merges.waiting(ROUND_MAX):
             if self.core.merges.is_held_back(round_) if rests else self.may_wait(round_):
                 self._merge_round(round_, self._complete(round_))

@@ -13,7 +13,7 @@ import numpy as np
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.limits import LINEAGE_DOUBLINGS_MAX, LINKS_MAX, LINKS_WANTED, PAYLOAD_CHUNK_BYTES_MIN
+from gossamer.protocol.limits import FORK_DOUBLINGS_MAX, LINKS_MAX, LINKS_WANTED, PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
 from gossamer.protocol.payloads.layout import TensorSpec
@@ -310,4 +310,4 @@ def _settling_s(name: str | None, storms: int) -> float:
     """
     if name == "liars":
         return SETTLED_S
-    return SETTLED_S * 2.0 ** min(max(0, storms - 2), LINEAGE_DOUBLINGS_MAX - 1) if name in FORGETFUL else 0.0
+    return SETTLED_S * 2.0 ** min(max(0, storms - 2), FORK_DOUBLINGS_MAX - 1) if name in FORGETFUL else 0.0

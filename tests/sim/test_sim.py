@@ -308,7 +308,7 @@ def test_a_liar_that_hands_nothing_out_keeps_nobody_in_a_history_of_its_own(
 ) -> None:
     """It signs for each round, and claims all the time to hold the payloads. So some payload that might
     explain why claims differ is always still to come."""
-    monkeypatch.setattr(limits, "LINEAGE_MINORITY_PATIENCE_S", 60.0)
+    monkeypatch.setattr(limits, "FORK_MINORITY_PATIENCE_S", 60.0)
     get, asked = Transfers.get, Transfers.asked
 
     def get_in_vain(self: Transfers, end: End | None, effect: Get) -> None:

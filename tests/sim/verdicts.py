@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.limits import FETCH_PATIENCE_S, LINEAGE_PATIENCE_S, ROUND_MAX, STALL_PATIENCE_S
+from gossamer.protocol.limits import FETCH_PATIENCE_S, FORK_PATIENCE_S, ROUND_MAX, STALL_PATIENCE_S
 from gossamer.protocol.membership.members import Health
 from gossamer.protocol.pace import round_clock
 from gossamer.protocol.records import Delta
@@ -42,7 +42,7 @@ DROPPED_S = FETCH_PATIENCE_S
 PRESENT_S = 40.0
 """A node that has been there for this long is known to be there, whatever happened before."""
 
-SETTLED_S = 2 * LINEAGE_PATIENCE_S
+SETTLED_S = 2 * FORK_PATIENCE_S
 """Added to CONVERGENCE_S where a storm outlasts the rounds retained: one side starts again only once a
 difference of claims has lasted, for twice as long on a node that has given up a history before. See
 `Scenario.settling_s` for nodes that have given up more than one."""

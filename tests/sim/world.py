@@ -39,7 +39,7 @@ HEARING_S = 15.0
 """For this long after a storm, a node that was alone with liars may still go by what they have said."""
 
 SETTLED_MAX_S = 960.0
-"""How long a difference of histories may last at most, see `limits.LINEAGE_DOUBLINGS_MAX`."""
+"""How long a difference of histories may last at most, see `limits.FORK_DOUBLINGS_MAX`."""
 
 
 @contextmanager
