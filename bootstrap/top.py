@@ -10,10 +10,8 @@ import sys
 import termios
 import time
 import tty
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -21,23 +19,16 @@ from rich.live import Live
 from rich.text import Text
 
 from gossamer.bootstrap.live_table import cell, fitted, line
-from gossamer.node.daemon.dashboard.client import AdminClient
+from gossamer.node.daemon.dashboard.client import fetch_state
 from gossamer.node.daemon.monitoring.status import one_line
-from gossamer.node.formatting import (
-    UNBOUNDED,
-    WRONG_SHAPE,
-    count,
-    size,
-    three_decimals,
-)
+from gossamer.node.formatting import UNBOUNDED, WRONG_SHAPE, count, size, three_decimals
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.limits import UNIX_S_MAX
 from gossamer.protocol.unix_time import span
 
 Json = dict[str, Any]
 
-RECONNECT_S = 1.0
-LINES_KEPT = 100
+REFRESH_S = 1.0
 LINES_MIN = 6
 """How many lines of the log are shown even if there are more members than fit."""
 
@@ -115,115 +106,39 @@ def _invited(until: Any) -> str:
 # --- `gossamer top`: a node and its swarm, live.
 
 
-@dataclass(slots=True)
-class Watched:
-    """What has been heard of a node."""
+def frame(state: Json, problem: str, width: int, height: int) -> RenderableType:
+    """The whole screen, in at most `height` lines of `width` columns. Raises WRONG_SHAPE.
 
-    address: str
-    state: Json | None = None
-    lines: deque[Json] = field(default_factory=lambda: deque(maxlen=LINES_KEPT))
-    problem: str = ""
-    """Why nothing new comes; empty if it does."""
-
-
-def frame(watched: Watched, width: int, height: int) -> RenderableType:
-    """The whole screen, in at most `height` lines of `width` columns. Raises WRONG_SHAPE."""
-    state = watched.state
-    if state is None:
-        return line((watched.problem or f"asking {watched.address} ...", ""), fold=True)
-    head = _head(watched, state)
-    members = _members(state)
-    room = height - len(head) - 2  # without the table's heading, and the foot
-    rows = max(1, room - min(LINES_MIN, len(watched.lines)))
+    `state` is empty if there is none yet, and `problem` why nothing new comes.
+    """
+    if not state:
+        return line((problem, ""), fold=True)
+    model, lines = state["model"], state["log"]
+    found = [member["replica"] for member in state["members"] if member["replica"]]
+    chunks = f", {state['fetching'][0]} of {state['fetching'][1]} chunks here" if state["fetching"] else ""
+    same = f", replica same as {found.count('same')} of {len(found)}" if found else ""
+    members, room = _members(state), height - 5  # without the head, the table's heading, and the foot
+    rows = max(1, room - min(LINES_MIN, len(lines)))
     shown = members[:rows]
     if len(members) > rows:
         left_out = cell(f"+ {len(members) - rows + 1} more", "dim")
         shown[-1] = {**dict.fromkeys(members[0], Text("")), "member": left_out}
-    lines = list(watched.lines)[-max(1, room - len(shown)) :]
     return Group(
-        *head,
-        fitted(shown, width, ("bad in", *GIVE_WAY), folds=False),
-        *map(_log_line, lines),
-        line(("q quits", "dim")),
-    )
-
-
-def _head(watched: Watched, state: Json) -> list[Text]:
-    model = state["model"]
-    found = [member["replica"] for member in state["members"] if member["replica"]]
-    chunks = f", {state['fetching'][0]} of {state['fetching'][1]} chunks here" if state["fetching"] else ""
-    same = f", replica same as {found.count('same')} of {len(found)}" if found else ""
-    return [
         line(
             (f"{state['swarm']} ", "bold"),
             (f"{state['swarm_id'][:12]}  {count(model['parameters'])} parameters, {model['codec']}", "dim"),
         ),
         line((one_line(state) + chunks + same, "")),
-        line((watched.problem or state["problem"] or "", "red")),
-    ]
+        line((problem or state["problem"] or "", "red")),
+        fitted(shown, width, ("bad in", *GIVE_WAY), folds=False),
+        *map(_log_line, lines[-max(1, room - len(shown)) :]),
+        line(("q quits", "dim")),
+    )
 
 
 def _log_line(notice: Json) -> Text:
     clock = time.strftime("%H:%M:%S", time.localtime(notice["time"]))
     return line((f"{clock} ", "dim"), (notice["text"], LEVEL_STYLES.get(notice["level"], "")))
-
-
-class Top:
-    """Listens to an admin server and draws, until it is stopped."""
-
-    def __init__(self, where: Callable[[], str], console: Console) -> None:
-        """`where` finds the server, and is called again when it has gone; it may raise ConfigError."""
-        self._where = where
-        self._console = console
-        self.watched = Watched(where())
-        self.over = asyncio.Event()
-
-    async def run(self) -> None:
-        """Draw until `over`."""
-        with Live(console=self._console, screen=True, auto_refresh=False) as live:
-            listening = asyncio.create_task(self._listen(live))
-            listening.add_done_callback(lambda _: self.over.set())  # it only ends by a fault
-            await self.over.wait()
-            listening.cancel()
-            with suppress(asyncio.CancelledError):
-                await listening
-
-    async def _listen(self, live: Live) -> None:
-        """Take in what the server says; look for it again when it has gone."""
-        while True:
-            self.draw(live)
-            try:
-                async with AdminClient(self.watched.address) as client:
-                    self.watched.lines.clear()
-                    async for name, data in client.events():
-                        self.take(name, data)
-                        if name == "state":
-                            self.draw(live)
-                self.watched.problem = "the node closed the connection"
-            except UnreachableError as error:
-                self.watched.problem = str(error)
-            self.draw(live)
-            await asyncio.sleep(RECONNECT_S)
-            with suppress(ConfigError):  # it may have come back elsewhere
-                self.watched.address = self._where()
-
-    def take(self, name: str, data: Json) -> None:
-        """Take in one event of the server."""
-        if name == "state":
-            self.watched.state, self.watched.problem = data, ""
-        elif name == "notice":
-            self.watched.lines.append(data)
-
-    def draw(self, live: Live) -> None:
-        """Draw what is known."""
-        width, height = self._console.size
-        try:
-            drawn = frame(self.watched, width, height)
-        except (*WRONG_SHAPE, OSError):
-            problem = f"{self.watched.address} is not an admin server of this Gossamer release"
-            self.watched = Watched(self.watched.address, problem=problem)
-            drawn = frame(self.watched, width, height)
-        live.update(drawn, refresh=True)
 
 
 def show_top(where: Callable[[], str]) -> None:
@@ -237,19 +152,34 @@ def show_top(where: Callable[[], str]) -> None:
     before = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)  # keys come as they are pressed, and are not shown
-        asyncio.run(_run(Top(where, console), fd))
+        asyncio.run(_watch(where, console, fd))
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-async def _run(top: Top, fd: int) -> None:
-    loop = asyncio.get_running_loop()
-
-    def read() -> None:
-        if os.read(fd, 1024) in (b"q", b"Q", b""):
-            top.over.set()
-
-    loop.add_reader(fd, read)
+async def _watch(where: Callable[[], str], console: Console, fd: int) -> None:
+    """Draw each second, until a key or a signal."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, lambda: over.set() if os.read(fd, 1024) in (b"q", b"Q", b"") else None)
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, top.over.set)
-    await top.run()
+        loop.add_signal_handler(number, over.set)
+    state: Json = {}
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while not over.is_set():
+            problem = ""
+            try:
+                state = await fetch_state(where())  # it may have come back elsewhere
+            except (ConfigError, UnreachableError) as error:
+                problem = str(error)
+            live.update(drawn(state, problem, *console.size), refresh=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    await over.wait()
+
+
+def drawn(state: Json, problem: str, width: int, height: int) -> RenderableType:
+    """As `frame`, or one line if that is no node's state."""
+    try:
+        return frame(state, problem, width, height)
+    except (*WRONG_SHAPE, OSError):
+        return frame({}, "what answers there is no admin server of this Gossamer release", width, height)

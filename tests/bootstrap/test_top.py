@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.live import Live
 
-from gossamer.bootstrap.top import Top, Watched, frame, show_peers, show_top
+from gossamer.bootstrap.top import drawn, frame, show_peers, show_top
 from gossamer.node.daemon.monitoring.status import to_json
 from gossamer.node.formatting import count, duration, harmless_line, size
 from gossamer.protocol.errors import ConfigError
@@ -105,12 +104,11 @@ def test_for_how_long_the_asked_node_is_invited_still() -> None:
 # -- top
 
 
-def drawn(state: dict[str, Any], width: int, height: int, lines: int = 3) -> list[str]:
-    watched = Watched("127.0.0.1:7780", state)
-    watched.lines.extend({"time": 0, "level": "warning", "text": f"line {n} {ESC}"} for n in range(lines))
+def screen(state: dict[str, Any], width: int, height: int, lines: int = 3) -> list[str]:
+    log = [{"time": 0, "level": "warning", "text": f"line {n} {ESC}"} for n in range(lines)]
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
-    console.print(frame(watched, width, height), end="")
+    console.print(frame({**state, "log": log}, "", width, height), end="")
     return out.getvalue().splitlines()
 
 
@@ -119,7 +117,7 @@ def drawn(state: dict[str, Any], width: int, height: int, lines: int = 3) -> lis
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_the_screen_fits_and_shows_members_and_log(width: int, height: int, members: int) -> None:
     state = status(*(f"node-{n}" for n in range(members)), problem="the disk is full")
-    lines = drawn(state, width, height)
+    lines = screen(state, width, height)
     text = "\n".join(lines)
     assert len(lines) <= height and max(map(len, lines)) <= width
     for part in ("itself", "round 3 (swarm 4)", "2.000", "the disk is full", "line 2", "q quits"):
@@ -134,29 +132,24 @@ def test_nothing_that_others_say_moves_the_cursor() -> None:
     said = status("a", "b", name=ESC, swarm=ESC, swarm_id=ESC, state=ESC, round=ESC)
     said["members"][0].update(dict.fromkeys(("name", "health", "round", "device", "replica"), ESC))
     said["members"][0]["contributions"].update(judged=ESC, void=ESC, verdict=ESC)
-    for text in ("".join(drawn(said, 200, 40)), peers(said)):
+    for text in ("".join(screen(said, 200, 40)), peers(said)):
         assert "\x1b" not in text and "\x07" not in text and SHOWN in text
 
 
 @pytest.mark.parametrize(
-    "event",
+    "part",
     [
-        ("state", {}),
-        ("state", []),
-        ("state", {"members": 7}),
-        ("notice", "x"),
-        ("notice", {"time": 1e300, "text": "x", "level": "info"}),
+        {"members": 7},
+        {"log": ["x"]},
+        {"log": [{"time": 1e300, "text": "x", "level": "info"}]},
+        {"model": None},
+        {"itself": {}},
     ],
 )
-def test_a_server_that_is_no_node_is_one_line(event: tuple[str, Any]) -> None:
+def test_a_server_that_is_no_node_is_one_line(part: dict[str, Any]) -> None:
     out = io.StringIO()
-    top = Top(lambda: "127.0.0.1:7780", Console(file=out, width=120, height=40))
-    top.take("state", status("a"))
-    top.take(*event)
-    with Live(console=top._console, auto_refresh=False) as live:
-        top.draw(live)
-    assert top.watched.state is None
-    assert "127.0.0.1:7780 is not an admin server of this Gossamer release" in out.getvalue()
+    Console(file=out, width=120).print(drawn(status("a") | {"log": []} | part, "", 120, 40))
+    assert out.getvalue() == "what answers there is no admin server of this Gossamer release\n"
 
 
 def test_it_wants_a_terminal_to_draw_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import aiohttp
 import numpy as np
 
 from gossamer.node.daemon.daemon import Daemon
-from gossamer.node.daemon.dashboard.client import AdminClient
+from gossamer.node.daemon.dashboard.server import token_here
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home, manifest_of
@@ -129,11 +130,20 @@ async def get(home: Home, path: str, **options: Any) -> tuple[int, Any, Any]:
 
 
 async def events_until(address: str, name: str, condition: Any = lambda data: True) -> list[tuple[str, Any]]:
-    """All events up to the first of a name that fulfils a condition."""
-    seen = []
-    async with asyncio.timeout(10), AdminClient(address) as client:
-        async for event in client.events():
-            seen.append(event)
-            if event[0] == name and condition(event[1]):
-                return seen
+    """All server-sent events up to the first of a name that fulfils a condition."""
+    seen, event = [], ""
+    headers = {"Authorization": f"Bearer {token_here()}"}
+    async with (
+        asyncio.timeout(10),
+        aiohttp.ClientSession(read_bufsize=1 << 20, headers=headers) as session,
+        session.get(f"http://{address}/api/events") as response,
+    ):
+        while line := await response.content.readline():
+            field, _, value = line.rstrip(b"\n").partition(b": ")
+            if field == b"event":
+                event = value.decode()
+            elif field == b"data":
+                seen.append((event, json.loads(value)))
+                if event == name and condition(seen[-1][1]):
+                    return seen
     raise AssertionError("the server ended first")

@@ -59,6 +59,9 @@ HEADERS = {
 }
 """Headers that keep a browser from doing harm with an answer."""
 
+STATE_LINES = 50
+"""Lines of the log that come with the state."""
+
 COMPRESSED_INLINE_MAX = 1 << 16
 """Larger answers are compressed in a thread, so that the event loop goes on; in bytes."""
 
@@ -233,7 +236,8 @@ class AdminServer:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _serve_state(self, request: web.Request) -> web.Response:
-        return _json(dump(to_json(self._monitor.latest)))
+        lines = [line.to_json() for line in self._monitor.log.since(0)[-STATE_LINES:]]
+        return _json(dump(to_json(self._monitor.latest) | {"log": lines}))
 
     async def _serve_rounds(self, request: web.Request) -> web.Response:
         first, last = _round_in(request, "from", 0), _round_in(request, "to", ROUND_MAX)
