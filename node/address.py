@@ -2,7 +2,6 @@
 
 import ipaddress
 import re
-import socket
 from dataclasses import dataclass
 
 from gossamer.protocol.errors import ConfigError
@@ -10,7 +9,6 @@ from gossamer.protocol.limits import TEXT_BYTES_MAX
 from gossamer.protocol.wire import is_printable
 
 _NAME = re.compile(r"(?!.{254})[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
-_V6 = re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]{1,32})?")  # ipaddress takes any text for a scope
 _PORT = re.compile(r"[0-9]{1,5}")
 
 SCHEME = "gossamer://"
@@ -27,15 +25,7 @@ def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
     fits = is_v6 or _NAME.fullmatch(host)
     if not fits or not _PORT.fullmatch(port) or not port_min <= int(port) <= 65535:
         raise ConfigError(f"{text!r} is not an address; write HOST:PORT, for example 192.168.1.5:7700")
-    return _usual(host.strip("[]")), int(port)
-
-
-def _usual(host: str) -> str:
-    """An IP address as it is usually written. Look-ups take others: ``0`` for 0.0.0.0, ``::0`` for ``::``."""
-    try:
-        return str(ipaddress.IPv6Address(host)) if ":" in host else socket.inet_ntoa(socket.inet_aton(host))
-    except OSError:
-        return host  # a name
+    return str(ipaddress.IPv6Address(host[1:-1])) if is_v6 else host, int(port)
 
 
 def port_of(address: object) -> int:
@@ -47,14 +37,10 @@ def port_of(address: object) -> int:
 
 
 def _is_v6(host: str) -> bool:
-    if not _V6.fullmatch(host):
-        return False
     try:
-        ipaddress.IPv6Address(host)
-        host.encode("idna")  # as all look-ups do: they raise if a scope makes it too long, or has empty parts
+        return ipaddress.IPv6Address(host).scope_id is None  # a scope means something on one machine only
     except ValueError:
         return False
-    return True
 
 
 def format_address(host: str, port: int) -> str:

@@ -166,7 +166,7 @@ def test_what_is_no_status(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("banner", "plaintext", "why"),
     [
-        (b"SSH-2.0-OpenSSH_9.6\r\n", False, "the server there does not speak TLS: is this the address"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", False, "the server there does not speak TLS: is this a node"),
         (b"SSH-2.0-OpenSSH_9.6\r\n", True, "the server there does not speak HTTP"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", True, "sent a status that cannot be read"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", True, r"no.* \(HTTP status 404\)"),

@@ -76,6 +76,11 @@ class Traffic:
     charged: int = 0
     """The value of `sent` when the peer was last charged."""
 
+    @property
+    def counts(self) -> list[int]:
+        """Control sent and received, payload sent and received."""
+        return [self.sent, self.received, self.payload_sent, self.payload_received]
+
 
 @dataclass(frozen=True, slots=True)
 class Dialled:
@@ -309,10 +314,7 @@ class LinkTable(Mapping[int, PeerLink]):
 
     def traffic(self) -> list[int]:
         """Bytes of all links so far: control sent and received, payload sent and received."""
-        total = self._past_traffic
-        for link in self._links.values():
-            total = _sum(total, link)
-        return total
+        return _sums(self._past_traffic, *(link.traffic.counts for link in self._links.values()))
 
     async def carry(self, link: PeerLink) -> None:
         """Carry a link that has come up, until it ends."""
@@ -326,7 +328,7 @@ class LinkTable(Mapping[int, PeerLink]):
             await link.run(self._receive)
         finally:
             del self._links[link.number]
-            self._past_traffic = _sum(self._past_traffic, link)
+            self._past_traffic = _sums(self._past_traffic, link.traffic.counts)
             self._dispatch(ev.LinkDown(link.number))
 
     async def _receive(self, link: PeerLink, data: bytes) -> None:
@@ -359,10 +361,8 @@ class LinkTable(Mapping[int, PeerLink]):
             await link.pause(pause)
 
 
-def _sum(total: list[int], link: PeerLink) -> list[int]:
-    traffic = link.traffic
-    counts = (traffic.sent, traffic.received, traffic.payload_sent, traffic.payload_received)
-    return [past + now for past, now in zip(total, counts, strict=True)]
+def _sums(*counts: list[int]) -> list[int]:
+    return [sum(column) for column in zip(*counts, strict=True)]
 
 
 def _without_deltas(data: bytes) -> bytes:

@@ -241,9 +241,7 @@ async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
 
 def _reason(error: Exception, plaintext: bool) -> str:
     if isinstance(error, ssl.SSLError):
-        return (
-            "the server there does not speak TLS: is this the address of a node, and not of its admin page?"
-        )
+        return "the server there does not speak TLS: is this a node's address, and not its admin page's?"
     if plaintext and isinstance(error, aiohttp.ServerDisconnectedError):
         return "the connection was closed: the node may speak TLS (leave out --insecure-plaintext)"
     if isinstance(error, aiohttp.ClientResponseError):
