@@ -100,14 +100,6 @@ class Phi:
 
 
 @dataclass(frozen=True, slots=True)
-class Monitoring:
-    """What a person sees of all this."""
-
-    monitor: Monitor
-    admin: AdminServer
-
-
-@dataclass(frozen=True, slots=True)
 class Parts:
     """A daemon, put together."""
 
@@ -115,7 +107,8 @@ class Parts:
     core: Replica
     network: Network
     phi: Phi
-    monitoring: Monitoring
+    monitor: Monitor
+    admin: AdminServer
 
 
 def build(options: NodeOptions, edges: Edges) -> Parts:
@@ -134,7 +127,21 @@ def build(options: NodeOptions, edges: Edges) -> Parts:
     )
     network = _network(local, store, core, edges)
     phi = _phi(TrainerPort(options.socket or home.socket_path(), manifest), store, core, edges)
-    return Parts(store, core, network, phi, _monitoring(options, store, core, network, phi, edges))
+    sources = Sources(
+        home=home,
+        core=core,
+        port=phi.port,
+        merging=phi.loop,
+        archive=phi.archive,
+        links=network.links,
+        server=network.server,
+        scores=network.scores,
+        disk=store.disk,
+        stopping=edges.stopping,
+    )
+    monitor = Monitor(sources)
+    admin = AdminServer(monitor, core.layout, options.admin, token_here())
+    return Parts(store, core, network, phi, monitor, admin)
 
 
 def unix_offset_s() -> float:
@@ -206,22 +213,3 @@ def _phi(port: TrainerPort, store: Store, core: Replica, edges: Edges) -> Phi:
     loop = Merging(core, port, edges.dispatch, edges.damaged, edges.merged, edges.before_offer)
     archive = Archive(core, loop, store.chunks, store.records, store.disk, store.shelf, edges.dispatch)
     return Phi(port, loop, archive, Publisher(store.chunks, store.disk, edges.dispatch, port.send))
-
-
-def _monitoring(
-    options: NodeOptions, store: Store, core: Replica, network: Network, phi: Phi, edges: Edges
-) -> Monitoring:
-    sources = Sources(
-        home=store.home,
-        core=core,
-        port=phi.port,
-        merging=phi.loop,
-        archive=phi.archive,
-        links=network.links,
-        server=network.server,
-        scores=network.scores,
-        disk=store.disk,
-        stopping=edges.stopping,
-    )
-    monitor = Monitor(sources)
-    return Monitoring(monitor, AdminServer(monitor, core.layout, options.admin, token_here()))

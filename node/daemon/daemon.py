@@ -111,7 +111,7 @@ class Daemon:
             ),
         )
         self.store, self.core, self.network = parts.store, parts.core, parts.network
-        self.phi, self.monitoring = parts.phi, parts.monitoring
+        self.phi, self.monitor, self.admin = parts.phi, parts.monitor, parts.admin
 
     # -- life
 
@@ -121,7 +121,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in processes.stop_signals():
             loop.add_signal_handler(number, self.stop)
-        admin, server = self.monitoring.admin, self.network.server
+        admin, server = self.admin, self.network.server
         try:
             await self._restore()
             before = self.store.home.read_last_daemon()
@@ -137,7 +137,7 @@ class Daemon:
             self._has_left = True
             await server.stop()
             await self.network.dialler.stop()
-            await self.monitoring.monitor.close()
+            await self.monitor.close()
             await admin.stop()
             self.store.records.close()
         self.network.access.check_expelled()
@@ -153,7 +153,7 @@ class Daemon:
         self.phi.publisher.acknowledged = self.core.own_last
         self.network.access.check_own()
         await self.network.access.keep_own()
-        await self.monitoring.monitor.restore()
+        await self.monitor.restore()
         self.carry_out(effects)
 
     async def _serve(self, host: str, port: int, admin: str | None) -> None:
@@ -190,8 +190,8 @@ class Daemon:
             "publisher": phi.publisher.run(),
             "address_book": network.address_book.run(),
             "scores": network.scores.run(),
-            "monitor": self.monitoring.monitor.run(),
-            "feed": self.monitoring.admin.feed.run(),
+            "monitor": self.monitor.run(),
+            "feed": self.admin.feed.run(),
         }
 
     def _begin(self, host: str, port: int, admin: str | None) -> None:
@@ -267,7 +267,7 @@ class Daemon:
                 case fx.Store():
                     store.writer.add(effect.delta, own=effect.own)
                     if not effect.own:  # our own is noted once stored: until then it counts nowhere
-                        self.monitoring.monitor.heard(effect.delta)
+                        self.monitor.heard(effect.delta)
                 case fx.StoreCredential():
                     network.access.keep(effect)
                 case fx.Expelled():
@@ -334,7 +334,7 @@ class Daemon:
     def _own_stored(self, delta: Delta) -> None:
         """Our delta is durable: now the core may announce it, and the trainer may go on."""
         self.dispatch(ev.Stored(delta))
-        self.monitoring.monitor.heard(delta)
+        self.monitor.heard(delta)
         self.phi.publisher.acknowledge(delta.round)
 
     def _damaged(self, blob: bytes) -> None:
@@ -345,11 +345,11 @@ class Daemon:
         """A round has been merged."""
         if has_changed:
             self.phi.archive.note_merged(merge.round)
-        self.monitoring.monitor.merged(merge.round, merge.deltas, found)
+        self.monitor.merged(merge.round, merge.deltas, found)
 
     async def _status(self, query: Mapping[str, str]) -> dict[str, Any]:
         """The answer to other nodes that ask for our status."""
-        return await self.monitoring.monitor.answer(query)
+        return await self.monitor.answer(query)
 
     # -- the trainer
 

@@ -43,7 +43,6 @@ from tests.node.archives import (
     merge_all,
     merging_of,
 )
-from tests.node.chunkfiles import file_of
 from tests.node.full_disk import FullDisk, disk_of
 from tests.node.merging import delta_of
 from tests.node.trainer_side import until
@@ -264,22 +263,6 @@ async def test_a_damaged_chunk_of_the_newest_snapshot_is_written_anew(world: Wor
     assert len(sealing.told) == told and sealing.archive._late_since is None, "once is enough"
 
 
-async def test_an_index_that_is_found_damaged_as_another_snapshot_comes_takes_nothing_along(
-    world: World,
-) -> None:
-    sealing = Sealing.of_world(world)
-    merge_all(sealing.merger, world.deltas)
-    await sealing.seal(2)
-    claim = await sealing.seal(4)
-    file_of(world.chunks, claim.root).write_bytes(b"damaged")
-    newest = await sealing.seal(6)
-    for _ in range(3):
-        await sealing.look()
-    assert sealing.shelf.claims[0] == newest
-    assert snapshots.missing(newest.root, 4 * LAYOUT.numel, world.chunks) == ()
-    assert all(blob in world.chunks for delta in world.deltas for blob in delta.body.chunks)
-
-
 async def test_a_payload_keeps_the_chunks_that_it_shares_with_a_snapshot_when_that_goes(
     world: World,
 ) -> None:
@@ -430,33 +413,6 @@ async def test_of_a_snapshot_that_was_adopted_nothing_stays_once_another_is(tmp_
     node.records.close()
 
 
-async def test_who_goes_back_to_an_earlier_snapshot_closes_nothing_of_what_waited_to_be_closed(
-    tmp_path: Path,
-) -> None:
-    """It ran ahead alone, and had closed by its own clock what the others are at."""
-    node = Adopting(tmp_path, own_last=191)
-
-    def told(event: Event) -> None:
-        if isinstance(event, Adopted):  # as the core answers
-            node.archive.close(Close(event.claim.round, ()))
-
-    node.told = told
-    before = Base(180, bytes([8]) * 32, 999_999)
-    await node.begin(before)
-    node.records.close_up_to(before, 180)
-    closed = node.closed()
-    node.archive.close(Close(186, (closed,)))
-    winner = node.adopt(30)
-    for _ in range(3):
-        node.archive._news.set()
-        await node.archive._one_thing()
-    history = node.records.load_history()
-    assert node.merging.base == history.base == Base(30, winner.digest, winner.tokens)
-    assert history.own_last == 191 and history.claims == (winner,)
-    assert closed.body.chunks[0] not in node.chunks
-    node.records.close()
-
-
 async def test_what_the_core_drops_as_it_goes_back_is_neither_merged_nor_on_disk(tmp_path: Path) -> None:
     """Unless it has come again meanwhile: others hold it, too."""
     node = Adopting(tmp_path)
@@ -590,33 +546,6 @@ async def test_what_came_of_a_snapshot_that_is_given_up_goes(tmp_path: Path) -> 
     assert len(fetching.chunks) == kept, "and our own snapshot is whole"
 
 
-async def test_what_the_next_snapshot_shares_with_one_given_up_is_not_fetched_again(tmp_path: Path) -> None:
-    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    fetching.archive.fetch(fetching.claim(b"A", b"B", b"c"), adopt=False)
-    await fetching.look()
-    later = fetching.claim(b"a", b"d", b"e", index=False)
-    fetching.adopt(later)
-    await fetching.look()
-    assert fetching.here() == "ab", "its index will tell"
-    fetching.claim(b"a", b"D", b"e")
-    await fetching.look()
-    assert fetching.here() == "ad"
-    assert isinstance(fetching.told[-1], Need)
-    assert fetching.told[-1].chunks == ((sha256(b"e" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
-
-
-async def test_of_the_snapshot_of_another_lineage_only_what_differs_is_fetched(tmp_path: Path) -> None:
-    """A second record for a closed round changes one fragment: the other chunks are here already."""
-    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    fetching.shelf.restore([fetching.claim(b"A", b"B", b"C")])
-    fetching.adopt(fetching.claim(b"a", b"d", b"c"))
-    await fetching.look()
-    need = fetching.told[-1]
-    assert isinstance(need, Need)
-    assert need.chunks == ((sha256(b"d" * CHUNK_BYTES_MAX).digest(), CHUNK_BYTES_MAX),)
-    assert fetching.here() == "abc"
-
-
 async def test_a_joiner_whose_network_fails_for_a_while_goes_on_with_what_it_has(tmp_path: Path) -> None:
     """As long as it has no model, and seeks no other."""
     fetching = Fetching(ChunkStore(tmp_path / "chunks"))
@@ -687,24 +616,6 @@ async def test_what_had_come_goes_where_a_nodes_own_history_turns_out_to_go_on(t
     node.core.sealing.is_in_a_hurry = False
     await node.look()
     assert node.here() == "" and len(node.chunks) == node.kept, "and its own snapshot is whole"
-
-
-async def test_what_is_given_up_is_removed_though_that_fails_at_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    fetching.adopt(fetching.claim(b"A", b"B", b"c"))
-    fetching.adopt(None)
-
-    def refuse(blob: bytes) -> bytes:
-        raise StorageError("too many open files")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fetching.chunks, "get", refuse)
-        with pytest.raises(StorageError):
-            await fetching.look()
-    await fetching.look()
-    assert fetching.here() == ""
 
 
 async def test_the_index_of_a_liar_is_removed_as_well(world: World) -> None:

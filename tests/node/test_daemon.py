@@ -18,14 +18,11 @@ import aiohttp
 import numpy as np
 import pytest
 
-from gossamer.node.daemon import daemon as daemon_module
 from gossamer.node.daemon.daemon import Daemon, main
 from gossamer.node.daemon.dashboard import server as admin
-from gossamer.node.daemon.network.links import Traffic
 from gossamer.node.daemon.network.rpc import deliver, fetch_status
 from gossamer.node.daemon.storage import disk as disk_module
 from gossamer.node.daemon.storage.chunks import ChunkStore
-from gossamer.node.files import UNFINISHED_S
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.ipc import messages as control
 from gossamer.node.options import NodeOptions
@@ -111,22 +108,6 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         assert status["agreement"] is None, "one delta alone agrees with nobody"
         await asyncio.to_thread(link.close)
         await until(lambda: not daemon.phi.port.attached)
-
-
-async def test_peers_clocks_are_compared_anew_once_ours_was_set(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be right now, and a link over which no chunk comes would tell of before for ever."""
-    async with running(home) as daemon:
-        link = SimpleNamespace(number=7, outbound=False, clock_offset_s=-3600.0, traffic=Traffic())
-        daemon.network.links._links[7] = link  # type: ignore[assignment]
-        daemon.dispatch(ev.Wake())
-        assert link.clock_offset_s == -3600.0
-        before_s = daemon_module.unix_offset_s()
-        monkeypatch.setattr(daemon_module, "unix_offset_s", lambda: before_s - 3600.0)
-        daemon.dispatch(ev.Wake())
-        assert link.clock_offset_s is None
-        del daemon.network.links._links[7]
 
 
 async def test_what_a_trainer_handed_in_before_it_died_is_published_once_the_disk_has_room(
@@ -307,14 +288,14 @@ async def test_a_node_that_still_writes_its_history_takes_nobody_in(
         await until(lambda: daemon.phi.loop.ready)
         facts = home.read_daemon()
         assert facts is not None
-        close = daemon.monitoring.monitor.close
+        close = daemon.monitor.close
 
         async def slowly() -> None:
             writing.set()
             await written.wait()
             await close()
 
-        monkeypatch.setattr(daemon.monitoring.monitor, "close", slowly)
+        monkeypatch.setattr(daemon.monitor, "close", slowly)
         daemon.stop()
         try:
             async with asyncio.timeout(10):
@@ -460,21 +441,6 @@ def test_a_daemon_whose_disk_is_full_is_started_again(home: Home, monkeypatch: p
         "gossamer.node.daemon.build.RecordStore", Mock(side_effect=DiskFullError("the disk is full"))
     )
     assert main() == 1
-
-
-async def test_only_what_a_node_left_unfinished_is_removed_from_its_folder(home: Home) -> None:
-    """Which may hold other files, as one does that `--dir .` names."""
-    long_ago = time.time() - 2 * UNFINISHED_S
-    left = [home.root / f".{name}-a1b2c3d4" for name in ("peers.json", "key", "trainer.checkpoint")]
-    others = [
-        home.root / name for name in (".pre-commit-config.yaml", ".my-notes", ".key-ring", ".x-abcdefgh")
-    ]
-    for file in (*left, *others):
-        file.write_bytes(b"x")
-        os.utime(file, (long_ago, long_ago))
-    async with running(home):
-        assert [file.name for file in left if file.exists()] == []
-        assert [file.name for file in others if not file.exists()] == []
 
 
 # -- the trainer

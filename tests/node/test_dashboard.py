@@ -33,7 +33,7 @@ TOKEN = "a secret of some length"
 
 def admin_server(daemon: Daemon, option: str, token: str = "") -> AdminServer:
     """Another one beside the daemon's own."""
-    return AdminServer(daemon.monitoring.monitor, daemon.core.layout, option, token)
+    return AdminServer(daemon.monitor, daemon.core.layout, option, token)
 
 
 # -- what it tells
@@ -95,14 +95,14 @@ async def test_events_begin_with_the_state_and_go_on_with_what_is_new(
         await until(lambda: daemon.phi.loop.ready)
         address = facts(home)["admin"]
         listening = asyncio.create_task(events_until(address, "rounds", lambda d: d["rounds"][0][4]))
-        await until(lambda: len(daemon.monitoring.admin.feed))
+        await until(lambda: len(daemon.admin.feed))
         await publish(home, link, 1)
         seen = await listening
         assert seen[0][0] == "state"
         assert seen[-1][1]["rounds"][0][3:5] == [100, 100]
         again = await events_until(address, "notice")
         assert again[0][0] == "state" and "watch this node at http://" in again[-1][1]["text"]
-        await until(lambda: not len(daemon.monitoring.admin.feed))
+        await until(lambda: not len(daemon.admin.feed))
 
 
 # -- to whom
@@ -285,7 +285,7 @@ async def test_listeners_are_bounded_and_slow_ones_let_go(
     monkeypatch.setattr(sse, "LISTENERS_MAX", 2)
     home = founded(tmp_path / "a")
     async with running(home) as daemon, aiohttp.ClientSession(read_bufsize=1024) as session:
-        url, feed = f"http://{facts(home)['admin']}/api/events", daemon.monitoring.admin.feed
+        url, feed = f"http://{facts(home)['admin']}/api/events", daemon.admin.feed
         slow, other = await session.get(url), await session.get(url)
         assert slow.status == other.status == 200 and len(feed) == 2
         refused = await session.get(url)
@@ -316,7 +316,7 @@ async def test_who_reads_nothing_loses_its_place_within_minutes(tmp_path: Path) 
         host, _, port = facts(home)["admin"].rpartition(":")
         with socket.create_connection((host, int(port))) as page:
             page.sendall(f"GET /api/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-            feed, told = daemon.monitoring.admin.feed, 0
+            feed, told = daemon.admin.feed, 0
             await until(lambda: len(feed) == 1)
             while len(feed):
                 feed.publish([b"x" * 4096])
@@ -455,7 +455,7 @@ async def test_who_is_refused_or_idle_takes_no_place_from_who_looks_on(
             writers.append(writer)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
             await session.get(f"http://{facts(home)['admin']}/healthz")  # by then all are accepted
-        daemon.monitoring.admin.feed.publish([b"event: still here\n\n"])
+        daemon.admin.feed.publish([b"event: still here\n\n"])
         await asyncio.wait_for(page.readuntil(b"event: still here"), 5)
         for writer in writers:
             writer.close()

@@ -119,17 +119,6 @@ async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:
     await until(lambda: setup.merged == [2, 4])
 
 
-async def test_a_delta_after_a_short_one_waits_for_nobody(setup: Setup) -> None:
-    """That of a single number, such as the bias of a regression, is near zero now and then."""
-    await setup.begin(setup.merger)
-    setup.core.clock = 5
-    for round_, size in ((2, 3000), (4, 100)):
-        arrive(setup, *(delta_of(author, round_, size) for author in (1, 2, 3)))
-        await setup.merged_all()
-    arrive(setup, delta_of(1, 6, 3000))
-    await until(lambda: setup.merged == [2, 4, 6])
-
-
 def partial_delta_of(author: int, round_: int, value: int, *trained: int) -> tuple[Delta, bytes]:
     """One of which only some tensors are not 0."""
     fragment = LAYOUT.of_round(round_)
@@ -139,22 +128,6 @@ def partial_delta_of(author: int, round_: int, value: int, *trained: int) -> tup
     ]
     payload = encode_payload("int8", fragment, tensors)
     return signed(identity(author), body_of(payload, "int8", round_, len(LAYOUT.fragments))), payload
-
-
-async def test_who_alone_trains_a_tensor_waits_for_nobody(
-    setup: Setup, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An expert, a task's head, a layer frozen elsewhere: that others leave it alone makes it no outlier."""
-    caplog.set_level("INFO")
-    await setup.begin(setup.merger)
-    setup.core.clock = 4
-    arrive(setup, partial_delta_of(1, 3, 1000, 0, 2))
-    arrive(setup, *(partial_delta_of(author, 3, 1000, 0) for author in (2, 3)))
-    await setup.merged_all()
-    arrive(setup, partial_delta_of(1, 5, 3000, 0, 2))
-    await until(lambda: setup.merged == [3, 5])
-    arrive(setup, partial_delta_of(1, 7, 300_000, 2))
-    await until(lambda: "delta far beyond the usual; round 7 waits" in caplog.text)
 
 
 async def test_what_we_do_not_train_says_nothing_of_others(setup: Setup) -> None:

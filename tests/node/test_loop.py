@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gossamer.node.daemon.phi import loop as loop_module
 from gossamer.node.daemon.phi import loop as merging_module
-from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.fixedpoint import ONE
@@ -54,34 +51,6 @@ async def test_who_asks_for_the_digest_all_the_time_holds_nothing_up(
     assert first == await setup.merging.recent_digest() != await setup.merging.digest(), "of a moment ago"
     setup.merging._recent_until = 0.0
     assert await setup.merging.recent_digest() == await setup.merging.digest()
-
-
-@pytest.mark.parametrize("what", ["chain", "close_up_to"])
-async def test_all_rounds_are_gone_through_beside_the_event_loop(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    """They are thousands, of hundreds of members each, in a large swarm."""
-    found, where = getattr(Merger, what), list[int]()
-
-    def noted(*args: Any) -> Any:
-        where.append(threading.get_ident())
-        return found(*args)
-
-    monkeypatch.setattr(Merger, what, noted)
-    await setup.begin(setup.merger)
-    setup.arrive(*setup.world.deltas)
-    await setup.merged_all()
-    assert await setup.merging.prefix_digest(2) is not None
-    await setup.merging.close_up_to(1, lambda: True)
-    assert setup.merging.base.round == 1
-    assert where and threading.get_ident() not in where
-
-
-async def test_what_arrives_together_is_merged_together(setup: Setup) -> None:
-    await setup.begin(setup.merger)
-    setup.arrive(*[delta for delta in setup.world.deltas if delta.round in (1, 2)])
-    await setup.merged_all()
-    assert sorted(setup.merged) == [1, 2]
 
 
 async def test_only_what_is_held_is_merged(setup: Setup) -> None:

@@ -25,14 +25,14 @@ from tests.protocol import builders
 async def test_a_founder_that_is_alone_knows_whom_it_dials(tmp_path: Path) -> None:
     """It was given nobody to join, and whom it met is down for it as soon as its network is gone."""
     async with running(founded(tmp_path / "a")) as daemon:
-        assert daemon.monitoring.monitor.read().known_addresses == 0
+        assert daemon.monitor.read().known_addresses == 0
         members = [builders.identity(number) for number in (1, 2, 3)]
         for number, member in enumerate(members):
             row = builders.row(member, addresses=(f"10.0.0.{number}:7700",))
             daemon.core.roster.update(row, 0.0)
         daemon.core.roster.judge(members[0].node_id, Health.DOWN, 1.0)
         daemon.core.roster.judge(members[1].node_id, Health.LEFT, 1.0)
-        assert daemon.monitoring.monitor.read().known_addresses == 2, "nobody dials who has left"
+        assert daemon.monitor.read().known_addresses == 2, "nobody dials who has left"
 
 
 async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
@@ -45,7 +45,7 @@ async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
     full = SimpleNamespace(f_bavail=3, f_frsize=1 << 20, f_files=100, f_favail=7)
     monkeypatch.setattr(os, "statvfs", lambda path: full if path == home.chunks_path else disk)
     async with running(home, observe=True) as daemon:
-        await until(lambda: daemon.monitoring.monitor.health.problem)
+        await until(lambda: daemon.monitor.health.problem)
         status, _, said = await get(home, "/healthz")
         assert (status, said["reason"]) == (503, "the disk is full: 3 MiB, 7 files are free")
         assert "\ngossamer_disk_free_bytes 3.145728e+06\n" in (await get(home, "/metrics"))[2]
@@ -62,13 +62,13 @@ async def test_what_cannot_be_stored_is_a_problem_though_the_disk_has_room(
     async with running(home) as daemon, training(home) as link:
         disk = FullDisk(daemon.store.chunks, 10**6, monkeypatch, errno.EFBIG)
         publishing = asyncio.create_task(publish(home, link, 1))
-        await until(lambda: daemon.monitoring.monitor.health.problem)
+        await until(lambda: daemon.monitor.health.problem)
         status, _, said = await get(home, "/healthz")
         assert (status, said["healthy"]) == (503, False)
         assert "File too large; nothing is stored, fetched or published" in said["reason"]
         disk.left = 0
         await publishing
-        await until(lambda: daemon.monitoring.monitor.health.problem is None)
+        await until(lambda: daemon.monitor.health.problem is None)
 
 
 async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
     async with running(home) as daemon, training(home) as link:
         await publish(home, link, 1)
         link.send(report())
-        await until(lambda: daemon.monitoring.monitor.history.losses_as_json()["losses"], 5)
+        await until(lambda: daemon.monitor.history.losses_as_json()["losses"], 5)
         await publish(home, link, 2)
         before = await rounds_of(home, [100, 100])
     async with running(home):
@@ -104,7 +104,7 @@ async def test_what_could_not_be_written_of_the_past_is_written_later(
         before = await rounds_of(home, [100])
         with monkeypatch.context() as full:
             full.setattr(round_history, "write_atomically", fail)
-            await daemon.monitoring.monitor._save()
+            await daemon.monitor._save()
         assert not home.history_path.exists()
     async with running(home):
         assert await rounds_of(home, [100]) == before
@@ -120,10 +120,10 @@ async def test_what_is_about_to_be_written_of_the_past_when_the_node_stops_is_wr
         await publish(home, link, 1)
         before = await rounds_of(home, [100])
         in_thread, never = asyncio.to_thread, asyncio.Event().wait
-        save = daemon.monitoring.monitor._file.save
+        save = daemon.monitor._file.save
         with monkeypatch.context() as busy:
             busy.setattr(asyncio, "to_thread", lambda do, *a: never() if do == save else in_thread(do, *a))
-            saving = asyncio.create_task(daemon.monitoring.monitor._save())
+            saving = asyncio.create_task(daemon.monitor._save())
             await asyncio.sleep(0)
         saving.cancel()
         await asyncio.wait([saving])
@@ -145,7 +145,7 @@ async def test_one_answer_holds_so_many_rounds_and_the_next_older_ones(
         newest = (await get(home, "/api/rounds"))[2]
         older = (await get(home, "/api/rounds?from=1&to=2"))[2]
         assert older["rounds"] + newest["rounds"] == whole["rounds"] and len(newest["rounds"]) == 3
-        assert newest["oldest"] == older["oldest"] == daemon.monitoring.monitor.history.oldest() == 1
+        assert newest["oldest"] == older["oldest"] == daemon.monitor.history.oldest() == 1
 
 
 async def test_our_delta_is_not_void_while_it_is_written(
@@ -158,7 +158,7 @@ async def test_our_delta_is_not_void_while_it_is_written(
         monkeypatch.setattr(daemon.store.records, "add", lambda *a, **kw: (written.wait(10), add(*a, **kw)))
         publishing = asyncio.create_task(publish(home, link, 1))
         await until(lambda: daemon.store.writer._waiting or not daemon.store.writer._idle.is_set())
-        daemon.monitoring.monitor.merged(1, (), None)  # as when another's delta of the round is merged
+        daemon.monitor.merged(1, (), None)  # as when another's delta of the round is merged
         written.set()
         await publishing
         (line,) = (await get(home, "/api/rounds"))[2]["rounds"]
@@ -182,7 +182,7 @@ async def test_closed_rounds_stay_as_they_were(tmp_path: Path) -> None:
         before = await rounds_of(home, [100])
         daemon.core.ledger.close(1)
         await daemon.phi.loop.close_up_to(1, lambda: True)
-        daemon.monitoring.monitor.merged(1, (), None)
+        daemon.monitor.merged(1, (), None)
         assert (await get(home, "/api/rounds"))[2] == before
         await publish(home, link, 2)
         after = await rounds_of(home, [100, 100])
@@ -205,13 +205,13 @@ async def test_who_waits_for_its_trainer_is_healthy(
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
         for _ in range(60):
-            await daemon.monitoring.monitor.next_look()
+            await daemon.monitor.next_look()
         assert (await get(home, "/healthz"))[::2] == (200, {"healthy": True, "reason": "starting"})
         assert "is it stuck" not in caplog.text
         async with training(home):
             await until(lambda: "is it stuck" in caplog.text)
             assert (await get(home, "/healthz"))[0] == 503
-        await until(lambda: daemon.monitoring.monitor.health.problem is None)
+        await until(lambda: daemon.monitor.health.problem is None)
 
 
 async def test_who_has_the_model_is_not_joining_while_its_trainer_has_not_begun(tmp_path: Path) -> None:
@@ -230,8 +230,8 @@ async def test_a_trainer_that_has_no_step_to_do_is_not_late_with_it(tmp_path: Pa
         await until(lambda: daemon.phi.loop.ready)
         for state in ("training", "finished"):
             link.send(report(state=state))
-            await until(lambda state=state: daemon.monitoring.monitor.read().state == state)
-            status = daemon.monitoring.monitor.read()
+            await until(lambda state=state: daemon.monitor.read().state == state)
+            status = daemon.monitor.read()
             assert status.has_trainer and (status.step_overdue_s != 0.0) == (state == "training")
 
 
@@ -241,8 +241,8 @@ async def test_a_fault_in_the_monitor_does_not_stop_the_node(
     monkeypatch.setattr("gossamer.node.daemon.monitoring.monitor.TICK_S", 0.01)
     home = founded(tmp_path / "a")
     async with running(home) as daemon:
-        monkeypatch.setattr(daemon.monitoring.monitor, "events", None)
-        monkeypatch.setattr(daemon.monitoring.monitor.history, "heard", None)
+        monkeypatch.setattr(daemon.monitor, "events", None)
+        monkeypatch.setattr(daemon.monitor.history, "heard", None)
         await until(lambda: "an error while watching" in caplog.text)
         await until(lambda: daemon.phi.loop.ready)
         async with training(home) as link:

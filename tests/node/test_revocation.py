@@ -17,11 +17,11 @@ from gossamer.node.daemon.daemon import Daemon, unix_offset_s
 from gossamer.node.daemon.network.rpc import Asker, deliver, fetch_status
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.restore import replay
-from gossamer.node.home import EXPIRES_SOON_S, Home, keep_better, runs_out_soon
+from gossamer.node.home import keep_better
 from gossamer.protocol import events as ev
-from gossamer.protocol.access.acl import NEVER, Invitation, Role, parse_grant
+from gossamer.protocol.access.acl import Invitation, Role, parse_grant
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.errors import ConfigError, NotAnsweredError, StorageError, UnreachableError
+from gossamer.protocol.errors import ConfigError, NotAnsweredError, UnreachableError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.records import Delta, open_envelope
@@ -300,34 +300,10 @@ async def test_a_node_knows_until_when_it_is_let_in_and_why_it_is_not(tmp_path: 
     folder, ends = Folder(tmp_path / "d", manifest("invited")), int(time.time()) + 7200
     folder.home.keep_invitation(invitation(folder.manifest, folder.identity, expires=ends))
     async with folder.running() as daemon:
-        status = daemon.monitoring.monitor.read()
+        status = daemon.monitor.read()
         assert (status.invited_until, status.refusal, status.has_model) == (ends, "", True)
         daemon.core._unix_time.set_offset(unix_offset_s() + 3 * 7200)
-        assert "ran out 4.0 hours ago; ask an owner for a new one" in daemon.monitoring.monitor.read().refusal
-
-
-async def test_a_folder_that_cannot_keep_what_an_owner_gives_says_so_and_its_node_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = Folder(tmp_path / "d", manifest("invited"))
-    first = invitation(folder.manifest, folder.identity, role=Role.OBSERVE)
-    folder.home.keep_invitation(first)
-
-    def fail(*_: object) -> None:
-        raise StorageError("cannot write D/invitation: No space left on device")
-
-    async with folder.running() as daemon:
-        monkeypatch.setattr(Home, "keep_invitation", fail)
-        promoted = grant(folder.identity, folder.manifest)
-        daemon.dispatch(ev.Deliver(promoted))
-        await daemon.store.writer.drained()
-        assert daemon.network.access.own_credential() == promoted
-        assert folder.home.invitation() == first
-        monkeypatch.undo()
-        await daemon.network.access.keep_own()
-    assert "No space left on device: the next start of this node may use an older invitation" in caplog.text
-    found = folder.home.invitation()
-    assert found is not None and found.grant.data == promoted
+        assert "ran out 4.0 hours ago; ask an owner for a new one" in daemon.monitor.read().refusal
 
 
 def test_an_invitation_that_no_owner_signed_is_in_nobodys_way(tmp_path: Path) -> None:
@@ -336,17 +312,6 @@ def test_an_invitation_that_no_owner_signed_is_in_nobodys_way(tmp_path: Path) ->
     right = invitation(folder.manifest, folder.identity, role=Role.OBSERVE, expires=int(time.time()) + 60)
     keep_better(folder.home, right)
     assert folder.home.invitation() == right
-
-
-def test_of_two_invitations_that_give_the_same_the_new_ones_addresses_are_kept(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "d", manifest("invited"))
-    one, other = (
-        replace(invitation(folder.manifest, folder.identity, issued=issued), contacts=(f"h{issued}:1",))
-        for issued in (1, 2)
-    )
-    for offered in (one, other, one, replace(one, contacts=("b:2",))):
-        keep_better(folder.home, offered)
-        assert folder.home.invitation() == offered
 
 
 @pytest.mark.parametrize(
@@ -372,10 +337,3 @@ async def test_a_node_that_nobody_would_let_in_says_so_and_ends(
     with pytest.raises(ConfigError, match=said):
         async with folder.running(trains=trains):
             pass
-
-
-def test_of_an_invitation_that_has_days_left_or_is_over_nothing_is_said() -> None:
-    assert runs_out_soon(1000, 1000.0 - 7200) == "the invitation runs out in 2.0 hours; have it renewed"
-    for unix_s in (1000.0 - EXPIRES_SOON_S, 1000.0, 5000.0):
-        assert runs_out_soon(1000, unix_s) is None
-    assert runs_out_soon(None, 1000.0) is None and runs_out_soon(NEVER, -1000.0) is None

@@ -51,20 +51,6 @@ def test_any_order_of_arrival_gives_the_fold(world: World, rng: np.random.Genera
     assert merger.tokens == sum(delta.body.tokens for delta in world.deltas)
 
 
-def test_batches_give_the_same_as_one_by_one(world: World) -> None:
-    merger = world.merger()
-    ledger = Ledger()
-    for delta in world.deltas:
-        ledger.add(delta)
-    for round_ in reversed(ledger.rounds()):
-        merger.merge(round_, tuple(ledger.valid(round_)))
-    assert np.array_equal(merger.phi, world.fold(world.deltas))
-    version = merger.version
-    for round_ in ledger.rounds():
-        merger.merge(round_, tuple(ledger.valid(round_)))
-    assert merger.version == version, "nothing new, nothing done"
-
-
 def test_a_void_pair_leaves_as_if_it_had_never_come(world: World, rng: np.random.Generator) -> None:
     merger, ledger = world.merger(), Ledger()
     arrive(merger, ledger, world.deltas)
@@ -296,16 +282,6 @@ def test_a_round_in_which_nothing_counts_is_an_outlier_only_by_its_tokens(
     assert merger.are_outliers(7, tuple(found)) is states_many
 
 
-def test_samples_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payloads, "MEASURED_KEPT", 5)
-    merger = world.merger()
-    arrive(merger, Ledger(), world.deltas)
-    assert len(merger._payloads._measured) == 5
-    assert np.array_equal(merger.phi, world.fold(world.deltas))
-    merger.close_up_to(max(ROUNDS))
-    assert not merger._payloads._measured
-
-
 def test_divergence_is_noted_until_it_is_taken_back(world: World) -> None:
     merger, ledger = world.merger(), Ledger()
     assert merger.diverged == set()
@@ -365,17 +341,6 @@ def test_damage_found_half_way_through_a_merge_changes_nothing(finely_cut: World
     finely_cut.keep(victim, finely_cut.payloads[victim.record_id])
     merger.merge(1, tuple(ledger.valid(1)))
     assert np.array_equal(merger.phi, finely_cut.fold(of_round))
-
-
-def test_what_was_forgotten_is_measured_again(finely_cut: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payloads, "MEASURED_KEPT", 5)
-    merger = finely_cut.merger()
-    arrive(merger, Ledger(), finely_cut.deltas)
-    assert len(merger._payloads._measured) == 5
-    merger.merge(1, ())
-    assert np.array_equal(
-        merger.phi, finely_cut.fold([delta for delta in finely_cut.deltas if delta.round > 1])
-    )
 
 
 def _peak_of_merge(merger: Merger, deltas: tuple[Delta, ...]) -> int:

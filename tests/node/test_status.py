@@ -72,7 +72,7 @@ async def test_who_has_no_trainer_any_more_has_no_speed(tmp_path: Path) -> None:
         async with training(home) as link:
             link.send(report(tokens_per_s=50000.0))
             await until(lambda: daemon.phi.port.report)
-            assert daemon.monitoring.monitor.read().trainer.tokens_per_s == 50000.0
+            assert daemon.monitor.read().trainer.tokens_per_s == 50000.0
         await until(lambda: not daemon.phi.port.attached)
         _, _, status = await get(home, "/status")
         _, _, metrics = await get(home, "/metrics")
@@ -90,10 +90,10 @@ async def test_an_observer_with_a_model_serves_it_though_nobody_else_is_up(
     monkeypatch.setattr(limits, "RESUME_PATIENCE_S", 0.5)
     home = founded(tmp_path / "a")
     async with running(home, observe=True) as daemon:
-        await until(lambda: daemon.monitoring.monitor.read().state == "serving")
+        await until(lambda: daemon.monitor.read().state == "serving")
     async with running(home, join=("127.0.0.1:1",), observe=True) as daemon:
-        assert daemon.monitoring.monitor.read().state == "joining"
-        await until(lambda: daemon.monitoring.monitor.read().state == "serving")
+        assert daemon.monitor.read().state == "joining"
+        await until(lambda: daemon.monitor.read().state == "serving")
 
 
 # -- replicas

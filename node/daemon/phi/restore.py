@@ -27,14 +27,10 @@ def restore_merger(
     for place, claim in enumerate(history.claims):
         # For the newest we know what it holds. An older one held every record up to its round; otherwise its
         # digest does not match, and it is of no use.
-        held = [
-            delta
-            for delta in deltas
-            if (delta.record_id in history.covered if place == 0 else delta.round <= claim.round)
-        ]
         merged: dict[int, tuple[Delta, ...]] = {}
-        for delta in sorted(held, key=lambda d: (d.round, d.author)):
-            merged[delta.round] = (*merged.get(delta.round, ()), delta)
+        for delta in sorted(deltas, key=lambda d: (d.round, d.author)):
+            if delta.record_id in history.covered if place == 0 else delta.round <= claim.round:
+                merged[delta.round] = (*merged.get(delta.round, ()), delta)
         try:
             phi = snapshots.load(claim.root, manifest.plan().numel, chunks)
         except (MissingChunkError, PayloadError):
@@ -90,8 +86,9 @@ def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> Merger:
 
     Raises MissingChunkError, also if no snapshot is whole, or StorageError.
     """
+    no_model = StorageError(f"{home.root} has no model yet; wait until the node has joined")
     if not home.ledger_path.exists() or not home.chunks_path.exists():
-        raise _no_model(home)
+        raise no_model
     # Opened before the records are read: a payload that is dropped in between is then noticed as missing, and
     # not taken for one that never came.
     chunks = ChunkStore(home.chunks_path, read_only=True)
@@ -103,7 +100,7 @@ def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> Merger:
     finally:
         store.close()
     if not history.claims:
-        raise _no_model(home)
+        raise no_model
     # Phi does not depend on whose folder it is.
     merger, _ = restore_merger(manifest, chunks, history, deltas, own_id=bytes(32))
     if merger is None:
@@ -128,10 +125,6 @@ def _merge_later(
         if round_ <= horizon:
             valid = ledger.valid(round_)
             merger.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
-
-
-def _no_model(home: Home) -> StorageError:
-    return StorageError(f"{home.root} has no model yet; wait until the node has joined")
 
 
 def _acl(home: Home, manifest: Manifest, credentials: Sequence[bytes]) -> AccessList:

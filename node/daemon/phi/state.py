@@ -54,7 +54,7 @@ All of this blocks, and runs in worker threads, one call at a time.
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
@@ -73,8 +73,7 @@ from gossamer.protocol.payloads.payload import Payload, Section, section_of, sec
 from gossamer.protocol.records import Delta
 
 
-@dataclass(frozen=True, slots=True)
-class MergedState:
+class MergedState(NamedTuple):
     """How far a fragment has been merged, for display and for the trainer."""
 
     version: int
@@ -84,8 +83,7 @@ class MergedState:
     """Highest round merged into the fragment that holds a delta of ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """One fragment as of some round."""
 
     phi: Ints
