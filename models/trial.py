@@ -99,7 +99,7 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
     held_out = task.evaluate(model)
     _check_same("evaluate", model, tensors)
     for (name, parameter), was in zip(tensors, before, strict=True):
-        if not torch.allclose(parameter, was, *_ROUNDING):
+        if not torch.allclose(parameter, was, *_ROUNDING, equal_nan=True):
             raise TaskError(f"evaluate changes {name!r}: a node would publish that as what it has learnt")
     if not math.isfinite(held_out):
         raise TaskError(f"the held-out loss after one step is {held_out}: it should be finite")

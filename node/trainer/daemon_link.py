@@ -159,8 +159,7 @@ class DaemonLink:
 
     def reconnect(self) -> None:
         """Hang up, and have the daemon welcome us and offer all of Phi again, in new memory. A delta that it
-        has
-        not acknowledged is handed over once more."""
+        has not acknowledged is handed over once more."""
         with self._lock, suppress(OSError):
             self._attached = False
             self._offers.clear()

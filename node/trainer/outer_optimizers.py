@@ -2,8 +2,7 @@
 
 To add one, write a class like `Nesterov`, put it into `OPTIMIZERS`, and its name into `OUTER_OPTIMIZERS` of
 `gossamer.protocol.manifest`, so that a manifest may name it. It runs on the device of the parameters, piece
-by
-piece, in place; what it keeps is saved and restored with the node's checkpoint.
+by piece, in place; what it keeps is saved and restored with the node's checkpoint.
 """
 
 from collections.abc import Callable

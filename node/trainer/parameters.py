@@ -84,8 +84,7 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
             raise ConfigError(f"tensor {name!r} has no values yet: run one batch, or materialise the model")
         _check_kind(name, tensor)
         if tensor.layout is not torch.strided or tensor.is_nested:
-            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-            raise ConfigError(f"tensor {name!r} is {kind}; only dense tensors can be trained: to_dense() it")
+            raise ConfigError(f"tensor {name!r} is sparse or nested; only dense tensors can be trained")
         if not tensor.numel():
             raise ConfigError(
                 f"tensor {name!r} has no elements, its shape is {list(tensor.shape)}: freeze it with"
@@ -149,8 +148,6 @@ def _check_kind(name: str, tensor: Tensor) -> None:
         raise ConfigError(
             f"tensor {name!r} was made in torch.inference_mode(), so nothing can train it: make it outside"
         )
-    if tensor.is_neg():
-        raise ConfigError(f"tensor {name!r} is a negated view without memory of its own: resolve_neg() it")
     if tensor.dtype not in DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise ConfigError(f"tensor {name!r} is {tensor.dtype}; only {names} can be trained")
@@ -220,8 +217,7 @@ class Binding:
         """Raise ConfigError if the model trains other parameters by now.
 
         With thousands of parameters this takes long. Unless `always` is given, it then takes a hundredth of
-        the
-        time at most.
+        the time at most.
         """
         now = time.monotonic()
         if self._is_checked and (now >= self._next_check or always):

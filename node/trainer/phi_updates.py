@@ -53,8 +53,7 @@ class PhiUpdates:
 
         That is the oldest offer, once it has reached the device where it is applied; and before a publish all
         up to the one of that fragment. Offers without our own last delta are dropped: they would undo it for
-        a
-        moment.
+        a moment.
         """
         self._collect()
         if not self._waiting:

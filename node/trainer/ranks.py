@@ -2,8 +2,8 @@
 
 The first rank talks to the daemon and forms the deltas (`outer.Leader`); the others have no outer loop and no
 daemon (`Follower`). At each step boundary all ranks exchange one `Word`, a small all-reduce on the CPU. It
-sums
-what each rank trained on, and carries what the first has decided. More is sent only if a fragment changes:
+sums what each rank trained on, and carries what the first has decided. More is sent only if a fragment
+changes:
 
 * plain parameters (DDP) are alike on all ranks, so the first rank works on its own and broadcasts them;
 * sharded ones (DTensor) are gathered to full tensors on the first rank's CPU, and scattered again.
@@ -185,8 +185,7 @@ class Ranks(Team):
         """Raises ConfigError on all ranks if each has trained by itself.
 
         An error that the first rank raises inside reaches the others as UnreachableError; otherwise they
-        would
-        wait for the first.
+        would wait for the first.
         """
         if not fragments:
             yield
@@ -329,9 +328,8 @@ class RankContext:
 
 
 class Role:
-    """Leading or following. Every method is called on all ranks alike, and all see the swarm as the first
-    saw it
-    at the last step boundary, so that all decide alike."""
+    """Leading or following. Every method is called on all ranks alike, and all see the swarm as the first saw
+    it at the last step boundary, so that all decide alike."""
 
     def __init__(self, link: DaemonLink | Relayed, context: RankContext) -> None:
         self._link: DaemonLink | Relayed = link
@@ -404,8 +402,7 @@ class Role:
 
     def flush(self, timeout_s: float) -> None:
         """Before leaving: if the parameters are as at the last step boundary, publish what the open window
-        holds
-        and save a checkpoint. Wait until the last delta is on disk."""
+        holds and save a checkpoint. Wait until the last delta is on disk."""
         raise NotImplementedError
 
     def drop_progress(self) -> None:
@@ -414,8 +411,7 @@ class Role:
 
     def settle(self) -> bool:
         """After `drop_progress`: apply Phi as it changes. Returns whether it did; on the first rank, which
-        alone
-        knows what is to come, also whether it may be about to."""
+        alone knows what is to come, also whether it may be about to."""
         raise NotImplementedError
 
     def agree_done(self, done: int) -> int:
@@ -437,8 +433,7 @@ class Role:
 
 class Follower(Role):
     """Every rank but the first. Each method exchanges as many words as the leader's, and takes part in what
-    they
-    say; the team knows the fragments."""
+    they say; the team knows the fragments."""
 
     def __init__(self, model: nn.Module, manifest: Manifest, node_id: bytes, context: RankContext) -> None:
         super().__init__(Relayed(node_id), context)

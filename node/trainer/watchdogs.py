@@ -68,8 +68,7 @@ class IdleWatch:
     """Warns, once, if no fragment's delta has held anything since training began, or for a long time.
 
     The loop then trains something other than the model that it has attached: a copy, parameters that are
-    passed
-    from function to function, or a model that a notebook has created again. Such a loop fails nowhere.
+    passed from function to function, or a model that a notebook has created again. Such a loop fails nowhere.
     """
 
     def __init__(self, fragments: int) -> None:
@@ -94,8 +93,7 @@ class IdleWatch:
 
 WARN_AFTER_S = 20.0
 """When to log for the first time what is waited for; each next time comes after twice as long. Other ranks
-may
-just be busy, with an evaluation say."""
+may just be busy, with an evaluation say."""
 
 POLL_S = 1.0
 
