@@ -7,6 +7,7 @@ flags without dashes. Click looks in that order; `NodeOptions` checks the values
 
 import difflib
 import inspect
+import os
 import tomllib
 from collections.abc import Callable, Iterable
 from functools import wraps
@@ -115,6 +116,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 # --- Of several other commands.
 
+
+def a_path(text: str) -> Path:
+    """Read a path: not an empty one, as from an unset variable; a shell leaves the tilde of ``--dir=~/d``."""
+    if not text:
+        raise typer.BadParameter("the path is empty")
+    return Path(os.path.expanduser(text))
+
+
 Plaintext = Annotated[
     bool,
     typer.Option(
@@ -125,12 +134,20 @@ Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show t
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="A running node: HOST:PORT.")]
 Member = Annotated[
     Path | None,
-    typer.Option("--dir", help="Ask as the node in this folder: an invited swarm answers members only."),
+    typer.Option(
+        "--dir",
+        metavar="FOLDER",
+        parser=a_path,
+        help="Ask as the node in this folder: an invited swarm answers members only.",
+    ),
 ]
 Used = Annotated[
     Path | None,
     typer.Option(
-        "--dir", help="A node's folder; the node may be running. Default: the only one on this machine."
+        "--dir",
+        metavar="FOLDER",
+        parser=a_path,
+        help="A node's folder; the node may be running. Default: the only one on this machine.",
     ),
 ]
 ManifestPath = Annotated[

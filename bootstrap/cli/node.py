@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gossamer.bootstrap.cli.flags import takes_options
+from gossamer.bootstrap.cli.flags import a_path, takes_options
 from gossamer.node.options import NodeOptions
 
 if TYPE_CHECKING:
@@ -81,7 +81,10 @@ def show_id(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--dir", help="A node's folder. Default: ~/.gossamer, whose key nodes without --dir use."
+            "--dir",
+            metavar="FOLDER",
+            parser=a_path,
+            help="A node's folder. Default: ~/.gossamer, whose key nodes without --dir use.",
         ),
     ] = None,
 ) -> None:

@@ -15,6 +15,7 @@ from gossamer.bootstrap.cli.flags import (
     Seed,
     TaskName,
     TaskSettings,
+    a_path,
     all_settings,
 )
 
@@ -36,7 +37,12 @@ def swarm(
     seed: Seed = 0,
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", help="Folder to keep the nodes' folders in. Default: a temporary one."),
+        typer.Option(
+            "--dir",
+            metavar="FOLDER",
+            parser=a_path,
+            help="Folder to keep the nodes' folders in. Default: a temporary one.",
+        ),
     ] = None,
     json_path: Annotated[
         Path | None,

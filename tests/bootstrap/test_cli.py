@@ -92,6 +92,7 @@ def free_port() -> int:
         (["export", "--dir", "."], "OUT"),
         (["frobnicate"], "frobnicate"),
         (["node", "--dir", ""], "--dir: the path is empty"),
+        (["id", "--dir", ""], "the path is empty"),
         (["node", "--dir", ".", "--name", "bell\a"], "--name"),
         (["node", "--dir", ".", "--name", "\udcfc"], "--name"),
         (["bootstrap", "m.toml", "--name", "n" * 257], "at most 256 bytes"),

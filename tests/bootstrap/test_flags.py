@@ -47,6 +47,11 @@ def test_a_flag_beats_a_variable_beats_the_file_beats_the_default(
     assert value("gossamer node", "threads") == "1", "an empty variable is none"
 
 
+def test_a_tilde_that_no_shell_has_expanded_is_the_home_folder() -> None:
+    for command in ("id", "generate", "swarm", "status a:1"):
+        assert value(f"gossamer {command} --dir=~/d", "folder") == Path.home() / "d"
+
+
 def test_variables_have_the_names_of_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     for flag, text in (("DIR", "d"), ("EVALUATE_EVERY", "7"), ("INSECURE_PLAINTEXT", "1"), ("OBSERVE", "no")):
         monkeypatch.setenv(f"GOSSAMER_NODE_{flag}", text)
