@@ -234,33 +234,26 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    nodes = len(summary.nodes)
+    nodes = summary.nodes
     start, end = summary.val_loss_start, summary.val_loss_end
     if start is not None and end is not None:
-        table.add_row(
-            "validation loss", Text(f"{start:.3f} → {end:.3f} {summary.loss_unit}".rstrip(), style="bold")
-        )
-    digests = sorted({node["digest"][:16] for node in summary.nodes})
-    table.add_row(
-        "replicas",
-        Text(f"all {nodes} bit-identical: {digests[0]}", style="bold green")
-        if summary.identical
-        else Text(f"NOT identical: {', '.join(digests)}", style="bold red"),
-    )
-    payload = sum(node["payload_bytes_sent"] for node in summary.nodes)
-    sent = sum(node["bytes_sent"] for node in summary.nodes)
-    bytes_sent = f"{size(payload)} of deltas ({size(sent)} in all, by {plural(nodes, 'node')})"
-    if nodes > 1:  # a single node would send gradients to nobody
+        unit = f" {summary.loss_unit}".rstrip()
+        table.add_row("validation loss", Text(f"{start:.3f} → {end:.3f}{unit}", style="bold"))
+    digests = ", ".join(sorted({node["digest"][:16] for node in nodes}))
+    same = f"all {len(nodes)} bit-identical: {digests}" if summary.identical else f"NOT identical: {digests}"
+    table.add_row("replicas", Text(same, style="bold green" if summary.identical else "bold red"))
+    payload, sent = (sum(node[name] for node in nodes) for name in ("payload_bytes_sent", "bytes_sent"))
+    bytes_sent = f"{size(payload)} of deltas ({size(sent)} in all, by {plural(len(nodes), 'node')})"
+    if len(nodes) > 1:  # a single node would send gradients to nobody
         ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
         bytes_sent += f"; data-parallel training: {size(summary.data_parallel_bytes)}{ratio}"
     table.add_row("bytes sent", bytes_sent)
-    worst = max(node["wait_fraction"] for node in summary.nodes)
-    table.add_row(
-        "away from training", f"{worst:.2%} of the slowest node's wall time went to publishing and merging"
-    )
+    worst = max(node["wait_fraction"] for node in nodes)
+    away = f"{worst:.2%} of the slowest node's wall time went to publishing and merging"
+    table.add_row("away from training", away)
     table.add_row("trained", f"{summary.tokens:,} tokens in {minutes(summary.wall_s)}")
-    if summary.ended:
-        table.add_row("ended early", Text("; ".join(summary.ended), style="yellow"))
+    for ended in summary.ended:
+        table.add_row("ended early", Text(ended, style="yellow"))
     for reason in summary.reasons:
         table.add_row("problem", Text(reason, style="bold red"))
     console.print(Panel(table, title=f"swarm {summary.swarm_id[:12]}", title_align="left"))

@@ -31,16 +31,6 @@ def size(number: float) -> str:
     return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
 
 
-def duration(seconds: float) -> str:
-    """ "12s", "5m", "3h20m", "4d2h"."""
-    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
-    if days:
-        return f"{days}d{hours % 24}h"
-    if hours:
-        return f"{hours}h{minutes % 60:02d}m"
-    return f"{minutes}m" if minutes else f"{seconds:.0f}s"
-
-
 def plural(number: int, one: str) -> str:
     """ "1 node", "3 nodes"."""
     return f"{number} {one}" if number == 1 else f"{number} {one}s"

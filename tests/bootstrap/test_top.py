@@ -19,7 +19,7 @@ from rich.console import Console
 
 from gossamer.bootstrap.top import drawn, frame, show_peers, show_top
 from gossamer.node.daemon.monitoring.status import to_json
-from gossamer.node.formatting import count, duration, harmless_line, size
+from gossamer.node.formatting import count, harmless_line, size
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.merge.contributions import Conduct, Figures, RoundFigures
 from tests.node import statuses
@@ -163,7 +163,6 @@ def test_numbers() -> None:
         "0", "7", "999", "1k", "12.3k", "1000k", "4.56M", "10T",
     ]  # fmt: skip
     assert [size(n) for n in (5, 12_345)] == ["5 B", "12.3 kB"]
-    assert [duration(s) for s in (5, 65, 3700, 90_000)] == ["5s", "1m", "1h01m", "1d1h"]
     assert harmless_line("a\x1b[31m\u202eb") == "a\ufffd[31m\ufffdb"
 
 

@@ -8,7 +8,6 @@ import asyncio
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -34,30 +33,13 @@ def event(name: str, data: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data if isinstance(data, bytes) else dump(data))
 
 
-@dataclass(eq=False, slots=True)
-class _Listener:
-    transport: asyncio.Transport | None
-    queue: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
-
-    def __post_init__(self) -> None:
-        line = None if self.transport is None else self.transport.get_extra_info("socket")
-        if line is not None:
-            with suppress(OSError):  # from macOS, for a page that has been closed already
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-
-    def cut(self) -> None:
-        """Close its connection at once, whatever is still to be sent."""
-        if self.transport is not None:
-            self.transport.abort()
-
-
 class Feed:
     """The listeners to one node's events."""
 
     def __init__(self, monitor: Monitor, layout: Layout) -> None:
         self._monitor = monitor
         self._layout = layout
-        self._listeners: set[_Listener] = set()
+        self._listeners: dict[asyncio.Queue[bytes], asyncio.Transport | None] = {}
         self._logged = 0
         """Number of the last log line that was sent."""
 
@@ -79,8 +61,8 @@ class Feed:
                     events.append(event("rounds", dump_rounds(changed, None, self._layout)))
                 self.publish([*events, event("state", to_json(status))])
         finally:
-            for listener in list(self._listeners):
-                self._let_go(listener)
+            for queue in list(self._listeners):
+                self._let_go(queue)
 
     def _opening(self) -> list[bytes]:
         """What a new listener is sent first."""
@@ -94,33 +76,39 @@ class Feed:
     def publish(self, events: Iterable[bytes]) -> None:
         """Queue events for all listeners; never waits."""
         data = b"".join(events)
-        for listener in list(self._listeners) if data else ():
-            if listener.queue.qsize() < QUEUE_MAX:
-                listener.queue.put_nowait(data)
+        for queue in list(self._listeners):
+            if queue.qsize() < QUEUE_MAX:
+                queue.put_nowait(data)
             else:
-                self._let_go(listener)
+                self._let_go(queue)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Answer a request with what is published from now on, until either side ends it."""
         if len(self._listeners) >= LISTENERS_MAX:
             raise web.HTTPServiceUnavailable(text="too many pages are open", headers={"Retry-After": "10"})
-        listener = _Listener(request.transport)
-        self._listeners.add(listener)
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._listeners[queue] = transport = request.transport
+        line = transport.get_extra_info("socket") if transport else None
+        if line is not None:
+            with suppress(OSError):  # from macOS, for a page that has been closed already
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
             await response.prepare(request)
             data = b"".join(self._opening())
-            while listener in self._listeners:
+            while queue in self._listeners:
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
                     await response.write(data)
-                data = await listener.queue.get()
+                data = await queue.get()
         except (OSError, TimeoutError):  # the page was closed, or takes nothing
             pass
         finally:
-            self._let_go(listener)
+            self._let_go(queue)
         return response
 
-    def _let_go(self, listener: _Listener) -> None:
-        self._listeners.discard(listener)
-        listener.cut()
-        listener.queue.put_nowait(b"")  # wakes `serve`, which may be waiting
+    def _let_go(self, queue: asyncio.Queue[bytes]) -> None:
+        """Close a listener's connection at once, whatever is still to be sent."""
+        transport = self._listeners.pop(queue, None)
+        if transport is not None:
+            transport.abort()
+        queue.put_nowait(b"")  # wakes `serve`, which may be waiting
