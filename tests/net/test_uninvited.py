@@ -242,7 +242,7 @@ async def test_one_key_cannot_end_a_swarm_that_rests(swarm: LocalNodes) -> None:
             slots = swarm.manifest.plan().of_round(round_).slots
             large = [np.full(slot.numel, 31 * ONE, dtype=np.int32) for slot in slots]
             await traitor.publish(traitor.delta(round_, large))
-        said = f"of {traitor.node_id[:8]}: nothing is published until"
+        said = f"of {traitor.node_id[:8]}; nothing is published until"
         await swarm.until(lambda: all(said in node.log for node in nodes), 60, "all say whose doing it is")
         published = [len(puppet.rounds) for puppet in puppets]
         swarm.train_on()
