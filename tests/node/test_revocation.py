@@ -306,14 +306,6 @@ async def test_a_node_knows_until_when_it_is_let_in_and_why_it_is_not(tmp_path: 
         assert "ran out 4.0 hours ago; ask an owner for a new one" in daemon.monitor.read().refusal
 
 
-def test_an_invitation_that_no_owner_signed_is_in_nobodys_way(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "d", manifest("invited"))
-    folder.home.keep_invitation(invitation(folder.manifest, folder.identity, by=FRIEND))
-    right = invitation(folder.manifest, folder.identity, role=Role.OBSERVE, expires=int(time.time()) + 60)
-    keep_better(folder.home, right)
-    assert folder.home.invitation() == right
-
-
 @pytest.mark.parametrize(
     ("changes", "trains", "said"),
     [
