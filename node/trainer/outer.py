@@ -71,10 +71,10 @@ from gossamer.node.trainer.encoders import PIECE_CPU
 from gossamer.node.trainer.fragments import FragmentState, Losses, OuterState, Part, Piece, Window
 from gossamer.node.trainer.metrics import Progress
 from gossamer.node.trainer.outer_optimizers import optimizer_of
-from gossamer.node.trainer.parameters import Binding, check_fits, is_sharded
+from gossamer.node.trainer.parameters import check_fits, is_sharded
 from gossamer.node.trainer.payload_writer import PayloadWriter
 from gossamer.node.trainer.phi_updates import PhiUpdates
-from gossamer.node.trainer.ranks import DONE, RankContext, Role, Word
+from gossamer.node.trainer.ranks import DONE, Rank, RankContext, Word
 from gossamer.node.trainer.watchdogs import IdleWatch, StepBoundary
 from gossamer.protocol.errors import DivergedError, LocalError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
@@ -304,8 +304,8 @@ def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_prog
 # --- The driver: what the outer loop does at a step boundary, and when the node leaves.
 
 
-class Leader(Role):
-    """Drives the outer loop of one node. Of several ranks, it is the first; the others are `Follower`s."""
+class Leader(Rank):
+    """Drives the outer loop of one node. Of several ranks, it is the first; the others are plain `Rank`s."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class Leader(Role):
         checkpoint: Path,
     ) -> None:
         """Raises ConfigError if the model does not fit the manifest."""
-        super().__init__(link, context)
+        super().__init__(model, manifest, link, context)
         self._link: DaemonLink = link
         self._optimizers = tuple(optimizers)
         self._saved_optimizers = self._optimizers if self.team.size == 1 else ()
@@ -325,7 +325,6 @@ class Leader(Role):
         self._checkpoint = CheckpointWriter(checkpoint)
         self._outer = OuterLoop(self.team.bind(manifest.plan()), manifest)
         self._updates = PhiUpdates(link, self._outer.fragments)
-        self._binding = Binding(model, manifest)
         self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
         self._missing = set(range(len(self._outer.fragments)))

@@ -203,7 +203,9 @@ class Binding:
     """The parameters that a model shared when its peer was created."""
 
     def __init__(self, model: nn.Module, manifest: Manifest) -> None:
+        """Raises ConfigError if the model does not fit the manifest."""
         own = dict(named_tensors(model, frozen=True))
+        check_fits(own, manifest)
         shared = {spec.name: own[spec.name] for spec in manifest.layout.tensors}
         self._model = model
         self._shared = {name: (p, p.shape, p.device) for name, p in shared.items()}

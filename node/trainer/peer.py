@@ -1,7 +1,7 @@
 """`Peer`: a training loop's membership in the swarm.
 
 A training loop calls `step` after each inner step. `step` applies what the swarm has merged, and publishes
-when the pace says so. The peer's `Role` does this work: of several ranks, the first leads and the others
+when the pace says so. Its `Rank` does this work: of several ranks, the first leads and the others
 follow.
 
 There is one rule for every way out of the loop (its end, an exception, Ctrl-C, SIGTERM, the end of the
@@ -36,7 +36,7 @@ from gossamer.node.trainer.data import Schedule, Shard
 from gossamer.node.trainer.metrics import Progress, Reporter
 from gossamer.node.trainer.outer import Leader
 from gossamer.node.trainer.parameters import check_fits, checked_optimizers, parameters_of, reshard
-from gossamer.node.trainer.ranks import DONE, GAVE_UP, Follower, RankContext, Role, Team, team_of
+from gossamer.node.trainer.ranks import DONE, GAVE_UP, Rank, RankContext, Relayed, Team, team_of
 from gossamer.protocol.errors import ConfigError, LocalError, UnreachableError
 from gossamer.protocol.limits import TOKENS_MAX
 from gossamer.protocol.manifest import Manifest, from_canonical
@@ -63,7 +63,7 @@ class Peer:
     def __init__(
         self,
         model: nn.Module,
-        role: Role,
+        role: Rank,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         node: StartedNode | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class Peer:
         self._steps_run = 0
         self._callbacks: list[Callable[[Peer], object]] = []
         self._applied = 0
-        """The count of `Role.applied` that the callbacks were last called for."""
+        """The count of `Rank.applied` that the callbacks were last called for."""
         _, first = named_tensors(model, frozen=True)[0]
         self._reporter = Reporter(str(first.device))
         self._stepping: int | None = None
@@ -204,7 +204,7 @@ class Peer:
         optimizers = checked_optimizers(optimizer, tensors)
         _check_not_attached(tensors)
         team = team_of(tensors, model)
-        role: Role | None = None
+        role: Rank | None = None
         try:
             node = _start(team, options, manifest, tensors) if team.rank == 0 else None
             if node is None:
@@ -623,7 +623,7 @@ def _leader(
         raise
 
 
-def _follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Team, options: NodeOptions) -> Follower:
+def _follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Team, options: NodeOptions) -> Rank:
     """Take part in what the first rank does. Raises ConfigError if it failed."""
     manifest = from_canonical(_from_first(team))
     check_fits(tensors, manifest)
@@ -631,7 +631,7 @@ def _follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Team, optio
     node_id = _from_first(team)
     daemon = DaemonProcess()
     daemon.start()
-    return Follower(model, manifest, node_id, RankContext(team, options.stop_round, daemon))
+    return Rank(model, manifest, Relayed(node_id), RankContext(team, options.stop_round, daemon))
 
 
 def _from_first(team: Team) -> bytes:

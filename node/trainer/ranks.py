@@ -1,7 +1,7 @@
 """One trainer of several processes: torchrun's ranks, under DistributedDataParallel or FSDP2.
 
 The first rank talks to the daemon and forms the deltas (`outer.Leader`); the others have no outer loop and no
-daemon (`Follower`). At each step boundary all ranks exchange one `Word`, a small all-reduce on the CPU. It
+daemon (`Rank`). At each step boundary all ranks exchange one `Word`, a small all-reduce on the CPU. It
 sums what each rank trained on, and carries what the first has decided. More is sent only if a fragment
 changes:
 
@@ -327,12 +327,18 @@ class RankContext:
     """None for the built-in trainer, which has no daemon of its own and no SIGTERM to catch."""
 
 
-class Role:
-    """Leading or following. Every method is called on all ranks alike, and all see the swarm as the first saw
-    it at the last step boundary, so that all decide alike."""
+class Rank:
+    """One rank of a node, which does what the first has decided. The first itself is `outer.Leader`.
 
-    def __init__(self, link: DaemonLink | Relayed, context: RankContext) -> None:
+    Every method is called on all ranks alike, exchanges as many words on each, and all see the swarm as the
+    first saw it at the last step boundary, so that all decide alike.
+    """
+
+    def __init__(
+        self, model: nn.Module, manifest: Manifest, link: DaemonLink | Relayed, context: RankContext
+    ) -> None:
         self._link: DaemonLink | Relayed = link
+        self._binding = Binding(model, manifest)
         self._stop_round = context.stop_round
         self._word = Word()
         self.team = context.team
@@ -391,11 +397,16 @@ class Role:
 
     def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
         """Wait for the swarm's model and load it. Returns False if the node is stopping instead."""
-        raise NotImplementedError
+        while not self._follow().done:
+            pass
+        return not self._word.stop
 
     def step(self, tokens: int, loss: float | Tensor) -> int | None:
         """Record an inner step; apply and publish what is due. Returns the round published, if any."""
-        raise NotImplementedError
+        own_last = self._word.own_last
+        word = self._follow(tokens)
+        self.progress = Progress(word.steps + 1, word.own_tokens + word.tokens)
+        return word.own_last if word.own_last > own_last else None
 
     def await_daemon(self, timeout_s: float) -> None:
         """Wait for a daemon that has ended and is being started again, if the open window holds anything."""
@@ -403,20 +414,24 @@ class Role:
     def flush(self, timeout_s: float) -> None:
         """Before leaving: if the parameters are as at the last step boundary, publish what the open window
         holds and save a checkpoint. Wait until the last delta is on disk."""
-        raise NotImplementedError
+        self.stop_requested = False
+        while self._follow(leaving=1).leaving < self.team.size:
+            pass
+        self._follow()
 
     def drop_progress(self) -> None:
         """Go back to Phi, and discard what the open windows hold."""
-        raise NotImplementedError
+        self._binding.check(always=True)
+        self._follow()
 
     def settle(self) -> bool:
         """After `drop_progress`: apply Phi as it changes. Returns whether it did; on the first rank, which
         alone knows what is to come, also whether it may be about to."""
-        raise NotImplementedError
+        return bool(self._follow().touched)
 
     def agree_done(self, done: int) -> int:
         """Say whether what all ranks do together is over. Returns what the first rank says."""
-        raise NotImplementedError
+        return self._follow().done
 
     def report(self, report: Report) -> None:
         """Tell the daemon how training is doing; only the first rank does."""
@@ -429,42 +444,6 @@ class Role:
         finally:
             if self.daemon is not None:
                 self.daemon.stop()
-
-
-class Follower(Role):
-    """Every rank but the first. Each method exchanges as many words as the leader's, and takes part in what
-    they say; the team knows the fragments."""
-
-    def __init__(self, model: nn.Module, manifest: Manifest, node_id: bytes, context: RankContext) -> None:
-        super().__init__(Relayed(node_id), context)
-        self._binding = Binding(model, manifest)
-
-    def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
-        while not self._follow().done:
-            pass
-        return not self._word.stop
-
-    def step(self, tokens: int, loss: float | Tensor) -> int | None:
-        own_last = self._word.own_last
-        word = self._follow(tokens)
-        self.progress = Progress(word.steps + 1, word.own_tokens + word.tokens)
-        return word.own_last if word.own_last > own_last else None
-
-    def flush(self, timeout_s: float) -> None:
-        self.stop_requested = False
-        while self._follow(leaving=1).leaving < self.team.size:
-            pass
-        self._follow()
-
-    def drop_progress(self) -> None:
-        self._binding.check(always=True)
-        self._follow()
-
-    def settle(self) -> bool:
-        return bool(self._follow().touched)
-
-    def agree_done(self, done: int) -> int:
-        return self._follow().done
 
     def _follow(self, tokens: int = 0, *, leaving: int = 0) -> Word:
         """Exchange one word, and take part in what it says."""

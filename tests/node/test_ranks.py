@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gossamer.bootstrap.manifests import describe
 from gossamer.node.trainer import ranks, watchdogs
 from gossamer.node.trainer.parameters import check_fits, parameters_of, reshard
-from gossamer.node.trainer.ranks import Follower, RankContext, Ranks, Team, Word
+from gossamer.node.trainer.ranks import Rank, RankContext, Ranks, Relayed, Team, Word
 from gossamer.node.trainer.watchdogs import WaitWatch
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
@@ -250,7 +250,7 @@ class Second(Team):
 
 def test_a_parameter_that_only_this_rank_has_replaced_is_an_error_before_the_next_change() -> None:
     model = nn.Linear(4, 2)
-    follower = Follower(model, describe(model, name="test"), b"", RankContext(Second({})))
+    follower = Rank(model, describe(model, name="test"), Relayed(b""), RankContext(Second({})))
     follower.step(1, 0.0)
     model.weight = nn.Parameter(model.weight.detach().clone())
     with pytest.raises(ConfigError, match="'weight' was moved, resized or replaced"):
