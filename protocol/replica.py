@@ -64,7 +64,7 @@ from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.joining import ROUNDS_UNDER_WAY, CatchUp, known_up_to
 from gossamer.protocol.history.peer_claims import PeerClaims
-from gossamer.protocol.history.snapshots import Sealing, SnapshotPull
+from gossamer.protocol.history.snapshots import Sealing
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
@@ -151,26 +151,15 @@ class Replica:
         self.announcer = self.holdings.announcer
         self.super_seeding = SuperSeeding(self._context)
         self.anti_entropy = AntiEntropy(self._context, self.announcer)
-        self.sealing = Sealing(
-            manifest,
-            is_first=not info.bootstrap,
-            trusted=info.trusted,
-            own_last=lambda: self.own_last,
-        )
-        self._peer_claims = PeerClaims(self._context, self.sealing.genesis, self.holdings)
-        self._snapshot_pull = SnapshotPull(
-            self._context, self.sealing, self._peer_claims, self.fetcher, self.holdings
-        )
         self._author = Author(self._context, self.holdings)
-        self._clock = SwarmClock(
-            manifest,
-            self.acl,
-            self.roster,
-            self.ledger,
-            author=self._author,
-            trains=info.trains,
-            unix_time=self._unix_time,
+        self.sealing = Sealing(
+            self._context,
+            PeerClaims(self._context, self.holdings),
+            self.fetcher,
+            self.holdings,
+            self._author,
         )
+        self._clock = SwarmClock(self._context, self._author, self._unix_time)
         self.presence = Presence(
             identity,
             self.swarm_id,
@@ -180,15 +169,7 @@ class Replica:
             rng,
             self.outbox,
         )
-        self._catch_up = CatchUp(
-            self.ledger,
-            self.links,
-            self.anti_entropy,
-            self.fetcher.wants,
-            is_first=not info.bootstrap,
-            signs=info.trains,
-            clock_is_wrong=self._clock_is_wrong,
-        )
+        self._catch_up = CatchUp(self._context, self.anti_entropy, self.fetcher.wants, self._clock)
         self.merges = MergeSchedule(identity.node_id, self.ledger, self.holdings.holds, self._swarm_state)
         self._now = 0.0
         self._next_turn = 0.0
@@ -256,11 +237,6 @@ class Replica:
     def own_record(self) -> MemberRecordBody:
         """Our member record as the others see it."""
         return self.presence.record
-
-    def _clock_is_wrong(self) -> bool:
-        """`is_contradicted`, from a fresh reading: a node that has just started has hardly read its clock."""
-        self._clock.read(self._now)
-        return self._clock.is_contradicted
 
     def next_wake(self) -> float:
         """When `handle(Wake())` is due."""
@@ -377,7 +353,7 @@ class Replica:
             case ev.ChunkFailed():
                 self.fetcher.failed(event.link, event.blob, now)
             case ev.Need():
-                self._snapshot_pull.need(event, now)
+                self.sealing.need(event, now)
             case ev.LinkUp():
                 self._link_up(event, now)
             case ev.LinkDown():
@@ -400,7 +376,7 @@ class Replica:
             case ev.Merged():
                 self.merges.merged(event, now)
             case ev.Unusable():
-                self._snapshot_pull.unusable(event.claim)
+                self.sealing.unusable(event.claim)
             case ev.Deliver():
                 self._credential(event.data, None, now)
             case ev.TimeSet():
@@ -458,7 +434,7 @@ class Replica:
         if self._clock.listens(now):  # others may still fetch what we had not handed on
             return
         if now >= self.sealing.deadline():
-            self._snapshot_pull.wake(now, self.clock)
+            self.sealing.wake(now, self.clock)
         if self.sealing.is_in_a_hurry:
             self._next_turn = min(self._next_turn, self.sealing.deadline())
 
@@ -589,7 +565,7 @@ class Replica:
                     self._judge(data, held, delivery)
             self._pass_on(delivery, is_push=len(message.entries) == 1)
             self.anti_entropy.received(link, delivery.record_ids)
-        self._snapshot_pull.hint(link)
+        self.sealing.hint(link)
 
     def _pass_on(self, delivery: _Delivery, *, is_push: bool) -> None:
         """Relay what was new. A message of a single record is taken for a push."""

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.access.acl import AccessList, Role
+from gossamer.protocol.access.acl import Role
+from gossamer.protocol.context import Context
 from gossamer.protocol.gossip.announce import Author
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership.members import Activity, Roster
+from gossamer.protocol.membership.members import Activity
 from gossamer.protocol.pace import is_plausible, round_clock
 from gossamer.protocol.unix_time import UnixTime
 
@@ -16,31 +15,22 @@ from gossamer.protocol.unix_time import UnixTime
 class SwarmClock:
     """Reads the round clock off the rows and deltas of the live members."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        acl: AccessList,
-        roster: Roster,
-        ledger: Ledger,
-        *,
-        author: Author,
-        trains: bool,
-        unix_time: UnixTime,
-    ) -> None:
-        """`author`: the author of our own deltas. `trains`: whether we count in the clock."""
-        self._manifest = manifest
-        self._acl = acl
-        self._roster = roster
-        self._ledger = ledger
+    def __init__(self, context: Context, author: Author, unix_time: UnixTime) -> None:
+        """`author`: the author of our own deltas."""
+        self._manifest = context.manifest
+        self._acl = context.acl
+        self._roster = context.roster
+        self._ledger = context.ledger
+        self._trains = context.info.trains
+        """Whether we count in the clock."""
         self._author = author
         self.published_round = 0
         """The last round that we have published since we started or came back; 0 before the first."""
         self._own = Activity(-inf)
         self._inner_steps = 0
         self._listens_until = -inf
-        self._trains = trains
         self._unix_time = unix_time
-        history = manifest.history
+        history = context.manifest.history
         apart = history.retain or limits.APART_MAX
         self._ahead = limits.ROUND_SLACK + max(apart, history.seal_after + history.snapshot_every)
         self._reading = 0

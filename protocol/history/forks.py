@@ -6,11 +6,12 @@ are waited for, though not for ever.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim, Claims, winning_claim
+from gossamer.protocol.gossip.announce import Author
 from gossamer.protocol.history.joining import believable
 from gossamer.protocol.history.peer_claims import PeerClaim, PeerClaims
 
@@ -34,9 +35,9 @@ class Defeat(NamedTuple):
 class Forks:
     """Compares our history with the members' histories, and remembers how often we have yielded."""
 
-    def __init__(self, own_last: Callable[[], int]) -> None:
-        """`own_last`: the last round that we have signed, 0 if none."""
-        self._own_last = own_last
+    def __init__(self, author: Author) -> None:
+        """`author`: knows the last round that we have signed."""
+        self._author = author
         self._differs_since: float | None = None
         """Since when a claim for a round that we claim has won against ours, now and then."""
         self._differed_at = 0.0
@@ -108,7 +109,7 @@ class Forks:
         """
         said = [one for one in peers.members() if one.trains and one.claims and now - one.said_at <= FRESH_S]
         behind = [one for one in said if _is_behind(one, floor)]
-        ours = int(self._own_last() > 0)
+        ours = int(self._author.last_round > 0)
         if not behind or 2 * len(behind) <= ours + max(len(said), peers.authors()):
             self._behind_since = None
             return None
@@ -118,7 +119,7 @@ class Forks:
         if winner is None or now - self._behind_since < self._patience(now):
             return None
         self._yields.append(now)
-        at, last = max(one.round for one in behind), self._own_last()
+        at, last = max(one.round for one in behind), self._author.last_round
         text = (
             f"A FORK: cut off from most members, we closed rounds up to {floor}, while they are at round"
             f" {at}; starting again from their snapshot of round {winner.round}: what we published meanwhile"

@@ -5,22 +5,20 @@ that a joiner knows by itself is which nodes it was told of: those at its join a
 unless they are alone with what they say. What others say against them is believed only if the user says so.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from math import inf
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import QUORUM_MAX, Claim, closable_round, quorum
-from gossamer.protocol.effects import Effect, Notice, Prefetch
+from gossamer.protocol.context import Context
+from gossamer.protocol.effects import Notice
 from gossamer.protocol.fetching.requests import Wants
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
+from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.peer_claims import PeerClaim
 from gossamer.protocol.identity import short
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.manifest import HistorySection
-from gossamer.protocol.membership.links import Links
 
 REMIND_S = 15.0
 PREFETCHES_MAX = 3
@@ -34,92 +32,106 @@ NAMED_TOLD_MAX = 4
 class Joining:
     """Listens to members' claims until there is one to start from."""
 
-    def __init__(self, trusted: Collection[bytes] = ()) -> None:
-        """`trusted`: the node ids that the user has named, if any; then only their word counts."""
-        self._trusted = frozenset(trusted)
+    def __init__(self, context: Context) -> None:
+        self._outbox = context.outbox
+        self._trusted = frozenset(context.info.trusted)
+        """The node ids that the user has named, if any: then only their claims count."""
         self._heard_since: float | None = None
         self._reminded_at = 0.0
         self._prefetching: Claim | None = None
         self._prefetches = 0
 
-    def choose(self, members: Sequence[PeerClaim], now: float) -> tuple[Claim | None, list[Effect]]:
-        """The claim to start from, None as long as there is none, and what to do and say meanwhile."""
-        witnesses = [member for member in members if member.claims]
-        if not witnesses:
-            return None, []
+    def choose(self, members: Sequence[PeerClaim], now: float) -> Claim | None:
+        """The claim to start from, None as long as there is none."""
+        peers = [member for member in members if member.claims]
+        waited = self._waited(peers, now)
+        if waited < limits.ROSTER_PATIENCE_S:
+            return None
+        best = self._best(peers, patient=waited < limits.NAMED_PATIENCE_S)
+        if best is None:
+            self._remind(peers, now)
+        return best
+
+    def prefetch(self, members: Sequence[PeerClaim], now: float) -> Claim | None:
+        """What to begin to fetch while we hear of more members, if that is news: what most members claim.
+
+        The snapshot is adopted only if it is believed in the end. If another one is, some bytes came in vain.
+        """
+        peers = [member for member in members if member.claims]
+        if not limits.PREFETCH_AFTER_S <= self._waited(peers, now) < limits.ROSTER_PATIENCE_S:
+            return None
+        if self._trusted:
+            peers = [peer for peer in peers if peer.node_id in self._trusted]
+        counts = _support(peers)
+        best = max(counts, key=lambda claim: (counts[claim], claim), default=None)
+        before = self._prefetching
+        if best is None or self._prefetches >= PREFETCHES_MAX or (before and counts[before] >= counts[best]):
+            return None
+        self._prefetching = best
+        self._prefetches += 1
+        return best
+
+    def _waited(self, peers: Sequence[PeerClaim], now: float) -> float:
+        """For how long members have told us of claims; -1 if there are none."""
+        if not peers:
+            return -1.0
         if self._heard_since is None:
             self._heard_since = now
-        waited = now - self._heard_since
-        if waited < limits.ROSTER_PATIENCE_S:
-            return None, self._prefetch(witnesses) if waited >= limits.PREFETCH_AFTER_S else []
-        best = self._best(witnesses, patient=waited < limits.NAMED_PATIENCE_S)
-        return best, [] if best is not None else self._remind(witnesses, now)
+        return now - self._heard_since
 
     def prefers_another(self, claim: Claim, members: Sequence[PeerClaim]) -> bool:
         """Whether we would start from another claim by now."""
         return self._best([member for member in members if member.claims]) not in (claim, None)
 
-    def _best(self, witnesses: Sequence[PeerClaim], *, patient: bool = False) -> Claim | None:
+    def _best(self, peers: Sequence[PeerClaim], *, patient: bool = False) -> Claim | None:
         if self._trusted:
-            return _newest(claim for w in witnesses if w.node_id in self._trusted for claim in w.claims)
-        return believable(witnesses, patient=patient)
+            claims = (claim for peer in peers if peer.node_id in self._trusted for claim in peer.claims)
+            return max(claims, default=None)
+        return believable(peers, patient=patient)
 
-    def _prefetch(self, witnesses: Sequence[PeerClaim]) -> list[Effect]:
-        """Begin to fetch what most members claim while we hear of more members.
-
-        The snapshot is adopted only if it is believed in the end. If another one is, some bytes came in vain.
-        """
-        if self._trusted:
-            witnesses = [witness for witness in witnesses if witness.node_id in self._trusted]
-        counts = Counter(claim for witness in witnesses for claim in set(witness.claims))
-        best = max(counts, key=lambda claim: (counts[claim], claim), default=None)
-        before = self._prefetching
-        if best is None or self._prefetches >= PREFETCHES_MAX or (before and counts[before] >= counts[best]):
-            return []
-        self._prefetching = best
-        self._prefetches += 1
-        return [Prefetch(best)]
-
-    def _remind(self, witnesses: Sequence[PeerClaim], now: float) -> list[Effect]:
+    def _remind(self, peers: Sequence[PeerClaim], now: float) -> None:
         if now - self._reminded_at < REMIND_S:
-            return []
+            return
         self._reminded_at = now
-        if self._trusted:
-            return [Notice("waiting for a snapshot from a member named with --trust")]
-        text = f"waiting for {len(witnesses)} members to agree on a snapshot to start from"
-        return [Notice(text + _dispute(witnesses))]
+        text = f"waiting for {len(peers)} members to agree on a snapshot to start from{_dispute(peers)}"
+        self._outbox.append(
+            Notice("waiting for a snapshot from a member named with --trust" if self._trusted else text)
+        )
 
 
-def believable(witnesses: Sequence[PeerClaim], *, patient: bool = False) -> Claim | None:
+def _support(peers: Iterable[PeerClaim]) -> Counter[Claim]:
+    """How many members make each claim."""
+    return Counter(claim for peer in peers for claim in set(peer.claims))
+
+
+def believable(peers: Sequence[PeerClaim], *, patient: bool = False) -> Claim | None:
     """The claim to start from, None if there is none.
 
-    1. The newest claim that a named member makes and, where there are three or more witnesses, another one
+    1. The newest claim that a named member makes and, where there are three or more peers, another one
        too: so free node ids cannot outvote a named member, and it cannot lead us astray alone. If several
-       named members make such claims, the claim with more witnesses: a named member may lie.
+       named members make such claims, the claim with more peers: a named member may lie.
     2. Where named members make no such claim, unless we are `patient` with them: the newest claim that most
-       witnesses make, or else the one that more make than any other. It must be one that a `quorum` of all
+       peers make, or else the one that more make than any other. It must be one that a `quorum` of all
        make, and that neither a named member nor as many others contradict.
     """
-    support = Counter(claim for witness in witnesses for claim in set(witness.claims))
-    named = {claim for witness in witnesses if witness.is_named for claim in witness.claims}
-    needed = 1 if len(witnesses) < QUORUM_MAX else 2
+    support = _support(peers)
+    named = {claim for peer in peers if peer.is_named for claim in peer.claims}
+    needed = 1 if len(peers) < QUORUM_MAX else 2
     newest = [
-        next((claim for claim in w.claims if support[claim] >= needed), None) for w in witnesses if w.is_named
+        next((claim for claim in one.claims if support[claim] >= needed), None)
+        for one in peers
+        if one.is_named
     ]
     vouched = max(filter(None, newest), key=lambda claim: (support[claim], claim), default=None)
     if vouched is not None or (named and patient):
         return vouched
-    free = [claim for claim in _unrivalled(support, named) if support[claim] >= quorum(len(witnesses))]
-    by_most = [claim for claim in free if 2 * support[claim] > len(witnesses)]
+    free = [claim for claim in _unrivalled(support, named) if support[claim] >= quorum(len(peers))]
+    by_most = [claim for claim in free if 2 * support[claim] > len(peers)]
     return max(by_most) if by_most else max(free, key=lambda claim: (support[claim], claim), default=None)
 
 
-def _newest(claims: Iterable[Claim]) -> Claim | None:
-    return max(claims, default=None)
-
-
 def _unrivalled(support: Mapping[Claim, int], named: Collection[Claim]) -> Iterator[Claim]:
-    """Claims with more witnesses than any other for the same round, where no named member makes another."""
+    """Claims with more peers than any other for the same round, where no named member makes another."""
     by_round: dict[int, list[Claim]] = {}
     for claim in support:
         by_round.setdefault(claim.round, []).append(claim)
@@ -130,21 +142,23 @@ def _unrivalled(support: Mapping[Claim, int], named: Collection[Claim]) -> Itera
             yield best
 
 
-def _dispute(witnesses: Sequence[PeerClaim]) -> str:
+def _dispute(peers: Sequence[PeerClaim]) -> str:
     """Which members contradict which, in words; empty if none do."""
-    support = Counter(claim for witness in witnesses for claim in set(witness.claims))
+    support = _support(peers)
     claimed = Counter(claim.round for claim in support)
     newest = max((round_ for round_, claims in claimed.items() if claims > 1), default=None)
     if newest is None:
         return ""
     sides = sorted((claim for claim in support if claim.round == newest), key=lambda c: (-support[c], c))
-    said = "; others: ".join(_who(witnesses, side) for side in sides[:2])
+    said = "; others: ".join(_who(peers, side) for side in sides[:2])
     return f". They contradict each other about round {newest}: {said}. Say whom to believe: --trust NODE_ID"
 
 
-def _who(witnesses: Sequence[PeerClaim], claim: Claim) -> str:
-    behind = sorted((w for w in witnesses if claim in w.claims), key=lambda w: (not w.is_named, w.node_id))
-    names = [short(w.node_id) + " (at a join address)" * w.is_named for w in behind[:NAMED_TOLD_MAX]]
+def _who(peers: Sequence[PeerClaim], claim: Claim) -> str:
+    behind = sorted(
+        (one for one in peers if claim in one.claims), key=lambda one: (not one.is_named, one.node_id)
+    )
+    names = [short(one.node_id) + " (at a join address)" * one.is_named for one in behind[:NAMED_TOLD_MAX]]
     more = f" and {len(behind) - NAMED_TOLD_MAX} more" if len(behind) > NAMED_TOLD_MAX else ""
     return ", ".join(names) + more
 
@@ -157,40 +171,28 @@ LOOK_INTERVAL_S = 1.0
 class CatchUp:
     """Watches from the first event on how a node learns what the others have."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        links: Links,
-        anti_entropy: AntiEntropy,
-        wants: Wants,
-        *,
-        is_first: bool,
-        signs: bool,
-        clock_is_wrong: Callable[[], bool],
-    ) -> None:
-        """`is_first`: there is nobody to join. `signs`: the node is to train. `clock_is_wrong`: whether most
-        of the others contradict our clock."""
-        self._clock_is_wrong = clock_is_wrong
-        self._ledger = ledger
-        self._links = links
+    def __init__(self, context: Context, anti_entropy: AntiEntropy, wants: Wants, clock: SwarmClock) -> None:
+        self._ledger = context.ledger
+        self._links = context.links
+        self._is_first = not context.info.bootstrap
+        self._signs = context.info.trains
         self._anti_entropy = anti_entropy
         self._wants = wants
-        self._is_first = is_first
-        self._signs = signs
+        self._clock = clock
         self._now = 0.0
-        self._began = math.inf
-        self._linked_at = -math.inf
+        self._began = inf
+        self._linked_at = -inf
         """When there was last somebody to learn from."""
         self._synced_at: float | None = None
         self._refuses = False
         """Whether we have refused what others publish, because by our clock it cannot exist yet."""
-        self._lacking = math.inf
+        self._lacking = inf
         """The smallest number of chunks so far that were missing of what we wait for."""
-        self._moved_at = math.inf
+        self._moved_at = inf
         """When that number was reached."""
-        self._minority_since = math.inf
+        self._minority_since = inf
         """Since when only a minority's payloads have been missing of what we wait for."""
-        self._next_look = -math.inf
+        self._next_look = -inf
 
     def observe(self, now: float) -> None:
         """After each event, look whether a peer's ledger has been seen, and how its payloads get on."""
@@ -203,7 +205,7 @@ class CatchUp:
         self._next_look = now + LOOK_INTERVAL_S
         if self._is_misled():
             self._synced_at, self._refuses = None, True
-            self._lacking = self._moved_at = self._minority_since = math.inf
+            self._lacking = self._moved_at = self._minority_since = inf
         elif self._refuses:  # what was refused is asked for again
             self._refuses = self._anti_entropy.synced_once = False
         elif self._synced_at is None:
@@ -213,15 +215,16 @@ class CatchUp:
 
     def _is_misled(self) -> bool:
         """Whether we refuse what the others publish, and still hope that our clock will be set."""
-        return self._now <= self._began + limits.CLOCK_PATIENCE_S and self._clock_is_wrong()
+        if self._now > self._began + limits.CLOCK_PATIENCE_S:
+            return False
+        self._clock.read(self._now)  # a node that has just started has hardly read it
+        return self._clock.is_contradicted
 
     def _count_lacking(self, synced_at: float) -> None:
         lacking = self._wants.chunks_lacking(synced_at)
         if lacking < self._lacking:
             self._lacking, self._moved_at = lacking, self._now
-        self._minority_since = (
-            min(self._minority_since, self._now) if self._lacks_few(synced_at) else math.inf
-        )
+        self._minority_since = min(self._minority_since, self._now) if self._lacks_few(synced_at) else inf
 
     def is_done(self, *, has_signed: bool) -> bool:
         """Whether we may train: there is nobody to learn from, or we have a peer's ledger and its payloads.
@@ -292,10 +295,9 @@ def known_up_to(sealed: int, rounds: Iterable[int]) -> int:
 class TimeAway:
     """The last time that we were away, until we know what we have missed, and that is made good."""
 
-    def __init__(self, section: HistorySection, *, is_first: bool) -> None:
-        """`is_first`: see `Sealing`."""
-        self._section = section
-        self._is_first = is_first
+    def __init__(self, context: Context) -> None:
+        self._section = context.manifest.history
+        self._is_first = not context.info.bootstrap
         self.extent = 0
         """The newest round that we knew of when we went away."""
         self.looks_until = 0.0

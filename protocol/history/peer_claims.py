@@ -5,7 +5,7 @@ from math import inf
 from typing import NamedTuple
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim, Claims
+from gossamer.protocol.claims import Claims, genesis_claim
 from gossamer.protocol.context import Context
 from gossamer.protocol.gossip.announce import Holdings
 from gossamer.protocol.membership.members import Health
@@ -29,9 +29,9 @@ class PeerClaim(NamedTuple):
 class PeerClaims:
     """Reads what members claim off the roster, the ledger and the payloads that are here."""
 
-    def __init__(self, context: Context, genesis: Claim, holdings: Holdings) -> None:
-        """`genesis`: the only valid claim for round 0, which the manifest states."""
-        self._genesis = genesis
+    def __init__(self, context: Context, holdings: Holdings) -> None:
+        self.genesis = genesis_claim(context.manifest.genesis.root)
+        """The only valid claim for round 0."""
         self._ledger = context.ledger
         self._roster = context.roster
         self._links = context.links
@@ -85,7 +85,7 @@ class PeerClaims:
 
     def _claims_of(self, record: MemberRecord) -> Claims:
         """A member's claims, without those that cannot be true."""
-        genesis, unusable = self._genesis, self._unusable
+        genesis, unusable = self.genesis, self._unusable
         return tuple(
             [
                 claim

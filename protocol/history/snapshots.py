@@ -1,32 +1,24 @@
-"""The state machine of `claims`: when to seal, which rounds to close, and from which snapshot to start.
+"""When to snapshot, which rounds to close, and from which snapshot to start: the state machine of `claims`.
 
 It sees the node's own claims and those of the live members, and asks its adapter for work: `Seal`, `Close`,
 `Adopt`. A node that has not joined yet has no claims; its first claim is the snapshot that it adopts.
 `joining` chooses that snapshot; `joining` and `forks` decide when to give up our history for another one.
+One snapshot is fetched at a time, from every member that claims it.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import (
-    Claim,
-    Claims,
-    agreed,
-    closable_round,
-    genesis_claim,
-    roundest,
-    sealed_round,
-)
+from gossamer.protocol.claims import Claim, Claims, agreed, closable_round, roundest, sealed_round
 from gossamer.protocol.context import Context
-from gossamer.protocol.effects import Adopt, Close, Effect, Notice, Prefetch, Seal
+from gossamer.protocol.effects import Adopt, Notice, Prefetch, Seal
 from gossamer.protocol.events import Need
 from gossamer.protocol.fetching.fetcher import Fetcher
-from gossamer.protocol.gossip.announce import Holdings
+from gossamer.protocol.gossip.announce import Author, Holdings
 from gossamer.protocol.history.forks import Defeat, Forks
 from gossamer.protocol.history.joining import Joining, TimeAway
 from gossamer.protocol.history.peer_claims import PeerClaim, PeerClaims
-from gossamer.protocol.manifest import Manifest
 
 LOOK_INTERVAL_S = 2.5
 """A look is due at every second of the turns that a node takes (see `replica`)."""
@@ -47,23 +39,19 @@ class Sealing:
     """Decides about the sealed past of one node."""
 
     def __init__(
-        self,
-        manifest: Manifest,
-        *,
-        is_first: bool,
-        trusted: Collection[bytes],
-        own_last: Callable[[], int],
+        self, context: Context, peers: PeerClaims, fetcher: Fetcher, holdings: Holdings, author: Author
     ) -> None:
-        """`is_first`: there is nobody to join, so history begins here, with genesis. `trusted`: see
-        `Joining`. `own_last`: the last round that we have
-        signed, 0 if none."""
-        self._section = manifest.history
-        self.genesis = genesis_claim(manifest.genesis.root)
-        self._is_first = is_first
-        self._trusted = trusted
-        self._joining = Joining(trusted)
-        self._away = TimeAway(manifest.history, is_first=is_first)
-        self._forks = Forks(own_last)
+        self._context = context
+        self._outbox = context.outbox
+        self._section = context.manifest.history
+        self._peers = peers
+        self._fetcher = fetcher
+        self._holdings = holdings
+        self._is_first = not context.info.bootstrap
+        """Whether there is nobody to join, so that history begins here, with genesis."""
+        self._joining = Joining(context)
+        self._away = TimeAway(context)
+        self._forks = Forks(author)
         self.claims: Claims = ()
         """The snapshots that we hold, newest first; empty until we have joined."""
         self._claimed: dict[int, Claim] = {}
@@ -74,6 +62,8 @@ class Sealing:
         self._clocks: deque[tuple[float, int]] = deque()
         self._claimed_at = 0.0
         self._next_look = 0.0
+        self._sought: Claim | None = None
+        """The snapshot being fetched, or the last one that was."""
 
     @property
     def joined(self) -> bool:
@@ -130,7 +120,9 @@ class Sealing:
         self._clocks.clear()  # these readings may belong to the history before
 
     def unusable(self, claim: Claim) -> None:
-        """Nobody can adopt that snapshot: our own history goes on, or another snapshot is chosen."""
+        """A claimed snapshot is none of this model: our own history goes on, or another one is chosen."""
+        self._peers.unusable(claim.root)
+        self._fetcher.wants.forget(claim.key)
         if self.adopting is not None and self.adopting.root == claim.root:
             self.adopting = None
             self._forks.unusable()
@@ -138,35 +130,30 @@ class Sealing:
     def deadline(self) -> float:
         return self._next_look
 
-    def wake(self, now: float, clock: int, others: PeerClaims, *, is_stalled: bool = False) -> list[Effect]:
-        """Look at what the others claim, if that is due.
-
-        `clock`: the swarm's round. `is_stalled`: no chunk of the snapshot to adopt has come for too long.
-        """
+    def wake(self, now: float, clock: int) -> None:
+        """Look at what the others claim, if that is due. `clock`: the swarm's round."""
         if now < self._next_look:
-            return []
+            return
         self._next_look = now + self._look_interval(now)
-        members = others.members()
+        members = self._peers.members()
         claims = [member.claims for member in members]
         if self.adopting is not None:
-            if self._is_gone(self.adopting, claims, now) or (
-                is_stalled and self._joining.prefers_another(self.adopting, members)
-            ):  # one liar can claim for ever a snapshot that it does not serve
+            if self._is_to_be_given_up(self.adopting, members, now):
+                self._fetcher.wants.forget(self.adopting.key)
                 self.adopting = None
-            return []
-        if not self.joined:
-            return self._join(members, now)
-        if self._away.is_outlived(clock, members, now):
-            return self._start_over(members, now)
-        if self.may_be_outlived:
-            return []
-        defeat = self._forks.left_behind(self.floor, others, now)
-        if defeat is not None:
-            return self._yield(defeat, now)
-        settled = self._settled(clock, now)
-        result = [*self._seal(settled), *self._close(settled, claims)]
-        defeat = self._forks.outweighed(self.claims[0], self._claimed, others, now)
-        return result if defeat is None else [*result, *self._yield(defeat, now)]
+        elif not self.joined:
+            self._join(members, now)
+        elif self._away.is_outlived(clock, members, now):
+            self._start_over(members, now)
+        elif not self.may_be_outlived:
+            defeat = self._forks.left_behind(self.floor, self._peers, now)
+            if defeat is None:
+                defeat = self._forks.outweighed(self.claims[0], self._claimed, self._peers, now)
+                settled = self._settled(clock, now)
+                self._seal(settled)
+                self._close(settled, claims)
+            if defeat is not None:
+                self._yield(defeat, now)
 
     def _look_interval(self, now: float) -> float:
         if not self.joined and self.adopting is None:
@@ -175,37 +162,77 @@ class Sealing:
 
     # -- where our history begins
 
-    def _join(self, members: Sequence[PeerClaim], now: float) -> list[Effect]:
+    def _join(self, members: Sequence[PeerClaim], now: float) -> None:
         if self._is_first:
-            return self._adopt(self.genesis, now)
+            self._adopt(self._peers.genesis, now)
+            return
         if self.starts_over:
             members = self._away.who_went_on(members)
-        best, said = self._joining.choose(members, now)
-        return said if best is None else self._adopt(best, now)
+        if (early := self._joining.prefetch(members, now)) is not None:
+            self._seek(early)
+            self._outbox.append(Prefetch(early))
+        elif (best := self._joining.choose(members, now)) is not None:
+            self._adopt(best, now)
 
-    def _start_over(self, members: Sequence[PeerClaim], now: float) -> list[Effect]:
+    def _start_over(self, members: Sequence[PeerClaim], now: float) -> None:
         text = (
             f"we were away since round {self._away.extent}, and the swarm has closed rounds since:"
             " starting again from its snapshot"
         )
+        self._outbox.append(Notice(text))
         self._away.give_up()
         self.claims, self._is_first = (), False
         self._claimed.clear()
-        self._joining = Joining(self._trusted)
-        return [Notice(text), *self._join(members, now)]
+        self._joining = Joining(self._context)
+        self._join(members, now)
 
-    def _yield(self, defeat: Defeat, now: float) -> list[Effect]:
-        return [Notice(defeat.text), *self._adopt(defeat.winner, now)]
+    def _yield(self, defeat: Defeat, now: float) -> None:
+        self._outbox.append(Notice(defeat.text))
+        self._adopt(defeat.winner, now)
 
-    def _adopt(self, claim: Claim, now: float) -> list[Effect]:
+    def _adopt(self, claim: Claim, now: float) -> None:
         self.adopting = claim
         self._claimed_at = now
-        return [Adopt(claim)]
+        self._seek(claim)
+        self._outbox.append(Adopt(claim))
 
-    def _is_gone(self, claim: Claim, others: Sequence[Claims], now: float) -> bool:
-        if self._is_first or any(claim in claims for claims in others):
+    def _is_to_be_given_up(self, claim: Claim, members: Sequence[PeerClaim], now: float) -> bool:
+        """Whether nobody claims the snapshot that we fetch any more, or no chunk of it has come for too long,
+        and there is a better one: a liar can claim for ever a snapshot that it does not serve."""
+        if self._is_first or any(claim in member.claims for member in members):
             self._claimed_at = now
-        return now - self._claimed_at > GONE_AFTER_S
+        if now - self._claimed_at > GONE_AFTER_S:
+            return True
+        return self._fetcher.is_stalled(claim.key, now) and self._joining.prefers_another(claim, members)
+
+    # -- the snapshot that is being fetched
+
+    def _seek(self, claim: Claim) -> None:
+        """Fetch this snapshot from now on, and no other one."""
+        if self._sought is not None and self._sought.root != claim.root:
+            self._fetcher.wants.forget(self._sought.key)
+        self._sought = claim
+        self._fetcher.fetch_between(claim.key, self._is_in_what_is_sought)
+
+    def _is_in_what_is_sought(self, record_id: bytes) -> bool:
+        """Whether the snapshot sought covers a delta's round, so that its payload will not be needed."""
+        delta = self._context.ledger.get(record_id)
+        return delta is not None and self._sought is not None and delta.round <= self._sought.round
+
+    def need(self, event: Need, now: float) -> None:
+        """Fetch chunks; those of the snapshot come from every member that claims it."""
+        self._holdings.need(event.key, event.chunks, now)
+        for link in self._context.links.all():
+            self.hint(link.number)
+
+    def hint(self, number: int) -> None:
+        """A link's peer has stated its claims: if the snapshot sought is one, the peer holds all of it."""
+        if self._sought is None or self._sought.key not in self._fetcher.wants:
+            return
+        link = self._context.links.get(number)
+        member = self._context.roster.get(link.node_id) if link is not None else None
+        if member is not None and self._sought.root in (c.root for c in member.record.body.claims):
+            self._fetcher.hint(number, self._sought.key)
 
     # -- where it ends
 
@@ -221,103 +248,24 @@ class Sealing:
             settled = self._clocks.popleft()[1]
         return min(settled, clock)
 
-    def _seal(self, settled: int) -> list[Effect]:
+    def _seal(self, settled: int) -> None:
         """Ask for a snapshot if one is due by `settled`, see `_settled`."""
         last = max(self._asked_to_seal, self.claims[0].round)
         target = roundest(last, sealed_round(settled, self._section), self._section.snapshot_every)
-        if target is None:
-            return []
-        self._asked_to_seal = target
-        return [Seal(target)]
+        if target is not None:
+            self._asked_to_seal = target
+            self._outbox.append(Seal(target))
 
-    def _close(self, settled: int, others: Sequence[Claims]) -> list[Effect]:
+    def _close(self, settled: int, others: Sequence[Claims]) -> None:
         # A cheap check that mostly ends it: no agreed claim of ours is newer than our newest one.
         if closable_round(self.claims[0].round, settled, self._section) <= self.floor:
-            return []
+            return
         everyone = [self.claims, *(claims for claims in others if claims)]
         ours = (claim for claims in everyone for claim in claims if self._claimed.get(claim.round) == claim)
         newest = agreed(ours, len(everyone))
         if newest is None:
-            return []
-        floor = closable_round(newest.round, settled, self._section)
-        if floor <= self.floor:
-            return []
-        self.floor = floor
-        return [Close(floor)]
-
-
-# --- The snapshot that is being fetched: one at a time, from every member that claims it.
-#
-# `Sealing` decides which one; this module passes its decisions on to the fetcher and the holdings.
-
-
-class SnapshotPull:
-    """Passes the decisions of `sealing` on to the fetcher and the holdings."""
-
-    def __init__(
-        self,
-        context: Context,
-        sealing: Sealing,
-        peer_claims: PeerClaims,
-        fetcher: Fetcher,
-        holdings: Holdings,
-    ) -> None:
-        self._outbox = context.outbox
-        self._ledger = context.ledger
-        self._roster = context.roster
-        self._links = context.links
-        self._sealing = sealing
-        self._peer_claims = peer_claims
-        self._fetcher = fetcher
-        self._holdings = holdings
-        self._sought: Claim | None = None
-        """The snapshot being fetched, or the last one that was."""
-
-    def wake(self, now: float, clock: int) -> None:
-        """Have `Sealing` look at what members claim. `clock`: the swarm's round."""
-        adopting, wants = self._sealing.adopting, self._fetcher.wants
-        is_stalled = adopting is not None and self._fetcher.is_stalled(adopting.key, now)
-        result = self._sealing.wake(now, clock, self._peer_claims, is_stalled=is_stalled)
-        if adopting is not None and self._sealing.adopting is None:
-            wants.forget(adopting.key)
-        for effect in result:
-            if isinstance(effect, Prefetch | Adopt):
-                self.seek(effect.claim)
-        for effect in result:
-            if isinstance(effect, Close):
-                self._holdings.close(effect.round)
-            else:
-                self._outbox.append(effect)
-
-    def seek(self, claim: Claim) -> None:
-        """Fetch this snapshot from now on, and no other one."""
-        if self._sought is not None and self._sought.root != claim.root:
-            self._fetcher.wants.forget(self._sought.key)
-        self._sought = claim
-        self._fetcher.fetch_between(claim.key, self._is_in_what_is_sought)
-
-    def _is_in_what_is_sought(self, record_id: bytes) -> bool:
-        """Whether the snapshot sought covers a delta's round, so that its payload will not be needed."""
-        delta = self._ledger.get(record_id)
-        return delta is not None and self._sought is not None and delta.round <= self._sought.round
-
-    def unusable(self, claim: Claim) -> None:
-        """A claimed snapshot is none of this model: it is not chosen again."""
-        self._peer_claims.unusable(claim.root)
-        self._fetcher.wants.forget(claim.key)
-        self._sealing.unusable(claim)
-
-    def need(self, event: Need, now: float) -> None:
-        """Fetch chunks; those of the snapshot come from every member that claims it."""
-        self._holdings.need(event.key, event.chunks, now)
-        for link in self._links.all():
-            self.hint(link.number)
-
-    def hint(self, number: int) -> None:
-        """A link's peer has stated its claims: if the snapshot sought is one, the peer holds all of it."""
-        if self._sought is None or self._sought.key not in self._fetcher.wants:
             return
-        link = self._links.get(number)
-        member = self._roster.get(link.node_id) if link is not None else None
-        if member is not None and self._sought.root in (c.root for c in member.record.body.claims):
-            self._fetcher.hint(number, self._sought.key)
+        floor = closable_round(newest.round, settled, self._section)
+        if floor > self.floor:
+            self.floor = floor
+            self._holdings.close(floor)

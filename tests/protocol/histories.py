@@ -1,14 +1,22 @@
 """Made-up histories: what members claim, and a node that looks at their claims."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
-from gossamer.protocol.claims import Claim, Claims
+from gossamer.protocol.claims import Claim, Claims, genesis_claim
+from gossamer.protocol.effects import Effect
+from gossamer.protocol.fetching.fetcher import Fetcher
+from gossamer.protocol.gossip.announce import Holdings
 from gossamer.protocol.history.peer_claims import PeerClaim
 from gossamer.protocol.history.snapshots import Sealing
+from gossamer.protocol.membership.member_records import NodeInfo
 from tests.protocol import builders
 
 MANIFEST = builders.manifest(history={"seal_after": 4, "snapshot_every": 8, "retain": 16})
+
+GENESIS = genesis_claim(MANIFEST.genesis.root)
 
 
 def claim(round_: int, tokens: int = 0, mark: int = 1) -> Claim:
@@ -24,6 +32,7 @@ class Told:
     known: int = 0
     """How many authors are known."""
     lacking: Callable[[int], float] = lambda round_: 0.0
+    genesis: Claim = GENESIS
 
     def members(self) -> Sequence[PeerClaim]:
         return self.live
@@ -37,9 +46,38 @@ class Told:
     def share_lacking(self, round_: int, now: float) -> float:
         return self.lacking(round_)
 
+    def unusable(self, root: bytes) -> None:
+        pass
 
-def sealing_of(*, is_first=False, trusted=(), own_last=0):
-    return Sealing(MANIFEST, is_first=is_first, trusted=trusted, own_last=lambda: own_last)
+
+class Node:
+    """A node that looks at members' claims. What its `Sealing` is asked for gives effects."""
+
+    def __init__(self, *, is_first: bool = False, trusted: Sequence[bytes] = (), own_last: int = 0) -> None:
+        info = NodeInfo(
+            name="", trains=True, incarnation=1, bootstrap=() if is_first else ("a:1",), trusted=trusted
+        )
+        self.context = replace(builders.context(of=MANIFEST), info=info)
+        self.told = Told()
+        self.is_stalled = False
+        fetcher = Fetcher(lambda blob, size: None, self.context.rng)
+        fetcher.is_stalled = lambda key, now: self.is_stalled  # type: ignore[method-assign]
+        author: Any = SimpleNamespace(last_round=own_last)
+        self.sealing = Sealing(
+            self.context, cast(Any, self.told), fetcher, Holdings(self.context, fetcher), author
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sealing, name)
+
+    def wake(self, now: float, clock: int, told: Told, *, is_stalled: bool = False) -> list[Effect]:
+        self.is_stalled = is_stalled
+        vars(self.told).update(vars(told))
+        self.sealing.wake(now, clock)
+        return self.context.outbox.drain()
+
+
+sealing_of = Node
 
 
 def drive(sealing, start, seconds, clock=0, others=(), lacking=0.0):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from gossamer.protocol import limits
@@ -10,6 +14,7 @@ from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Announcer
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.history.joining import CatchUp
+from gossamer.protocol.membership.member_records import NodeInfo
 from tests.protocol import builders
 from tests.protocol.builders import identity
 
@@ -20,20 +25,13 @@ class Beginner:
     """A node's catching up, and the machines that it watches."""
 
     def __init__(self, *, is_first: bool = False, signs: bool = True) -> None:
-        context = builders.context()
+        info = NodeInfo(name="", trains=signs, incarnation=1, bootstrap=() if is_first else ("a:1",))
+        context = replace(builders.context(), info=info)
         self.links, self.ledger = context.links, context.ledger
         self.anti_entropy = AntiEntropy(context, Announcer(context, set()))
         self.fetcher = Fetcher(lambda blob, size: None, context.rng)
-        self.clock_is_wrong = False
-        self.catch_up = CatchUp(
-            self.ledger,
-            self.links,
-            self.anti_entropy,
-            self.fetcher.wants,
-            is_first=is_first,
-            signs=signs,
-            clock_is_wrong=lambda: self.clock_is_wrong,
-        )
+        self.clock = SimpleNamespace(is_contradicted=False, read=lambda now: 0)
+        self.catch_up = CatchUp(context, self.anti_entropy, self.fetcher.wants, cast(Any, self.clock))
 
     def hears_of(self, author: int, chunks: int, now: float) -> tuple[bytes, ...]:
         """A link says that it holds a delta's payload; returns the chunks."""
@@ -168,11 +166,11 @@ def test_who_signs_nothing_waits_for_others_only_for_a_while():
 
 def test_what_was_refused_for_a_wrong_clock_is_asked_for_again_once_it_is_right():
     node = Beginner()
-    node.clock_is_wrong = True
+    node.clock.is_contradicted = True
     assert not node.is_done(10.0)
     node.anti_entropy.synced_once = True  # an exchange in which all was refused
     assert not node.is_done(11.0)
-    node.clock_is_wrong = False
+    node.clock.is_contradicted = False
     assert not node.is_done(12.0)
     assert not node.anti_entropy.synced_once
     node.anti_entropy.synced_once = True
@@ -187,10 +185,10 @@ def test_payloads_of_what_was_refused_are_waited_for_as_those_that_came_at_once_
     node.anti_entropy.synced_once = True
     for now in (1.0, 3.0, 5.0):
         assert not node.is_done(now)
-    node.clock_is_wrong = True
+    node.clock.is_contradicted = True
     now = 7.0
     assert not node.is_done(now)
-    node.clock_is_wrong = False
+    node.clock.is_contradicted = False
     now += 2 * limits.STALL_PATIENCE_S
     assert not node.is_done(now)
     refused = [blob for author in (2, 3, 4) for blob in node.hears_of(author, 9, now)]
@@ -204,7 +202,7 @@ def test_payloads_of_what_was_refused_are_waited_for_as_those_that_came_at_once_
 
 def test_a_clock_that_stays_wrong_is_not_waited_for_for_ever():
     node = Beginner()
-    node.anti_entropy.synced_once = node.clock_is_wrong = True
+    node.anti_entropy.synced_once = node.clock.is_contradicted = True
     now = 10.0
     assert not node.is_done(now)
     assert not node.is_done(now + limits.CLOCK_PATIENCE_S)

@@ -45,19 +45,19 @@ def clock_of(
     ]
     if last is None:
         last = {place.to_bytes(2): round_ for place, (round_, _) in enumerate(others)}
-    return SwarmClock(
-        of,
-        SimpleNamespace(  # type: ignore[arg-type]
+    context = SimpleNamespace(
+        manifest=of,
+        acl=SimpleNamespace(
             role_of=lambda id_: Role.OBSERVE if int.from_bytes(id_) in observers else Role.TRAIN
         ),
-        SimpleNamespace(live=lambda: members),  # type: ignore[arg-type]
-        SimpleNamespace(  # type: ignore[arg-type]
+        roster=SimpleNamespace(live=lambda: members),
+        ledger=SimpleNamespace(
             last_rounds=last, floor=floor, reached=lambda but: max([floor, *last.values()])
         ),
-        author=SimpleNamespace(last_round=own, node_id=b"own"),  # type: ignore[arg-type]
-        trains=trains,
-        unix_time=UnixTime(builders.CREATED + 10**6),
+        info=SimpleNamespace(trains=trains),
     )
+    author = SimpleNamespace(last_round=own, node_id=b"own")
+    return SwarmClock(context, author, UnixTime(builders.CREATED + 10**6))  # type: ignore[arg-type]
 
 
 def reads(

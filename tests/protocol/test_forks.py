@@ -104,7 +104,7 @@ def test_a_late_record_leaves_what_we_claimed_of_closed_rounds():
     theirs = claim(8, tokens=9, mark=2)
     for floor, is_known in ((0, False), (8, True)):
         sealing, ours, _ = two_rounds()
-        sealing.floor = floor
+        sealing.sealing.floor = floor
         sealing.sealed((ours[0]._replace(tokens=6, digest=bytes(32)),))
         found = drive(sealing, 0.0, limits.FORK_PATIENCE_S + 3, clock=16, others=[(theirs,)] * 3)
         assert kinds(found, Adopt) == [Adopt(theirs)] * is_known

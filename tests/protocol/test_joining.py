@@ -1,14 +1,17 @@
 """Whom a joiner believes: members that disagree, liars alone and together, and the user's word."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.effects import Notice, Prefetch
+from gossamer.protocol.effects import Outbox
 from gossamer.protocol.history.joining import REMIND_S, Joining, believable
 from gossamer.protocol.history.peer_claims import PeerClaim
+from gossamer.protocol.membership.member_records import NodeInfo
+from tests.protocol import builders
 
 
 def claim(round_: int, mark: int = 1) -> Claim:
@@ -25,6 +28,12 @@ def honest(count: int, *claims: Claim) -> list[PeerClaim]:
 
 def liars(count: int, *claims: Claim) -> list[PeerClaim]:
     return [PeerClaim(claims or (LIE,), bytes([9, number])) for number in range(count)]
+
+
+def joiner(*trusted: bytes) -> tuple[Joining, Outbox]:
+    info = NodeInfo(name="", trains=True, incarnation=1, trusted=trusted)
+    context = replace(builders.context(), info=info)
+    return Joining(context), context.outbox
 
 
 def told_of(witness: PeerClaim) -> PeerClaim:
@@ -107,31 +116,26 @@ def test_believing_does_not_depend_on_the_order_of_members(seed):
 
 
 def test_the_users_word_is_enough_and_nobody_elses_is():
-    joining = Joining(trusted=[bytes([1, 0])])
+    joining, outbox = joiner(bytes([1, 0]))
     joining.choose(liars(5), 100.0)
-    best, said = joining.choose(liars(5), 100.0 + limits.ROSTER_PATIENCE_S)
-    assert best is None
-    assert "--trust" in said[0].text
-    assert joining.choose([*liars(5), *honest(1)], 110.0)[0] == TRUE
+    assert joining.choose(liars(5), 100.0 + limits.ROSTER_PATIENCE_S) is None
+    assert "--trust" in outbox[0].text
+    assert joining.choose([*liars(5), *honest(1)], 110.0) == TRUE
 
 
 def test_where_only_the_users_word_counts_nothing_is_fetched_for_anybody_elses():
     """Not even in case it turns out to be believed."""
-    joining = Joining(trusted=[bytes([1, 0])])
-    joining.choose(liars(5), 0.0)
-    assert joining.choose(liars(5), limits.PREFETCH_AFTER_S) == (None, [])
-    _, begun = joining.choose([*liars(5), *honest(1)], limits.PREFETCH_AFTER_S)
-    assert begun == [Prefetch(TRUE)]
+    joining, _ = joiner(bytes([1, 0]))
+    joining.prefetch(liars(5), 0.0)
+    assert joining.prefetch(liars(5), limits.PREFETCH_AFTER_S) is None
+    assert joining.prefetch([*liars(5), *honest(1)], limits.PREFETCH_AFTER_S) == TRUE
 
 
 def test_a_joiner_says_who_contradicts_whom_and_not_too_often():
-    joining = Joining()
+    joining, outbox = joiner()
     members = [*map(told_of, honest(1, TRUE)), *liars(6)]
-    texts = []
-    for second in range(40):
-        best, said = joining.choose(members, 100.0 + second)
-        assert best is None
-        texts += [effect.text for effect in said if isinstance(effect, Notice)]
+    assert not any(joining.choose(members, 100.0 + second) for second in range(40))
+    texts = [effect.text for effect in outbox]
     assert len(texts) == -(-(40 - limits.ROSTER_PATIENCE_S) // REMIND_S)
     assert "contradict each other about round 16" in texts[0]
     assert f"and 2 more; others: {members[0].node_id.hex()} (at a join address)" in texts[0]
@@ -139,11 +143,11 @@ def test_a_joiner_says_who_contradicts_whom_and_not_too_often():
 
 
 def test_members_that_are_merely_at_different_rounds_do_not_contradict_each_other():
-    joining = Joining()
+    joining, outbox = joiner()
     members = [*honest(2, TRUE), *honest(2, OLDER)]
     joining.choose(members, 100.0)
-    _, said = joining.choose(members, 103.0)
-    assert [notice.text for notice in said] == ["waiting for 4 members to agree on a snapshot to start from"]
+    joining.choose(members, 103.0)
+    assert [each.text for each in outbox] == ["waiting for 4 members to agree on a snapshot to start from"]
 
 
 @pytest.mark.parametrize("alike", [1, 3])
@@ -170,9 +174,9 @@ def test_any_number_of_rival_claims_is_looked_at_once_each(alike):
         for first in range(0, len(lies), 4)
         for name in range(alike)
     ]
-    joining = Joining()
+    joining, outbox = joiner()
     joining.choose(names, 0.0)
     assert believable(names) is None
-    best, said = joining.choose(names, limits.NAMED_PATIENCE_S)
-    assert best is None and "contradict each other" in said[0].text
+    assert joining.choose(names, limits.NAMED_PATIENCE_S) is None
+    assert "contradict each other" in outbox[0].text
     assert compared < 20 * len(names) * 4

@@ -16,10 +16,11 @@ from tests.protocol import builders
 
 def peers(*rows: MemberRecord, genesis: Claim, ledger: Ledger, named: Collection[bytes] = ()) -> PeerClaims:
     links = SimpleNamespace(given_ids=lambda: named)
-    context: Any = SimpleNamespace(ledger=ledger, roster=Roster(b""), links=links)
+    manifest = SimpleNamespace(genesis=SimpleNamespace(root=genesis.root))
+    context: Any = SimpleNamespace(ledger=ledger, roster=Roster(b""), links=links, manifest=manifest)
     for row in rows:
         context.roster.update(row, 0.0)
-    return PeerClaims(context, genesis, SimpleNamespace())  # type: ignore[arg-type]
+    return PeerClaims(context, SimpleNamespace())  # type: ignore[arg-type]
 
 
 def said(of: PeerClaims, *rows: MemberRecord) -> list[PeerClaim]:

@@ -177,7 +177,7 @@ def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
     joiner = world.add(9, [0])
     world.run(0.5, lambda: len(joiner.core.links) == 1)
-    joiner.core._snapshot_pull.seek(claim)
+    joiner.core.sealing._seek(claim)
     chunk = b"chunk" * 6 + b"--"
     world.handle(joiner, ev.Need(claim.key, ((chunk, 100),)))
     world.run(0.5)
@@ -190,12 +190,12 @@ def test_nobody_is_believed_about_round_0_which_the_manifest_tells():
     world = swarm(6, 3)
     here, liar, other = world.running()
     world.publish(liar)
-    world.handle(other, ev.Sealed((other.core.sealing.genesis,)))
+    world.handle(other, ev.Sealed((other.core.sealing._peers.genesis,)))
     world.handle(liar, ev.Sealed((Claim(0, 2**59, b"d" * 32, b"r" * 32),)))
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
     assert here.core.roster.get(liar.core.identity.node_id).record.body.claims == liar.core.sealing.claims
-    assert here.core._peer_claims.contributors() == [()]
-    assert sorted(len(witness.claims) for witness in here.core._peer_claims.members()) == [0, 1]
+    assert here.core.sealing._peers.contributors() == [()]
+    assert sorted(len(witness.claims) for witness in here.core.sealing._peers.members()) == [0, 1]
 
 
 def test_a_snapshot_that_cannot_be_is_not_chosen_again_whoever_claims_it(seed):
@@ -235,13 +235,13 @@ def test_so_many_lies_about_the_past_are_remembered_and_no_more():
     lies = [Claim(8, 1, bytes(32), sha256(bytes([n % 256, n // 256])).digest()) for n in range(1500)]
     for lie in lies:
         node.core.handle(ev.Unusable(lie), 20.0)
-    assert list(node.core._peer_claims._unusable) == [lie.root for lie in lies[-limits.UNUSABLE_MAX :]]
+    assert list(node.core.sealing._peers._unusable) == [lie.root for lie in lies[-limits.UNUSABLE_MAX :]]
 
 
 def test_only_those_whose_deltas_are_here_have_a_voice_about_our_history():
     world = swarm(5, 3)
     here, author, _ = world.running()
-    voices = here.core._peer_claims.contributors
+    voices = here.core.sealing._peers.contributors
     assert voices() == []
     world.publish(author)
     world.run(5.0)
