@@ -16,7 +16,7 @@ event concerns. `now` is seconds of a monotonic clock.
 
 **How a delta travels.** `Publish`: the `Author` signs it, never twice for one round, and asks the adapter to
 store it; nothing is said of it yet. `Stored`: it enters the ledger, is `Ready` to be merged, and
-`SuperSeeding` deals its record and its chunks out to the links. A peer's core gets the record in a message,
+the `Announcer` deals its record and its chunks out to the links. A peer's core gets the record in a message,
 and checks, in this order: signature, bounds, whether the author may train, whether the swarm can be there
 yet. Then `Holdings` adds it to the ledger, has it stored and asks the `Fetcher` for its chunks, and the
 `Announcer` passes the record on to a few links. When all chunks are here it is `Ready` there, too, and
@@ -59,7 +59,7 @@ from gossamer.protocol.errors import (
 )
 from gossamer.protocol.events import Event, LinkUp
 from gossamer.protocol.fetching.fetcher import Fetcher
-from gossamer.protocol.gossip.announce import Author, Holdings, SuperSeeding
+from gossamer.protocol.gossip.announce import Author, Holdings
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.joining import ROUNDS_UNDER_WAY, CatchUp, known_up_to
@@ -99,8 +99,6 @@ class _Delivery:
     record_ids: list[bytes] = field(default_factory=list)
     fresh: list[Delta] = field(default_factory=list)
     """The deltas that were new to us."""
-    is_held: bool = False
-    """Whether the sender holds the payload of the last delta."""
 
 
 BEFORE_ALL_ROUNDS = -1
@@ -149,7 +147,6 @@ class Replica:
         self.fetcher = Fetcher(fits, rng)
         self.holdings = Holdings(self._context, self.fetcher)
         self.announcer = self.holdings.announcer
-        self.super_seeding = SuperSeeding(self._context)
         self.anti_entropy = AntiEntropy(self._context, self.announcer)
         self._author = Author(self._context, self.holdings)
         self.sealing = Sealing(
@@ -245,7 +242,6 @@ class Replica:
             self.membership.deadline(),
             self.fetcher.deadline(),
             self.announcer.deadline(),
-            self.super_seeding.deadline(),
             self.merges.deadline(),
         )
 
@@ -411,14 +407,13 @@ class Replica:
         if self._author.stored(delta):  # else others, for whom its round may be open, are not told of it
             self._clock.published(delta.round, now)
             self.presence.changed()
-            self.super_seeding.deal(delta, now)
+            self.announcer.deal(delta, now)
 
     def _wake(self, now: float) -> None:
         if now >= self.membership.deadline():
             self.membership.wake(now)
             self._drop_dead(now)
         self.announcer.wake(now)
-        self.super_seeding.wake(now)
         if now >= self._next_turn:
             self._take_turns(now)
 
@@ -497,8 +492,7 @@ class Replica:
         self.anti_entropy.link_down(number)
         self.access.link_down(number)
         self.fetcher.link_down(number)
-        self.announcer.link_down(number)
-        self.super_seeding.link_down(number)
+        self.announcer.link_down(number, now)
         self.membership.link_down(number, now)
 
     # -- changes of access: whom to tell, what to ask for again, whom to cut off
@@ -570,13 +564,9 @@ class Replica:
     def _pass_on(self, delivery: _Delivery, *, is_push: bool) -> None:
         """Relay what was new. A message of a single record is taken for a push."""
         fresh = [delta for delta in delivery.fresh if delta.record_id in self.ledger]
-        if not fresh:
-            return
-        if is_push and delivery.is_held:
-            self.announcer.relay(fresh[0], delivery.link, delivery.now)
         # All others know already what a node learns just after its start.
-        elif is_push or self.anti_entropy.synced_once:
-            self.announcer.push(fresh, {delivery.link})
+        if fresh and (is_push or self.anti_entropy.synced_once):
+            self.announcer.push(fresh, delivery.link)
 
     def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
         """Whether these very bytes were taken in before. Most were, and need no second signature check."""
@@ -618,7 +608,6 @@ class Replica:
         delivery.record_ids.append(envelope.record_id)
         if envelope.record_id not in self.ledger:
             self._new_delta(envelope, delivery)
-        delivery.is_held = held
         self.holdings.known_to(envelope.record_id, delivery.link, held=held, now=delivery.now)
 
     def _new_delta(self, envelope: Envelope, delivery: _Delivery) -> None:
@@ -687,15 +676,13 @@ class Replica:
         self._author.spread(message.record_ids)
         for record_id in message.record_ids:
             self.holdings.known_to(record_id, link, held=True, now=now)
-            self.super_seeding.holds(record_id, link)
 
     def _have_chunks(self, link: int, message: msg.HaveChunks, now: float) -> None:
         delta = self.ledger.get(message.record_id)
         if delta is None:
             self.anti_entropy.heard_of(link, message.record_id, now)
         else:
-            self.holdings.parts_known_to(delta, message.places, link)
-            self.super_seeding.holds_parts(message.record_id, message.places, now)
+            self.holdings.parts_known_to(delta, message.places, link, now)
 
     def _want(self, link: int, message: msg.Want) -> None:
         known = self.links.get(link)

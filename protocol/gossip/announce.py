@@ -1,11 +1,10 @@
 """Who is told what: records and payloads on their way through the swarm, and our own deltas.
 
 A delta that is new here is relayed at once to a few links (`Announcer`), and its payload is fetched; once
-that is here, whoever was sent the record hears so. `Holdings` keeps the ledger, the fetching of payloads
-and what is said of them in step: a delta goes through `add` (its payload is wanted), `arrived` (its payload
+that is here, whoever was sent the record hears so. `Holdings` keeps the ledger, the fetching of payloads and
+what is announced of them in step: a delta goes through `add` (its payload is wanted), `arrived` (its payload
 is here: `Ready`) and `close` (its round is history). An equivocation or a revocation can void the delta at
-any point in between; `Ready` then says that its round has to be merged again. Our own deltas are signed by
-the `Author` and dealt out by `SuperSeeding`.
+any point in between; `Ready` then says that its round has to be merged again. The `Author` signs our own.
 """
 
 import math
@@ -26,87 +25,97 @@ from gossamer.protocol.sampling import sample
 
 
 @dataclass(slots=True)
-class _Relay:
-    """A record that waits a moment for its payload before it is passed on."""
+class _Deal:
+    """One of our payloads while few have it."""
 
-    delta: Delta
-    known_to: set[int]
-    """Links whose peers have the record."""
+    left: set[int]
+    """Places of the chunks that nobody but us is known to hold."""
     due: float
 
 
 class Announcer:
     """Tells links of records, and of the payloads that we hold.
 
-    A record that is new to us goes to a few random links at once, and each receiver does the same, once. If
-    the sender has the payload, and it is of one chunk, we shall have it in a moment: then the record waits
-    for it, so that both are announced in one message, and not to links that announced it to us meanwhile.
+    *Announcing.* A record that is new to us goes to a few random links at once, and each receiver does the
+    same, once. It comes with its payload or with the promise of one: a link that got a record from us before
+    its payload was here hears when it is. So a payload spreads along the paths of its record, of which a node
+    usually has several. What becomes complete within a moment is offered in one message, except to links that
+    say meanwhile that they hold it too. Each chunk of a payload that has several is offered as it comes.
 
-    Every record comes with its payload or with the promise of one: a link that got a record from us before
-    its payload was here hears when it is. So a payload spreads along the paths of its record, of which a
-    node usually has several. Payloads that become complete within a moment are offered in one message, except
-    to links that say meanwhile that they hold them too. A payload of several chunks is not held back until it
-    is complete: each chunk is offered as it comes. Anti-entropy finds what is lost on the way.
+    *Super-seeding.* At first only the author has a new payload, so the payload cannot be everywhere before
+    the author's line has carried all of it once, and any chunk that the line carries twice in that time makes
+    everybody wait. So an author deals its chunks out: each neighbour is offered different ones, and they get
+    the rest from each other. Everybody waits for the whole, and is offered it once every chunk is known to be
+    with some neighbour, or earlier if the deal stalls. A neighbour that still waited then is dealt nothing
+    until it holds something: one that never takes anything would otherwise hold up every payload.
     """
 
     def __init__(self, context: Context, held: Set[bytes]) -> None:
         """`held`: the ids of the deltas whose payloads are here."""
         self._context = context
+        self._send = context.outbox.send
         self._held = held
-        self._relays: dict[bytes, _Relay] = {}
-        """Waiting records by id, oldest first."""
         self._waiting: dict[bytes, set[int]] = {}
         """Links that wait to hear that we hold a payload, by its record's id."""
         self._complete: list[bytes] = []
         self._parts: dict[tuple[bytes, int], set[int]] = {}
         """Chunks to be offered (record id and place), and the links to offer them to."""
         self._offers_due = math.inf
+        self._deals: dict[bytes, _Deal] = {}
+        self._silent: set[int] = set()
+        """Links that are dealt nothing, since they took part in a deal that stalled."""
 
-    def link_down(self, link: int) -> None:
+    def link_down(self, link: int, now: float) -> None:
+        """A link is gone, and the chunks that its peer was dealt may be nowhere: offer everything."""
+        self._silent.discard(link)
+        for record_id in [i for i in self._deals if link in self._waiting.get(i, ())]:
+            self._end_deal(record_id, now)
         for links in (*self._waiting.values(), *self._parts.values()):
             links.discard(link)
 
     # -- records
 
-    def relay(self, delta: Delta, source: int, now: float) -> None:
-        """Pass on a record that is new to us, from a link whose peer holds its payload."""
-        is_soon_here = len(delta.body.chunks) == 1 and delta.record_id not in self._held
-        if is_soon_here and len(self._relays) < limits.IDS_PER_MESSAGE_MAX:
-            self._relays[delta.record_id] = _Relay(delta, {source}, now + limits.RELAY_DELAY_S)
-        else:
-            self.push([delta], {source})
-
-    def push(self, deltas: list[Delta], known_to: set[int]) -> None:
-        """Send records to a few links that are not known to have them."""
-        targets = sample(self._context.links.numbers - known_to, limits.PUSH_FANOUT, self._context.rng)
-        for message in list(Records.batches(self._entries(deltas, targets))):
-            for link in targets:
-                self._context.outbox.send(link, message)
+    def push(self, deltas: list[Delta], source: int) -> None:
+        """Send records to a few links other than their source."""
+        self._give(
+            sample(self._context.links.numbers - {source}, limits.PUSH_FANOUT, self._context.rng), deltas
+        )
 
     def give(self, link: int, record_ids: Iterable[bytes]) -> None:
         """Send those of the records asked for that we have."""
         found = [delta for i in record_ids if (delta := self._context.ledger.get(i)) is not None]
-        for message in Records.batches(self._entries(found, [link])):
-            self._context.outbox.send(link, message)
+        self._give([link], found)
 
-    def known_to(self, record_id: bytes, link: int) -> None:
-        """A link's peer has a record."""
-        if record_id in self._relays:
-            self._relays[record_id].known_to.add(link)
-
-    def _entries(self, deltas: list[Delta], targets: list[int]) -> list[tuple[bytes, bool]]:
-        entries = [(delta.data, delta.record_id in self._held) for delta in deltas]
-        for delta, (_, held) in zip(deltas, entries, strict=True):
-            if not held:
-                for link in targets:
+    def _give(self, links: list[int], deltas: list[Delta]) -> None:
+        for delta in deltas:
+            if delta.record_id not in self._held:
+                for link in links:
                     self.promise(delta.record_id, link)
-        return entries
+        entries = [(delta.data, delta.record_id in self._held) for delta in deltas]
+        for message in Records.batches(entries):
+            for link in links:
+                self._send(link, message)
 
-    def pass_on(self, record_id: bytes) -> None:
-        """A payload is here, or has been waited for long enough: pass its record on."""
-        relay = self._relays.pop(record_id, None)
-        if relay is not None and record_id in self._context.ledger:
-            self.push([relay.delta], relay.known_to)
+    def deal(self, delta: Delta, now: float) -> None:
+        """Tell all links of a delta of ours. Which one is offered which of its chunks is drawn at random."""
+        rng, links = self._context.rng, self._context.links.numbers
+        places, receivers = range(len(delta.body.chunks)), links - self._silent
+        if len(receivers) < 2 or len(places) < 2:
+            self._give(sample(links, limits.PUSH_FANOUT, rng), [delta])
+            return
+        self._deals[delta.record_id] = _Deal(set(places), now + limits.DEAL_PATIENCE_S)
+        self._waiting[delta.record_id] = set(links)
+        message = Records(((delta.data, False),))
+        for link in sorted(links):
+            self._send(link, message)
+        deck = sample(places, len(places), rng)
+        for seat, link in enumerate(sample(receivers, len(receivers), rng)):
+            if hand := deck[seat :: len(receivers)]:
+                self._send(link, HaveChunks(delta.record_id, tuple(hand)))
+
+    def _end_deal(self, record_id: bytes, now: float) -> None:
+        del self._deals[record_id]
+        self.complete(record_id, now)
 
     # -- payloads
 
@@ -114,15 +123,26 @@ class Announcer:
         """A link is sent a record whose payload is not here yet."""
         self._waiting.setdefault(record_id, set()).add(link)
 
-    def holds(self, record_id: bytes, link: int) -> None:
+    def holds(self, record_id: bytes, link: int, now: float) -> None:
         """A link's peer says that it holds a payload, so it has no use for ours."""
+        self._silent.discard(link)
         if record_id in self._waiting:
             self._waiting[record_id].discard(link)
+        if record_id in self._deals:
+            self._end_deal(record_id, now)
 
-    def holds_part(self, record_id: bytes, place: int, link: int) -> None:
-        """A link's peer says that it holds a chunk."""
-        if (record_id, place) in self._parts:
-            self._parts[record_id, place].discard(link)
+    def holds_parts(self, record_id: bytes, places: Iterable[int], link: int, now: float) -> None:
+        """A link's peer says that it holds some chunks. No news wins a deal no patience: a liar could put the
+        rest off for ever."""
+        for place in places:
+            if (record_id, place) in self._parts:
+                self._parts[record_id, place].discard(link)
+        deal = self._deals.get(record_id)
+        if deal is not None and not deal.left.isdisjoint(places):
+            deal.left.difference_update(places)
+            deal.due = now + limits.DEAL_PATIENCE_S
+            if not deal.left:
+                self._end_deal(record_id, now)
 
     def part(self, record_id: bytes, place: int, links: set[int], now: float) -> None:
         """A chunk of a payload is here; tell these links."""
@@ -131,7 +151,7 @@ class Announcer:
             self._offers_due = min(self._offers_due, now + limits.PART_DELAY_S)
 
     def complete(self, record_id: bytes, now: float) -> None:
-        """A payload is here."""
+        """A payload is here, and may be offered to all that wait for it."""
         if not self._waiting.get(record_id):
             self._waiting.pop(record_id, None)
             return
@@ -142,21 +162,22 @@ class Announcer:
     def forget(self, record_id: bytes) -> None:
         """A record is closed or void: nobody waits for its payload any more."""
         self._waiting.pop(record_id, None)
+        self._deals.pop(record_id, None)
 
     # -- time
 
     def deadline(self) -> float:
-        relay_due = next(iter(self._relays.values())).due if self._relays else math.inf
-        return min(self._offers_due, relay_due)
+        return min([self._offers_due, *(deal.due for deal in self._deals.values())])
 
     def wake(self, now: float) -> None:
-        """Tell the links that still wait of payloads, and pass on records that have waited in vain."""
+        """End the deals that have stalled, and tell the links that wait what is here."""
+        for record_id in [record_id for record_id, deal in self._deals.items() if now >= deal.due]:
+            self._silent |= self._waiting.get(record_id, set())
+            self._end_deal(record_id, now)
         if now >= self._offers_due:
             self._offer_parts()
             self._offer_complete()
             self._complete, self._parts, self._offers_due = [], {}, math.inf
-        for record_id in [record_id for record_id, relay in self._relays.items() if now >= relay.due]:
-            self.pass_on(record_id)
 
     def _offer_parts(self) -> None:
         offered: dict[tuple[int, bytes], list[int]] = {}
@@ -164,107 +185,16 @@ class Announcer:
             for link in sorted(links):
                 offered.setdefault((link, record_id), []).append(place)
         for (link, record_id), places in offered.items():
-            self._context.outbox.send(link, HaveChunks(record_id, tuple(places)))
+            self._send(link, HaveChunks(record_id, tuple(places)))
 
     def _offer_complete(self) -> None:
         offered: dict[int, list[bytes]] = {}
         for record_id in self._complete:
             for link in sorted(self._waiting.pop(record_id, ())):
                 offered.setdefault(link, []).append(record_id)
-        message = Have(())
         for link, ids in offered.items():
             for start in range(0, len(ids), limits.IDS_PER_MESSAGE_MAX):
-                some = tuple(ids[start : start + limits.IDS_PER_MESSAGE_MAX])
-                if some != message.record_ids:  # most often equal, and then serialised once
-                    message = Have(some)
-                self._context.outbox.send(link, message)
-
-
-@dataclass(slots=True)
-class _Deal:
-    """One of our payloads while few have it."""
-
-    links: set[int]
-    """Links that were dealt chunks and have not said that they hold everything."""
-    left: set[int]
-    """Places of the chunks that nobody but us is known to hold."""
-    due: float
-
-
-class SuperSeeding:
-    """An author deals out its payload: each neighbour is offered different chunks, and all together get all.
-
-    At first only the author has a new payload, so the payload cannot be everywhere before the author's line
-    has carried all of it once. Any chunk that the line carries twice in that time makes everybody wait.
-    Neighbours get the rest from each other. Once every chunk is known to be with some neighbour, the author
-    offers everything to everybody. It does so earlier if the deal stalls: a neighbour may be slow, or gone,
-    or keep its chunks to itself. A neighbour that took part in a stalled deal is dealt nothing more until it
-    says that it holds something: one that never takes anything would otherwise hold up every payload.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._deals: dict[bytes, _Deal] = {}
-        self._silent: set[int] = set()
-        """Links that are dealt nothing, since they took part in a deal that stalled."""
-
-    def deal(self, delta: Delta, now: float) -> None:
-        """Tell all links of a delta of ours. Which one is offered which of its chunks is drawn at random."""
-        send, rng = self._context.outbox.send, self._context.rng
-        links, places = set(self._context.links.numbers), range(len(delta.body.chunks))
-        receivers = links - self._silent
-        if len(receivers) < 2 or len(places) < 2:
-            message = Records(((delta.data, True),))
-            for link in sample(links, limits.PUSH_FANOUT, rng):
-                send(link, message)
-            return
-        self._deals[delta.record_id] = _Deal(links, set(places), now + limits.DEAL_PATIENCE_S)
-        deck = sample(places, len(places), rng)
-        message = Records(((delta.data, False),))
-        for seat, link in enumerate(sample(receivers, len(receivers), rng)):
-            send(link, message)
-            if hand := deck[seat :: len(receivers)]:
-                send(link, HaveChunks(delta.record_id, tuple(hand)))
-        for link in sorted(links - receivers):
-            send(link, message)
-
-    def holds(self, record_id: bytes, link: int) -> None:
-        """A link's peer says that it holds a payload."""
-        self._silent.discard(link)
-        if record_id in self._deals:
-            self._deals[record_id].links.discard(link)
-            self._offer_all(record_id)
-
-    def holds_parts(self, record_id: bytes, places: Iterable[int], now: float) -> None:
-        """A peer says that it holds some chunks. No news wins no patience: a liar could put the rest off for
-        ever."""
-        deal = self._deals.get(record_id)
-        if deal is not None and not deal.left.isdisjoint(places):
-            deal.left.difference_update(places)
-            deal.due = now + limits.DEAL_PATIENCE_S
-            if not deal.left:
-                self._offer_all(record_id)
-
-    def link_down(self, link: int) -> None:
-        """A link is gone, and the chunks that its peer was dealt may be nowhere: offer everything."""
-        self._silent.discard(link)
-        for record_id in [record_id for record_id, deal in self._deals.items() if link in deal.links]:
-            self._deals[record_id].links.discard(link)
-            self._offer_all(record_id)
-
-    def deadline(self) -> float:
-        return min(deal.due for deal in self._deals.values()) if self._deals else math.inf
-
-    def wake(self, now: float) -> None:
-        """Offer all chunks of the payloads whose deals have stalled."""
-        for record_id in [record_id for record_id, deal in self._deals.items() if now >= deal.due]:
-            self._silent |= self._deals[record_id].links
-            self._offer_all(record_id)
-
-    def _offer_all(self, record_id: bytes) -> None:
-        message = Have((record_id,))
-        for link in sorted(self._deals.pop(record_id).links):
-            self._context.outbox.send(link, message)
+                self._send(link, Have(tuple(ids[start : start + limits.IDS_PER_MESSAGE_MAX])))
 
 
 class Holdings:
@@ -407,12 +337,11 @@ class Holdings:
 
         One that lacks the payload hears which chunks of it are here, if it is not here either.
         """
-        self.announcer.known_to(record_id, link)
         delta = self._ledger.get(record_id)
         if held:
             self._fetcher.hint(link, record_id)
             if delta is None or not self._is_author(delta, link):
-                self.announcer.holds(record_id, link)
+                self.announcer.holds(record_id, link, now)
         elif delta is not None and record_id in self._wants:
             self.announcer.promise(record_id, link)
             missing = self._wants.missing(record_id)
@@ -420,12 +349,12 @@ class Holdings:
                 if blob not in missing:
                     self.announcer.part(record_id, place, {link}, now)
 
-    def parts_known_to(self, delta: Delta, places: Iterable[int], link: int) -> None:
+    def parts_known_to(self, delta: Delta, places: Iterable[int], link: int, now: float) -> None:
         """A link's peer holds some chunks of a delta's payload."""
-        for place in places:
-            if place < len(delta.body.chunks):
-                self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place])
-                self.announcer.holds_part(delta.record_id, place, link)
+        real = [place for place in places if place < len(delta.body.chunks)]
+        for place in real:
+            self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place])
+        self.announcer.holds_parts(delta.record_id, real, link, now)
 
     def arrived(self, blob: bytes, now: float) -> None:
         """A chunk is stored. Each chunk of a payload that has several is offered as it comes.
@@ -450,11 +379,8 @@ class Holdings:
                 for place, other in enumerate(delta.body.chunks):
                     if other == blob:  # a chunk of zeros, say, may occur more than once in a payload
                         self.announcer.part(key, place, chosen, now)
-        completed = self._fetcher.arrived(blob, now)
-        for key in completed:
+        for key in self._fetcher.arrived(blob, now):
             self._complete(key, now)
-        for key in completed:
-            self.announcer.pass_on(key)
 
     def need(self, key: bytes, chunks: tuple[tuple[bytes, int], ...], now: float) -> None:
         """Fetch chunks (hash, size) under a delta's id or another key.

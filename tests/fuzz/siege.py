@@ -68,7 +68,6 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "links._links": lambda: limits.LINKS_MAX,
     "links._dialling": lambda: limits.DIALS_AT_ONCE_MAX,
     "anti_entropy._exchanges": lambda: limits.LINKS_MAX,
-    "announcer._relays": lambda: limits.IDS_PER_MESSAGE_MAX,
     "membership._links": lambda: limits.LINKS_MAX,
     "membership._link_heard": lambda: limits.LINKS_MAX,
     "membership._vouching": lambda: limits.MEMBERS_MAX,

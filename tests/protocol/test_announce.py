@@ -9,7 +9,7 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Close, Effect, Get, Notice, Ready, Send, Store
 from gossamer.protocol.fetching.fetcher import Fetcher
-from gossamer.protocol.gossip.announce import Author, Holdings, SuperSeeding
+from gossamer.protocol.gossip.announce import Author, Holdings
 from gossamer.protocol.messages import Have, HaveChunks, Records
 from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody
 from tests.protocol import builders
@@ -43,7 +43,6 @@ class Bench:
         holdings = Holdings(self.context, self.fetcher)
         self.holdings = builders.Drained(holdings, self.context.outbox)
         self.announcer = builders.Drained(holdings.announcer, self.context.outbox)
-        self.seeding = builders.Drained(SuperSeeding(self.context), self.context.outbox)
         self.author = builders.Drained(Author(self.context, holdings), self.context.outbox)
 
     def add(self, delta: Delta, source: int = 2) -> list[Effect]:
@@ -62,7 +61,7 @@ class Bench:
 def test_a_push_goes_to_a_few_links_in_batches_and_not_back():
     bench = Bench(links=10)
     deltas = [builders.unsigned(1, r) for r in range(1, 71)]
-    effects = bench.announcer.push(deltas, known_to={3})
+    effects = bench.announcer.push(deltas, 3)
     targets = {e.link for e in effects}
     assert len(targets) == limits.PUSH_FANOUT and 3 not in targets
     for target in targets:
@@ -70,51 +69,17 @@ def test_a_push_goes_to_a_few_links_in_batches_and_not_back():
         assert [len(entries) for entries in sent] == [32, 32, 6]
         assert [data for entries in sent for data, _ in entries] == [d.data for d in deltas]
     few = Bench(links=2)
-    assert {e.link for e in few.announcer.push(deltas[:1], known_to={1})} == {2}
+    assert {e.link for e in few.announcer.push(deltas[:1], 1)} == {2}
 
 
 def test_a_record_without_its_payload_is_a_promise_to_each_link():
     bench = Bench()
     delta = _delta(1)
     bench.add(delta)
-    bench.announcer.push([delta], {2})
+    bench.announcer.push([delta], 2)
     bench.announcer.give(2, [delta.record_id])
     bench.announcer.complete(delta.record_id, 1.0)
     assert _sent(bench.announcer.wake(2.0), Have) == dict.fromkeys((1, 2, 3), Have((delta.record_id,)))
-
-
-def test_a_small_payload_is_announced_together_with_its_record():
-    bench = Bench(links=5)
-    delta = _delta(1)
-    bench.add(delta)
-    assert bench.announcer.relay(delta, 1, 10.0) == []
-    assert bench.announcer.deadline() == 10.0 + limits.RELAY_DELAY_S
-    bench.announcer.known_to(delta.record_id, 2)
-    effects = [e for e in bench.chunk(delta.body.chunks[0], 10.5) if isinstance(e, Send)]
-    assert _sent(effects, Records) == dict.fromkeys((3, 4, 5), Records(((delta.data, True),)))
-    assert bench.announcer.wake(99.0) == [], "once"
-
-
-@pytest.mark.parametrize("is_void", [False, True])
-def test_a_record_does_not_wait_long_for_its_payload(is_void):
-    bench = Bench(links=2)
-    delta = _delta(1)
-    bench.add(delta)
-    bench.announcer.relay(delta, 1, 10.0)
-    assert bench.announcer.wake(10.0 + limits.RELAY_DELAY_S / 2) == []
-    if is_void:
-        bench.ledger.drop(delta.author, 0)
-    sent = bench.announcer.wake(10.0 + limits.RELAY_DELAY_S)
-    assert sent == ([] if is_void else [Send(2, Records(((delta.data, False),)))])
-    assert bench.announcer.deadline() == math.inf
-
-
-def test_so_many_records_wait_for_their_payloads_and_no_more():
-    bench = Bench(links=2)
-    for round_ in range(1, limits.IDS_PER_MESSAGE_MAX + 1):
-        assert bench.announcer.relay(builders.unsigned(1, round_), 1, 10.0) == []
-    one_more = builders.unsigned(2, 1)
-    assert bench.announcer.relay(one_more, 1, 10.0) == [Send(2, Records(((one_more.data, False),)))]
 
 
 # --- promised payloads
@@ -139,14 +104,14 @@ def test_whoever_has_it_or_is_gone_is_not_told():
     for link in (1, 2, 3):
         for record_id in (A, B):
             announcer.promise(record_id, link)
-    announcer.holds(A, 1)
+    announcer.holds(A, 1, 0.0)
     announcer.complete(A, 0.0)
     announcer.complete(B, 0.0)
-    announcer.holds(A, 2)
+    announcer.holds(A, 2, 0.0)
     announcer.forget(B)
     assert announcer.wake(1.0) == [Send(3, Have((A,)))]
     announcer.promise(A, 3)
-    announcer.link_down(3)
+    announcer.link_down(3, 0.0)
     announcer.complete(A, 1.0)
     assert announcer.wake(2.0) == [] and not announcer._waiting
 
@@ -156,8 +121,8 @@ def test_chunks_are_offered_sooner_and_not_to_those_who_have_them():
     for place in (4, 0):
         announcer.part(A, place, {1, 2, 3}, 0.0)
     announcer.part(A, 5, set(), 0.0)
-    announcer.holds_part(A, 0, 2)
-    announcer.link_down(1)
+    announcer.holds_parts(A, (0,), 2, 0.0)
+    announcer.link_down(1, 0.0)
     assert announcer.deadline() == limits.PART_DELAY_S
     sent = announcer.wake(limits.PART_DELAY_S)
     assert sent == [Send(2, HaveChunks(A, (4,))), Send(3, HaveChunks(A, (4, 0)))]
@@ -168,7 +133,13 @@ def test_chunks_are_offered_sooner_and_not_to_those_who_have_them():
 
 def _dealt(chunks: int = 8) -> tuple[Bench, Delta, list[Effect]]:
     bench, delta = Bench(), _delta(chunks)
-    return bench, delta, bench.seeding.deal(delta, 10.0)
+    return bench, delta, bench.announcer.deal(delta, 10.0)
+
+
+def _offered(bench: Bench, now: float) -> set[int]:
+    """Links that are offered all of it once the deal has ended."""
+    assert not bench.announcer._deals and bench.announcer.deadline() == now + limits.OFFER_DELAY_S
+    return set(_sent(bench.announcer.wake(bench.announcer.deadline()), Have))
 
 
 def test_every_chunk_is_dealt_once_and_everybody_has_the_record():
@@ -181,48 +152,49 @@ def test_every_chunk_is_dealt_once_and_everybody_has_the_record():
 
 def test_all_is_offered_once_others_hold_all_of_it():
     bench, delta, _ = _dealt()
-    assert bench.seeding.holds_parts(delta.record_id, range(7), 11.0) == []
-    assert bench.seeding.holds_parts(b"another".ljust(32), range(8), 11.0) == []
-    for places in ((), (3,), (99,)):
-        assert bench.seeding.holds_parts(delta.record_id, places, 12.0) == []
-    assert bench.seeding.deadline() == 11.0 + limits.DEAL_PATIENCE_S, "no news wins no time"
-    assert set(_sent(bench.seeding.holds_parts(delta.record_id, (7,), 11.5), Have)) == {1, 2, 3}
-    assert bench.seeding.deadline() == math.inf
+    for record_id, places, now in (
+        (delta.record_id, range(7), 11.0),
+        (A, range(8), 11.0),
+        (delta.record_id, (3, 99), 12.0),
+    ):
+        bench.announcer.holds_parts(record_id, places, 1, now)
+    assert bench.announcer.deadline() == 11.0 + limits.DEAL_PATIENCE_S, "no news wins no time"
+    bench.announcer.holds_parts(delta.record_id, (7,), 1, 11.5)
+    assert _offered(bench, 11.5) == {1, 2, 3}
 
 
 def test_all_is_offered_when_a_deal_stalls_or_a_neighbour_goes_or_holds_it_all():
     bench, delta, _ = _dealt()
-    assert bench.seeding.wake(bench.seeding.deadline() - 0.01) == []
-    offers = _sent(bench.seeding.wake(bench.seeding.deadline()), Have)
-    assert offers == dict.fromkeys((1, 2, 3), Have((delta.record_id,)))
-    bench, _, _ = _dealt()
-    assert set(_sent(bench.seeding.link_down(2), Have)) == {1, 3}
-    assert bench.seeding.link_down(3) == []
+    stalled = bench.announcer.deadline()
+    assert bench.announcer.wake(stalled - 0.01) == bench.announcer.wake(stalled) == []
+    assert _offered(bench, stalled) == {1, 2, 3}
     bench, delta, _ = _dealt()
-    assert set(_sent(bench.seeding.holds(delta.record_id, 1), Have)) == {2, 3}
+    bench.announcer.link_down(2, 11.0)
+    assert _offered(bench, 11.0) == {1, 3}
+    bench, delta, _ = _dealt()
+    bench.announcer.holds(delta.record_id, 1, 11.0)
+    assert _offered(bench, 11.0) == {2, 3}
 
 
 def test_who_fetched_nothing_is_dealt_nothing_until_it_holds_something():
     bench, delta, _ = _dealt()
-    bench.seeding.wake(bench.seeding.deadline())
+    bench.announcer.wake(bench.announcer.deadline())
     for link in (1, 2):
-        bench.seeding.holds(delta.record_id, link)
-    effects = bench.seeding.deal(_delta(8), 20.0)
+        bench.announcer.holds(delta.record_id, link, 12.0)
+    effects = bench.announcer.deal(_delta(8), 20.0)
     assert set(_sent(effects, Records)) == {1, 2, 3} and set(_sent(effects, HaveChunks)) == {1, 2}
-    assert set(_sent(bench.seeding.wake(bench.seeding.deadline()), Have)) == {1, 2, 3}, "all may fetch it"
-    for link in (1, 2, 3):
-        bench.seeding.holds(delta.record_id, link)
-    assert set(_sent(bench.seeding.deal(_delta(8), 40.0), HaveChunks)) == {1, 2, 3}
+    bench.announcer.holds(delta.record_id, 3, 21.0)
+    assert set(_sent(bench.announcer.deal(_delta(8), 40.0), HaveChunks)) >= {3}
 
 
 @pytest.mark.parametrize(("links", "chunks"), [(7, 1), (1, 2), (0, 2)])
 def test_what_cannot_be_dealt_is_pushed_whole(links, chunks):
-    bench = Bench(links)
-    delta = _delta(chunks)
-    effects = bench.seeding.deal(delta, 0.0)
+    bench, delta = Bench(links), _delta(chunks)
+    bench.holdings.add_own(delta)
+    effects = bench.announcer.deal(delta, 0.0)
     assert len(effects) == min(links, limits.PUSH_FANOUT)
     assert all(effect.message == Records(((delta.data, True),)) for effect in effects)
-    assert bench.seeding.deadline() == math.inf
+    assert bench.announcer.deadline() == math.inf
 
 
 # --- what is here
@@ -234,7 +206,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_announced_in_both_places() -> 
     zeros, other = bytes(32), b"\1" * 32
     delta = builders.unsigned(1, 1, payload_bytes=SIZE, chunks=(zeros, zeros, other))
     bench.add(delta)
-    bench.holdings.parts_known_to(delta, (0, 1), 1)
+    bench.holdings.parts_known_to(delta, (0, 1), 1, 0.0)
     assert [effect.blob for effect in bench.fetcher.plan(0.0) if isinstance(effect, Get)] == [zeros]
     bench.chunk(zeros, 1.0)
     assert bench.announcer.wake(2.0) == [Send(2, HaveChunks(delta.record_id, (0, 1)))]
@@ -244,9 +216,9 @@ def test_who_claims_chunks_that_there_are_not_is_not_believed() -> None:
     bench = Bench(links=2)
     delta = _delta(2)
     bench.add(delta)
-    bench.holdings.parts_known_to(delta, (2, limits.PAYLOAD_CHUNKS_MAX - 1), 1)
+    bench.holdings.parts_known_to(delta, (2, limits.PAYLOAD_CHUNKS_MAX - 1), 1, 0.0)
     assert bench.fetcher.plan(0.0) == []
-    bench.holdings.parts_known_to(delta, (2, 1), 1)
+    bench.holdings.parts_known_to(delta, (2, 1), 1, 0.0)
     assert [get.blob for get in bench.fetcher.plan(0.0) if isinstance(get, Get)] == [delta.body.chunks[1]]
 
 

@@ -243,7 +243,7 @@ class Audit:
             ("dials", len(core.links._dialling), limits.DIALS_AT_ONCE_MAX),
             ("requests", len(requests.current), limits.FETCHES_MAX + limits.SEARCHES_MAX),
             ("requests on a link", max(load.values(), default=0), limits.FETCHES_PER_LINK_MAX),
-            ("deals", len(core.super_seeding._deals), deals_max),
+            ("deals", len(core.announcer._deals), deals_max),
             ("members", len(core.roster.members()), limits.MEMBERS_MAX),
             ("vouches", len(core.membership._vouching), limits.MEMBERS_MAX),
             ("probes", len(core.membership._probes), limits.LINKS_MAX + len(core.roster.members())),
@@ -262,8 +262,7 @@ class Audit:
         )
         if any(known != links for known in of_links):
             self.fail(node, "does not agree with itself about its links")
-        dealt = {link for deal in core.super_seeding._deals.values() for link in deal.links}
         promised = {link for waiting in core.announcer._waiting.values() for link in waiting}
-        leftovers = (set(core.anti_entropy._exchanges) | set(load) | dealt | promised) - links
+        leftovers = (set(core.anti_entropy._exchanges) | set(load) | promised) - links
         if leftovers:
             self.fail(node, f"keeps state of links that are gone: {sorted(leftovers)}")
