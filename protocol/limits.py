@@ -67,8 +67,8 @@ REASON_BYTES_MAX = 160
 ACL_NODES_MAX = 4096
 """Node ids that grants and revocations may speak of. Only owners can fill this."""
 
-ACL_RECORDS_MAX = 3 * ACL_NODES_MAX
-"""Each node id has at most one grant per role and one revocation in force."""
+ACL_RECORDS_MAX = 2 * ACL_NODES_MAX
+"""Each node id has at most one grant and one revocation in force."""
 
 EXPIRY_CHECK_INTERVAL_S = 4.0
 """Expiry is looked at in every third turn that a node takes (see `replica`): a member's link is cut within
@@ -111,9 +111,6 @@ LINKS_OUTBOUND_MIN = 2
 LINKS_PER_GROUP_MAX = 2
 """Links that we dialled into one network group: addresses in one network are cheap, those in many are not."""
 
-LINKS_CHECK_INTERVAL_S = 1.5
-"""How often a node looks whether it has enough links: it wakes once for this and for its records."""
-
 YIELD_INTERVAL_S = 5.0
 """How often a full node lets in a newcomer, for which another peer has to go."""
 
@@ -122,10 +119,6 @@ SEND_QUEUE_BYTES_MAX = 8 * 1024 * 1024
 
 # --- gossip --------------------------------------------------------------------------------------------
 PUSH_FANOUT = 4
-RELAY_DELAY_S = 1.0
-"""A record waits this long for its payload, if that is one chunk and the sender of the record has it. The two
-then spread in one message, and the payload comes no later than if it had been promised first."""
-
 ANTI_ENTROPY_INTERVAL_S = 10.0
 EXCHANGES_APART_S = 2.0
 """When a link ends, the next exchange is due this long after the last one."""

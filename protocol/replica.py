@@ -40,6 +40,7 @@ nothing for the clock, and find out where the swarm is before we sign again (`_w
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
@@ -65,7 +66,7 @@ from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.joining import ROUNDS_UNDER_WAY, CatchUp, known_up_to
 from gossamer.protocol.history.peer_claims import PeerClaims
 from gossamer.protocol.history.snapshots import Sealing
-from gossamer.protocol.identity import Identity
+from gossamer.protocol.identity import PUBLIC_KEY_BYTES, Identity, node_id_of
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
@@ -86,8 +87,14 @@ from gossamer.protocol.records import (
 from gossamer.protocol.sampling import RandomSource
 from gossamer.protocol.unix_time import UnixTime
 
-_MEMBER = int(RecordKind.MEMBER)
-_CREDENTIALS = frozenset(map(int, (RecordKind.GRANT, RecordKind.REVOCATION)))
+
+class _Kind(NamedTuple):
+    """What the core does with records of one kind."""
+
+    is_known: Callable[[bytes, bool, "_Delivery"], bool]
+    """Whether these very bytes were taken in before. Most were, and need no second signature check."""
+    take_in: Callable[[bytes, bool, "_Delivery"], None]
+    """Check a record that is not known, and store it. Raises PeerError."""
 
 
 @dataclass(slots=True)
@@ -168,6 +175,13 @@ class Replica:
         )
         self._catch_up = CatchUp(self._context, self.anti_entropy, self.fetcher.wants, self._clock)
         self.merges = MergeSchedule(identity.node_id, self.ledger, self.holdings.holds, self._swarm_state)
+        credential = _Kind(self._is_known_credential, self._take_in_credential)
+        self._kinds = {
+            int(RecordKind.DELTA): _Kind(self._is_known_delta, self._take_in_delta),
+            int(RecordKind.MEMBER): _Kind(self._is_known_member, self._take_in_member),
+            int(RecordKind.GRANT): credential,
+            int(RecordKind.REVOCATION): credential,
+        }
         self._now = 0.0
         self._next_turn = 0.0
         """Deadline of what is done in turns: only a Wake moves it."""
@@ -498,7 +512,7 @@ class Replica:
     # -- changes of access: whom to tell, what to ask for again, whom to cut off
 
     def _credential(self, data: bytes, source: int | None, now: float) -> None:
-        """Take in a grant or a revocation, and tell it to everybody but its source. Raises PeerError."""
+        """Take in a grant or a revocation, and send it to everybody but its source. Raises PeerError."""
         record = self.acl.learn(data)
         if record is None:
             return
@@ -535,7 +549,7 @@ class Replica:
         text = f"{label} was revoked by an owner: what it signed after round {last_round} is void"
         self.outbox.append(Notice(f"{text} ({voided} deltas here)"))
 
-    # -- records from links: known ones are passed over, new ones are checked and taken in
+    # -- records from links: known ones are passed over, new ones are checked and taken in (see `_Kind`)
     #
     # The checks come in the order signature, bounds, admission, plausibility, set rules; length and form of
     # the message were checked before. For member records, admission comes before bounds; for credentials,
@@ -544,32 +558,50 @@ class Replica:
 
     def _records(self, link: int, message: Records, now: float) -> None:
         """Take in the records of a message, and relay the deltas among them that are new."""
-        is_known = self.presence.is_known
-        entries = [
-            (data, held)
-            for data, held in message.entries
-            if data[0] != _MEMBER or not is_known(data, link)  # most of these are known
-        ]
-        if entries:
-            delivery = _Delivery(link, now)
-            for data, held in entries:
-                if self.links.get(link) is None:  # the record before this one revoked the link's peer
-                    break
-                if data[0] == _MEMBER or not self._is_known(data, held, delivery):
-                    self._judge(data, held, delivery)
-            self._pass_on(delivery, is_push=len(message.entries) == 1)
-            self.anti_entropy.received(link, delivery.record_ids)
+        delivery = _Delivery(link, now)
+        for data, held in message.entries:
+            kind = self._kinds.get(data[0])
+            if kind is not None and kind.is_known(data, held, delivery):
+                continue
+            try:
+                if kind is None:
+                    raise MalformedError(f"unknown record kind {data[0]}")
+                kind.take_in(data, held, delivery)
+            except NoRoomError:
+                pass
+            except PeerError as error:
+                self._blame_for_record(link, data, error)
+            if self.links.get(link) is None:  # that record revoked the link's peer
+                break
+        fresh = [delta for delta in delivery.fresh if delta.record_id in self.ledger]
+        # A message of a single record is a push. All others know what a node learns just after its start.
+        if fresh and (len(message.entries) == 1 or self.anti_entropy.synced_once):
+            self.announcer.push(fresh, link)
+        self.anti_entropy.received(link, delivery.record_ids)
         self.sealing.hint(link)
 
-    def _pass_on(self, delivery: _Delivery, *, is_push: bool) -> None:
-        """Relay what was new. A message of a single record is taken for a push."""
-        fresh = [delta for delta in delivery.fresh if delta.record_id in self.ledger]
-        # All others know already what a node learns just after its start.
-        if fresh and (is_push or self.anti_entropy.synced_once):
-            self.announcer.push(fresh, delivery.link)
+    def _blame_for_record(self, number: int, data: bytes, error: PeerError) -> None:
+        link, author = self.links.get(number), node_id_of(data[1 : 1 + PUBLIC_KEY_BYTES])
+        relayed = data[0] in self._kinds and (link is None or link.node_id != author)
+        self.outbox.append(Blame(number, str(error), offence_in_record(error, relayed=relayed)))
 
-    def _is_known(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
-        """Whether these very bytes were taken in before. Most were, and need no second signature check."""
+    def _is_known_member(self, data: bytes, _: bool, delivery: _Delivery) -> bool:
+        return self.presence.is_known(data, delivery.link)
+
+    def _take_in_member(self, data: bytes, _: bool, delivery: _Delivery) -> None:
+        envelope = open_envelope(data, self.swarm_id)
+        if self.acl.role_of(envelope.author) is None:
+            self.access.stranger(delivery.link, delivery.now)
+        else:
+            self.presence.received(parse_member_record(envelope), delivery.link, delivery.now)
+
+    def _is_known_credential(self, data: bytes, _: bool, __: _Delivery) -> bool:
+        return self.acl.is_known(data)
+
+    def _take_in_credential(self, data: bytes, _: bool, delivery: _Delivery) -> None:
+        self._credential(data, delivery.link, delivery.now)
+
+    def _is_known_delta(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
         record_id = self.ledger.id_of(data)
         if record_id is None:
             return False
@@ -577,36 +609,10 @@ class Replica:
         self.holdings.known_to(record_id, delivery.link, held=held, now=delivery.now)
         return True
 
-    def _judge(self, data: bytes, held: bool, delivery: _Delivery) -> None:
-        """Take in a record if it is valid, blame its sender if not."""
-        envelope = None
-        try:
-            if data[0] in _CREDENTIALS:
-                self._credential(data, delivery.link, delivery.now)
-                return
-            envelope = open_envelope(data, self.swarm_id)
-            if envelope.kind is RecordKind.MEMBER:
-                self._member(envelope, delivery)
-            else:
-                self._delta(envelope, held, delivery)
-        except NoRoomError:
-            pass
-        except PeerError as error:
-            link = self.links.get(delivery.link)
-            is_others = envelope is not None and (link is None or link.node_id != envelope.author)
-            relayed = is_others or data[0] in _CREDENTIALS  # owners sign these, and members hand them on
-            self.outbox.append(Blame(delivery.link, str(error), offence_in_record(error, relayed=relayed)))
-
-    def _member(self, envelope: Envelope, delivery: _Delivery) -> None:
-        if self.acl.role_of(envelope.author) is None:
-            self.access.stranger(delivery.link, delivery.now)
-        else:
-            record = parse_member_record(envelope)
-            self.presence.received(record, delivery.link, delivery.now)
-
-    def _delta(self, envelope: Envelope, held: bool, delivery: _Delivery) -> None:
+    def _take_in_delta(self, data: bytes, held: bool, delivery: _Delivery) -> None:
+        envelope = open_envelope(data, self.swarm_id)
         delivery.record_ids.append(envelope.record_id)
-        if envelope.record_id not in self.ledger:
+        if envelope.record_id not in self.ledger:  # else it is known under another signature
             self._new_delta(envelope, delivery)
         self.holdings.known_to(envelope.record_id, delivery.link, held=held, now=delivery.now)
 

@@ -2,7 +2,7 @@
 
 A *grant* gives a node id a role until it expires. A *revocation* excludes a node id for good, and voids the
 deltas that it signed for rounds later than the one named. Both are records and are gossiped like any other.
-The `AccessList` is the set of them. It is a semilattice, so nodes that have heard the same records, in
+The `AccessList` is the set of them. It is a semilattice, so nodes that have the same records, got in
 whatever order, decide alike.
 
 Two questions are kept apart, since replicas must stay bit-identical. Whether a *record counts* depends on
@@ -12,10 +12,11 @@ whose grant has expired is turned away, but its deltas still count.
 
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
+from math import inf
+from typing import Any
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Hangup, Outbox
@@ -64,15 +65,9 @@ class Grant:
         return self.expires == NEVER or unix_s < self.expires
 
     @property
-    def rights(self) -> tuple[Role, float]:
-        """The role, and until when in Unix seconds. A node shows the grant with the greatest rights."""
-        return self.role, _end(self)
-
-    def outlasts(self, other: "Grant") -> bool:
-        """Whether `other` adds nothing to this grant. Of equal ones the one with the smaller id stays."""
-        if self.rights == other.rights:
-            return self.record_id <= other.record_id
-        return self.role >= other.role and _end(self) >= _end(other)
+    def rights(self) -> tuple[Role, float, bytes]:
+        """The higher role counts for more, then the later end. Ids decide between equals."""
+        return self.role, inf if self.expires == NEVER else self.expires, self.record_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +80,10 @@ class Revocation:
     last_round: int
     reason: str
 
-
-def _end(grant: Grant) -> float:
-    return float("inf") if grant.expires == NEVER else grant.expires
+    @property
+    def rights(self) -> tuple[int, bytes]:
+        """What voids more counts for more."""
+        return -self.last_round, self.record_id
 
 
 def grant_body(node_id: bytes, role: Role, issued: int, expires: int) -> bytes:
@@ -123,22 +119,20 @@ def parse_revocation(envelope: Envelope) -> Revocation:
 
 
 class AccessList:
-    """The grants and revocations in force, and what follows from them."""
+    """The grants and revocations in force, and what follows from them.
+
+    Of each node's grants only the one with the greatest rights is kept, and likewise of its revocations: so
+    an observer becomes a trainer by another grant, and a trainer an observer by a new key only.
+    """
 
     def __init__(self, section: AdmissionSection, swarm_id: bytes) -> None:
-        self._invited = section.mode == "invited"
-        self._role_of_all = None if self._invited else Role.TRAIN
-        """The role that every node has in an open swarm; None if members must be invited."""
+        self.is_open = section.mode == "open"
+        """Whether every node that is not revoked may train."""
         self._swarm_id = swarm_id
         self._owners = frozenset(node_id_of(bytes.fromhex(key)) for key in section.owners)
-        self._grants: dict[bytes, tuple[Grant, ...]] = {}
+        self._grants: dict[bytes, Grant] = {}
         self._revocations: dict[bytes, Revocation] = {}
         self._datas: set[bytes] = set()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether every node that is not revoked may train."""
-        return not self._invited
 
     @property
     def has_owners(self) -> bool:
@@ -146,11 +140,14 @@ class AccessList:
         return bool(self._owners)
 
     def is_owner(self, node_id: bytes) -> bool:
-        """Whether a node id is that of an owner's key. Owners may ask questions, but that does not make them
-        members."""
+        """Whether a node id is that of an owner's key. Owners may ask for a status without being members."""
         return node_id in self._owners
 
     # -- the set
+
+    def is_known(self, data: bytes) -> bool:
+        """Whether these bytes are a record in force."""
+        return data in self._datas
 
     def learn(self, data: bytes) -> Grant | Revocation | None:
         """Unite one record with the set; returns the record if that changed anything.
@@ -160,7 +157,17 @@ class AccessList:
         if data in self._datas:
             return None
         record = self._open(data)
-        return self._add_grant(record) if isinstance(record, Grant) else self._add_revocation(record)
+        in_force: dict[bytes, Any] = self._grants if isinstance(record, Grant) else self._revocations
+        before = in_force.get(record.node_id)
+        if before is not None and before.rights >= record.rights:
+            return None
+        if not self._has_room(record.node_id):
+            raise NoRoomError("grants and revocations for more nodes than a swarm may have")
+        if before is not None:
+            self._datas.discard(before.data)
+        in_force[record.node_id] = record
+        self._datas.add(record.data)
+        return record
 
     def _open(self, data: bytes) -> Grant | Revocation:
         """Check one record. That the key is an owner's is checked before the signature, so that strangers
@@ -178,48 +185,19 @@ class AccessList:
             case _:
                 raise MalformedError("neither a grant nor a revocation")
 
-    def _add_grant(self, grant: Grant) -> Grant | None:
-        """Keep the grants of a node that no other one outlasts: at most one for each role."""
-        held = self._grants.get(grant.node_id, ())
-        if any(other.outlasts(grant) for other in held):
-            return None
-        self._check_room(grant.node_id)
-        kept = [other for other in held if not grant.outlasts(other)]
-        self._grants[grant.node_id] = tuple(sorted((*kept, grant), key=lambda g: g.record_id))
-        self._datas.difference_update(other.data for other in held)
-        self._datas.update(other.data for other in self._grants[grant.node_id])
-        return grant
-
-    def _add_revocation(self, revocation: Revocation) -> Revocation | None:
-        """Of several revocations of one node id, keep the one that voids most."""
-        held = self._revocations.get(revocation.node_id)
-        if held is not None:
-            if (held.last_round, held.record_id) <= (revocation.last_round, revocation.record_id):
-                return None
-            self._datas.discard(held.data)
-        self._check_room(revocation.node_id)
-        self._revocations[revocation.node_id] = revocation
-        self._datas.add(revocation.data)
-        return revocation
-
-    def _check_room(self, node_id: bytes) -> None:
-        if not self._has_room(node_id):
-            raise NoRoomError("grants and revocations for more nodes than a swarm may have")
-
     def _has_room(self, node_id: bytes) -> bool:
         if node_id in self._grants or node_id in self._revocations:
             return True  # as nearly always: links are vetted again and again
         return len(self._grants.keys() | self._revocations.keys()) < limits.ACL_NODES_MAX
 
-    def records(self) -> Iterable[Grant | Revocation]:
-        """All grants and revocations in force, in no particular order."""
-        for grants in self._grants.values():
-            yield from grants
-        yield from self._revocations.values()
+    def records(self) -> list[Grant | Revocation]:
+        """All grants and revocations in force, in order of record id."""
+        records = (*self._grants.values(), *self._revocations.values())
+        return sorted(records, key=lambda record: record.record_id)
 
     def ids(self) -> tuple[bytes, ...]:
         """Record ids in order."""
-        return tuple(sorted(record.record_id for record in self.records()))
+        return tuple(record.record_id for record in self.records())
 
     @property
     def digest(self) -> bytes:
@@ -229,15 +207,12 @@ class AccessList:
     # -- what follows
 
     def _role_ever(self, node_id: bytes) -> Role | None:
-        if not self._invited:
-            return Role.TRAIN
-        return max((grant.role for grant in self._grants.get(node_id, ())), default=None)
+        grant = self._grants.get(node_id)
+        return Role.TRAIN if self.is_open else grant.role if grant is not None else None
 
     def role_of(self, node_id: bytes) -> Role | None:
         """The highest role ever granted, expired or not; None for a stranger or a revoked node."""
-        if node_id in self._revocations:
-            return None
-        return self._role_of_all or self._role_ever(node_id)
+        return None if node_id in self._revocations else self._role_ever(node_id)
 
     def counts(self, author: bytes, round_: int) -> bool:
         """Whether a delta of this author and round belongs to S. Depends on the access list alone."""
@@ -249,16 +224,14 @@ class AccessList:
         return self._revocations.get(node_id)
 
     def credential_of(self, node_id: bytes, unix_s: float) -> bytes:
-        """The envelope of a node's highest current grant, shown to be let in; empty if it has none."""
-        current = [grant for grant in self._grants.get(node_id, ()) if grant.is_current(unix_s)]
-        return max(current, key=lambda grant: grant.rights).data if current else b""
+        """The envelope of a node's current grant, which it shows to be let in; empty if it has none."""
+        grant = self._grants.get(node_id)
+        return grant.data if grant is not None and grant.is_current(unix_s) else b""
 
     def invited_until(self, node_id: bytes) -> int | None:
-        """Unix time at which a node's last grant ends or ended; None for no end, no grant, or no need."""
-        if self.is_open:
-            return None
-        ends = [grant.expires for grant in self._grants.get(node_id, ())]
-        return None if not ends or NEVER in ends else max(ends)
+        """Unix time at which a node's grant ends or ended; None for no end, no grant, or no need."""
+        grant = self._grants.get(node_id)
+        return None if self.is_open or grant is None or grant.expires == NEVER else grant.expires
 
     def vet(self, node_id: bytes, unix_s: float, credential: bytes = b"") -> None:
         """Check that a node that shows this credential (a grant's envelope, or nothing) may speak to us now.
@@ -270,7 +243,7 @@ class AccessList:
         self._check_not_revoked(node_id)
         if self.is_open:
             return
-        grants = [*self._grants.get(node_id, ()), *self._shown(node_id, credential)]
+        grants = [grant for grant in (self._grants.get(node_id), self._shown(node_id, credential)) if grant]
         if not grants:
             raise RefusedError(
                 "this swarm lets in invited nodes only; send an owner this node id for gossamer invite: "
@@ -292,7 +265,7 @@ class AccessList:
     def check_of_use(self, data: bytes) -> None:
         """Refuse a grant that an owner hands over for a node that was revoked: no grant undoes a revocation.
 
-        From members the set still takes such a grant, since the order in which they hear of the two must not
+        From members the set still takes such a grant, since the order in which they learn of the two must not
         matter. Raises RefusedError, MalformedError or SignatureError.
         """
         record = self._open(data)
@@ -305,14 +278,14 @@ class AccessList:
             because = f": {revocation.reason}" if revocation.reason else ""
             raise RefusedError(f"node {short(node_id)} was revoked by an owner of this swarm{because}")
 
-    def _shown(self, node_id: bytes, credential: bytes) -> list[Grant]:
+    def _shown(self, node_id: bytes, credential: bytes) -> Grant | None:
         if not credential or credential in self._datas:
-            return []
+            return None
         try:
             record = self._open(credential)
         except PeerError as error:
             raise RefusedError(f"the invitation of node {short(node_id)} is not valid: {error}") from None
-        return [record] if isinstance(record, Grant) and record.node_id == node_id else []
+        return record if isinstance(record, Grant) and record.node_id == node_id else None
 
 
 # --- The invitation that an owner hands to a new member: one line of text with everything needed to join.
@@ -361,8 +334,8 @@ def read_invitation(text: str) -> Invitation:
 
 # --- Keeps strangers out, and the access list the same on all nodes.
 #
-# A new grant or revocation goes to *all* links at once, not to a few: so a peer hears of a member, on the
-# same link, before it hears of that member's records. Comparing digests brings what is lost on the way: when
+# A new grant or revocation goes to *all* links at once, not to a few: so it comes, on each link, before any
+# record of that member. Comparing digests brings what is lost on the way: when
 # a link comes up, and every 5 to 10 s with one random link. Links of members whose grant has expired are cut.
 
 STRANGER_INTERVAL_S = 1.0
@@ -429,16 +402,15 @@ class Access:
                 self._outbox.append(Hangup(link.number, str(error)))
 
     def spread(self, record: Grant | Revocation, source: int | None) -> None:
-        """Tell every link of a record that is new to us."""
+        """Send every link a record that is new to us."""
         message = Records(((record.data, False),))
         for link in self._links.all():
             if link.number != source:
                 self._outbox.send(link.number, message)
 
     def stranger(self, link: int, now: float) -> None:
-        """A link brought a record of a node that is not let in: either we or the peer have not heard of some
-        grant or revocation."""
-        if now >= self._strangers.get(link, float("-inf")) + STRANGER_INTERVAL_S:
+        """A link brought a record of a node that is not let in: we or the peer lack a grant or revocation."""
+        if now >= self._strangers.get(link, -inf) + STRANGER_INTERVAL_S:
             self._strangers[link] = now
             self._outbox.send(link, AclSummary(self._acl.digest))
 
@@ -456,8 +428,7 @@ class Access:
             self._outbox.send(link, listing)
             return
         theirs = set(message.record_ids)
-        lacking = [record for record in self._acl.records() if record.record_id not in theirs]
-        entries = [(record.data, False) for record in sorted(lacking, key=lambda record: record.record_id)]
+        entries = [(r.data, False) for r in self._acl.records() if r.record_id not in theirs]
         for records in Records.batches(entries):
             self._outbox.send(link, records)
         if not message.answer and not theirs <= set(self._acl.ids()):

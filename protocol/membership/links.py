@@ -49,16 +49,6 @@ Target = tuple[str, bytes | None]
 """An address to dial, and the node id that must answer there, if it is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Dialling:
-    """A dial under way."""
-
-    until: float
-    """When the dial is given up."""
-    is_to_gone: bool
-    """Whether the member dialled is gone, so that no answer is expected."""
-
-
 class Links:
     """Keeps the number of links near the wanted one. `bootstrap` addresses are never forgotten."""
 
@@ -84,16 +74,14 @@ class Links:
         self._rng = rng
         self._outbox = outbox
         self._links: dict[int, Link] = {}
-        self._dialling: dict[str, _Dialling] = {}
+        self._dialling: dict[str, tuple[float, bool]] = {}
+        """Dials under way by address: when they are given up, and whether to a member that is gone."""
         self._tried: dict[Target, float] = {}
         """When each target was last dialled: kept a while for members, for ever for bootstrap addresses."""
         self._leads_to: dict[str, bytes] = {}
         self._group_of: dict[str, str] = {}
         """Network groups of addresses that were dialled."""
         self._next_yield = 0.0
-        self._next_look = 0.0
-        self._known_at_look = 0
-        """Number of members known when we last looked whom to dial."""
 
     def __len__(self) -> int:
         return len(self._links)
@@ -106,7 +94,6 @@ class Links:
 
     @property
     def numbers(self) -> KeysView[int]:
-        """The numbers of all links."""
         return self._links.keys()
 
     def to(self, node_id: bytes) -> Link | None:
@@ -115,8 +102,7 @@ class Links:
 
     def outbound(self) -> list[Link]:
         """The links that we dialled, oldest first."""
-        outbound = [link for link in self._links.values() if link.outbound]
-        return sorted(outbound, key=lambda link: link.number)
+        return sorted((link for link in self.all() if link.outbound), key=lambda link: link.number)
 
     def anchors(self) -> list[tuple[str, bytes]]:
         """Address and node id of our oldest outbound links, which the next run dials first."""
@@ -154,7 +140,6 @@ class Links:
         if event.address in self._bootstrap:
             self._leads_to[event.address] = event.node_id
         if event.group is not None:
-            self._group_of.pop(event.address, None)
             self._group_of[event.address] = event.group
             if len(self._group_of) > limits.MEMBERS_MAX:
                 del self._group_of[next(iter(self._group_of))]
@@ -227,49 +212,29 @@ class Links:
         half. But a dial that nobody answers may take long, and such members may be made up: dials to them
         never take the place of dials to live members.
         """
-        if now < self._next_look and not self._is_told_of_more:
-            return
-        self._next_look = now + limits.LINKS_CHECK_INTERVAL_S
-        self._known_at_look = len(self._roster.members())
-        self._dialling = {address: dial for address, dial in self._dialling.items() if dial.until > now}
+        self._dialling = {address: dial for address, dial in self._dialling.items() if dial[0] > now}
+        to_gone = sum([is_to_gone for _, is_to_gone in self._dialling.values()])
         outbound = sum([link.outbound for link in self._links.values()])
         wanted = max(limits.LINKS_WANTED - len(self._links), limits.LINKS_OUTBOUND_MIN - outbound)
-        missing = max(0, wanted - (len(self._dialling) - self._dials_to_gone))
+        missing = max(0, wanted - (len(self._dialling) - to_gone))
         if not missing and not any(map(self._is_missed, self._roster.doubted())):
             return
         alive, gone = self._candidates(now)
         chosen = [(target, False) for target in alive[:missing]]
-        room = limits.DIALS_TO_GONE_MAX - self._dials_to_gone
+        room = limits.DIALS_TO_GONE_MAX - to_gone
         chosen += [(target, True) for target in gone[: min(room, max(1, missing - len(chosen)))]]
         for (address, node_id), is_to_gone in chosen:
-            if len(self._dialling) >= limits.DIALS_AT_ONCE_MAX:
-                break
-            if address in self._dialling:
-                continue
-            self._dialling[address] = _Dialling(now + limits.REDIAL_INTERVAL_S * 2, is_to_gone)
-            self._tried[address, node_id] = now
-            self._outbox.append(Dial(address, node_id, self._fingerprint_of(node_id)))
-        self._forget_old_tries(now)
-
-    def _forget_old_tries(self, now: float) -> None:
-        kept = {contact: self._tried[contact] for contact in self._contacts if contact in self._tried}
-        recent = {to: at for to, at in self._tried.items() if now - at < limits.REDIAL_DOWN_INTERVAL_S}
-        self._tried = kept | recent
-
-    @property
-    def _dials_to_gone(self) -> int:
-        return sum([dial.is_to_gone for dial in self._dialling.values()])
-
-    @property
-    def _is_told_of_more(self) -> bool:
-        """Whether links are short and we have heard of more members: a newcomer hears of all at once."""
-        hoped_for = len(self._dialling) - self._dials_to_gone
-        is_short = len(self._links) + hoped_for < limits.LINKS_MIN
-        return is_short and len(self._roster.members()) > self._known_at_look
-
-    def _fingerprint_of(self, node_id: bytes | None) -> bytes:
-        member = self._roster.get(node_id) if node_id is not None else None
-        return member.record.body.fingerprint if member is not None else b""
+            if len(self._dialling) < limits.DIALS_AT_ONCE_MAX and address not in self._dialling:
+                self._dialling[address] = (now + limits.REDIAL_INTERVAL_S * 2, is_to_gone)
+                self._tried[address, node_id] = now
+                member = self._roster.get(node_id) if node_id is not None else None
+                fingerprint = member.record.body.fingerprint if member is not None else b""
+                self._outbox.append(Dial(address, node_id, fingerprint))
+        self._tried = {
+            target: at
+            for target, at in self._tried.items()
+            if now - at < limits.REDIAL_DOWN_INTERVAL_S or target in self._contacts
+        }
 
     def _candidates(self, now: float) -> tuple[list[Target], list[Target]]:
         """Targets to dial: a bootstrap address, live members, the other bootstrap addresses; and separately,
@@ -287,11 +252,9 @@ class Links:
                 continue  # two dials to one member would give two links that get in each other's way
             wait = limits.REDIAL_INTERVAL_S if is_alive else limits.REDIAL_DOWN_INTERVAL_S
             due = [
-                address
-                for address in addresses
-                if self._is_due(address, member.record.node_id, wait, now)
-                and not (is_alive and self._is_crowded(address))
+                address for address in addresses if self._is_due(address, member.record.node_id, wait, now)
             ]
+            due = [address for address in due if not (is_alive and self._is_crowded(address))]
             if due:
                 address = due[self._rng.randrange(len(due))]
                 (alive if is_alive else gone).append((address, member.record.node_id))
@@ -308,8 +271,8 @@ class Links:
     def _is_missed(self, member: Member) -> bool:
         """Whether a member that is not alive should be dialled now and then.
 
-        Members that left are not, except at a bootstrap address. A founder that left and came back was told
-        of nobody, so the members that joined through it must dial it.
+        Members that left are not, except at a bootstrap address. A founder that left and came back knows of
+        nobody, so the members that joined through it must dial it.
         """
         if member.health is not Health.LEFT:
             return member.health is not Health.ALIVE

@@ -54,11 +54,10 @@ class Bench:
         goes = self.links.up(LinkUp(self.numbers, _id(number), outbound, address, group=group), self.now)
         return goes is None or goes.link != self.numbers, [Hangup(*goes)] if goes else []
 
-    def look(self, seconds: float = limits.LINKS_CHECK_INTERVAL_S) -> list[tuple[str, bytes | None]]:
+    def look(self, seconds: float = limits.MEMBERS_INTERVAL_S) -> list[tuple[str, bytes | None]]:
         self.now += seconds
         self.links.wake(self.now)
         effects = self.outbox.drain()
-        assert self.links._next_look > self.now
         assert all(isinstance(e, Dial) for e in effects)
         return [(e.address, e.node_id) for e in effects]
 
