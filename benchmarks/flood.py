@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.tables import Table
 from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.home import Home, manifest_of
-from gossamer.protocol.limits import CPU_PER_NODE_BURST_S
+from gossamer.protocol.access.rate_limits import PER_NODE, Resource
 from tests.net.processes import SwarmRun
 
 VICTIM = "node-1"
@@ -70,7 +70,7 @@ def run(*, quick: bool) -> list[dict[str, Any]]:
             [sys.executable, "-m", "tests.net.flooder", *arguments], stdout=subprocess.DEVNULL
         )
         try:
-            victim.wait_throttled(0.0 if quick else 30.0 * CPU_PER_NODE_BURST_S)
+            victim.wait_throttled(0.0 if quick else 30.0 * PER_NODE[Resource.CPU].burst)
             for _ in range(turns):
                 flooder.send_signal(signal.SIGSTOP)
                 quiet.append(victim.measure(seconds))

@@ -386,45 +386,7 @@ of a second."""
 
 CLOCK_SKEW_S = 120.0
 
-# --- budgets of a peer (see budget; what goes beyond is read more slowly) --------------------------------
-MESSAGES_PER_S = 500.0
-"""A member that relays every record and record of 1,024 members to 6 links sends some 250 a second."""
-
-MESSAGES_BURST = 10_000.0
-"""A joiner's 100,000 records come in 3,125 messages."""
-
-MESSAGE_BYTES_PER_S = 16.0 * 1024 * 1024
-MESSAGE_BYTES_BURST = 512.0 * 1024 * 1024
-"""A joiner's 10,000 records at 32 KiB each, the largest that honest nodes sign, are 320 MiB."""
-
-CPU_PER_NODE = 0.08
-"""Processor seconds a second. Records of 1,024 members, relayed by one, take 0.06; a small swarm's 0.003."""
-
-CPU_PER_NODE_BURST_S = 3.0
-CPU_PER_ADDRESS = 0.25
-"""Keys cost nothing: a budget per key alone would bind nobody. Honest nodes may share an address."""
-
-CPU_PER_ADDRESS_BURST_S = 10.0
-
-RECORDS_PER_S = 200.0
-"""New records, at 0.25 ms each for signature, parsing and storing: a twentieth of a processor. Each of 1,024
-members publishes at most one record every 5 s."""
-
-RECORDS_BURST = 20_000.0
-"""A joiner is sent all that is not closed yet. This is enough for 1,040 rounds of 19 members over one link
-alone, in a swarm as `gossamer init` begins it."""
-
-MESSAGE_OVERHEAD_S = 60e-6
-BYTE_OVERHEAD_S = 2e-9
-"""Cost of a message besides its handling, where nobody measures it: frames, TLS, system calls, an answer."""
-
-RECORD_CREDIT_S = 0.0005
-"""CPU time that a record new to us earns its sender: what a joiner asked for costs the peer nothing."""
-
-MISSES_PER_S = 100.0
-MISSES_BURST = 4_096.0
-"""A peer that does not know who holds a payload asks everybody: 1,024 chunks, a few times over."""
-
+# --- budgets of a peer (its rates are in `rate_limits`; what goes beyond is read more slowly) -----------
 SMALL_CHUNK_BYTES = 16 * 1024
 """A request for a smaller chunk counts as a miss: it costs us 0.8 ms of processor, and the peer little of its
 ration. 1,024 members publish 205 payloads a second, which come over six links or so."""
@@ -433,20 +395,6 @@ DECLINED_MISSES = 0.5
 """A request that we decline counts as this much of a miss: a peer that finds us busy asks for other chunks at
 once, and again soon."""
 
-REQUESTS_PER_S = 20.0
-REQUESTS_BURST = 400.0
-"""Requests for manifest and status from one address; 64 joiners on one machine ask at once."""
-
-CONNECTIONS_PER_S = 30.0
-"""From one address: a TLS handshake takes 2 to 3 ms of processor."""
-
-CONNECTIONS_BURST = 1_000.0
-"""64 nodes behind one router join at once, and open connections for their chunks."""
-
-HANDSHAKES_PER_NODE_S = 0.5
-"""Handshakes of one key: more than an honest node makes, which redials after REDIAL_INTERVAL_S."""
-
-HANDSHAKES_PER_NODE_BURST = 20.0
 PAUSE_MAX_S = 5.0
 """The longest that a link is left unread at a time; well within LINK_SILENCE_S."""
 

@@ -8,6 +8,7 @@ its link.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from gossamer.protocol import limits
 
@@ -33,8 +34,7 @@ class Resource(Enum):
     CONNECTIONS = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(NamedTuple):
     """Units per second, and how many may be saved up."""
 
     rate: float
@@ -42,66 +42,69 @@ class Allowance:
 
 
 PER_NODE = {
-    Resource.MESSAGES: Allowance(limits.MESSAGES_PER_S, limits.MESSAGES_BURST),
-    Resource.BYTES: Allowance(limits.MESSAGE_BYTES_PER_S, limits.MESSAGE_BYTES_BURST),
-    Resource.CPU: Allowance(limits.CPU_PER_NODE, limits.CPU_PER_NODE_BURST_S),
-    Resource.RECORDS: Allowance(limits.RECORDS_PER_S, limits.RECORDS_BURST),
-    Resource.MISSES: Allowance(limits.MISSES_PER_S, limits.MISSES_BURST),
-    Resource.HANDSHAKES: Allowance(limits.HANDSHAKES_PER_NODE_S, limits.HANDSHAKES_PER_NODE_BURST),
+    # One that relays every record of 1,024 members to 6 links sends 250 messages a second. A joiner's 100,000
+    # records come in 3,125 messages; 10,000 of 32 KiB each, the largest that honest nodes sign, are 320 MiB.
+    Resource.MESSAGES: Allowance(500.0, 10_000.0),
+    Resource.BYTES: Allowance(16.0 * 2**20, 512.0 * 2**20),
+    # Seconds a second: records of 1,024 members, relayed by one, take 0.06; a small swarm's 0.003.
+    Resource.CPU: Allowance(0.08, 3.0),
+    # At 0.25 ms each for signature, parsing and storing, a twentieth of a processor; each of 1,024 members
+    # signs one in 5 s at most. A joiner is sent all that is open: 1,040 rounds of 19 members over one link.
+    Resource.RECORDS: Allowance(200.0, 20_000.0),
+    # A peer that does not know who holds a payload asks everybody: 1,024 chunks, a few times over.
+    Resource.MISSES: Allowance(100.0, 4_096.0),
+    # An honest node redials after REDIAL_INTERVAL_S.
+    Resource.HANDSHAKES: Allowance(0.5, 20.0),
 }
+"""By node id."""
+
 PER_ADDRESS = {
-    Resource.CPU: Allowance(limits.CPU_PER_ADDRESS, limits.CPU_PER_ADDRESS_BURST_S),
-    Resource.REQUESTS: Allowance(limits.REQUESTS_PER_S, limits.REQUESTS_BURST),
-    Resource.CONNECTIONS: Allowance(limits.CONNECTIONS_PER_S, limits.CONNECTIONS_BURST),
+    # Keys cost nothing: a budget per key alone would bind nobody. Honest nodes may share an address.
+    Resource.CPU: Allowance(0.25, 10.0),
+    # 64 nodes behind one router join at once, and open connections for their chunks (2 to 3 ms each).
+    Resource.REQUESTS: Allowance(20.0, 400.0),
+    Resource.CONNECTIONS: Allowance(30.0, 1_000.0),
 }
+
+MESSAGE_OVERHEAD_S = 60e-6
+BYTE_OVERHEAD_S = 2e-9
+"""Cost of a message besides its handling, where nobody measures it: frames, TLS, system calls, an answer."""
+
+RECORD_CREDIT_S = 0.0005
+"""CPU time that a record new to us earns its sender: what a joiner asked for costs the peer nothing."""
 
 
 def cost_of_message(*, received: int, sent: int, cpu_s: float, fresh: int) -> dict[Resource, float]:
     """What a peer is charged for a message of `received` bytes that took `cpu_s` to handle.
 
     `sent` counts the bytes sent to the peer since its last message, `fresh` the records that were new to us.
-    Those have a budget of their own, and bring a credit of CPU time.
     """
-    overhead = limits.MESSAGE_OVERHEAD_S + limits.BYTE_OVERHEAD_S * (received + sent)
+    overhead = MESSAGE_OVERHEAD_S + BYTE_OVERHEAD_S * (received + sent)
     return {
         Resource.MESSAGES: 1.0,
         Resource.BYTES: float(received),
         Resource.RECORDS: float(fresh),
-        Resource.CPU: max(0.0, cpu_s + overhead - fresh * limits.RECORD_CREDIT_S),
+        Resource.CPU: max(0.0, cpu_s + overhead - fresh * RECORD_CREDIT_S),
     }
 
 
-class Bucket:
+@dataclass(slots=True)
+class _Bucket:
     """One resource of one peer. It may go into debt, since a cost is known only after it was incurred."""
 
-    __slots__ = ("_allowance", "_level", "_time")
+    allowance: Allowance
+    level: float
+    time: float
 
-    def __init__(self, allowance: Allowance, now: float) -> None:
-        self._allowance = allowance
-        self._level = allowance.burst
-        self._time = now
+    def fill(self, now: float) -> None:
+        self.level = min(self.allowance.burst, self.level + self.allowance.rate * max(0.0, now - self.time))
+        self.time = max(self.time, now)
 
-    def spend(self, amount: float, now: float) -> float:
+    def spend(self, amount: float) -> float:
         """Take `amount`; returns the seconds until the bucket is out of debt, at most PAUSE_MAX_S."""
-        deepest = -self._allowance.rate * limits.PAUSE_MAX_S
-        self._level = max(deepest, self._filled(now) - amount)
-        self._time = max(self._time, now)
-        return max(0.0, -self._level / self._allowance.rate)
-
-    def afford(self, amount: float, now: float) -> bool:
-        """Take `amount` if it is there; returns whether it was."""
-        if self._filled(now) < amount:
-            return False
-        self.spend(amount, now)
-        return True
-
-    def is_full(self, now: float) -> bool:
-        """Whether the bucket is full, like a new one."""
-        return self._filled(now) >= self._allowance.burst
-
-    def _filled(self, now: float) -> float:
-        gained = self._allowance.rate * max(0.0, now - self._time)
-        return min(self._allowance.burst, self._level + gained)
+        deepest = -self.allowance.rate * limits.PAUSE_MAX_S
+        self.level = max(deepest, self.level - amount)
+        return max(0.0, -self.level / self.allowance.rate)
 
 
 class Budgets:
@@ -109,7 +112,7 @@ class Budgets:
 
     def __init__(self, allowances: Mapping[Resource, Allowance]) -> None:
         self._allowances = allowances
-        self._buckets: dict[Key, dict[Resource, Bucket]] = {}
+        self._buckets: dict[Key, dict[Resource, _Bucket]] = {}
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -119,37 +122,37 @@ class Budgets:
 
         A resource without an allowance is free.
         """
-        return max(
-            (
-                self._bucket(key, resource, now).spend(amount, now)
-                for resource, amount in costs.items()
-                if amount and resource in self._allowances
-            ),
-            default=0.0,
-        )
+        charged = [(self._bucket(key, of, now), cost) for of, cost in costs.items() if of in self._allowances]
+        return max((bucket.spend(cost) for bucket, cost in charged), default=0.0)
 
     def afford(self, key: Key, resource: Resource, now: float) -> bool:
         """Take one unit if it is there; returns whether it was. For what is refused, not slowed down."""
-        return self._bucket(key, resource, now).afford(1.0, now)
+        bucket = self._bucket(key, resource, now)
+        if bucket.level < 1.0:
+            return False
+        bucket.spend(1.0)
+        return True
 
-    def _bucket(self, key: Key, resource: Resource, now: float) -> Bucket:
+    def _bucket(self, key: Key, resource: Resource, now: float) -> _Bucket:
         buckets = self._buckets.get(key)
         if buckets is None:
             self._make_room(now)
             buckets = self._buckets[key] = {}
         if resource not in buckets:
-            buckets[resource] = Bucket(self._allowances[resource], now)
+            allowance = self._allowances[resource]
+            buckets[resource] = _Bucket(allowance, allowance.burst, now)
+        buckets[resource].fill(now)
         return buckets[resource]
 
     def _make_room(self, now: float) -> None:
         """Forget peers whose buckets are all full; if that is not enough, those known longest."""
         if len(self._buckets) < limits.PEERS_WATCHED_MAX:
             return
-        self._buckets = {
-            key: buckets
-            for key, buckets in self._buckets.items()
-            if not all(bucket.is_full(now) for bucket in buckets.values())
-        }
+        for key, buckets in list(self._buckets.items()):
+            for bucket in buckets.values():
+                bucket.fill(now)
+            if all(bucket.level >= bucket.allowance.burst for bucket in buckets.values()):
+                del self._buckets[key]
         while len(self._buckets) >= limits.PEERS_WATCHED_MAX:
             del self._buckets[next(iter(self._buckets))]
 
@@ -160,8 +163,7 @@ class Budgets:
 # A rate in bytes per second would fit only one size of model, so a ration grows with what there is to take.
 
 
-@dataclass(frozen=True, slots=True)
-class Stock:
+class Stock(NamedTuple):
     """What there is to take at a moment, in bytes: held now, and come (or made here) since the start."""
 
     held: int

@@ -10,6 +10,7 @@ import pytest
 from gossamer.node.daemon.network.peer_scores import COMPLAINTS_MAX, SWEEP_S, PeerScores
 from gossamer.node.logs import REPEAT_S
 from gossamer.protocol import limits
+from gossamer.protocol.access.rate_limits import PER_NODE, Resource
 from gossamer.protocol.errors import Offence
 from gossamer.protocol.identity import short
 
@@ -87,7 +88,7 @@ def test_a_thousand_keys_are_a_few_lines(watch: Watch) -> None:
 
 def test_one_key_that_links_itself_again_and_again_has_to_wait(watch: Watch) -> None:
     answers = [watch.scores.refusal(BAD) for _ in range(30)]
-    assert answers.count(None) == limits.HANDSHAKES_PER_NODE_BURST
+    assert answers.count(None) == PER_NODE[Resource.HANDSHAKES].burst
     assert answers[-1] == "too many handshakes; try again in 2 s"
     watch.now += 2.0
     assert watch.scores.refusal(BAD) is None

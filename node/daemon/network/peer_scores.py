@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from gossamer.node.logs import RateLimit
-from gossamer.protocol import limits
 from gossamer.protocol.access.peer_scores import Greylist
 from gossamer.protocol.access.rate_limits import PER_ADDRESS, PER_NODE, Budgets, Resource, cost_of_message
 from gossamer.protocol.errors import Offence
@@ -97,7 +96,7 @@ class PeerScores:
             self.turned_away += 1
             return f"turned away for misbehaviour, for another {seconds:.0f} s"
         if not self._nodes.afford(node_id, Resource.HANDSHAKES, self._clock()):
-            return f"too many handshakes; try again in {1.0 / limits.HANDSHAKES_PER_NODE_S:.0f} s"
+            return f"too many handshakes; try again in {1.0 / PER_NODE[Resource.HANDSHAKES].rate:.0f} s"
         return None
 
     def refused_for(self, key: bytes | str | None) -> float:
