@@ -15,8 +15,7 @@ CHUNK_BYTES_MAX = 1024 * 1024
 """Blobs are cut and hashed in pieces of this size: one hash check bounds what a liar can make us hold."""
 
 PAYLOAD_CHUNK_BYTES_MIN = 256 * 1024
-"""A payload is cut into smaller chunks than a snapshot, but not so small that requests cost much: headers are
-about 430 bytes, 0.4 % of a chunk of this size at int4, packed."""
+"""A payload is cut finer than a snapshot, but not so fine that requests cost much: 430 bytes of headers each."""
 
 PAYLOAD_CHUNKS_AIM = 64
 """A payload has no more chunks than this until they are CHUNK_BYTES_MAX long: 2 KiB of its record."""
@@ -34,7 +33,7 @@ UNIX_S_MAX = 2**40
 
 ROUND_MAX = 2**31 - 1
 TOKENS_MAX = 2**40
-"""Tokens of one window. A thousand GPUs at a million tokens a second for 10 minutes is 2**39."""
+"""Tokens of one window. A thousand GPUs at a million a second for 10 minutes make 2**39."""
 
 TOKENS_TOTAL_MAX = 2**63 - 1
 """Tokens of all deltas together; a larger sum counts as this. Liars get there with 2**23 records."""
@@ -62,7 +61,7 @@ CREDENTIAL_BYTES_MAX = 1024
 """A grant or a revocation in its envelope; the reason is the longest thing in it."""
 
 REASON_BYTES_MAX = 160
-"""Reason of a revocation: with the words that a door puts around it, it fits a text of TEXT_BYTES_MAX."""
+"""Reason of a revocation: with the words around it, it fits a text of TEXT_BYTES_MAX."""
 
 ACL_NODES_MAX = 4096
 """Node ids that grants and revocations may speak of. Only owners can fill this."""
@@ -71,8 +70,7 @@ ACL_RECORDS_MAX = 2 * ACL_NODES_MAX
 """Each node id has at most one grant and one revocation in force."""
 
 EXPIRY_CHECK_INTERVAL_S = 4.0
-"""Expiry is looked at in every third turn that a node takes (see `replica`): a member's link is cut within
-5 s of the end of its invitation."""
+"""A member's link is cut within 5 s of the end of its invitation."""
 
 ASK_FRESH_S = 300.0
 """A signed question is answered for this long: clocks of people's machines differ by minutes."""
@@ -82,8 +80,7 @@ MESSAGE_BYTES_MAX = 2 * 1024 * 1024 + 64 * 1024
 """One WebSocket message: RECORDS_PER_MESSAGE_MAX records of the largest size, and their framing."""
 
 ARRAYS_MAX = 4096
-"""Arrays in one msgpack value, nested ones included; the largest Inventory has under half as many. An empty
-array is one byte on the wire and 64 in memory: unbounded, a message could take 130 MiB and half a second."""
+"""Arrays in one msgpack value, nested ones included: an empty one is one byte on the wire, 64 in memory."""
 
 RECORDS_PER_MESSAGE_MAX = 32
 """Signatures are checked on the event loop, about 0.1 ms each: 32 keep a message under 4 ms."""
@@ -94,8 +91,7 @@ IDS_PER_ROUND_MAX = 2048
 
 ADDRESSES_PER_PEER_MAX = 8
 MEMBERS_MAX = 1024
-"""Records that a node keeps. Full knowledge is meant for up to 256 members; above the limit, members that are
-down go first."""
+"""Members that a node knows; above the limit, those that are gone make room first."""
 
 AUTHORS_KEPT = 4 * MEMBERS_MAX
 """Authors whose last round we remember. More stay only as members, or while their rounds are open."""
@@ -122,6 +118,7 @@ PUSH_FANOUT = 4
 ANTI_ENTROPY_INTERVAL_S = 10.0
 EXCHANGES_APART_S = 2.0
 """When a link ends, the next exchange is due this long after the last one."""
+
 RANGE_FANOUT_BITS = 4
 """Ledger digests form a tree: 16 rounds to a node, 16 nodes to a parent."""
 
@@ -129,39 +126,33 @@ COMPARED_PARENTS_MAX = 48
 """Differing ranges followed down in one exchange; the next one finds the rest."""
 
 OFFER_DELAY_S = 0.05
-"""Payloads that become complete within this time are offered in one message, and not to links that offer them
-to us meanwhile. A payload that goes by way of other nodes waits this long at each."""
+"""Payloads that become complete within this time are offered in one message; each hop waits for it."""
 
-LINKS_TOLD_MAX = 12
+LINKS_STATED_MAX = 12
 LINK_PREFIX_BYTES = 4
-"""A node's record names up to LINKS_TOLD_MAX links that it dialled, each by the first LINK_PREFIX_BYTES of
-the peer's id: for displays, and to know which member can tell of which. Five of them are 20 bytes every 4.5
-s. Among 1,024 members two ids begin alike once in 8,000 swarms."""
+"""A record names the links that its node dialled by the beginnings of the peers' ids: for displays, and to
+know which member can vouch for which. Among 1,024 members two begin alike once in 8,000 swarms."""
 
 PART_DELAY_S = 0.004
-"""A chunk of a payload that is not complete yet is offered after this time, together with others. It has less
-far to go than a payload, and every node that it goes through delays all that wait for it by this much."""
+"""A chunk of a payload that is not complete yet is offered after this time, together with others."""
 
 PART_FANOUT = 6
-"""Links that are offered a chunk of a payload that is not complete. Otherwise all links of a node that has
-many would ask for it at once, and those waiting in its line would not turn to others."""
+"""Links that are offered such a chunk: all links at once would wait in one line and not turn to others."""
 
 DEAL_PATIENCE_S = 2.0
-"""A payload that was dealt out is offered whole to all links once none of it is heard to spread this long."""
+"""A payload that was dealt out is offered whole once none of it is known to have spread for this long."""
 
 # --- membership ----------------------------------------------------------------------------------------
 HEARTBEAT_INTERVAL_S = 4.5
 MEMBERS_INTERVAL_S = 1.5
-"""New records of all members are gathered for this long and told in one message."""
+"""New records of all members are gathered for this long and sent in one message."""
 
 ROSTERS_PER_LINK_MAX = 4
-"""Roster summaries answered per link in ANTI_ENTROPY_INTERVAL_S: an honest peer sends one when it links to
-us, one of its own accord, and the answer to ours. Each may draw the records of all members."""
+"""Roster summaries answered per link in ANTI_ENTROPY_INTERVAL_S: each may draw the records of all members."""
 
 MEMBERS_FANOUT = 2
 MEMBERS_REPEATS = 2
-"""A record goes to 2 links at each of 2 intervals, except those that have it: the next record comes after
-4.5 s."""
+"""A record goes to 2 links at each of 2 intervals, except those that have it."""
 
 MEMBERS_TURN_INTERVALS = 6
 """A node with many links tells more of them at a time: none waits more intervals than this for its turn."""
@@ -176,8 +167,7 @@ PROBE_TIMEOUT_S = 2.0
 INDIRECT_PROBES = 3
 INDIRECT_PROBE_TIMEOUT_S = 2.0
 VOUCHES_PER_LINK_MAX = 8
-"""Pings that we make for one peer within INDIRECT_PROBE_TIMEOUT_S. Each silent node is asked after at three
-links: a peer that asks one of them about more has lost its own network, or wants us to flood others."""
+"""Pings that we make for one peer within INDIRECT_PROBE_TIMEOUT_S: one that wants more would flood others."""
 
 MEMBERS_LAG_S = 5.0
 """A record may be on its way this long, from node to node: a dead node may seem alive for as long."""
@@ -185,12 +175,11 @@ MEMBERS_LAG_S = 5.0
 IDLE_MIN_S = 15.0
 IDLE_STRIDES = 3
 STRIDE_MAX_S = 200.0
-"""A member counts as idle if its records tell of no new inner step or round for IDLE_STRIDES times as long as
-the last one took: after three heartbeats at the earliest, and ten minutes at the latest."""
+"""A member is idle if its records state nothing new for IDLE_STRIDES times as long as the last move took."""
 
 RUMOUR_PAUSE_S = 10.0
-"""For this long after a suspicion of a member has been cleared up, suspicions that others report are not
-believed: a liar could keep the whole swarm talking about them. What we see ourselves counts."""
+"""For this long after a suspicion was cleared up, others' suspicions are not believed: a liar could keep the
+whole swarm busy with them. What we see ourselves counts."""
 
 SUSPICION_TIMEOUT_S = 6.0
 SILENCE_SUSPECT_S = 11.5
@@ -261,8 +250,7 @@ WAKE_PATIENCE_S = 60.0
 others for RESUME_PATIENCE_S."""
 
 SLEEP_MIN_S = 20.0
-"""A machine that stood still for longer than this has slept: others have given up its links (LINK_SILENCE_S).
-A slow event loop is late by seconds."""
+"""A machine that stood still for longer than this has slept: others have given up its links."""
 
 # --- fetching ------------------------------------------------------------------------------------------
 FETCHES_MAX = 16
@@ -346,13 +334,12 @@ training for this long and no longer: a few authors could hand theirs out chunk 
 UPLOADS_MAX = 16
 UPLOADS_PER_MEMBER_MAX = UPLOADS_MAX // 2
 UPLOAD_SLOT_S = 1.0
-"""Chunks under way from us to all links together, and to one member, which asks for FETCHES_PER_LINK_MAX at a
-time; requests beyond these are declined. Eight chunks are 2 MiB, as payloads of 10 M parameters are cut: a
-fifth of a second at 100 Mbit/s. An upload that takes longer than UPLOAD_SLOT_S no longer counts."""
+"""Chunks under way from us to all links together, and to one member; requests beyond these are declined. An
+upload that takes longer than UPLOAD_SLOT_S no longer counts."""
 
 RATION_COPIES = 4.0
-"""How many times over a member may take what we hold, and what comes later: an honest one takes it once,
-parts of it again where its line breaks, and all of it when it loses its disk."""
+"""How many times over a member may take what we hold, and what comes later: an honest one takes it once, and
+all of it again when it loses its disk."""
 
 RATION_PERIOD_S = 24 * 3600.0
 """As many copies are granted again in this time, even where nothing new comes."""
@@ -361,8 +348,8 @@ RATION_BYTES_MIN = 64 * 1024 * 1024
 """What we hold counts as at least this much: a node with little to give need not count."""
 
 TURN_PATIENCE_S = 2.0
-"""A requested chunk waits this long for its turn on a line that others fill, then it is declined. The chunks
-before it on its own link do not count. Less than FETCH_OVERDUE_S, lest a full line pass for a slow one."""
+"""A requested chunk waits this long for its turn on a line that others fill, then it is declined. Less than
+FETCH_OVERDUE_S, lest a full line pass for a slow one."""
 
 ASKS_PER_LINK_MAX = 64
 """Chunks that a peer may have asked us to send and not yet received."""
@@ -380,20 +367,16 @@ takes what it did at once when it heals. It bounds what one key can have everybo
 
 CLOCK_CACHED_ABOVE_MEMBERS = 64
 CLOCK_KEPT_PER_MEMBER_S = 0.00025
-"""Where there are more members than this, the round clock is not read again with every event: a reading is
-kept for CLOCK_KEPT_PER_MEMBER_S a member. A reading of 1,024 members takes 0.3 ms and is kept for a quarter
-of a second."""
+"""With more members than this, a reading of the round clock is kept for a while: 1,024 members take 0.3 ms."""
 
 CLOCK_SKEW_S = 120.0
 
 # --- budgets of a peer (its rates are in `rate_limits`; what goes beyond is read more slowly) -----------
 SMALL_CHUNK_BYTES = 16 * 1024
-"""A request for a smaller chunk counts as a miss: it costs us 0.8 ms of processor, and the peer little of its
-ration. 1,024 members publish 205 payloads a second, which come over six links or so."""
+"""A request for a smaller chunk counts as a miss: it costs us 0.8 ms, and the peer little of its ration."""
 
 DECLINED_MISSES = 0.5
-"""A request that we decline counts as this much of a miss: a peer that finds us busy asks for other chunks at
-once, and again soon."""
+"""A declined request counts as this much of a miss: an honest peer asks for other chunks at once."""
 
 PAUSE_MAX_S = 5.0
 """The longest that a link is left unread at a time; well within LINK_SILENCE_S."""
@@ -410,10 +393,9 @@ GREYLIST_POINTS_RELEASED = 50.0
 GREYLIST_POINTS_MAX = 400.0
 """No peer is turned away for longer than 15 minutes after its last offence."""
 
-# --- the door --------------------------------------------------------------------------------------------
+# --- connections ------------------------------------------------------------------------------------------
 CONNECTIONS_MAX = 768
-"""Open at once. LINKS_MAX links with six connections each for chunks are 448; below the usual limit of 1,024
-open files."""
+"""Open at once: 64 links with six connections each for chunks are 448; files are usually limited to 1,024."""
 
 STRANGERS_MAX = 256
 """Connections that have proven nothing yet. When there are too many, the oldest gives way."""

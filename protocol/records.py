@@ -179,7 +179,7 @@ def _addresses(fields: Fields, name: str) -> tuple[str, ...]:
 
 def _prefixes(fields: Fields, name: str) -> tuple[bytes, ...]:
     size = limits.LINK_PREFIX_BYTES
-    value = fields.blob(name, 0, limits.LINKS_TOLD_MAX * size)
+    value = fields.blob(name, 0, limits.LINKS_STATED_MAX * size)
     if len(value) % size:
         raise MalformedError(f"member: field {name} is not a multiple of {size} bytes")
     return tuple(value[at : at + size] for at in range(0, len(value), size))

@@ -53,7 +53,7 @@ class PeerClaims:
                 self._claims_of(record),
                 record.node_id,
                 record.node_id in named,
-                member.told_at,
+                member.received_at,
                 record.body.round if record.node_id in authors else 0,
                 record.body.trains,
             )

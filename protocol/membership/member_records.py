@@ -9,7 +9,7 @@ the other lacks.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gossamer.protocol import limits
@@ -46,11 +46,11 @@ class NodeInfo:
 
 @dataclass(slots=True)
 class _News:
-    """A record to be sent, and the links that need not hear it from us."""
+    """A record to be sent, and the links that need not get it from us."""
 
-    entry: tuple[bytes, bool]
+    data: bytes
     known_to: set[int] = field(default_factory=set)
-    tellings: int = limits.MEMBERS_REPEATS
+    times: int = limits.MEMBERS_REPEATS
 
 
 def _within(value: float, bound: float) -> float:
@@ -58,7 +58,7 @@ def _within(value: float, bound: float) -> float:
     return max(-bound, min(bound, value)) if math.isfinite(value) else bound
 
 
-def _is_worth_telling(member: Member, *, is_known: bool) -> bool:
+def _is_worth_sending(member: Member, *, is_known: bool) -> bool:
     """Whether to send a member's record to a peer; `is_known` if that peer has an older record of the member.
 
     To a peer that knows the member, the record of a missing member would pass for a sign of life. Any other
@@ -108,7 +108,7 @@ class Presence:
         self._rosters: Counter[int] = Counter()
         """Number of roster summaries received on each link since we last sent one unasked."""
         self._next_heartbeat = 0.0
-        self._next_rows = 0.0
+        self._next_records = 0.0
         self._next_refutation = 0.0
         self._next_roster = 0.0
         self.record, self.data = self._sign()
@@ -121,7 +121,7 @@ class Presence:
         self.beat()
 
     def progress(self, progress: Progress) -> None:
-        """Take over what our trainer reports; the next heartbeat tells it."""
+        """Take over what our trainer reports, for the next heartbeat."""
         self._progress = replace(
             progress,
             tokens_per_s=_within(progress.tokens_per_s, limits.TOKENS_PER_S_MAX),
@@ -129,39 +129,37 @@ class Presence:
         )
 
     def leave(self) -> None:
-        """Tell all linked peers that we leave: otherwise all they see is a dead link."""
+        """Say to all links that we leave: otherwise all that their peers see is a dead link."""
         self._leaving = True
         self._renew()
-        for link in self._links.all():
-            self._outbox.send(link.number, Records(((self.data, False),)))
+        self._send([self.data], self._links.numbers)
 
     def changed(self) -> None:
-        """Something in our record is worth telling soon, though not at once."""
+        """Something in our record should be known soon, though not at once."""
         self._has_changed = True
 
     def beat(self) -> None:
         """Sign a newer record of ourselves and push it at once."""
         self._renew()
         self.forget(self._identity.node_id)
-        self._push(self.data, set())
+        self._push(_News(self.data))
 
     # -- time
 
     def deadline(self) -> float:
-        return self._next_rows
+        return self._next_records
 
     def wake(self, now: float) -> None:
-        """Send records, our own heartbeat among them, and compare rosters with a random link, each when
-        due."""
-        if now < self._next_rows:
+        """Send records, our own heartbeat among them, and compare rosters with a link, each when due."""
+        if now < self._next_records:
             return
-        self._next_rows = now + limits.MEMBERS_INTERVAL_S
+        self._next_records = now + limits.MEMBERS_INTERVAL_S
         soon = now + limits.MEMBERS_INTERVAL_S / 2
         if self._has_changed or soon > self._next_heartbeat:
             self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
             self._renew()
-            self._news[self._identity.node_id] = _News((self.data, False))
-        self._tell()
+            self._news[self._identity.node_id] = _News(self.data)
+        self._send_news()
         if soon > self._next_roster:
             self._next_roster = now + limits.ANTI_ENTROPY_INTERVAL_S
             self._rosters.clear()
@@ -179,13 +177,12 @@ class Presence:
         health, since = (known.health, known.since) if known is not None else (Health.ALIVE, -math.inf)
         if not self._roster.update(record, now):
             return
-        news = self._news[record.node_id] = _News((record.data, False), {link})
-        # One that comes and goes all the time would have every node relay each of its records to four others.
-        comes_or_goes = (
-            record.body.leaving != (health is Health.LEFT) and now >= since + limits.MEMBERS_INTERVAL_S
-        )
-        if health in (Health.SUSPECT, Health.DOWN) or comes_or_goes:
-            self._push(record.data, news.known_to)
+        news = self._news[record.node_id] = _News(record.data, {link})
+        comes_or_goes = record.body.leaving != (health is Health.LEFT)
+        # One that does so all the time would have every node relay each of its records to four others.
+        is_often = now < since + limits.MEMBERS_INTERVAL_S
+        if health in (Health.SUSPECT, Health.DOWN) or (comes_or_goes and not is_often):
+            self._push(news)
 
     def is_known(self, record: bytes, link: int) -> bool:
         """Whether we have this record already, byte for byte. If so, it need not be sent to that link."""
@@ -197,7 +194,7 @@ class Presence:
         return True
 
     def forget(self, node_id: bytes) -> None:
-        """Stop telling others of a node that is no longer a member."""
+        """Send others no more of a node that is no longer a member."""
         self._news.pop(node_id, None)
 
     def refute(self, link: int, message: Suspect, now: float) -> None:
@@ -211,7 +208,7 @@ class Presence:
             self._next_refutation = now + limits.MEMBERS_INTERVAL_S
             self.beat()
         else:
-            self._outbox.send(link, Records(((self.data, False),)))
+            self._send([self.data], [link])
 
     def summary(self, *, answer: bool) -> RosterSummary:
         """Which records we have, our own among them, and how new they are."""
@@ -232,12 +229,12 @@ class Presence:
             member
             for member in self._roster.members()
             if theirs.get(member.record.node_id, (-1, -1)) < member.record.body.age
-            and _is_worth_telling(member, is_known=member.record.node_id in theirs)
+            and _is_worth_sending(member, is_known=member.record.node_id in theirs)
         ]
-        records = [(member.record.data, False) for member in lacking]
+        records = [member.record.data for member in lacking]
         if theirs.get(self._identity.node_id, (-1, -1)) < self.record.age:
-            records.append((self.data, False))
-        self._send_records(link, records)
+            records.append(self.data)
+        self._send(records, [link])
         for member in lacking:
             if member.is_missing:
                 self._outbox.send(link, Suspect(member.record.node_id, *member.record.body.age))
@@ -247,15 +244,16 @@ class Presence:
     def send_all(self, link: int) -> None:
         """Send a link the records of all members that are alive, and our own."""
         known = [m.record.data for m in self._roster.members() if m.health is Health.ALIVE]
-        self._send_records(link, [(record, False) for record in (self.data, *known)])
+        self._send([self.data, *known], [link])
 
     # -- inside
 
-    def _send_records(self, link: int, records: list[tuple[bytes, bool]]) -> None:
-        for message in Records.batches(records):
-            self._outbox.send(link, message)
+    def _send(self, records: list[bytes], links: Iterable[int]) -> None:
+        for message in Records.batches([(data, False) for data in records]):
+            for link in links:
+                self._outbox.send(link, message)
 
-    def _tell(self) -> None:
+    def _send_news(self) -> None:
         """Send the links whose turn it is records that are news to them, but none of members missing by
         now."""
         for member in self._roster.doubted():
@@ -265,13 +263,11 @@ class Presence:
             return
         links = self._take_turns()
         for link in links:
-            self._send_records(
-                link, [news.entry for news in self._news.values() if link not in news.known_to]
-            )
+            self._send([news.data for news in self._news.values() if link not in news.known_to], [link])
         for node_id, news in list(self._news.items()):
             news.known_to.update(links)
-            news.tellings -= 1
-            if not news.tellings:
+            news.times -= 1
+            if not news.times:
                 del self._news[node_id]
 
     def _take_turns(self) -> list[int]:
@@ -283,19 +279,17 @@ class Presence:
         self._order = order[count:] + order[:count]
         return order[:count]
 
-    def _push(self, record: bytes, known_to: set[int]) -> None:
-        """Send a record at once to a few links that do not know it, and add them to `known_to`."""
-        others = self._links.numbers - known_to
-        targets = sample(others, limits.PUSH_FANOUT, self._rng)
-        known_to.update(targets)
-        for link in targets:
-            self._outbox.send(link, Records(((record, False),)))
+    def _push(self, news: _News) -> None:
+        """Send a record at once to a few links that do not know it."""
+        targets = sample(self._links.numbers - news.known_to, limits.PUSH_FANOUT, self._rng)
+        news.known_to.update(targets)
+        self._send([news.data], targets)
 
     def _outdo(self, record: MemberRecord) -> None:
         """If a record from an earlier run of ours is newer, as after a clock was set back, go beyond it.
 
-        The next heartbeat tells the others. If we told them at once, a copy of our folder that runs elsewhere
-        would answer at once, and the two of us would flood the swarm.
+        The next heartbeat says so. If we pushed it at once, a copy of our folder that runs elsewhere would
+        answer at once, and the two of us would flood the swarm.
         """
         if record.body.age > self.record.age and record.body.incarnation >= self._incarnation:
             self._incarnation = record.body.incarnation + 1
@@ -324,7 +318,7 @@ class Presence:
             tokens_per_s=self._progress.tokens_per_s,
             loss=self._progress.loss,
             claims=tuple(dict.fromkeys(self.claims))[: limits.CLAIMS_MAX],
-            dialled=tuple(dialled[: limits.LINKS_TOLD_MAX]),
+            dialled=tuple(dialled[: limits.LINKS_STATED_MAX]),
         )
         try:
             envelope = seal(self._identity, RecordKind.MEMBER, self._swarm_id, body.pack())

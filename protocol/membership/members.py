@@ -5,7 +5,6 @@ gossip can unite like the ledger. Health is each node's own judgement (see `swim
 """
 
 import math
-from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,16 +14,15 @@ from gossamer.protocol import limits
 from gossamer.protocol.identity import short
 from gossamer.protocol.records import MemberRecord
 
-# --- Whether a node trains, as far as its records tell.
-#
-# A live node need not be training: its script may evaluate, have finished or hang, or its machine may sleep.
-# Records state inner steps and rounds. A node counts as idle once they have not changed for three times as
-# long as the change before took.
-
 
 @dataclass(slots=True)
 class Activity:
-    """How far a node is, and when it last moved; times are the local clock's, seconds."""
+    """How far a node is, and when it last moved; times are the local clock's, seconds.
+
+    A live node need not be training: its script may evaluate, have finished or hang, or its machine sleep.
+    Records state inner steps and rounds. A node counts as idle once they have not changed for three times as
+    long as the change before took.
+    """
 
     moved: float
     """When it last moved; at first, when it was first heard of."""
@@ -89,13 +87,13 @@ class Member:
     """When there was last a sign of life: a newer record, or an answer on a link."""
     answered: float = -math.inf
     """When it last spoke on a link to us. A record may have been on its way for seconds; this has not."""
-    told_at: float = -math.inf
+    received_at: float = -math.inf
     """When its newest record came."""
     activity: Activity = field(default_factory=lambda: Activity(-math.inf))
     downs: int = 0
     """How often it was found to be down. A count, since it may be back before anybody looks."""
     is_hearsay: bool = True
-    """Whether all we know of it is one record that somebody sent us: it may have been gone by then."""
+    """Whether all we know of it is one record that somebody relayed: it may have been gone by then."""
 
     @property
     def label(self) -> str:
@@ -133,7 +131,6 @@ class Roster:
     def __init__(self, own_id: bytes) -> None:
         self._own_id = own_id
         self._members: dict[bytes, Member] = {}
-        self._order: list[bytes] = []
         self._views: dict[frozenset[Health], list[Member]] = {}
         """Cached lists of members by health, in order of node id, until a member comes, goes or changes."""
         self._author_of: dict[bytes, bytes] = {}
@@ -152,15 +149,14 @@ class Roster:
             self._members[record.node_id] = known = Member(
                 record, Health.ALIVE, now, now, activity=Activity(now)
             )
-            insort(self._order, record.node_id)
             self._views.clear()
         else:
             known.is_hearsay = False
         self._author_of.pop(known.record.data, None)
         self._author_of[record.data] = record.node_id
-        was_away = now - known.told_at > limits.IDLE_MIN_S
+        was_away = now - known.received_at > limits.IDLE_MIN_S
         known.record = record
-        known.heard = known.told_at = now
+        known.heard = known.received_at = now
         known.activity.note(record.body.inner_steps, record.body.round, now, was_away=was_away)
         health = Health.LEFT if record.body.leaving else Health.ALIVE
         if known.health is not health:
@@ -190,29 +186,23 @@ class Roster:
         """Drop members that have been gone for `FORGET_DOWN_AFTER_S` (a day)."""
         for member in self.doubted():
             if member.is_gone and now - member.since > limits.FORGET_DOWN_AFTER_S:
-                self._forget(member.record.node_id)
+                self.remove(member.record.node_id)
 
     def remove(self, node_id: bytes) -> None:
         """Drop a node at once, whatever its health: it is no longer a member."""
-        if node_id in self._members:
-            self._forget(node_id)
+        member = self._members.pop(node_id, None)
+        if member is not None:
+            self._author_of.pop(member.record.data, None)
+            self._views.clear()
 
     def _make_room(self) -> bool:
-        gone = [member for member in self._members.values() if member.is_gone]
-        if not gone:
-            return False
-        oldest = min(gone, key=lambda m: (m.since, m.record.node_id))
-        self._forget(oldest.record.node_id)
-        return True
-
-    def _forget(self, node_id: bytes) -> None:
-        self._author_of.pop(self._members.pop(node_id).record.data, None)
-        self._order.remove(node_id)
-        self._views.clear()
+        gone = [member for member in self.doubted() if member.is_gone]
+        if gone:
+            self.remove(min(gone, key=lambda member: member.since).record.node_id)
+        return bool(gone)
 
     def whose(self, record: bytes) -> bytes | None:
-        """The author whose newest record these bytes are, None if nobody's. Known records are not parsed
-        again."""
+        """The author whose newest record these bytes are, if any: known records are not parsed again."""
         return self._author_of.get(record)
 
     def get(self, node_id: bytes) -> Member | None:
@@ -240,6 +230,6 @@ class Roster:
         old one untouched."""
         view = self._views.get(healths)
         if view is None:
-            ordered = (self._members[node_id] for node_id in self._order)
+            ordered = [self._members[node_id] for node_id in sorted(self._members)]
             view = self._views[healths] = [member for member in ordered if member.health in healths]
         return view

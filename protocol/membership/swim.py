@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Notice, Outbox
 from gossamer.protocol.membership.members import Health, Member, Roster, listed
-from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect
+from gossamer.protocol.messages import Ack, Ping, PingFor, Suspect
 from gossamer.protocol.sampling import RandomSource, sample
 
 LATE_WAKE_S = 0.5
@@ -56,8 +56,6 @@ class Swim:
         self._probes: dict[int, _Probe] = {}
         self._vouching: dict[int, _Vouch] = {}
         self._numbers = 0
-        self._looked = 0.0
-        """When we last judged silence."""
         self._next_probe = 0.0
         self.local_health = 0
         """0 when we are on time. Grows up to LOCAL_HEALTH_MAX - 1 as we find ourselves slow."""
@@ -94,10 +92,7 @@ class Swim:
             self._ask_others(member.record.node_id, now)
 
     def deadline(self) -> float:
-        due = self._next_probe
-        for probe in self._probes.values():
-            due = min(due, probe.deadline)
-        return due
+        return min([self._next_probe, *(probe.deadline for probe in self._probes.values())])
 
     def wake(self, now: float) -> None:
         """Probe the next link, follow up on silence, and let suspicions run out."""
@@ -161,25 +156,21 @@ class Swim:
     def suspicion(self, link: int, message: Suspect, now: float) -> None:
         """A peer suspects a member: believe that, unless we know better.
 
-        Gossip may have missed the peer: if we have a newer record we do not believe it, and send that record
-        if it came lately (an older one may be the member's last). Or gossip may have missed us: the peer may
-        have seen a newer record than ours. A member that has just spoken to us hears of the rumour so that it
-        can refute it: nodes that believe the rumour may have no link to it.
+        If we have a newer record, gossip has missed the peer and will reach it. A member that has just spoken
+        to us is sent the rumour so that it can refute it: nodes that believe it may have no link to it.
         """
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
             return
         is_old = (message.incarnation, message.heartbeat) < member.record.body.age
         is_cleared = not member.is_hearsay and now - member.since < limits.RUMOUR_PAUSE_S
-        if is_old and now - member.told_at < limits.HEARTBEAT_INTERVAL_S:
-            self._outbox.send(link, Records(((member.record.data, False),)))
-        elif is_old or is_cleared:
+        if is_old or is_cleared:
             return
-        elif now - self._answered(member) < limits.PROBE_TIMEOUT_S:
-            for to in [to for to, peer in self._links.items() if peer == message.node_id]:
-                self._outbox.send(to, message)
-        else:
+        if now - self._answered(member) >= limits.PROBE_TIMEOUT_S:
             self._suspect(message.node_id, now, source=link)
+            return
+        for to in [to for to, peer in self._links.items() if peer == message.node_id]:
+            self._outbox.send(to, message)
 
     # -- judgement
 
@@ -210,11 +201,8 @@ class Swim:
 
     def _probe_the_silent(self, now: float) -> None:
         """Ping the links on which nothing has come for a while, unless their peers are being probed."""
-        since = now - limits.PROBE_AFTER_S
-        silent = [link for link, heard in self._link_heard.items() if heard <= since]
-        if not silent:
-            return
-        probed = {probe.node_id for probe in self._probes.values()}
+        silent = [to for to, heard in self._link_heard.items() if heard <= now - limits.PROBE_AFTER_S]
+        probed = {probe.node_id for probe in self._probes.values()} if silent else set()
         for link in silent:
             if self._links[link] not in probed:
                 self._numbers += 1
@@ -223,8 +211,7 @@ class Swim:
                 self._outbox.send(link, Ping(self._numbers))
 
     def _answered(self, member: Member) -> float:
-        """When a member last spoke to us. Links know it first: the roster learns of it only when it
-        matters."""
+        """When a member last spoke to us. Links know it first, and the roster only when it matters."""
         node_id = member.record.node_id
         heard = [self._link_heard[link] for link, peer in self._links.items() if peer == node_id]
         return max(heard, default=member.answered)
@@ -240,24 +227,19 @@ class Swim:
         Peers known to be linked to it come first: others can only tell if they are linked to it and their
         records do not show that yet.
         """
-        before = [n for n, probe in self._probes.items() if probe.indirect and probe.node_id == node_id]
-        for number in before:
-            del self._probes[number]
-        linked = self._linked_to(node_id)
+        for number, probe in list(self._probes.items()):
+            if probe.indirect and probe.node_id == node_id:
+                del self._probes[number]
+        member = self._roster.get(node_id)
+        linked = [to for to, peer in self._links.items() if _are_linked(self._roster.get(peer), member)]
         others = [link for link, peer in self._links.items() if peer != node_id and link not in linked]
         self._numbers += 1
         deadline = now + self._patience(limits.INDIRECT_PROBE_TIMEOUT_S)
         self._probes[self._numbers] = _Probe(node_id, now, deadline, indirect=True)
-        asked = [
-            link for some in (linked, others) for link in sample(some, limits.INDIRECT_PROBES, self._rng)
-        ]
-        for link in asked[: limits.INDIRECT_PROBES]:
+        asked = sample(linked, limits.INDIRECT_PROBES, self._rng)
+        asked += sample(others, limits.INDIRECT_PROBES - len(asked), self._rng)
+        for link in asked:
             self._outbox.send(link, PingFor(self._numbers, node_id))
-
-    def _linked_to(self, node_id: bytes) -> list[int]:
-        """The links whose peers are linked to a node, according to their records or its own."""
-        member = self._roster.get(node_id)
-        return [link for link, peer in self._links.items() if _are_linked(self._roster.get(peer), member)]
 
     def _suspect(self, node_id: bytes, now: float, source: int | None = None) -> None:
         member = self._roster.get(node_id)
@@ -277,33 +259,19 @@ class Swim:
 
     def _judge_silence(self, now: float) -> None:
         down: list[Member] = []
-        unanswering: list[Member] = []
         silent_since = now - self._patience(limits.SILENCE_SUSPECT_S)
         suspected_since = now - self._patience(limits.SUSPICION_TIMEOUT_S)
-        told_before, tell_before = self._looked - limits.PROBE_TIMEOUT_S, now - limits.PROBE_TIMEOUT_S
-        self._looked = now
         for member in self._roster.live():
             if member.health is Health.ALIVE:
                 if member.heard < silent_since and self._answered(member) < silent_since:
                     self._suspect(member.record.node_id, now)
             elif member.since < suspected_since:
                 self._roster.judge(member.record.node_id, Health.DOWN, now)
-                down.append(member)
-            elif told_before <= member.since < tell_before:  # the first answers did not clear it up
-                unanswering.append(member)
-        self._notice(unanswering, "does not answer", "do not answer")
-        self._notice(down, "is down", "are down")
-
-    def _notice(self, members: list[Member], of_one: str, of_several: str) -> None:
-        """One line for people, however many fall silent at once. None about members known from hearsay only:
-        they may have been gone by then.
-
-        A node that comes (back) to a swarm hears of all members gone within a day, maybe hundreds.
-        """
-        met = [member for member in members if not member.is_hearsay or self._answered(member) > -math.inf]
-        if met:
-            what = of_one if len(met) == 1 else of_several
-            self._outbox.append(Notice(f"{listed(member.label for member in met)} {what}"))
+                if not member.is_hearsay or self._answered(member) > -math.inf:
+                    down.append(member)  # else it may have been gone when we learned of it, as hundreds may
+        if down:
+            are = "is" if len(down) == 1 else "are"
+            self._outbox.append(Notice(f"{listed(member.label for member in down)} {are} down"))
 
 
 def _are_linked(one: Member | None, other: Member | None) -> bool:

@@ -173,10 +173,10 @@ def test_beats_come_at_their_interval_and_changes_with_the_next_rows():
 
 
 def test_a_row_tells_the_links_that_we_dialled_and_changes_with_the_next_beat():
-    bench = Bench(limits.LINKS_TOLD_MAX + 3)
+    bench = Bench(limits.LINKS_STATED_MAX + 3)
     bench.links.up(LinkUp(99, builders.identity(99).node_id, False, None), 0.0)
     assert builders.identity(99).node_id[:4] not in bench.machine.record.dialled, "the other end tells of it"
-    oldest = [builders.identity(number).node_id[:4] for number in range(1, limits.LINKS_TOLD_MAX + 1)]
+    oldest = [builders.identity(number).node_id[:4] for number in range(1, limits.LINKS_STATED_MAX + 1)]
     assert list(bench.machine.record.dialled) == oldest
     bench.tick()
     signed = bench.machine.record.age

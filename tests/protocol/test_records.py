@@ -211,7 +211,7 @@ CLAIM = Claim(16, 100, bytes(32), bytes(32))
         {"loss": float("nan")},
         {"claims": (CLAIM, CLAIM)},
         {"claims": tuple(CLAIM._replace(round=round_) for round_ in range(limits.CLAIMS_MAX + 1))},
-        {"dialled": (bytes(limits.LINK_PREFIX_BYTES),) * (limits.LINKS_TOLD_MAX + 1)},
+        {"dialled": (bytes(limits.LINK_PREFIX_BYTES),) * (limits.LINKS_STATED_MAX + 1)},
         {"dialled": (bytes(limits.LINK_PREFIX_BYTES + 1),)},
         {"fingerprint": bytes(31)},
         {"fingerprint": bytes(33)},
@@ -224,7 +224,7 @@ def test_peer_rows_out_of_bounds(changes):
         _peer(replace(ROW, **changes))
 
 
-@given(dialled=st.lists(st.binary(min_size=4, max_size=4), max_size=limits.LINKS_TOLD_MAX))
+@given(dialled=st.lists(st.binary(min_size=4, max_size=4), max_size=limits.LINKS_STATED_MAX))
 def test_rows_come_back_with_the_links_they_tell(dialled):
     body = replace(ROW, dialled=tuple(dialled))
     assert _peer(body).body == body

@@ -199,25 +199,19 @@ class Accomplice(Liar):
         def tell() -> None:
             for node_id in presence._news.keys() - known - {node.traits.identity.node_id}:
                 del presence._news[node_id]
-            type(presence)._tell(presence)
+            type(presence)._send_news(presence)
 
         def exchange(link: int, message: msg.RosterSummary) -> None:
-            rows = [
-                (row, False)
-                for row in (
-                    presence.data,
-                    *(m.record.data for m in node.core.roster.members() if m.record.node_id in known),
-                )
-            ]
-            presence._send_records(link, rows)
+            others = [m.record.data for m in node.core.roster.members() if m.record.node_id in known]
+            presence._send([presence.data, *others], [link])
 
-        presence._tell, presence.exchange = tell, exchange  # type: ignore[method-assign] presence.send_all =
-        lambda link: exchange(link, msg.RosterSummary((), True))  # type: ignore[method-assign]
+        presence._send_news, presence.exchange = tell, exchange  # type: ignore[method-assign]
+        presence.send_all = lambda link: exchange(link, msg.RosterSummary((), True))  # type: ignore[method-assign]
         node.stage.loop.at(until, self._tell_of_all, presence)
 
     @staticmethod
     def _tell_of_all(presence: Presence) -> None:
-        for name in ("_tell", "exchange", "send_all"):
+        for name in ("_send_news", "exchange", "send_all"):
             vars(presence).pop(name, None)
 
     def _come_and_go(self) -> None:
