@@ -15,7 +15,7 @@ CHUNK_BYTES_MAX = 1024 * 1024
 """Blobs are cut and hashed in pieces of this size: one hash check bounds what a liar can make us hold."""
 
 PAYLOAD_CHUNK_BYTES_MIN = 256 * 1024
-"""A payload is cut finer than a snapshot, but not so fine that requests cost much: 430 bytes of headers each."""
+"""A payload is cut finer than a snapshot, but not so fine that requests cost much: 430 bytes each."""
 
 PAYLOAD_CHUNKS_AIM = 64
 """A payload has no more chunks than this until they are CHUNK_BYTES_MAX long: 2 KiB of its record."""
@@ -367,7 +367,7 @@ takes what it did at once when it heals. It bounds what one key can have everybo
 
 CLOCK_CACHED_ABOVE_MEMBERS = 64
 CLOCK_KEPT_PER_MEMBER_S = 0.00025
-"""With more members than this, a reading of the round clock is kept for a while: 1,024 members take 0.3 ms."""
+"""With more members than this, a reading of the clock is kept for a while: 1,024 members take 0.3 ms."""
 
 CLOCK_SKEW_S = 120.0
 

@@ -6,7 +6,7 @@ maps with sorted keys. So comments and layout of the TOML do not matter, and eve
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
@@ -46,9 +46,6 @@ BOUND_MIN = 0.001
 """A bound is a multiple of a median. A multiple smaller than this leaves nothing to merge, and a much smaller
 one comes out as 0."""
 
-_METADATA = "__metadata__"
-"""The key of a safetensors file, such as an export, that stands among its tensors but is not one."""
-
 
 def _printable(text: str) -> str:
     if not is_printable(text):
@@ -68,6 +65,17 @@ def _usable_key(text: str) -> str:
     if has_small_order(bytes.fromhex(text)):
         raise ValueError("is not a usable public key")
     return text
+
+
+def _one_of(names: Collection[str]) -> AfterValidator:
+    """`names` may grow: a test adds to them from outside."""
+
+    def known(name: str) -> str:
+        if name not in names:
+            raise ValueError(f"{name!r} is unknown; choose one of {', '.join(sorted(names))}")
+        return name
+
+    return AfterValidator(known)
 
 
 def _bound(times: float) -> float:
@@ -118,9 +126,9 @@ class TaskSection(_Section):
 class Outer(_Section):
     """How windows become deltas, and deltas become Phi."""
 
-    codec: str = "int4"
+    codec: Annotated[str, _one_of(CODECS)] = "int4"
     """How deltas are compressed: a name in `CODECS`."""
-    optimizer: str = "nesterov"
+    optimizer: Annotated[str, _one_of(OUTER_OPTIMIZERS)] = "nesterov"
     """What each node makes of a window's progress before it compresses it: a name in `OUTER_OPTIMIZERS`."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.5
     """The outer learning rate: the part of a window's progress that becomes a delta."""
@@ -134,15 +142,6 @@ class Outer(_Section):
     """A multiple of the round's median weight; 0 means no cap, for machines that differ a thousandfold."""
     staleness_max: Annotated[int, Field(ge=0, le=limits.STALENESS_MAX)] = 16
     """A delta has no weight if its fragment was merged more often than this during its window."""
-
-    @model_validator(mode="after")
-    def _known_names(self) -> Self:
-        if self.codec not in CODECS:
-            raise ValueError(f"codec {self.codec!r} is unknown; choose one of {', '.join(CODECS)}")
-        if self.optimizer not in OUTER_OPTIMIZERS:
-            names = ", ".join(sorted(OUTER_OPTIMIZERS))
-            raise ValueError(f"outer optimizer {self.optimizer!r} is unknown; choose one of {names}")
-        return self
 
 
 class PaceSection(_Section):
@@ -196,8 +195,7 @@ class LayoutSection(_Section):
     def _tuples(cls, data: Any) -> Any:
         """TOML and msgpack have arrays only; strict validation wants the tuples that we keep."""
         if isinstance(data, dict) and isinstance(data.get("tensors"), list):
-            rows = [_tensor_row(row) for row in data["tensors"]]
-            return {**data, "tensors": tuple(rows)}
+            return {**data, "tensors": tuple(map(_tensor, data["tensors"]))}
         return data
 
     @model_validator(mode="after")
@@ -207,11 +205,8 @@ class LayoutSection(_Section):
             if spec.name in seen:
                 raise ValueError(f"tensor {spec.name!r} is listed twice")
             seen.add(spec.name)
-            if spec.name == _METADATA:
-                raise ValueError(
-                    f"tensor {spec.name!r} has the name that safetensors files give to their metadata:"
-                    " rename it"
-                )
+            if spec.name == "__metadata__":  # an export could not hold it
+                raise ValueError(f"tensor {spec.name!r} is what safetensors calls its metadata: rename it")
             if spec.averaging not in RULES:
                 raise ValueError(
                     f"tensor {spec.name!r}: averaging {spec.averaging!r} is unknown; "
@@ -231,10 +226,10 @@ class LayoutSection(_Section):
         return self
 
 
-def _tensor_row(row: Any) -> Any:
-    if isinstance(row, list) and len(row) == 3 and isinstance(row[1], list):
-        return TensorSpec(row[0], tuple(row[1]), row[2])
-    return row
+def _tensor(entry: Any) -> Any:
+    if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[1], list):
+        return TensorSpec(entry[0], tuple(entry[1]), entry[2])
+    return entry
 
 
 class Genesis(_Section):
@@ -251,15 +246,8 @@ class AdmissionSection(_Section):
     """Who may take part: everybody, or only those whom an owner has invited (see `acl`)."""
 
     mode: Literal["open", "invited"] = "open"
-    owners: Annotated[tuple[PublicKey, ...], Field(max_length=limits.OWNERS_MAX)] = ()
+    owners: Annotated[tuple[PublicKey, ...], Field(max_length=limits.OWNERS_MAX, strict=False)] = ()
     """Ed25519 public keys, in hex, that may invite and revoke; a running node needs none of the secrets."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _tuples(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("owners"), list):
-            return {**data, "owners": tuple(data["owners"])}
-        return data
 
     @model_validator(mode="after")
     def _usable(self) -> Self:

@@ -192,7 +192,7 @@ class AccessList:
 
     def records(self) -> list[Grant | Revocation]:
         """All grants and revocations in force, in order of record id."""
-        records = (*self._grants.values(), *self._revocations.values())
+        records: list[Grant | Revocation] = [*self._grants.values(), *self._revocations.values()]
         return sorted(records, key=lambda record: record.record_id)
 
     def ids(self) -> tuple[bytes, ...]:

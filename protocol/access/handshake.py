@@ -14,7 +14,7 @@ other with `Vet` before anything else is said.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossamer.protocol.errors import MalformedError, RefusedError, SignatureError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
@@ -45,32 +45,28 @@ class _Transcript:
         return b"gossamer/1 hello " + role + pack([PROTOCOL_VERSION, *values(self)])
 
 
-class ServerHandshake:
-    """The accepting side. `nonce` and `session` are fresh random bytes from the caller."""
+@dataclass
+class _Side:
+    identity: Identity
+    swarm_id: bytes
+    binding: bytes
+    nonce: bytes
+    """Fresh random bytes from the caller."""
+    credential: bytes = field(default=b"", kw_only=True)
+    vet: Vet = field(kw_only=True)
+    peer_credential: bytes = field(default=b"", init=False)
+    """What the peer showed, once the handshake is over."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        swarm_id: bytes,
-        binding: bytes,
-        nonce: bytes,
-        session: bytes,
-        *,
-        credential: bytes = b"",
-        vet: Vet,
-    ) -> None:
-        self._identity = identity
-        self._swarm_id = swarm_id
-        self._binding = binding
-        self._nonce = nonce
-        self._session = session
-        self._credential = credential
-        self._vet = vet
-        self.peer_credential = b""
-        """What the peer showed; set by `answer`."""
+
+@dataclass
+class ServerHandshake(_Side):
+    """The accepting side."""
+
+    session: bytes
+    """Fresh random bytes from the caller."""
 
     def challenge(self) -> bytes:
-        return pack([PROTOCOL_VERSION, self._identity.public_key, self._nonce])
+        return pack([PROTOCOL_VERSION, self.identity.public_key, self.nonce])
 
     def answer(self, hello: bytes) -> tuple[bytes, bytes]:
         """Check a Hello; returns the peer's node id and the Welcome to send.
@@ -82,9 +78,9 @@ class ServerHandshake:
         if version != PROTOCOL_VERSION:
             raise RefusedError(f"protocol version {version}, this node speaks {PROTOCOL_VERSION}")
         swarm_id = fields.blob("swarm_id", 32)
-        if swarm_id != self._swarm_id:
+        if swarm_id != self.swarm_id:
             raise RefusedError(
-                f"this node belongs to swarm {self._swarm_id.hex()[:12]}, not {swarm_id.hex()[:12]}"
+                f"this node belongs to swarm {self.swarm_id.hex()[:12]}, not {swarm_id.hex()[:12]}"
             )
         client_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
         nonce = fields.blob("nonce", NONCE_BYTES)
@@ -92,13 +88,13 @@ class ServerHandshake:
         self.peer_credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)
         fields.end()
         transcript = _Transcript(
-            swarm_id, self._identity.public_key, client_key, self._nonce, nonce, self._binding
+            swarm_id, self.identity.public_key, client_key, self.nonce, nonce, self.binding
         )
         verify(client_key, signature, transcript.signed_by(_CLIENT))
         node_id = node_id_of(client_key)
-        self._vet(node_id, self.peer_credential)
-        own = self._identity.sign(transcript.signed_by(_SERVER) + self._session)
-        return node_id, pack([True, own, self._session, self._credential])
+        self.vet(node_id, self.peer_credential)
+        own = self.identity.sign(transcript.signed_by(_SERVER) + self.session)
+        return node_id, pack([True, own, self.session, self.credential])
 
 
 def refusal(reason: str) -> bytes:
@@ -106,30 +102,13 @@ def refusal(reason: str) -> bytes:
     return pack([False, reason])
 
 
-class ClientHandshake:
-    """The dialling side. `expected` pins the node id that must answer, if it is known."""
+@dataclass
+class ClientHandshake(_Side):
+    """The dialling side."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        swarm_id: bytes,
-        binding: bytes,
-        nonce: bytes,
-        expected: bytes | None,
-        *,
-        credential: bytes = b"",
-        vet: Vet,
-    ) -> None:
-        self._identity = identity
-        self._swarm_id = swarm_id
-        self._binding = binding
-        self._nonce = nonce
-        self._expected = expected
-        self._credential = credential
-        self._vet = vet
-        self.peer_credential = b""
-        """What the peer showed; set by `finish`."""
-        self._transcript: _Transcript | None = None
+    expected: bytes | None
+    """The node id that must answer, if it is known."""
+    _transcript: _Transcript | None = field(default=None, init=False)
 
     def hello(self, challenge: bytes) -> bytes:
         """Answer the server's Challenge. Raises MalformedError, RefusedError or SignatureError."""
@@ -142,14 +121,14 @@ class ClientHandshake:
         server_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
         server_nonce = fields.blob("nonce", NONCE_BYTES)
         fields.end()
-        if self._expected is not None and node_id_of(server_key) != self._expected:
+        if self.expected is not None and node_id_of(server_key) != self.expected:
             raise SignatureError("the node that answers at this address is not the one we dialled")
         self._transcript = _Transcript(
-            self._swarm_id, server_key, self._identity.public_key, server_nonce, self._nonce, self._binding
+            self.swarm_id, server_key, self.identity.public_key, server_nonce, self.nonce, self.binding
         )
-        signature = self._identity.sign(self._transcript.signed_by(_CLIENT))
-        own_key = self._identity.public_key
-        return pack([PROTOCOL_VERSION, self._swarm_id, own_key, self._nonce, signature, self._credential])
+        signature = self.identity.sign(self._transcript.signed_by(_CLIENT))
+        own_key = self.identity.public_key
+        return pack([PROTOCOL_VERSION, self.swarm_id, own_key, self.nonce, signature, self.credential])
 
     def finish(self, welcome: bytes) -> tuple[bytes, bytes]:
         """Check the Welcome; returns the peer's node id and our session token.
@@ -167,5 +146,5 @@ class ClientHandshake:
         fields.end()
         verify(self._transcript.server_key, signature, self._transcript.signed_by(_SERVER) + session)
         node_id = node_id_of(self._transcript.server_key)
-        self._vet(node_id, self.peer_credential)
+        self.vet(node_id, self.peer_credential)
         return node_id, session

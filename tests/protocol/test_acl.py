@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from base64 import urlsafe_b64encode
+from collections import deque
 from dataclasses import dataclass
 
 import pytest
@@ -9,11 +12,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
+from gossamer.protocol import messages as msg
 from gossamer.protocol.access import acl as acl_module
-from gossamer.protocol.access.acl import NEVER, AccessList, Grant, Revocation, Role
-from gossamer.protocol.errors import NoRoomError, PeerError, RefusedError, SignatureError
+from gossamer.protocol.access.acl import (
+    INVITATION_BYTES_MAX,
+    NEVER,
+    PREFIX,
+    STRANGER_INTERVAL_S,
+    Access,
+    AccessList,
+    Grant,
+    Invitation,
+    Revocation,
+    Role,
+    parse_grant,
+    read_invitation,
+)
+from gossamer.protocol.effects import Hangup, Outbox, Send
+from gossamer.protocol.errors import ConfigError, NoRoomError, PeerError, RefusedError, SignatureError
+from gossamer.protocol.events import LinkUp
 from gossamer.protocol.identity import Identity, short
-from gossamer.protocol.records import RecordKind, seal
+from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX
+from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.members import Roster
+from gossamer.protocol.records import RecordKind, open_envelope, seal
+from gossamer.protocol.unix_time import UnixTime
 from gossamer.protocol.wire import pack
 from tests.protocol import builders
 from tests.protocol.builders import OWNER, grant, identity, revocation
@@ -322,3 +345,171 @@ def test_until_when_a_node_is_invited():
         assert one.invited_until(node.node_id) == expires
     one.learn(grant(node, INVITED))
     assert one.invited_until(node.node_id) is None is open_.invited_until(node.node_id)
+
+
+# --- access lists become the same over the links; whose grant has run out is cut
+
+POOL = [grant(identity(n), INVITED, expires=e) for n in range(4) for e in (NEVER, 10)]
+POOL += [revocation(identity(n), INVITED, last_round=r) for n in range(3) for r in (1, 2)]
+SETS = st.lists(st.sampled_from(POOL), max_size=8)
+
+
+class End:
+    """One node's access list and vetting, with links to all others; link n leads to node n."""
+
+    def __init__(self, number: int, of=INVITED) -> None:
+        self.number, outbox = number, Outbox()
+        self.acl = AccessList(of.admission, of.swarm_id)
+        own = identity(100 + number).node_id
+        self.links = Links(own, Roster(own), (), random.Random(number), outbox)
+        access = Access(self.acl, self.links, random.Random(number), UnixTime(1000.0), outbox)
+        self.access = builders.Drained(access, outbox)
+
+    def link_to(self, other: int) -> list[Send]:
+        self.links.up(LinkUp(other, identity(100 + other).node_id, True, None), 0.0)
+        return self.access.link_up(other)
+
+    def hear(self, link: int, message: msg.Message) -> list[Send]:
+        if isinstance(message, msg.AclSummary):
+            return self.access.exchange(link, message)
+        result: list[Send] = []
+        for data, _ in message.entries:
+            record = self.acl.learn(data)
+            result += self.access.spread(record, source=link) if record else []
+        return result
+
+
+def converge(ends: list[End], opening: list[tuple[int, Send]]) -> int:
+    """Deliver, over the wire format, until nothing is under way; returns how many messages it took."""
+    queue, count = deque(opening), 0
+    while queue:
+        source, send = queue.popleft()
+        count += 1
+        assert count < 1000, "they talk for ever"
+        message = msg.decode(msg.encode(send.message))
+        queue += [(send.link, answer) for answer in ends[send.link].hear(source, message)]
+    return count
+
+
+@given(SETS, SETS)
+def test_two_access_lists_become_one_in_five_messages(one, other):
+    ends = [End(0), End(1)]
+    for end, records in zip(ends, (one, other), strict=True):
+        for data in records:
+            end.acl.learn(data)
+    equal = ends[0].acl.digest == ends[1].acl.digest
+    ends[0].links.up(LinkUp(1, identity(101).node_id, True, None), 0.0)
+    ends[1].links.up(LinkUp(0, identity(100).node_id, True, None), 0.0)
+    count = converge(ends, [(0, send) for send in ends[0].access.link_up(1)])
+    assert ends[0].acl.ids() == ends[1].acl.ids()
+    assert count <= (1 if equal else 5)
+    assert converge(ends, [(0, send) for send in ends[0].access.link_up(1)]) == 1
+
+
+def test_a_link_that_brings_strangers_is_asked_now_and_then():
+    end = End(0)
+    for other in (1, 2):
+        end.link_to(other)
+    assert [send.link for send in end.access.stranger(1, 50.0)] == [1]
+    assert end.access.stranger(1, 50.0 + STRANGER_INTERVAL_S / 2) == []
+    assert [send.link for send in end.access.stranger(2, 50.1)] == [2]
+    assert [send.link for send in end.access.stranger(1, 50.0 + STRANGER_INTERVAL_S)] == [1]
+    assert sorted(end.access.met_strangers()) == [1, 2]
+    assert end.access.met_strangers() == []
+    end.access.stranger(1, 60.0)
+    end.access.link_down(1)
+    assert end.access.met_strangers() == []
+
+
+def test_whose_grant_has_run_out_is_cut():
+    """Grants are in Unix seconds: 1000 more than this clock shows."""
+    end = End(0)
+    for other, expires in ((1, 1110), (2, NEVER)):
+        end.link_to(other)
+        end.acl.learn(grant(identity(100 + other), INVITED, expires=expires))
+    assert [e for e in end.access.wake(109.0) if isinstance(e, Hangup)] == []
+    hangups = [e for e in end.access.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
+    assert [hangup.link for hangup in hangups] == [1]
+    assert "ran out" in hangups[0].reason
+    end.acl.learn(grant(identity(101), INVITED, expires=2000))
+    assert [e for e in end.access.wake(130.0) if isinstance(e, Hangup)] == [], "renewed in time"
+
+
+def test_a_machine_that_slept_knows_what_time_it_is():
+    """The clock that events carry stands still meanwhile."""
+    end = End(0)
+    end.link_to(1)
+    end.acl.learn(grant(identity(101), INVITED, expires=5000))
+    assert [e for e in end.access.wake(109.0) if isinstance(e, Hangup)] == []
+    end.access._unix_time.set_offset(10_000.0)
+    hangups = [e for e in end.access.wake(109.0 + limits.EXPIRY_CHECK_INTERVAL_S) if isinstance(e, Hangup)]
+    assert [hangup.link for hangup in hangups] == [1]
+
+
+# --- an invitation survives mail and chat, or is refused in one line
+
+
+def invitation(*contacts: str) -> Invitation:
+    data = grant(ALICE, INVITED, role=Role.OBSERVE, expires=5)
+    return Invitation(INVITED.swarm_id, parse_grant(open_envelope(data, INVITED.swarm_id)), contacts)
+
+
+def text_of(*fields: object) -> str:
+    return PREFIX + urlsafe_b64encode(pack(list(fields))).decode()
+
+
+@pytest.mark.parametrize("contacts", [(), ("a:1",), ("a:1", f"gossamer://{ALICE.node_id.hex()}@b:2")])
+def test_round_trip(contacts):
+    made = invitation(*contacts)
+    assert read_invitation(made.to_text()) == made
+    assert made.to_text().isascii() and " " not in made.to_text()
+
+
+@given(st.lists(st.integers(0, 300), max_size=6), st.sampled_from(["\n", " ", "\r\n  ", "\t"]))
+def test_mail_may_break_it_anywhere(places, gap):
+    text = whole = invitation("host:7700").to_text()
+    for place in places:
+        text = text[:place] + gap + text[place:]
+    assert read_invitation(f"{gap}{text}{gap}") == read_invitation(whole)
+
+
+@given(st.data())
+def test_a_piece_of_it_is_said_to_be_damaged(data):
+    text = invitation("host:7700").to_text()
+    cut = data.draw(st.integers(0, len(text) - 2))
+    with pytest.raises(ConfigError) as error:
+        read_invitation(text[:cut])
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["", "hello", PREFIX[:-1], "x" + PREFIX, PREFIX.upper() + "AAAA"])
+def test_what_is_no_invitation(text):
+    with pytest.raises(ConfigError, match=f"that is not an invitation; one begins with {PREFIX}"):
+        read_invitation(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PREFIX,
+        PREFIX + "ä",
+        PREFIX + "AAAA",
+        text_of(INVITED.swarm_id, grant(ALICE, builders.SMALL), []),
+        text_of(INVITED.swarm_id, grant(ALICE, INVITED)),
+        text_of(INVITED.swarm_id, grant(ALICE, INVITED), ["two\nlines"]),
+        text_of(INVITED.swarm_id, grant(ALICE, INVITED), ["a:1"] * (ADDRESSES_PER_PEER_MAX + 1)),
+        text_of(INVITED.swarm_id, grant(ALICE, INVITED), [], 1),
+        text_of(INVITED.swarm_id[:31], grant(ALICE, INVITED), []),
+    ],
+)
+def test_what_is_damaged(text):
+    with pytest.raises(ConfigError, match="damaged") as error:
+        read_invitation(text)
+    assert str(error.value).isprintable()
+
+
+def test_what_grants_nothing_or_is_without_end():
+    with pytest.raises(ConfigError, match="grants nothing"):
+        read_invitation(text_of(INVITED.swarm_id, revocation(ALICE, INVITED), []))
+    with pytest.raises(ConfigError, match="not an invitation"):
+        read_invitation(PREFIX + "A" * INVITATION_BYTES_MAX)

@@ -209,3 +209,21 @@ def test_mutated_messages_never_lead_to_a_link(data):
     client = _client(binding=b"f" * 32)
     with pytest.raises(PeerError):
         server.answer(client.hello(broken(server.challenge())))
+
+
+def test_messages_out_of_order_or_too_long_are_refused_and_a_refusal_says_why():
+    with pytest.raises(RefusedError, match="come back later"):
+        _client().hello(refusal("come back later"))
+    with pytest.raises(MalformedError):
+        _client().finish(pack([True, bytes(64), SESSION, b""]))  # before any challenge
+    for take in (_server().answer, _client().hello):
+        with pytest.raises(MalformedError):
+            take(bytes(HELLO_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize("reason", ["bad\nreason", "x" * 300, "\x1b[2J"])
+def test_a_reason_unfit_for_a_log_is_refused(reason):
+    client = _client()
+    client.hello(_server().challenge())
+    with pytest.raises(MalformedError):
+        client.finish(refusal(reason))

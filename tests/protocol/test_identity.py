@@ -74,10 +74,14 @@ def test_node_id_is_the_hash_of_the_public_key():
     assert me.node_id == node_id_of(me.public_key) == sha256(me.public_key).digest()
 
 
-@pytest.mark.parametrize("size", [0, 31, 33, 64])
-def test_seed_of_wrong_length(size):
-    with pytest.raises(ConfigError, match=str(size)):
-        Identity.from_seed(bytes(size))
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [(bytes(31), "31"), (bytes(64), "64"), (bytes(32), "32 zeros")],
+    ids=["short", "long", "zeros"],
+)
+def test_seeds_that_are_nobodys(seed, why):
+    with pytest.raises(ConfigError, match=why):
+        Identity.from_seed(seed)
 
 
 def test_repr_hides_the_secret():

@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.errors import MalformedError, PeerError, SignatureError
+from gossamer.protocol.limits import RECORD_BYTES_MAX
 from gossamer.protocol.payloads.chunks import chunk_sizes
 from gossamer.protocol.payloads.layout import TensorSpec, plan
 from gossamer.protocol.payloads.payload import payload_length
 from gossamer.protocol.records import (
+    DOMAIN,
+    HEADER_BYTES,
     NO_RECORD,
     DeltaBody,
     MemberRecordBody,
     RecordKind,
+    open_envelope,
     parse_delta,
     parse_member_record,
     seal,
@@ -242,3 +246,83 @@ def test_a_record_of_a_model_of_many_tensors_costs_no_more():
         return calls(lambda: parse_delta(envelope, layout))
 
     assert cost(1000) == cost(10)
+
+
+# --- envelopes: what was signed, for this swarm, this kind and by this author, or nothing
+
+
+@given(st.binary(min_size=1, max_size=500), st.sampled_from(list(RecordKind)))
+def test_envelopes_come_back(body, kind):
+    sealed = seal(ME, kind, SWARM, body)
+    assert open_envelope(sealed.data, SWARM) == sealed
+    assert (sealed.kind, sealed.author, sealed.body) == (kind, ME.node_id, body)
+
+
+@given(st.binary(min_size=1, max_size=60), st.data())
+def test_any_flipped_bit_is_caught(body, data):
+    sealed = bytearray(seal(ME, RecordKind.DELTA, SWARM, body).data)
+    bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
+    sealed[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(PeerError):
+        open_envelope(bytes(sealed), SWARM)
+
+
+@given(st.binary(min_size=2, max_size=60), st.data())
+def test_any_truncation_or_extension_is_caught(body, data):
+    sealed = seal(ME, RecordKind.MEMBER, SWARM, body).data
+    cut = data.draw(st.integers(0, len(sealed) - 1))
+    for wrong in (sealed[:cut], sealed + b"\x00", body):
+        with pytest.raises(PeerError):
+            open_envelope(wrong, SWARM)
+
+
+OTHERS = builders.identity(1).public_key
+
+
+@pytest.mark.parametrize(
+    ("change", "swarm_id", "error"),
+    [
+        (lambda data: data, bytes(32), SignatureError),
+        (lambda data: bytes([RecordKind.MEMBER]) + data[1:], SWARM, SignatureError),
+        (lambda data: data[:1] + OTHERS + data[33:], SWARM, SignatureError),
+        (lambda data: data[:1] + (1).to_bytes(32, "little") + data[33:], SWARM, SignatureError),
+        (lambda data: bytes([5]) + data[1:], SWARM, MalformedError),
+    ],
+    ids=["another swarm", "another kind", "another author", "a key of small order", "an unknown kind"],
+)
+def test_an_envelope_of_something_else_is_refused(change, swarm_id, error):
+    data = seal(ME, RecordKind.DELTA, SWARM, b"body").data
+    with pytest.raises(error):
+        open_envelope(change(data), swarm_id)
+
+
+def test_record_id_leaves_the_signature_out_and_everything_else_in():
+    ids = {
+        seal(who, kind, swarm, body).record_id
+        for who in (ME, builders.identity(1))
+        for kind in RecordKind
+        for swarm in (SWARM, bytes(32))
+        for body in (b"a", b"b")
+    }
+    assert len(ids) == 2 * len(RecordKind) * 2 * 2
+    assert (
+        seal(ME, RecordKind.DELTA, SWARM, b"a").record_id == seal(ME, RecordKind.DELTA, SWARM, b"a").record_id
+    )
+
+
+def test_envelopes_are_bounded():
+    largest = seal(ME, RecordKind.DELTA, SWARM, bytes(RECORD_BYTES_MAX - HEADER_BYTES))
+    assert len(largest.data) == RECORD_BYTES_MAX
+    assert open_envelope(largest.data, SWARM) == largest
+    with pytest.raises(ValueError, match="over the limit"):
+        seal(ME, RecordKind.DELTA, SWARM, bytes(RECORD_BYTES_MAX - HEADER_BYTES + 1))
+    for size in (0, HEADER_BYTES, RECORD_BYTES_MAX + 1):
+        with pytest.raises(MalformedError, match=f"an envelope of {size} bytes"):
+            open_envelope(bytes(size), SWARM)
+
+
+def test_bytes_are_those_of_version_1():
+    """A change here splits every swarm: it needs a new version."""
+    sealed = seal(ME, RecordKind.DELTA, SWARM, b"body")
+    signed = DOMAIN + b"\x01" + SWARM + ME.public_key + b"\x00\x00\x00\x04" + b"body"
+    assert sealed.data == b"\x01" + ME.public_key + ME.sign(signed) + b"body"

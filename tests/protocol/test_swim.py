@@ -14,7 +14,7 @@ from gossamer.protocol.effects import Effect, Notice, Outbox, Send
 from gossamer.protocol.events import Leave
 from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.membership.swim import Swim
-from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect, encode
+from gossamer.protocol.messages import Ack, Ping, PingFor, Suspect, encode
 from tests.protocol import builders
 from tests.protocol.wiring import Node, World
 
