@@ -71,12 +71,13 @@ class HeavyBall:
 
 
 @pytest.fixture
-def additions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def additions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(CODECS, "coarse", Coarse())
     monkeypatch.setitem(RULES, "heaviest", heaviest)
     monkeypatch.setitem(OPTIMIZERS, "heavy-ball", HeavyBall)
     manifests.OUTER_OPTIMIZERS.add("heavy-ball")
-    request.addfinalizer(lambda: manifests.OUTER_OPTIMIZERS.discard("heavy-ball"))
+    yield
+    manifests.OUTER_OPTIMIZERS.discard("heavy-ball")
 
 
 class Trainer:
