@@ -132,13 +132,6 @@ def test_thousands_of_rounds_in_a_bounded_number_of_messages(ours, theirs, most,
     assert a.anti_entropy.synced_once
 
 
-def test_three_different_records_of_one_author_and_round():
-    """Each side holds another pair of proof; the meaning is the same, so there is nothing to say."""
-    a, b = Side([(1, 5, 0), (1, 5, 1)]), Side([(1, 5, 1), (1, 5, 2)])
-    assert a.ledger.digests.root == b.ledger.digests.root
-    assert talk(a, b, 10) == {"Digest": 2}
-
-
 @pytest.mark.parametrize("opener", [0, 1])
 @pytest.mark.parametrize(
     ("one", "other"),
@@ -170,20 +163,6 @@ def test_records_that_one_side_refuses_do_not_go_round_for_ever(refused, opener)
     assert len(a.ledger) == 98
     assert 1 <= a.refused <= 2 * limits.IDS_PER_MESSAGE_MAX
     assert a.anti_entropy.synced_once, "it has all that it will ever have"
-
-
-def test_synced_only_once_everything_has_come():
-    a, b = Side([]), Side([(1, r, 0) for r in range(1, 4000)])
-    everything = {delta.data: delta for delta in b.ledger}
-    for side in (a, b):
-        side.held.update(delta.record_id for delta in side.ledger)
-    queue = deque((1, effect) for effect in a.anti_entropy.open_exchange(1))
-    while queue:
-        target, effect = queue.popleft()
-        if a.anti_entropy.synced_once:
-            assert len(a.ledger) == len(b.ledger)
-        queue.extend((1 - target, e) for e in (a, b)[target].receive(effect.message, everything))
-    assert a.anti_entropy.synced_once
 
 
 def test_a_lost_message_only_ends_the_exchange():
@@ -293,17 +272,6 @@ def test_what_others_speak_of_is_asked_for_once_a_while():
     for record_id in ids:
         side.anti_entropy.heard_of(1, record_id, 20.0)
     assert len(side.anti_entropy._sought) == limits.IDS_PER_MESSAGE_MAX
-
-
-def test_awaited_records_are_bounded():
-    side = Side([])
-    side.anti_entropy.open_exchange(1)
-    requested = 0
-    for start in range(10):
-        ids = tuple(builders.unsigned(1, start * 1000 + n).record_id for n in range(1, 1001))
-        effects = side.anti_entropy.record_ids(1, msg.RecordIds(((1, ids),)))
-        requested += sum(len(e.message.record_ids) for e in effects if isinstance(e.message, msg.GetRecords))
-    assert requested == limits.IDS_PER_MESSAGE_MAX
 
 
 # --- when -------------------------------------------------------------------------------------------

@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.limits import FRAGMENTS_MAX, TENSORS_MAX
 from gossamer.protocol.payloads.layout import TensorSpec, plan
-from tests.protocol.cost import calls
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1, max_size=30)
 
@@ -57,10 +55,3 @@ def test_a_known_plan():
         ["a", "b", "d"],
         ["c", "e"],
     ]
-
-
-def test_many_fragments_are_planned_as_soon_as_few():
-    """Nodes plan several times as they start: 256 fragments took 13 times as long as one."""
-    tensors = [TensorSpec(f"t{i}", (3,), "mean") for i in range(TENSORS_MAX)]
-    few, most = (calls(lambda fragments=f: plan(tensors, fragments)) for f in (1, FRAGMENTS_MAX))
-    assert most < 2 * few

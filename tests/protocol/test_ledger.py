@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol.ledger import Added, Ledger
 from gossamer.protocol.pace import round_clock
-from gossamer.protocol.range_digests import EMPTY
-from gossamer.protocol.records import NO_RECORD
 from tests.protocol import builders
 
 KEYS = st.lists(
@@ -126,16 +124,6 @@ def test_void_with_three_different_records():
     assert other.digests.root == void
 
 
-def test_empty():
-    ledger = Ledger()
-    assert (len(ledger), ledger.rounds(), ledger.valid(1), ledger.ids(1)) == (0, [], [], [])
-    assert ledger.digests.root == EMPTY
-    assert ledger.last_round(b"nobody") == 0
-    assert ledger.last_record(b"nobody") == NO_RECORD
-    assert ledger.get(b"x") is None
-    assert not ledger.is_void(builders.unsigned(1, 1))
-
-
 @given(KEYS, st.integers(0, 4), st.integers(0, 40))
 def test_what_is_dropped_might_never_have_come(keys, author, after):
     ledger = _filled(keys)
@@ -184,18 +172,6 @@ def test_who_begins_anew_from_an_earlier_round_takes_those_after_it_again():
     assert ledger.floor == 20, "that opens nothing"
     ledger.reopen(10)
     assert ledger.add(early) is Added.NEW
-
-
-def test_records_are_known_by_their_bytes_until_their_round_is_closed():
-    ledger = _filled([(1, 1, 0), (2, 1, 0), (2, 1, 1), (2, 1, 2), (1, 5, 0)])
-    for author, round_, variant in [(1, 1, 0), (2, 1, 0), (2, 1, 1), (1, 5, 0)]:
-        delta = builders.unsigned(author, round_, variant)
-        assert ledger.id_of(delta.data) == delta.record_id
-    assert ledger.id_of(builders.unsigned(2, 1, 2).data) is None, "a third one is not kept"
-    assert ledger.id_of(builders.unsigned(1, 5, 0).data + b".") is None
-    ledger.close(1)
-    assert ledger.id_of(builders.unsigned(1, 1, 0).data) is None
-    assert ledger.id_of(builders.unsigned(1, 5, 0).data) is not None
 
 
 @given(KEYS, st.integers(0, 40), st.integers(0, 4), st.integers(0, 40), st.integers(0, 5))

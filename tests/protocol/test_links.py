@@ -233,51 +233,7 @@ def test_anchors_are_the_two_oldest_that_we_chose():
     assert bench.links.anchors() == [("n3", _id(3)), ("n4", _id(4))]
 
 
-def test_memory_of_networks_is_bounded():
-    bench = Bench()
-    for number in range(limits.MEMBERS_MAX + 50):
-        bench.up(7, outbound=True, address=f"n{number}", group=f"g{number}")
-    assert len(bench.links._group_of) == limits.MEMBERS_MAX
-
-
 # --- whom to dial -----------------------------------------------------------------------------------
-
-
-def test_dials_until_links_are_enough():
-    bench = Bench()
-    for number in range(1, 21):
-        bench.member(number)
-    seen = []
-    for _ in range(30):
-        for address, node_id in bench.look():
-            seen.append(address)
-            assert node_id == _id(int(address[1:]))
-            bench.up(int(address[1:]), outbound=True, address=address)
-        if len(bench.links) >= limits.LINKS_WANTED:
-            break
-    assert len(bench.links) == len(set(seen)) == limits.LINKS_WANTED
-    assert bench.look(30.0) == []
-
-
-def test_a_newcomer_dials_those_whom_it_is_told_of_before_its_next_look():
-    bench = Bench("boot:1")
-    ((address, _),) = bench.look()
-    bench.up(1, outbound=True, address=address)
-    assert bench.look(0.1) == []
-    for number in range(1, 21):
-        bench.member(number)
-    assert len(bench.look(0.1)) == limits.DIALS_AT_ONCE_MAX
-    bench.member(21)
-    assert bench.look(0.1) == [], "enough are on their way"
-
-
-def test_dials_at_once_are_bounded():
-    bench = Bench()
-    for number in range(1, 21):
-        bench.member(number)
-    under_way = len(bench.look())
-    assert under_way == limits.DIALS_AT_ONCE_MAX
-    assert bench.look() == []
 
 
 def test_a_member_with_several_addresses_is_dialled_once_at_a_time():
@@ -345,16 +301,6 @@ def test_those_who_are_gone_leave_room_for_dials_to_the_living(count):
     assert len(bench.links._dialling) <= limits.DIALS_AT_ONCE_MAX
 
 
-def test_memory_of_dials_is_bounded():
-    bench = Bench("boot:1", "boot:2")
-    for number in range(1000):
-        bench.member(1, f"other{number}")
-        for address, _ in bench.look():
-            bench.links.dial_failed(address)
-    assert len(bench.links._tried) <= 2 + 1 + limits.REDIAL_DOWN_INTERVAL_S
-    assert len(bench.links._dialling) <= limits.DIALS_AT_ONCE_MAX
-
-
 # --- bootstrap addresses ----------------------------------------------------------------------------
 
 
@@ -398,20 +344,6 @@ def test_everybody_reaches_the_wanted_number_and_every_pair_agrees(seed, count):
     before = {node.number: sorted(node.links) for node in world.running()}
     world.run(60.0)
     assert before == {node.number: sorted(node.links) for node in world.running()}, "and then they stay"
-
-
-def test_a_node_that_can_only_dial_out_takes_part(seed):
-    world = World(seed)
-    world.add(0)
-    world.add(1, [0], dialable=False)
-    world.add(2, [0], dialable=False)
-    world.run(10.0)
-    world.publish(world.nodes[1])
-    world.publish(world.nodes[0])
-    world.run(1.0)
-    world.run(10.0, world.agree)
-    assert world.agree()
-    assert len(world.nodes[2].core.ledger) == 2
 
 
 def test_a_bootstrap_peer_that_restarts_gracefully_is_found_again(seed):

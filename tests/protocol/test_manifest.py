@@ -7,8 +7,6 @@ from datetime import date
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ConfigError, MalformedError
@@ -134,27 +132,6 @@ def test_what_is_of_another_kind_is_refused_wherever_it_stands(wrong):
                 values[section][key] = wrong
             with pytest.raises(ConfigError, match=f"^here: {section}"):
                 from_values(values, "here")
-
-
-CANONICAL = from_toml(TOML, "a").canonical()
-
-
-@given(st.data())
-def test_mutated_bytes_from_a_peer_are_malformed(data):
-    wrong = bytearray(CANONICAL)
-    for _ in range(data.draw(st.integers(1, 4))):
-        wrong[data.draw(st.integers(0, len(wrong) - 1))] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.integers(0, len(wrong)))
-    for candidate in (bytes(wrong), bytes(wrong[:cut])):
-        with builders.refusing(MalformedError):
-            # A change of a name or a number can be a manifest too: another one, and canonical.
-            assert from_canonical(candidate).canonical() == candidate
-
-
-@given(st.binary(max_size=200))
-def test_random_bytes_from_a_peer_are_malformed(data):
-    with pytest.raises(MalformedError):
-        from_canonical(data)
 
 
 def test_bombs_and_giants_from_a_peer_are_malformed():

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Effect, Outbox, Send
 from gossamer.protocol.events import LinkUp, Progress
 from gossamer.protocol.membership.links import Links
@@ -186,37 +184,6 @@ def test_a_row_tells_the_links_that_we_dialled_and_changes_with_the_next_beat():
     while bench.machine.record.age == signed:
         bench.tick()
     assert builders.identity(1).node_id[:4] not in bench.machine.record.dialled
-
-
-def test_a_row_claims_the_newest_snapshots_and_as_many_as_others_accept():
-    bench = Bench(1)
-    newest_first = range(limits.CLAIMS_MAX + 1, 0, -1)
-    bench.machine.machine.claims = tuple(
-        Claim(8 * number, 0, bytes(32), bytes([number]) * 32) for number in newest_first
-    )
-    bench.machine.changed()
-    bench.tick()
-    assert bench.machine.record.claims == bench.machine.machine.claims[: limits.CLAIMS_MAX]
-
-
-def test_of_many_links_none_waits_long():
-    """Rows keep links from looking dead, so each must have its turn well within LINK_SILENCE_S."""
-    bench = Bench(limits.LINKS_MAX)
-    turns: Counter[int] = Counter()
-    for heartbeat in range(2 * limits.MEMBERS_TURN_INTERVALS):
-        bench.receive(_row(99, heartbeat=heartbeat + 1), 0)
-        turns.update({link for link, _ in bench.tick()})
-    assert set(turns) == set(range(1, limits.LINKS_MAX + 1))
-    assert set(turns.values()) <= {2, 3}
-    assert limits.MEMBERS_TURN_INTERVALS * limits.MEMBERS_INTERVAL_S < limits.LINK_SILENCE_S / 2
-
-
-def test_a_new_link_is_told_first():
-    bench = Bench(8)
-    bench.tick()
-    bench.links.up(LinkUp(9, builders.identity(9).node_id, True, None), 0.0)
-    bench.receive(_row(20), 1)
-    assert 9 in [link for link, _ in bench.tick()]
 
 
 def test_the_row_of_who_is_missing_is_no_news():

@@ -44,21 +44,6 @@ def test_the_newest_row_wins_in_any_order(rows, rng):
     assert [m.record.node_id for m in rosters[0].members()] == sorted(one)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(_row(1, heartbeat=4), id="as many rows as it should have signed"),
-        pytest.param(_row(1, incarnation=2), id="started anew"),
-    ],
-)
-def test_a_row_of_one_that_lives_revives_it(row):
-    roster = Roster(bytes(32))
-    roster.update(_row(1), 100.0)
-    roster.judge(row.node_id, Health.DOWN, 108.0)
-    roster.update(row, 117.0)
-    assert roster.get(row.node_id).health is Health.ALIVE
-
-
 def test_who_says_that_it_leaves_has_left_however_late_that_comes():
     roster = Roster(bytes(32))
     roster.update(_row(1), 100.0)

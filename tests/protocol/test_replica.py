@@ -7,13 +7,10 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
@@ -74,29 +71,6 @@ def _zeros(node: Node) -> list[np.ndarray]:
     return [np.zeros(slot.numel, dtype=np.int32) for slot in fragment.slots]
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2**32 - 1))
-def test_any_weather(seed):
-    dice = random.Random(seed)
-    weather = Weather(
-        loss=dice.choice([0.0, 0.05, 0.2]),
-        duplicates=dice.choice([0.0, 0.3]),
-        reorders=dice.random() < 0.5,
-        delay=(0.001, dice.choice([0.01, 0.3, 1.0])),
-    )
-    world = World(seed, BRISK, weather)
-    count = dice.randint(2, 5)
-    for number in range(count):
-        world.add(number, [0] if number else [], dialable=number == 0 or dice.random() < 0.7)
-        world.run(dice.uniform(0.0, 2.0))
-    for node in world.running():
-        world.train(node, dice.uniform(0.2, 3.0), world.now + 15.0)
-    world.run(15.0)
-    world.run(300.0, world.agree)
-    assert world.agree()
-    check(world)
-
-
 # --- partitions -------------------------------------------------------------------------------------
 
 
@@ -120,23 +94,6 @@ def test_a_partition_heals_within_40_seconds(seed, count, seconds):
     assert len(authors) == count, "the work of both sides counts"
 
 
-def test_three_way_partition_and_two_heals(seed):
-    world = swarm(seed, 6)
-    world.partition((0, 1), (2, 3), (4, 5))
-    world.run(30.0)
-    for number in range(6):
-        world.publish(world.nodes[number], 1 + number % 2)
-    world.run(1.0)
-    world.partition((0, 1, 2, 3), (4, 5))
-    world.run(40.0)
-    assert world.nodes[0].core.ledger.digests.root == world.nodes[3].core.ledger.digests.root
-    assert len(world.nodes[0].core.ledger) == 4
-    world.heal()
-    world.run(40.0, world.agree)
-    assert world.agree()
-    assert len(world.nodes[5].core.ledger) == 6
-
-
 # --- our own side -----------------------------------------------------------------------------------
 
 
@@ -154,18 +111,6 @@ def test_a_node_that_others_would_refuse_does_not_start(changes):
             unix_offset_s=0.0,
             rng=random.Random(0),
         )
-
-
-def test_need_fetches_chunks_under_any_key(seed):
-    """Genesis and snapshots come this way."""
-    world = swarm(seed, 2)
-    data = os.urandom(100)
-    (blob,) = builders.chunk_hashes(data)
-    world.nodes[0].blobs[blob] = data
-    world.handle(world.nodes[1], ev.Need(b"genesis", ((blob, 100),)))
-    world.run(5.0)
-    assert world.nodes[1].fetched == [b"genesis"]
-    assert world.nodes[1].blobs[blob] == data
 
 
 def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
@@ -228,14 +173,6 @@ def test_a_snapshot_that_is_given_up_is_not_fetched_on(seed):
         world.crash(world.nodes[number])
     world.run(300.0, lambda: joiner.core.sealing.adopting is None)
     assert joiner.core.sealing.adopting is None and claim.key not in joiner.core.fetcher.wants
-
-
-def test_so_many_lies_about_the_past_are_remembered_and_no_more():
-    (node,) = swarm(5, 1).running()
-    lies = [Claim(8, 1, bytes(32), sha256(bytes([n % 256, n // 256])).digest()) for n in range(1500)]
-    for lie in lies:
-        node.core.handle(ev.Unusable(lie), 20.0)
-    assert list(node.core.sealing._peers._unusable) == [lie.root for lie in lies[-limits.UNUSABLE_MAX :]]
 
 
 def test_only_those_whose_deltas_are_here_have_a_voice_about_our_history():

@@ -23,7 +23,6 @@ from tests.protocol import builders
 from tests.protocol.builders import OWNER, grant, identity, revocation
 from tests.protocol.wiring import Node, Weather, World
 
-STORM = Weather(loss=0.1, duplicates=0.2, reorders=True, delay=(0.005, 0.4))
 PACE = {"every_steps": 4, "min_round_seconds": 0.05}
 INVITED = builders.manifest(admission=builders.admission(), pace=PACE)
 OPEN = builders.manifest(admission=builders.admission("open"), pace=PACE)
@@ -68,21 +67,6 @@ def _all_that_is_left(world: World) -> bool:
 
 
 # --- the invited ------------------------------------------------------------------------------------
-
-
-def test_an_invited_swarm_trains_and_all_know_all_grants(seed):
-    world = _swarm(seed, 4, STORM)
-    for node in world.running():
-        world.train(node, world.rng.uniform(0.2, 1.0), world.now + 15.0)
-    world.run(15.0)
-    world.run(300.0, world.agree)
-    assert world.agree()
-    for node in world.running():
-        assert len(node.core.acl.ids()) == 4
-        assert _authors(node) == {0, 1, 2, 3}
-        assert node.ready == node.held()
-        assert not node.blames and not node.refused
-        assert node.credentials.count(_invited(node.number)) == 1
 
 
 def test_the_uninvited_are_refused_and_hear_nothing(seed):
@@ -238,19 +222,6 @@ def test_what_the_revoked_still_send_is_dropped(seed):
     assert late.record_id not in member.core.ledger
     assert member.core.roster.get(outcast.node_id) is None
     assert [e.delta for e in _give(world, member, early.data) if isinstance(e, fx.Store)] == [early]
-
-
-def test_two_revocations_void_more(seed):
-    world = _swarm(seed, 3)
-    for round_ in (1, 2, 3):
-        world.publish(world.nodes[2], round_)
-    world.run(3.0)
-    for last_round, rounds in ((2, [1, 2]), (0, []), (1, [])):
-        record = revocation(identity(2), INVITED, last_round=last_round)
-        world.handle(world.nodes[0], ev.Deliver(record))
-        world.run(1.0)
-        for number in (0, 1):
-            assert sorted(d.round for d in world.nodes[number].core.ledger) == rounds
 
 
 def test_nothing_is_resurrected_by_a_restart(seed):

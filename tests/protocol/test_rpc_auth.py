@@ -61,14 +61,6 @@ def test_a_question_is_no_proof_and_a_proof_no_question():
         check_question(prove(NODE, CHANNEL, NONCE), SWARM, CHANNEL, NOW, PATH)
 
 
-@given(st.binary(max_size=300))
-def test_random_bytes(data):
-    with pytest.raises(PeerError):
-        check_question(data, SWARM, CHANNEL, NOW, PATH)
-    with pytest.raises(PeerError):
-        check_proof(data, CHANNEL, NONCE)
-
-
 @given(st.data())
 def test_any_flipped_bit_is_found_but_in_the_credential(data):
     """The credential is signed by its owner, and judged by itself."""
