@@ -1,4 +1,4 @@
-"""Chunks: sizes, hashes and roots; and what is packed comes back, of which no more than a chunk is unpacked."""
+"""Chunks: sizes, hashes and roots; what is packed comes back, and no more than a chunk is ever unpacked."""
 
 from __future__ import annotations
 
