@@ -24,7 +24,7 @@ from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.fetching.requests import Wants
 from gossamer.protocol.gossip import announce as author
 from gossamer.protocol.gossip import anti_entropy
-from gossamer.protocol.gossip.announce import Announcer, SuperSeeding
+from gossamer.protocol.gossip.announce import Announcer
 from gossamer.protocol.history import clock
 from gossamer.protocol.history import forks as lineages
 from gossamer.protocol.history import joining as absence
@@ -234,17 +234,17 @@ def _believe_the_smallest_size() -> list[Patch]:
 
 def _deal_half() -> list[Patch]:
     """The dealer offers every other chunk, and never the rest."""
-    original = SuperSeeding.deal
+    original = Announcer.deal
 
-    def deal(self: SuperSeeding, delta: Delta, now: float) -> None:
+    def deal(self: Announcer, delta: Delta, now: float) -> None:
         original(self, delta, now)
         outbox = self._context.outbox
         outbox.extend([_halved(effect) for effect in outbox.drain()])
 
-    def offer_all(self: SuperSeeding, record_id: bytes) -> None:
+    def end_deal(self: Announcer, record_id: bytes, now: float) -> None:
         del self._deals[record_id]
 
-    return [(SuperSeeding, "deal", deal), (SuperSeeding, "_offer_all", offer_all)]
+    return [(Announcer, "deal", deal), (Announcer, "_end_deal", end_deal)]
 
 
 def _halved(effect: Effect) -> Effect:
