@@ -72,16 +72,6 @@ def test_a_push_goes_to_a_few_links_in_batches_and_not_back():
     assert {e.link for e in few.announcer.push(deltas[:1], 1)} == {2}
 
 
-def test_a_record_without_its_payload_is_a_promise_to_each_link():
-    bench = Bench()
-    delta = _delta(1)
-    bench.add(delta)
-    bench.announcer.push([delta], 2)
-    bench.announcer.give(2, [delta.record_id])
-    bench.announcer.complete(delta.record_id, 1.0)
-    assert _sent(bench.announcer.wake(2.0), Have) == dict.fromkeys((1, 2, 3), Have((delta.record_id,)))
-
-
 # --- promised payloads
 
 

@@ -236,19 +236,6 @@ def test_repeating_a_question_in_one_message_does_not_repeat_the_answer():
     assert len(given) == len(set(given)) == 200
 
 
-def test_answers_are_bounded_by_name():
-    side = Side((author, r, 0) for author in range(50) for r in range(1, 101))
-    everything = msg.RecordIds(tuple((r, ()) for r in range(1, 101)))
-    records = [
-        e.message for e in side.anti_entropy.record_ids(1, everything) if isinstance(e.message, msg.Records)
-    ]
-    assert sum(len(m.entries) for m in records) <= limits.IDS_PER_MESSAGE_MAX
-    assert all(len(m.entries) <= limits.RECORDS_PER_MESSAGE_MAX for m in records)
-    compare = msg.Digest(0, tuple((r, bytes(32)) for r in range(1, 101)))
-    (effect,) = side.anti_entropy.compare(1, compare)
-    assert sum(len(ids) for _, ids in effect.message.rounds) <= limits.IDS_PER_MESSAGE_MAX + 50
-
-
 def test_a_crowd_in_one_round_is_made_equal_all_the_same(monkeypatch):
     """Whoever has many keys may tell one half of a swarm of some of them, and the other half of the rest."""
     monkeypatch.setattr(limits, "IDS_PER_ROUND_MAX", 64)

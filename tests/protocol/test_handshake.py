@@ -85,18 +85,6 @@ def test_a_hello_holds_on_its_own_channel_only(server):
         server.answer(hello)
 
 
-def test_a_middleman_cannot_pass_a_hello_on():
-    """A third node shows its own key and channel to the client, and the client's hello to the server."""
-    server = _server(binding=b"server's certificate")
-    middle = _server(binding=b"middle's certificate", who=THIRD)
-    hello = _client(binding=b"middle's certificate").hello(middle.challenge())
-    with pytest.raises(SignatureError):
-        server.answer(hello)
-    hello = _client(binding=b"middle's certificate").hello(server.challenge())
-    with pytest.raises(SignatureError):
-        server.answer(hello)
-
-
 def test_a_welcome_cannot_be_replayed_or_reflected():
     server = _server()
     client, later = _client(), _client(nonce=b"d" * 32)

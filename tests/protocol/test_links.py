@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Dial, Hangup, Outbox
-from gossamer.protocol.events import Leave, LinkUp
+from gossamer.protocol.events import LinkUp
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.records import MemberRecord
@@ -344,21 +344,6 @@ def test_everybody_reaches_the_wanted_number_and_every_pair_agrees(seed, count):
     before = {node.number: sorted(node.links) for node in world.running()}
     world.run(60.0)
     assert before == {node.number: sorted(node.links) for node in world.running()}, "and then they stay"
-
-
-def test_a_bootstrap_peer_that_restarts_gracefully_is_found_again(seed):
-    """It says goodbye, so nobody suspects anything, and it comes back knowing nobody."""
-    world = World(seed)
-    for number in range(3):
-        world.add(number, [0] if number else [])
-    world.run(20.0)
-    world.handle(world.nodes[0], Leave())
-    world.run(1.0)
-    world.crash(world.nodes[0])
-    world.run(30.0)
-    world.restart(world.nodes[0], keep_disk=False)
-    world.run(10.0, lambda: len(world.nodes[0].core.links) == 2)
-    assert len(world.nodes[0].core.links) == 2
 
 
 def test_whom_we_were_told_of_is_known_by_where_it_answers_and_by_its_pin():

@@ -100,27 +100,6 @@ def test_a_row_tells_what_the_trainer_reports_and_of_what_it_must_not_hold_the_b
         assert (bench.machine.record.loss, bench.machine.record.tokens_per_s) == (told, 30.0)
 
 
-def test_nobody_is_told_what_it_told_us():
-    bench = Bench(2)
-    row = _row(20)
-    bench.receive(row, 1)
-    bench.receive(row, 2)
-    assert not any(row.data in sent for _ in range(4) for _, sent in bench.tick())
-
-
-def test_a_row_that_we_have_is_known_by_its_bytes():
-    bench = Bench(2)
-    row, newer = _row(20), _row(20, heartbeat=2)
-    assert not bench.machine.is_known(row.data, 1)
-    bench.receive(row, 1)
-    assert bench.machine.is_known(row.data, 2)
-    assert bench.machine.is_known(bench.machine.data, 1), "our own"
-    bench.receive(newer, 1)
-    assert bench.machine.is_known(newer.data, 2)
-    assert not bench.machine.is_known(row.data, 2), "only the newest: what is old is looked at"
-    assert bench.machine.received(row, 2, bench.now) == []
-
-
 def test_what_cannot_wait_does_not():
     bench = Bench(8)
     bench.receive(_row(20), 1)

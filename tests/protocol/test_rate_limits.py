@@ -52,12 +52,6 @@ def test_who_keeps_its_pauses_gets_the_rate_and_no_more(steps):
         assert got <= TEN.burst + TEN.rate * now + 1e-6
 
 
-def test_the_scarcest_resource_sets_the_pause_and_the_others_are_free():
-    budgets = Budgets({Resource.CPU: TEN, Resource.MESSAGES: Allowance(1.0, 1.0)})
-    costs = {Resource.CPU: 110.0, Resource.MESSAGES: 3.0, Resource.BYTES: 1e12}
-    assert budgets.spend(b"a", costs, 0.0) == pytest.approx(2.0)
-
-
 def test_memory_is_bounded_and_keeps_those_who_owe(monkeypatch):
     monkeypatch.setattr(limits, "PEERS_WATCHED_MAX", 10)
     budgets = Budgets({Resource.CPU: TEN})

@@ -159,22 +159,6 @@ def test_a_snapshot_that_cannot_be_is_not_chosen_again_whoever_claims_it(seed):
     assert joiner.core.sealing.adopting == claim
 
 
-def test_a_snapshot_that_is_given_up_is_not_fetched_on(seed):
-    world = swarm(seed, 3)
-    claim = Claim(8, 1000, bytes(32), b"root" * 8)
-    for node in world.running():
-        world.handle(node, ev.Sealed((claim,)))
-    world.run(2 * limits.HEARTBEAT_INTERVAL_S)
-    joiner = world.add(9, [0])
-    world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
-    world.handle(joiner, ev.Need(claim.key, ((bytes(32), 100),)))
-    assert claim.key in joiner.core.fetcher.wants
-    for number in range(3):
-        world.crash(world.nodes[number])
-    world.run(300.0, lambda: joiner.core.sealing.adopting is None)
-    assert joiner.core.sealing.adopting is None and claim.key not in joiner.core.fetcher.wants
-
-
 def test_only_those_whose_deltas_are_here_have_a_voice_about_our_history():
     world = swarm(5, 3)
     here, author, _ = world.running()
@@ -298,27 +282,6 @@ def test_one_key_cannot_sign_for_all_rounds_of_an_old_swarm(seed):
         world.inject(victim, next(iter(victim.links)), msg.encode(msg.Records(((delta.data, True),))))
     assert victim.core.ledger.rounds() == [1, 2, newest]
     assert not victim.blames, "whoever relays it may be the other half of a partition"
-
-
-def test_what_came_too_early_is_taken_when_the_swarm_has_come_near(seed):
-    world = swarm(seed, 2)
-    behind, before = world.nodes[0], world.nodes[1]
-    behind.core._clock._ahead = 5
-    for round_ in range(1, 12):
-        world.publish(before, round_)
-        world.publish(behind, round_)
-    delta, payload = builders.random_delta(
-        np.random.default_rng(0), builders.identity(66), 20, of=world.manifest
-    )
-    before.blobs[delta.body.chunks[0]] = payload
-    world.inject(before, next(iter(before.links)), msg.encode(msg.Records(((delta.data, True),))))
-    world.run(20.0)
-    assert delta.record_id in before.core.ledger
-    assert delta.record_id not in behind.core.ledger
-    world.publish(before, 15)
-    world.publish(behind, 15)
-    world.run(30.0, world.agree)
-    assert delta.record_id in behind.core.ledger
 
 
 # --- time and determinism ---------------------------------------------------------------------------

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
@@ -51,19 +47,6 @@ def _give(world: World, node: Node, *records: bytes) -> list[fx.Effect]:
 
 def _authors(node: Node) -> set[int]:
     return {n for n in range(100) if identity(n).node_id in {d.author for d in node.core.ledger}}
-
-
-def _all_that_is_left(world: World) -> bool:
-    """Whether members agree, but for payloads that the one put out took with it."""
-    members = world.members()
-    there = {blob for node in members for blob in node.blobs}
-    complete = all(
-        node.core.holds(d.record_id)
-        for node in members
-        for d in node.core.ledger
-        if there.issuperset(d.body.chunks)
-    )
-    return len(world.roots()) == 1 and len({node.core.acl.digest for node in members}) == 1 and complete
 
 
 # --- the invited ------------------------------------------------------------------------------------
@@ -152,39 +135,6 @@ def test_records_before_their_authors_grant_are_caught_up_on(seed):
 
 
 # --- revocations ------------------------------------------------------------------------------------
-
-
-@settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow])
-@given(st.integers(0, 2**32 - 1))
-def test_a_revocation_in_a_storm_leaves_all_replicas_equal(seed):
-    """The one revoked goes on as if it had not heard, and others are told late or twice."""
-    dice = random.Random(seed)
-    weather = Weather(
-        dice.choice([0.0, 0.1, 0.3]), 0.2, reorders=True, delay=(0.005, dice.choice([0.1, 0.5]))
-    )
-    world = _swarm(seed, 4, weather)
-    for node in world.running():
-        world.train(node, dice.uniform(0.2, 1.0), world.now + 20.0)
-    world.run(dice.uniform(3.0, 10.0))
-    last_round = dice.randint(0, 8)
-    for issued in range(dice.randint(1, 2)):
-        record = revocation(identity(3), INVITED, last_round=last_round + issued, issued=issued)
-        world.handle(world.nodes[dice.randrange(3)], ev.Deliver(record))
-        world.run(dice.uniform(0.0, 3.0))
-    world.run(12.0)
-    members = [world.nodes[n] for n in range(3)]
-    for node in members:
-        world.nodes[3].expelled = world.nodes[3].expelled or ""  # it may never hear of it
-        assert node.core.acl.revocation_of(identity(3).node_id) is not None
-    world.run(400.0, lambda: _all_that_is_left(world))
-    assert _all_that_is_left(world)
-    for node in members:
-        theirs = [d.round for d in node.core.ledger if d.author == identity(3).node_id]
-        assert max(theirs, default=0) <= last_round
-        assert node.ready == node.held()
-        assert node.core.links.to(identity(3).node_id) is None
-        assert node.core.roster.get(identity(3).node_id) is None
-    assert not world.nodes[3].links
 
 
 def test_a_revocation_reaches_all_at_once_and_cuts_links(seed):

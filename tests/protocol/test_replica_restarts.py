@@ -156,44 +156,7 @@ def test_a_node_that_lost_its_disk_learns_all_its_rounds_before_it_trains(seed):
     assert node.core.own_last == 299
 
 
-def test_restore_tells_what_is_ready_and_fetches_the_rest(seed):
-    world = swarm(seed, 2)
-    for round_ in range(1, 6):
-        world.publish(world.nodes[0], round_)
-    world.run(1.0)
-    world.run(20.0, world.agree)
-    node = world.nodes[1]
-    lost = node.disk[2].body.chunks[0]
-    world.crash(node)
-    del node.blobs[lost]
-    world.restart(node)
-    assert len(node.ready) == 4
-    world.run(20.0, world.agree)
-    assert len(node.ready) == 5
-    check(world)
-
-
 # --- caught up --------------------------------------------------------------------------------------
-
-
-def test_a_joiner_may_train_once_it_has_seen_a_ledger_and_has_its_payloads(seed):
-    world = World(seed)
-    old = world.add(0)
-    for round_ in range(1, 30):
-        world.publish(old, round_)
-    world.run(5.0)
-    joiner = world.add(1, [0])
-    assert not joiner.core.caught_up
-    world.run(30.0, lambda: joiner.core.caught_up)
-    assert len(joiner.held()) == 29
-
-
-def test_a_joiner_whose_bootstrap_peer_does_not_answer_waits(seed):
-    world = World(seed)
-    world.add(0)
-    joiner = world.add(1, [7])
-    world.run(60.0)
-    assert not joiner.core.caught_up
 
 
 def test_a_payload_that_died_with_its_author_does_not_keep_joiners_from_training(seed):

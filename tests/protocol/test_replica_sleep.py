@@ -53,35 +53,6 @@ def test_two_of_three_that_slept_go_on_where_the_third_is(seed, suspended):
     assert max(rounds) - min(rounds) <= 2
 
 
-@SUSPENDED
-def test_all_that_slept_together_go_on_where_they_were(seed, suspended):
-    world = _training(seed)
-    reached = max(node.core.own_last for node in world.running())
-    for node in world.running():
-        world.sleep(node, 3600.0 + node.number, suspended=suspended)
-    world.run(3602.0)
-    before = world.nodes[0].core.own_last
-    assert before <= reached + 1
-    world.run(LATE_S + 20.0)
-    assert min(_published(world.nodes[0], before)) <= before + 2, "no round is skipped"
-    for node in world.running():
-        assert node.core.own_last > before + 10
-    assert not any(node.blames for node in world.running())
-
-
-def test_a_delta_that_was_on_its_way_when_its_node_fell_asleep_gives_it_no_say(seed):
-    world = _training(seed)
-    alone, *asleep = world.running()
-    for node in asleep:
-        world.sleep(node, 120.0, suspended=False)
-    for node in asleep:  # its trainer is faster than its daemon
-        world.after(120.001, lambda node=node: world.publish(node))
-    world.run(120.0)
-    reached = alone.core.own_last
-    world.run(LATE_S)
-    assert len(_published(alone, reached)) > LATE_S / 2
-
-
 def test_one_that_finds_nobody_when_it_wakes_goes_on_alone(seed):
     world = _training(seed)
     node = world.nodes[2]
