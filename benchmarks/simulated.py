@@ -16,7 +16,7 @@ from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.messages import Decline, encode
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes
 from gossamer.protocol.payloads.layout import TensorSpec

@@ -12,8 +12,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.member_records import NodeInfo
-from gossamer.protocol.membership.members import Roster
+from gossamer.protocol.membership.members import NodeInfo, Roster
 from gossamer.protocol.sampling import RandomSource
 
 

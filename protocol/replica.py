@@ -70,8 +70,8 @@ from gossamer.protocol.identity import PUBLIC_KEY_BYTES, Identity, node_id_of
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.member_records import NodeInfo, Presence
-from gossamer.protocol.membership.members import Health, Roster
+from gossamer.protocol.membership.member_records import Presence
+from gossamer.protocol.membership.members import Health, NodeInfo, Roster
 from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.merge.schedule import MergeSchedule, SwarmState
 from gossamer.protocol.messages import Records
@@ -136,15 +136,7 @@ class Replica:
         self.roster = Roster(identity.node_id)
         self.ledger = Ledger(lambda author: author == identity.node_id or self.roster.get(author) is not None)
         self.outbox = Outbox()
-        self.links = Links(
-            identity.node_id,
-            self.roster,
-            info.bootstrap,
-            rng,
-            self.outbox,
-            pins=info.pins,
-            remembered=info.remembered,
-        )
+        self.links = Links(identity.node_id, self.roster, info, rng, self.outbox)
         self._context = Context(
             identity, manifest, info, self.acl, self.links, self.roster, self.ledger, rng, self.outbox
         )
@@ -164,15 +156,7 @@ class Replica:
             self._author,
         )
         self._clock = SwarmClock(self._context, self._author, self._unix_time)
-        self.presence = Presence(
-            identity,
-            self.swarm_id,
-            info,
-            self.roster,
-            self.links,
-            rng,
-            self.outbox,
-        )
+        self.presence = Presence(identity, self.swarm_id, info, self.roster, self.links, rng, self.outbox)
         self._catch_up = CatchUp(self._context, self.anti_entropy, self.fetcher.wants, self._clock)
         self.merges = MergeSchedule(identity.node_id, self.ledger, self.holdings.holds, self._swarm_state)
         credential = _Kind(self._is_known_credential, self._take_in_credential)

@@ -37,7 +37,7 @@ from gossamer.node.options import NodeOptions
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 

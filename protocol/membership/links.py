@@ -13,7 +13,7 @@ lets a newcomer in now and then: one of its later inbound links gives way, of th
 """
 
 from collections import Counter
-from collections.abc import Collection, KeysView, Mapping
+from collections.abc import KeysView
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Dial, Outbox
 from gossamer.protocol.events import LinkUp
-from gossamer.protocol.membership.members import Health, Member, Roster
+from gossamer.protocol.membership.members import Health, Member, NodeInfo, Roster
 from gossamer.protocol.sampling import RandomSource, shuffle
 
 
@@ -50,27 +50,15 @@ Target = tuple[str, bytes | None]
 
 
 class Links:
-    """Keeps the number of links near the wanted one. `bootstrap` addresses are never forgotten."""
+    """Keeps the number of links near the wanted one. Bootstrap addresses are never forgotten."""
 
     def __init__(
-        self,
-        own_id: bytes,
-        roster: Roster,
-        bootstrap: tuple[str, ...],
-        rng: RandomSource,
-        outbox: Outbox,
-        *,
-        pins: Mapping[str, bytes] | None = None,
-        remembered: Collection[str] = (),
+        self, own_id: bytes, roster: Roster, info: NodeInfo, rng: RandomSource, outbox: Outbox
     ) -> None:
-        """`pins` are the node ids that must answer at bootstrap addresses, where they are known; `remembered`
-        are the bootstrap addresses that we were not given, but know from an earlier run."""
         self._own_id = own_id
         self._roster = roster
-        self._bootstrap = bootstrap
-        self._pins = pins or {}
-        self._contacts: list[Target] = [(address, self._pins.get(address)) for address in bootstrap]
-        self._remembered = frozenset(remembered)
+        self._info = info
+        self._contacts: list[Target] = [(address, info.pins.get(address)) for address in info.bootstrap]
         self._rng = rng
         self._outbox = outbox
         self._links: dict[int, Link] = {}
@@ -111,8 +99,8 @@ class Links:
 
     def given_ids(self) -> set[bytes]:
         """Node ids that answer, or must, at the bootstrap addresses that we were given at this start."""
-        found = {**self._leads_to, **self._pins}
-        return {node_id for address, node_id in found.items() if address not in self._remembered}
+        found = {**self._leads_to, **self._info.pins}
+        return {node_id for address, node_id in found.items() if address not in self._info.remembered}
 
     def up(self, event: LinkUp, now: float) -> Goes | None:
         """Take in a new link. Returns the link that has to go, which may be the new one; None if all stay."""
@@ -137,7 +125,7 @@ class Links:
         if event.address is None:
             return
         self._dialling.pop(event.address, None)
-        if event.address in self._bootstrap:
+        if event.address in self._info.bootstrap:
             self._leads_to[event.address] = event.node_id
         if event.group is not None:
             self._group_of[event.address] = event.group
@@ -276,7 +264,7 @@ class Links:
         """
         if member.health is not Health.LEFT:
             return member.health is not Health.ALIVE
-        return any(address in self._bootstrap for address in member.record.body.addresses)
+        return any(address in self._info.bootstrap for address in member.record.body.addresses)
 
     def _is_due(self, address: str, node_id: bytes | None, wait: float, now: float) -> bool:
         return address not in self._dialling and now - self._tried.get((address, node_id), -inf) >= wait

@@ -9,7 +9,7 @@ the other lacks.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from gossamer.protocol import limits
@@ -19,29 +19,10 @@ from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.events import Progress
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.members import Health, Member, Roster
+from gossamer.protocol.membership.members import Health, Member, NodeInfo, Roster
 from gossamer.protocol.messages import Records, RosterSummary, Suspect
 from gossamer.protocol.records import MemberRecord, MemberRecordBody, RecordKind, parse_member_record, seal
 from gossamer.protocol.sampling import RandomSource, sample
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInfo:
-    """What a node says of itself, and what it was given at its start."""
-
-    name: str
-    trains: bool
-    incarnation: int
-    bootstrap: tuple[str, ...] = ()
-    pins: Mapping[str, bytes] = field(default_factory=dict)
-    """The node id that must answer at a bootstrap address, for addresses where it is known."""
-    remembered: frozenset[str] = frozenset()
-    """Bootstrap addresses that we were not given at this start: members met in earlier runs."""
-    trusted: frozenset[bytes] = frozenset()
-    """Node ids whose claimed snapshot is enough to start from, if the user has named any."""
-    fingerprint: bytes = b""
-    """SHA-256 of our TLS certificate, empty without TLS."""
-    version: str = ""
 
 
 @dataclass(slots=True)

@@ -1,11 +1,11 @@
-"""The roster: every member's newest record, and what we believe of its health.
+"""The roster: every member's newest record, what we believe of its health, and what we say of ourselves.
 
 Only its author writes a record, and the newest (incarnation, heartbeat) wins, so the roster is a set that
 gossip can unite like the ledger. Health is each node's own judgement (see `swim`).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
@@ -13,6 +13,25 @@ from math import inf
 from gossamer.protocol import limits
 from gossamer.protocol.identity import short
 from gossamer.protocol.records import MemberRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """What a node says of itself, and what it was given at its start."""
+
+    name: str
+    trains: bool
+    incarnation: int
+    bootstrap: tuple[str, ...] = ()
+    pins: Mapping[str, bytes] = field(default_factory=dict)
+    """The node id that must answer at a bootstrap address, for addresses where it is known."""
+    remembered: frozenset[str] = frozenset()
+    """Bootstrap addresses that we were not given at this start: members met in earlier runs."""
+    trusted: frozenset[bytes] = frozenset()
+    """Node ids whose claimed snapshot is enough to start from, if the user has named any."""
+    fingerprint: bytes = b""
+    """SHA-256 of our TLS certificate, empty without TLS."""
+    version: str = ""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim, genesis_claim
 from gossamer.protocol.errors import PeerError
-from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.range_digests import LEVEL_MAX
 from gossamer.protocol.records import (
     NO_RECORD,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from gossamer.node.home import Home
-from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.replica import Replica
 from tests.protocol import builders
 

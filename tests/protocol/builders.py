@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from gossamer.protocol.access.acl import NEVER, AccessList, Role, grant_body, revocation_body
-from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.context import Context
 from gossamer.protocol.effects import Outbox
 from gossamer.protocol.errors import PeerError
@@ -24,8 +23,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.member_records import NodeInfo
-from gossamer.protocol.membership.members import Roster
+from gossamer.protocol.membership.members import NodeInfo, Roster
 from gossamer.protocol.merge.merge import Contribution, measure
 from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_bytes
 from gossamer.protocol.payloads.layout import Fragment, Layout, TensorSpec, plan
@@ -235,12 +233,6 @@ def row(author: Identity, *, of: Manifest = SMALL, **changes: object) -> MemberR
     return parse_member_record(open_envelope(envelope.data, of.swarm_id))
 
 
-def random_section(rng: np.random.Generator, codec: str, numel: int, magnitude: int) -> tuple[Ints, bytes]:
-    """Random values and their section."""
-    values = rng.integers(-magnitude, magnitude + 1, numel).astype(np.int32)
-    return values, CODECS[codec].encode(values)
-
-
 @contextmanager
 def refusing(kind: type[PeerError]) -> Iterator[None]:
     """The block may raise only `kind`, with a message that is fit for a log."""
@@ -251,16 +243,19 @@ def refusing(kind: type[PeerError]) -> Iterator[None]:
             raise AssertionError(f"not for a log: {error!r}") from error
 
 
+NOBODY = NodeInfo(name="", trains=True, incarnation=1)
+"""What a node says of itself that has nothing to say, and was given no address."""
+
+
 def context(own: int = 0, of: Manifest = SMALL, links: int = 0) -> Context:
     """What the machines of one node share; link n leads to node n."""
     me, rng, outbox = identity(own), random.Random(own + 1), Outbox()
     roster = Roster(me.node_id)
-    known = Links(me.node_id, roster, (), rng, outbox)
+    known = Links(me.node_id, roster, NOBODY, rng, outbox)
     for number in range(1, links + 1):
         known.up(LinkUp(number, identity(number).node_id, True, None), 0.0)
     acl = AccessList(of.admission, of.swarm_id)
-    info = NodeInfo(name="", trains=True, incarnation=1)
-    return Context(me, of, info, acl, known, roster, Ledger(), rng, outbox)
+    return Context(me, of, NOBODY, acl, known, roster, Ledger(), rng, outbox)
 
 
 class Drained:

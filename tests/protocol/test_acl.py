@@ -329,7 +329,7 @@ class End:
         self.number, outbox = number, Outbox()
         self.acl = AccessList(of.admission, of.swarm_id)
         own = identity(100 + number).node_id
-        self.links = Links(own, Roster(own), (), random.Random(number), outbox)
+        self.links = Links(own, Roster(own), builders.NOBODY, random.Random(number), outbox)
         access = Access(self.acl, self.links, random.Random(number), UnixTime(1000.0), outbox)
         self.access = builders.Drained(access, outbox)
 

@@ -31,7 +31,8 @@ class Bench:
 
     def __init__(self, *bootstrap: str, own: int = 100) -> None:
         self.roster, self.outbox = Roster(_id(own)), Outbox()
-        self.links = Links(_id(own), self.roster, bootstrap, random.Random(0), self.outbox)
+        info = replace(builders.NOBODY, bootstrap=bootstrap)
+        self.links = Links(_id(own), self.roster, info, random.Random(0), self.outbox)
         self.now = 100.0
         self.numbers = 0
 
@@ -349,8 +350,9 @@ def test_everybody_reaches_the_wanted_number_and_every_pair_agrees(seed, count):
 def test_whom_we_were_told_of_is_known_by_where_it_answers_and_by_its_pin():
     pins = {"told:1": _id(1), "old:1": _id(8)}
     addresses = ("told:1", "told:2", "old:1", "old:2")
-    roster, remembered = Roster(_id(100)), ["old:1", "old:2"]
-    links = Links(_id(100), roster, addresses, random.Random(0), Outbox(), pins=pins, remembered=remembered)
+    remembered = frozenset({"old:1", "old:2"})
+    info = replace(builders.NOBODY, bootstrap=addresses, pins=pins, remembered=remembered)
+    links = Links(_id(100), Roster(_id(100)), info, random.Random(0), Outbox())
     assert links.given_ids() == {_id(1)}
     for number, address in enumerate(("told:2", "old:2", "n5:7700"), 4):
         links.up(LinkUp(number, _id(number), True, address), 0.0)

@@ -11,7 +11,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.effects import Effect, Outbox, Send
 from gossamer.protocol.events import LinkUp, Progress
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.member_records import NodeInfo, Presence
+from gossamer.protocol.membership.member_records import Presence
 from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.messages import Records, RosterSummary, Suspect
 from gossamer.protocol.records import MemberRecord
@@ -28,13 +28,13 @@ class Bench:
         self.now = 100.0
         self.roster = Roster(OWN.node_id)
         outbox = Outbox()
-        self.links = Links(OWN.node_id, self.roster, (), rng, outbox)
+        self.links = Links(OWN.node_id, self.roster, builders.NOBODY, rng, outbox)
         for number in range(1, links + 1):
             self.links.up(LinkUp(number, builders.identity(number).node_id, True, None), 0.0)
         presence = Presence(
             OWN,
             builders.SMALL.swarm_id,
-            NodeInfo(name="n0", trains=True, incarnation=1),
+            builders.NOBODY,
             self.roster,
             self.links,
             rng,

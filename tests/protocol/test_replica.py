@@ -18,7 +18,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.payloads.payload import encode_payload
 from gossamer.protocol.replica import Replica
 from tests.protocol import builders

@@ -24,8 +24,7 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership.member_records import NodeInfo
-from gossamer.protocol.membership.members import Health
+from gossamer.protocol.membership.members import Health, NodeInfo
 from gossamer.protocol.pace import Pace
 from gossamer.protocol.payloads.chunks import split_payload
 from gossamer.protocol.payloads.payload import encode_payload

@@ -12,7 +12,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
-from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.payloads.chunks import payload_chunk_sizes, split_payload
 from gossamer.protocol.records import Delta, DeltaBody
 from gossamer.protocol.replica import Replica
