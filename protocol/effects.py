@@ -165,25 +165,10 @@ class Notice:
     """The label of the node that did it, if any key can: what is said of such nodes has to be bounded."""
 
 
-Effect = (
-    Send
-    | Dial
-    | Hangup
-    | Store
-    | StoreCredential
-    | Expelled
-    | Get
-    | Put
-    | Ready
-    | Merge
-    | Fetched
-    | Seal
-    | Close
-    | Adopt
-    | Prefetch
-    | Blame
-    | Notice
-)
+ToPeers = Send | Dial | Hangup | Get | Put | Blame
+ToDisk = Store | StoreCredential | Close
+ToPhi = Ready | Merge | Fetched | Seal | Adopt | Prefetch
+Effect = ToPeers | ToDisk | ToPhi | Expelled | Notice
 
 
 class Outbox(list[Effect]):

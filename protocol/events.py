@@ -171,24 +171,7 @@ class Wake:
     """The time that `next_wake` named has come."""
 
 
-Event = (
-    LinkUp
-    | LinkDown
-    | DialFailed
-    | Received
-    | Publish
-    | Stored
-    | Paused
-    | Need
-    | ChunkArrived
-    | ChunkFailed
-    | Merged
-    | Progress
-    | Sealed
-    | Adopted
-    | Unusable
-    | Deliver
-    | TimeSet
-    | Leave
-    | Wake
-)
+FromPeers = LinkUp | LinkDown | DialFailed | Received | ChunkArrived | ChunkFailed
+FromTrainer = Publish | Paused | Progress
+FromPhi = Need | Merged | Sealed | Adopted | Unusable
+Event = FromPeers | FromTrainer | FromPhi | Stored | Deliver | TimeSet | Leave | Wake

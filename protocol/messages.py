@@ -7,7 +7,7 @@ how it is read and within which bounds (see `wire`). Adding a message means addi
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
@@ -41,17 +41,17 @@ def _entries(fields: Fields, name: str) -> tuple[tuple[bytes, bool], ...]:
     return tuple([_entry(item) for item in fields.array(name, limits.RECORDS_PER_MESSAGE_MAX)])
 
 
-def _rows(most: int, **columns: Reader) -> Reader:
-    """A table of at most so many rows."""
+def _table(most: int, **columns: Reader) -> Reader:
+    """At most so many tuples of these fields."""
 
-    def rows(fields: Fields, name: str) -> tuple[tuple[Any, ...], ...]:
+    def table(fields: Fields, name: str) -> tuple[tuple[Any, ...], ...]:
         result = []
         for item in [Fields(item, name) for item in fields.array(name, most)]:
             result.append(tuple([column(item, of) for of, column in columns.items()]))
             item.end()
         return tuple(result)
 
-    return rows
+    return table
 
 
 def _places(fields: Fields, name: str) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ class Digest:
     level: Annotated[int, integer(0, LEVEL_MAX)]
     ranges: Annotated[
         tuple[tuple[int, bytes], ...],
-        _rows(_COMPARED_MAX, index=integer(0, limits.ROUND_MAX), digest=blob(HASH_BYTES)),
+        _table(_COMPARED_MAX, index=integer(0, limits.ROUND_MAX), digest=blob(HASH_BYTES)),
     ]
     whole: Flag = False
     above: Round = 0
@@ -105,7 +105,7 @@ class RecordIds:
 
     rounds: Annotated[
         tuple[tuple[int, tuple[bytes, ...]], ...],
-        _rows(
+        _table(
             _COMPARED_MAX,
             round=integer(0, limits.ROUND_MAX),
             record_ids=blobs(HASH_BYTES, limits.IDS_PER_ROUND_MAX),
@@ -126,7 +126,7 @@ class RosterSummary:
 
     ages: Annotated[
         tuple[tuple[bytes, int, int], ...],
-        _rows(
+        _table(
             limits.MEMBERS_MAX,
             node_id=blob(NODE_ID_BYTES),
             incarnation=integer(0, limits.COUNTER_MAX),
@@ -200,23 +200,10 @@ class HaveChunks:
     places: Annotated[tuple[int, ...], _places]
 
 
-Message = (
-    Records
-    | Have
-    | Digest
-    | RecordIds
-    | GetRecords
-    | RosterSummary
-    | Ping
-    | Ack
-    | PingFor
-    | Suspect
-    | Want
-    | Decline
-    | AclSummary
-    | HaveChunks
-)
-KINDS: tuple[type[Message], ...] = Message.__args__
+_OfLedgers = Records | Have | Digest | RecordIds | GetRecords
+_OfMembers = RosterSummary | Ping | Ack | PingFor | Suspect
+Message = _OfLedgers | _OfMembers | Want | Decline | AclSummary | HaveChunks
+KINDS: tuple[type[Message], ...] = get_args(Message)
 """By code on the wire, which begins at 1."""
 _CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
 
