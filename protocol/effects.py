@@ -149,7 +149,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A peer misbehaved: count it, log it, and turn the peer away if it goes on (see `greylist`)."""
+    """A peer misbehaved: count it, log it, and turn the peer away if it goes on (see `peer_scores`)."""
 
     link: int
     reason: str

@@ -86,7 +86,7 @@ class ChunkArrived:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFailed:
-    """A Get or Ask did not bring its chunk."""
+    """A Get or Want did not bring its chunk."""
 
     link: int
     blob: bytes

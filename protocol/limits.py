@@ -39,7 +39,7 @@ TOKENS_TOTAL_MAX = 2**63 - 1
 """Tokens of all deltas together; a larger sum counts as this. Liars get there with 2**23 records."""
 
 OWN_TOKENS_MAX = 2**60
-"""Tokens of one node over all its runs, as its record tells them; a larger sum counts as this."""
+"""Tokens of one node over all its runs, as its record states them; a larger sum counts as this."""
 
 STEPS_MAX = 2**24
 STALENESS_MAX = 2**20
@@ -87,7 +87,7 @@ RECORDS_PER_MESSAGE_MAX = 32
 
 IDS_PER_MESSAGE_MAX = 1024
 IDS_PER_ROUND_MAX = 2048
-"""Record ids of one round in an Inventory: two, the proof of equivocation, from each of MEMBERS_MAX."""
+"""Record ids of one round in a message: two, the proof of equivocation, from each of MEMBERS_MAX."""
 
 ADDRESSES_PER_PEER_MAX = 8
 MEMBERS_MAX = 1024
@@ -155,7 +155,7 @@ MEMBERS_REPEATS = 2
 """A record goes to 2 links at each of 2 intervals, except those that have it."""
 
 MEMBERS_TURN_INTERVALS = 6
-"""A node with many links tells more of them at a time: none waits more intervals than this for its turn."""
+"""A node with many links sends to more of them at a time: none waits longer than this for its turn."""
 
 PROBE_INTERVAL_S = 1.5
 """How often a node looks which links are silent, and which members' silence has lasted."""
@@ -232,8 +232,8 @@ ROSTER_PATIENCE_S = 2.0
 """A joiner listens this long before it decides how many members there are."""
 
 PREFETCH_AFTER_S = 0.05
-"""Meanwhile, after this time, it begins to fetch the snapshot that most members heard of so far claim: the
-first node that it links to tells of all others at once."""
+"""Meanwhile, after this time, it begins to fetch the snapshot that most members known so far claim: the
+first node that it links to sends the records of all others at once."""
 
 NAMED_PATIENCE_S = 30.0
 """A joiner waits this long for nodes at its join addresses to claim what others do; they may be behind."""
@@ -320,7 +320,7 @@ may have died before anyone had it."""
 
 ORPHAN_RETRY_MAX_S = 60.0
 """No peer is asked more often than this for a payload of which nothing was found for ORPHAN_PATIENCE_S: a
-node that finds it after all tells everybody."""
+node that finds it after all announces it to everybody."""
 
 STALL_PATIENCE_S = 30.0
 """Payloads that some peer says it holds keep a node from training until nothing of them has come for this
@@ -387,7 +387,7 @@ PEERS_WATCHED_MAX = 4_096
 # --- greylisting ---------------------------------------------------------------------------------------
 GREYLIST_HALF_LIFE_S = 300.0
 GREYLIST_POINTS = 100.0
-"""Three malformed messages or five bad signatures within minutes; see `offence.Offence`."""
+"""Three malformed messages or five bad signatures within minutes; see `Offence`."""
 
 GREYLIST_POINTS_RELEASED = 50.0
 GREYLIST_POINTS_MAX = 400.0

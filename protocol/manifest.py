@@ -33,7 +33,7 @@ from gossamer.protocol.rules import RULES
 from gossamer.protocol.wire import at_most, is_printable
 
 _ARRAYS_MAX = 2 + 2 * limits.TENSORS_MAX
-"""The list of owners, the list of tensors, and for each tensor its row and its shape."""
+"""The list of owners, the list of tensors, and for each tensor its entry and its shape."""
 
 _MAPS_MAX = 64
 """A manifest is a map of sections, one of which holds a map of options."""

@@ -1,8 +1,8 @@
 """What two linked nodes say to each other: one small dataclass per message, positional msgpack on the wire.
 
 `decode` returns a validated message or raises MalformedError; `encode` is its inverse. A field's type says
-how it is read and within which bounds (see `wire`). Adding a message means adding a class here, a row in
-`KINDS` and a handler in `replica`.
+how it is read and within which bounds (see `wire`). Adding a message means adding a class here, its name
+in `Message` and a handler in `replica`.
 """
 
 from collections.abc import Iterator, Sequence

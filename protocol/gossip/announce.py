@@ -1,4 +1,4 @@
-"""Who is told what: records and payloads on their way through the swarm, and our own deltas.
+"""Who is sent what: records and payloads on their way through the swarm, and our own deltas.
 
 A delta that is new here is relayed at once to a few links (`Announcer`), and its payload is fetched; once
 that is here, whoever was sent the record hears so. `Holdings` keeps the ledger, the fetching of payloads and

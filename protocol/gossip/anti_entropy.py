@@ -29,10 +29,10 @@ class _Exchange:
     """Records that the peer lacked when we last looked for more that it lacks."""
 
 
-def _is_full(inventory: RecordIds) -> bool:
+def _is_full(message: RecordIds) -> bool:
     """Whether more may differ than one exchange has room for. In each parent range that was compared, at
     least one round differs."""
-    counts = [len(ids) for _, ids in inventory.rounds]
+    counts = [len(ids) for _, ids in message.rounds]
     return (
         len(counts) >= limits.COMPARED_PARENTS_MAX
         or sum(counts) >= limits.IDS_PER_MESSAGE_MAX
