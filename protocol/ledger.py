@@ -6,7 +6,7 @@ cover what the set *means* (a record, or "void"), so that nodes holding differen
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from enum import Enum, auto
 from hashlib import sha256
 
@@ -109,9 +109,7 @@ class Ledger:
 
     def close(self, floor: int) -> list[Delta]:
         """Drop all rounds up to `floor`, for good in this history; returns the records dropped."""
-        dropped: list[Delta] = []
-        for round_ in [r for r in self._rounds if r <= floor]:
-            dropped.extend(self._take_out(round_))
+        dropped = self._take_out([round_ for round_ in self._rounds if round_ <= floor])
         self.floor = max(self.floor, floor)
         if len(self.last_rounds) > limits.AUTHORS_KEPT:
             self._forget_the_gone()
@@ -123,24 +121,12 @@ class Ledger:
 
     def drop_beyond(self, round_: int) -> list[Delta]:
         """Take out all records of later rounds; returns them. How far their authors got is not forgotten."""
-        dropped: list[Delta] = []
-        for later in [r for r in self._rounds if r > round_]:
-            dropped.extend(self._take_out(later))
-        return dropped
+        return self._take_out([later for later in self._rounds if later > round_])
 
     def drop(self, author: bytes, after: int) -> list[Delta]:
         """Take out an author's records of rounds past `after`, as if they had never come; returns them."""
-        dropped: list[Delta] = []
-        for round_ in [r for r, authors in self._rounds.items() if r > after and author in authors]:
-            authors = self._rounds[round_]
-            dropped.extend(authors.pop(author))
-            self._forget_void(author, round_)
-            self._undigested.add(round_)
-            if not authors:
-                del self._rounds[round_]
-        for delta in dropped:
-            del self._by_id[delta.record_id]
-            del self._by_data[delta.data]
+        later = [r for r, authors in self._rounds.items() if r > after and author in authors]
+        dropped = self._take_out(later, only=author)
         if self.last_round(author) > max(after, self.floor):
             del self._lasts[bisect_left(self._lasts, self.last_rounds.pop(author))]
             del self._last_records[author]
@@ -148,22 +134,24 @@ class Ledger:
                 self.note_last(author, delta.round, delta.record_id)
         return dropped
 
-    def _take_out(self, round_: int) -> list[Delta]:
-        """Take out a round's records; returns them."""
-        dropped = [delta for held in self._rounds.pop(round_).values() for delta in held]
+    def _take_out(self, rounds: Iterable[int], only: bytes | None = None) -> list[Delta]:
+        """Take out the records of these rounds, perhaps of one author only; returns them."""
+        dropped: list[Delta] = []
+        for round_ in rounds:
+            authors = self._rounds[round_]
+            for author in list(authors) if only is None else [only]:
+                dropped.extend(authors.pop(author))
+                voids = self._voids.get(author, set())
+                voids.discard(round_)
+                if not voids:
+                    self._voids.pop(author, None)
+            self._undigested.add(round_)
+            if not authors:
+                del self._rounds[round_]
         for delta in dropped:
-            self._forget_void(delta.author, round_)
             del self._by_id[delta.record_id]
             del self._by_data[delta.data]
-        self._undigested.add(round_)
         return dropped
-
-    def _forget_void(self, author: bytes, round_: int) -> None:
-        """An author's records of a round are taken out, whether it equivocated there or not."""
-        if author in self._voids:
-            self._voids[author].discard(round_)
-            if not self._voids[author]:
-                del self._voids[author]
 
     def get(self, record_id: bytes) -> Delta | None:
         return self._by_id.get(record_id)
