@@ -212,12 +212,14 @@ def default_averaging(model: nn.Module, parameter: Tensor) -> str:
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """What DistributedDataParallel, DataParallel and torch.compile have wrapped."""
+    """What DistributedDataParallel, DataParallel, torch.compile and Lightning's Fabric have wrapped."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
         elif type(model).__name__ == "OptimizedModule":  # importing its class would take a second
             (model,) = model.children()
+        elif type(model).__name__ == "_FabricModule":
+            model = model.get_submodule("_forward_module")
         else:
             return model
 
@@ -226,8 +228,8 @@ def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, 
     """The trainable parameters by name, in the order of registration; tied weights once, by their first name.
 
     A swarm does not share buffers and frozen parameters; `frozen` lists the latter too. The prefixes that
-    `torch.compile` and DistributedDataParallel put before names are removed, so that nodes with wrapped and
-    plain models agree.
+    `torch.compile`, DistributedDataParallel and Fabric put before names are removed, so that nodes with
+    wrapped and plain models agree.
     """
     model = _unwrapped(model)
     found = [

@@ -5,6 +5,7 @@ Run as a module, it rebuilds them in its own process, so that a daemon never imp
     python -m gossamer.node.trainer.genesis FOLDER
 """
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+VANISHING = 1e-3
+"""A tensor of which more than this part would become zero in fixed point is warned of: a few of any million
+random values are that small."""
+
+log = logging.getLogger("gossamer.peer")
+
+
 def parameters(model: "nn.Module", layout: Layout) -> Ints:
     """The model's trainable parameters as Phi: int32[layout.numel] in snapshot order.
 
@@ -39,16 +47,26 @@ def parameters(model: "nn.Module", layout: Layout) -> Ints:
 
 
 def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
-    """Named tensors as Phi. Raises KeyError for one that is missing, ConfigError for one out of range."""
+    """Named tensors as Phi, with one warning of those whose values are too small for fixed point.
+
+    Raises KeyError for one that is missing, ConfigError for one out of range.
+    """
+    vanishing = []
     phi = np.empty(layout.numel, dtype=np.int32)
     for fragment in layout.fragments:
         for slot in fragment.slots:
             start = fragment.offset + slot.offset
             values = tensors[slot.spec.name].detach().float().cpu().numpy()
             try:
-                phi[start : start + slot.numel] = to_fixed(values).reshape(-1)
+                fixed = to_fixed(values).reshape(-1)
             except DivergedError as error:
                 raise ConfigError(f"tensor {slot.spec.name!r}: {error}; scale or freeze it") from None
+            phi[start : start + slot.numel] = fixed
+            lost = np.count_nonzero(values) - np.count_nonzero(fixed)
+            if lost > VANISHING * slot.numel:
+                vanishing.append(f"{lost} of {slot.numel} values of {slot.spec.name!r}")
+    if vanishing:
+        log.warning("below 3e-8, so that they become 0: %s; scale or freeze them", ", ".join(vanishing))
     return phi
 
 

@@ -128,6 +128,14 @@ def test_named_tensors_drops_the_prefix_of_torch_compile() -> None:
     assert [name for name, _ in named_tensors(model)] == ["weight", "bias"]
 
 
+def test_named_tensors_drops_the_prefix_of_fabric() -> None:
+    fabric = pytest.importorskip("lightning.fabric")
+    plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    wrapped = fabric.Fabric(accelerator="cpu").setup(plain)
+    assert [name for name, _ in named_tensors(wrapped)] == [name for name, _ in named_tensors(plain)]
+    assert local_names(wrapped, []) == local_names(plain, [])
+
+
 def test_only_what_torch_compile_put_there_is_dropped() -> None:
     model = nn.ModuleDict({name: nn.Linear(2, 1, bias=False) for name in ("a_orig_mod", "b", "_orig_mods")})
     model["b"].register_buffer("c_orig_mod", torch.ones(1))
