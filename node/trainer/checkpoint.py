@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf, isnan, prod
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,7 +39,7 @@ from gossamer.node.files import open_aside, remove_unfinished
 from gossamer.node.trainer.fragments import OuterState
 from gossamer.node.trainer.metrics import Progress
 
-VERSION = 3
+VERSION = 4
 
 SHARE_BYTES = 2 * 1024 * 1024
 SHARES = 64
@@ -73,16 +74,79 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS + INTEGER
 
 Optimizers = Sequence[torch.optim.Optimizer]
 
+Leaf = Callable[[str, Any], Any]
+"""(key, value): what to put in the place of a value that stands under this key."""
+
 log = logging.getLogger("gossamer.checkpoint")
 
 
-# --- What the inner optimizers have learnt. Custom ones were perhaps never meant to be saved: any error of
-# theirs means that their state is not.
+# --- What is copied.
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one step has copied."""
+
+    pieces: list[Tensor] = field(default_factory=list)
+    """On the CPU."""
+    arrived: list[torch.cuda.Event] = field(default_factory=list)
+    """Reached by the GPUs once the copies are there."""
+    trailer: dict[str, Any] | None = None
+    """Set in the last share."""
+
+
+def _shares(
+    outer: OuterState, optimizers: Optimizers, progress: Callable[[], Progress], limit: float
+) -> Iterator[_Share]:
+    """Copy all of the state, at least `limit` bytes in each share but the last."""
+    trailer: dict[str, Any] = {"version": VERSION, "tensors": [], "outer": {}, "inner": {}}
+    share, size = _Share(), 0
+    try:
+        for tensors in _groups(outer, optimizers, trailer):
+            trailer["tensors"] += [
+                [str(one.dtype).removeprefix("torch."), list(one.shape)] for one in tensors
+            ]
+            # From a GPU to pinned memory, queued behind its earlier work: nothing waits for it.
+            share.pieces += [one.detach().to("cpu", non_blocking=True, copy=True) for one in tensors]
+            for device in {one.device for one in tensors if one.is_cuda}:
+                event = torch.cuda.Event(blocking=True)  # so that the waiting thread does not spin
+                event.record(torch.cuda.current_stream(device))
+                share.arrived.append(event)
+            size += sum(one.nbytes for one in tensors)
+            if size >= limit or len(share.pieces) >= SHARE_TENSORS:
+                yield share
+                share, size = _Share(), 0
+    except (TypeError, AttributeError, ValueError, LookupError, NotImplementedError):
+        trailer["inner"] = None  # a custom optimizer, perhaps never meant to be saved
+    trailer["progress"] = [progress().steps, progress().tokens]
+    share.trailer = trailer
+    yield share
+
+
+def _groups(outer: OuterState, optimizers: Optimizers, trailer: dict[str, Any]) -> Iterator[list[Tensor]]:
+    """Tensors that belong together. The trailer says what they are, and the place of the first of them in
+    the file, which is the number of those before it. Raises what a custom optimizer may."""
+    entries = trailer["tensors"]
+    for fragment in outer.fragments:
+        for i, slot in enumerate(fragment.fragment.slots):
+            kinds = list(fragment.saved)
+            trailer["outer"][slot.spec.name] = [fragment.last_published, len(entries), kinds]
+            yield [kept[i] for kept in fragment.saved.values()]
+    for optimizer in optimizers:
+        whole = optimizer.state_dict()
+        # A wrapper may save another optimizer's state than the one it holds, or more than that.
+        if not whole.keys() <= {"state", "param_groups"} or len(whole["state"]) != len(optimizer.state):
+            raise TypeError("it saves more than a state and groups")
+    for optimizer, group, parameter, name in _parameters(optimizers, outer.names):
+        tree, tensors = _taken_apart(optimizer.state.get(parameter, {}))
+        kind, learnt = _kind(optimizer, group, parameter), _learnt(optimizer, group)
+        trailer["inner"][name] = [kind, learnt, tree, len(entries)]
+        yield tensors
 
 
 def _parameters(
     optimizers: Optimizers, known: Mapping[Tensor, str]
-) -> Iterator[tuple[Any, Any, Tensor, str]]:
+) -> Iterator[tuple[Any, dict[str, Any], Tensor, str]]:
     """Each parameter with its optimizer, its group and its name. Those that are not the model's are
     numbered."""
     others = 0
@@ -93,65 +157,38 @@ def _parameters(
                 yield optimizer, group, parameter, known.get(parameter, f"#{others}")
 
 
-def _description(optimizers: Optimizers, known: Mapping[Tensor, str]) -> tuple[dict[str, Any], list[Any]]:
-    """What must be the same for a state to fit again, and what each group has learnt.
-
-    The first is, for each parameter, its optimizer's class, its shape and dtype, and which options are on: an
-    optimizer whose state lacks what an option (momentum, amsgrad) needs would end training. The second is,
-    for each group, its parameters' names, and its numbers (see `_learnt`).
-
-    Raises TypeError for a state that cannot be saved.
-    """
-    kinds: dict[str, Any] = {}
-    learnt: list[Any] = []
-    for optimizer in optimizers:
-        whole = optimizer.state_dict()
-        # A wrapper may save another optimizer's state than the one it holds, or more than that.
-        if not whole.keys() <= {"state", "param_groups"} or len(whole["state"]) != len(optimizer.state):
-            raise TypeError("it saves more than a state and groups")
-        learnt += [[[], _learnt(group, _options(optimizer))] for group in optimizer.param_groups]
-    places = {id(group): place for place, group in enumerate(_groups_of(optimizers))}
-    for optimizer, group, parameter, name in _parameters(optimizers, known):
-        options = _options(optimizer) - {"lr"}
-        on = sorted(
-            key for key in options & group.keys() if group[key] and isinstance(group[key], int | float)
-        )
-        kinds[name] = [type(optimizer).__name__, list(parameter.shape), str(parameter.dtype), on]
-        learnt[places[id(group)]][0].append(name)
-    return kinds, learnt
-
-
-def _groups_of(optimizers: Optimizers) -> list[dict[str, Any]]:
-    return [group for optimizer in optimizers for group in optimizer.param_groups]
-
-
-def _options(optimizer: torch.optim.Optimizer) -> set[str]:
+@cache
+def _options(kind: type) -> frozenset[str]:
     """The options that the constructors of an optimizer's classes name. All else in its groups, it has put
     there itself."""
-    constructors = (vars(kind).get("__init__") for kind in type(optimizer).__mro__ if kind is not object)
-    return {name for made in constructors if made for name in inspect.signature(made).parameters}
+    constructors = (vars(one).get("__init__") for one in kind.__mro__ if one is not object)
+    return frozenset(name for made in constructors if made for name in inspect.signature(made).parameters)
 
 
-def _learnt(group: Mapping[str, Any], options: set[str]) -> dict[str, float]:
+def _kind(optimizer: Any, group: Mapping[str, Any], parameter: Tensor) -> list[Any]:
+    """What must be the same for a parameter's state to fit again. If it lacked what an option that is on
+    (momentum, amsgrad) needs, it would end training."""
+    options = (_options(type(optimizer)) - {"lr"}) & group.keys()
+    on = sorted(key for key in options if group[key] and isinstance(group[key], int | float))
+    return [type(optimizer).__name__, list(parameter.shape), str(parameter.dtype), on]
+
+
+def _learnt(optimizer: Any, group: Mapping[str, Any]) -> dict[str, float]:
     """Numbers that an optimizer learns and keeps in a group: Prodigy's `d`, ScheduleFree's `k`, the `step` of
     many. Without them, the tensors that go with them do harm.
 
     Booleans are switches, which are the script's to set, as are rates that torch's schedulers write there
     (`initial_lr`, `max_lr`). Raises TypeError for tensors, and for a wrapper, whose options are not known.
     """
-    learnt: dict[str, float] = {}
-    for key in group.keys() - options - {"params"}:
-        value = group[key]
-        if key == "lr" or isinstance(value, Tensor | list) or (isinstance(value, float) and isnan(value)):
-            raise TypeError(f"{key} is no number of its own")
-        is_rate = key.endswith(("_lr", "_momentum"))
-        if isinstance(value, int | float) and not isinstance(value, bool) and not is_rate:
-            learnt[key] = value
-    return learnt
-
-
-Leaf = Callable[[str, Any], Any]
-"""(key, value): what to put in the place of a value that stands under this key."""
+    own = {key: group[key] for key in group.keys() - _options(type(optimizer)) - {"params"}}
+    is_nan = any(isinstance(value, float) and isnan(value) for value in own.values())
+    if "lr" in own or is_nan or any(isinstance(value, Tensor | list) for value in own.values()):
+        raise TypeError("it keeps more than numbers in its groups")
+    return {
+        key: value
+        for key, value in own.items()
+        if type(value) in (int, float) and not key.endswith(("_lr", "_momentum"))
+    }
 
 
 def _mapped(tree: Any, leaf: Leaf, key: str = "") -> Any:
@@ -179,75 +216,6 @@ def _taken_apart(state: Mapping[str, Any]) -> tuple[Any, list[Tensor]]:
         return msgpack.ExtType(0, (len(tensors) - 1).to_bytes(4))
 
     return _mapped(dict(state), leaf), tensors
-
-
-# --- Copying.
-
-
-@dataclass(slots=True)
-class _Share:
-    """What one step has copied."""
-
-    pieces: list[Tensor] = field(default_factory=list)
-    """On the CPU."""
-    arrived: list[torch.cuda.Event] = field(default_factory=list)
-    """Reached by the GPUs once the copies are there."""
-    trailer: dict[str, Any] | None = None
-    """Set in the last share."""
-
-
-def _shares(
-    outer: OuterState, optimizers: Optimizers, progress: Callable[[], Progress], limit: float
-) -> Iterator[_Share]:
-    """Copy all of the state, at least `limit` bytes in each share but the last."""
-    rounds: dict[str, Any] = {}
-    states: dict[str, Any] = {}
-    entries: list[tuple[str, list[int]]] = []
-    share, size = _Share(), 0
-    try:
-        for tensors in _groups(outer, optimizers, rounds, states, entries):
-            entries += [(str(one.dtype).removeprefix("torch."), list(one.shape)) for one in tensors]
-            # From a GPU to pinned memory, queued behind its earlier work: nothing waits for it.
-            share.pieces += [one.detach().to("cpu", non_blocking=True, copy=True) for one in tensors]
-            for device in {one.device for one in tensors if one.is_cuda}:
-                event = torch.cuda.Event(blocking=True)  # so that the waiting thread does not spin
-                event.record(torch.cuda.current_stream(device))
-                share.arrived.append(event)
-            size += sum(one.nbytes for one in tensors)
-            if size >= limit or len(share.pieces) >= SHARE_TENSORS:
-                yield share
-                share, size = _Share(), 0
-        inner = [*_description(optimizers, outer.names), states]
-    except (TypeError, AttributeError, ValueError, LookupError, NotImplementedError):
-        inner = None
-    share.trailer = {
-        "version": VERSION,
-        "progress": [progress().steps, progress().tokens],
-        "tensors": entries,
-        "outer": rounds,
-        "inner": inner,
-    }
-    yield share
-
-
-def _groups(
-    outer: OuterState,
-    optimizers: Optimizers,
-    rounds: dict[str, Any],
-    states: dict[str, Any],
-    entries: Sequence[object],
-) -> Iterator[list[Tensor]]:
-    """Tensors that belong together. What they are is noted with the place of the first of them in the file,
-    which is the number of `entries` so far. Raises what a custom optimizer may."""
-    for fragment in outer.fragments:
-        for i, slot in enumerate(fragment.fragment.slots):
-            rounds[slot.spec.name] = [fragment.last_published, len(entries), list(fragment.saved)]
-            yield [kept[i] for kept in fragment.saved.values()]
-    for optimizer, _, parameter, name in _parameters(optimizers, outer.names):
-        if state := optimizer.state.get(parameter):
-            tree, tensors = _taken_apart(state)
-            states[name] = [tree, len(entries)]
-            yield tensors
 
 
 # --- Writing.
@@ -298,7 +266,6 @@ class _Writing:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises RuntimeError if there can be no thread just now."""
         self._path = path
         self._queue: SimpleQueue[_Share | None] = SimpleQueue()
         self.is_ready = True
@@ -363,12 +330,10 @@ class CheckpointWriter:
             self._writing = None
             self._note(writing.error)
         elif self._is_copying:
-            self._give_up()
+            self.close()
         else:
             self._is_copying = True
-            share = next(self._shares)
-            self._note_inner(share, optimizers)
-            writing.put(share)
+            writing.put(next(self._shares))
             self._is_copying = False
 
     def save(self, outer: OuterState, optimizers: Optimizers, progress: Progress) -> None:
@@ -378,15 +343,9 @@ class CheckpointWriter:
         cut right then the node finds a damaged file, and begins afresh. It uses no thread: a script that
         never left its peer leaves as the interpreter exits.
         """
-        self._give_up()
-
-        def shares() -> Iterator[_Share]:
-            for share in _shares(outer, optimizers, lambda: progress, 0):
-                self._note_inner(share, optimizers)
-                yield share
-
+        self.close()
         try:
-            _write(self._path, shares(), durable=False)
+            _write(self._path, self._copied(outer, optimizers, lambda: progress, 0), durable=False)
         except Exception as error:  # also of a device that failed, which has ended training
             self._note(error)
         else:
@@ -394,7 +353,9 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Give up the checkpoint under way, if any."""
-        self._give_up()
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.give_up()
 
     def _begin(self, outer: OuterState, optimizers: Optimizers) -> None:
         numels = [slot.numel for state in outer.fragments for slot in state.fragment.slots]
@@ -403,15 +364,18 @@ class CheckpointWriter:
         cost_s = size / BYTES_PER_S + tensors / TENSORS_PER_S
         self._due_at = time.monotonic() + min(max(INTERVAL_MIN_S, cost_s), INTERVAL_MAX_S)
         limit = max(SHARE_BYTES, size // SHARES)
-        self._shares = _shares(outer, optimizers, lambda: self._progress, limit)
+        self._shares = self._copied(outer, optimizers, lambda: self._progress, limit)
         self._is_copying = False
-        with suppress(RuntimeError):  # no more threads just now
-            self._writing = _Writing(self._path)
+        self._writing = _Writing(self._path)
 
-    def _give_up(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.give_up()
+    def _copied(
+        self, outer: OuterState, optimizers: Optimizers, progress: Callable[[], Progress], limit: float
+    ) -> Iterator[_Share]:
+        for share in _shares(outer, optimizers, progress, limit):
+            if share.trailer and share.trailer["inner"] is None and not self._has_logged_inner:
+                log.warning("the inner optimizer's state cannot be saved: after a restart it starts afresh")
+                self._has_logged_inner = True
+            yield share
 
     def _note(self, error: Exception | None) -> None:
         """Log why a checkpoint could not be written, but not again every few seconds while a disk is full."""
@@ -419,11 +383,6 @@ class CheckpointWriter:
         if problem and problem != self._logged:
             log.warning("cannot save the trainer's state to %s: %s", self._path, problem)
         self._logged = problem
-
-    def _note_inner(self, share: _Share, optimizers: Optimizers) -> None:
-        if share.trailer and not share.trailer["inner"] and optimizers and not self._has_logged_inner:
-            log.warning("the inner optimizer's state cannot be saved: after a restart it starts afresh")
-            self._has_logged_inner = True
 
 
 # --- Reading.
@@ -448,7 +407,7 @@ class _Saved:
             raise ValueError("another release wrote it")
         self.progress = Progress(*map(int, trailer["progress"]))
         self.outer: dict[str, Any] = trailer["outer"]
-        self.inner: list[Any] | None = trailer["inner"]
+        self.inner: dict[str, Any] | None = trailer["inner"]
         self._entries: list[tuple[torch.dtype, list[int]]] = [
             (DTYPES[dtype], shape) for dtype, shape in trailer["tensors"]
         ]
@@ -490,7 +449,7 @@ def restore(path: Path, outer: OuterState, optimizers: Optimizers) -> tuple[Prog
     except Exception as error:  # such as a file that something else has written
         log.warning("cannot use %s (%s): residuals, inner optimizer and data start afresh", path, error)
         return None
-    if problem and saved.inner and (saved.inner[2] or any(learnt for _, learnt in saved.inner[1])):
+    if problem and any(learnt or tree for _, learnt, tree, _ in (saved.inner or {}).values()):
         log.warning("%s: it starts afresh", problem)
     is_fresh = saved.progress.steps == 0  # as any optimizer before the first step
     return saved.progress, not (problem or is_fresh or saved.inner is None)
@@ -522,26 +481,20 @@ def _take_up_inner(saved: _Saved, outer: OuterState, optimizers: Optimizers) -> 
     """Restore the inner optimizers' state. Returns why it cannot be used, with nothing changed, or ""."""
     if saved.inner is None:
         return ""
-    kinds_then, learnt_then, states = saved.inner
-    kinds, learnt = _description(optimizers, outer.names)
-    if kinds != kinds_then:
+    parameters = list(_parameters(optimizers, outer.names))
+    kinds = {name: _kind(optimizer, group, parameter) for optimizer, group, parameter, name in parameters}
+    if kinds != {name: kind for name, (kind, *_) in saved.inner.items()}:
         return "the inner optimizer has other parameters or options than its saved state"
-    has_learnt = any(numbers for _, numbers in learnt_then)
-    if has_learnt and [sorted(names) for names, _ in learnt] != [sorted(names) for names, _ in learnt_then]:
-        return "the inner optimizer has other groups than its saved state"
-    found = []
-    for optimizer, group, parameter, name in _parameters(optimizers, outer.names):
-        if name in states:
-            tree, first = states[name]
-            found.append((optimizer, parameter, _mapped(tree, _put_together(saved, first, parameter, group))))
-    if not all(map(_is_finite, (state for _, _, state in found))):  # it would diverge again, at any rate
+    states = []
+    for _, group, parameter, name in parameters:
+        _, _, tree, first = saved.inner[name]
+        states.append(_mapped(tree, _put_together(saved, first, parameter, group)))
+    if not all(map(_is_finite, states)):  # it would diverge again, at any rate
         return "the inner optimizer's saved state is not finite"
-    for optimizer, parameter, state in found:
-        optimizer.state[parameter] = state
-    defaults = [optimizer.defaults for optimizer in optimizers for _ in optimizer.param_groups]
-    for group, own, (_, numbers) in zip(_groups_of(optimizers), defaults, learnt_then, strict=False):
-        # What the script has put into a group by itself stays.
-        group.update({key: value for key, value in numbers.items() if key in own or key not in group})
+    for (optimizer, group, parameter, name), state in zip(parameters, states, strict=True):
+        if state:
+            optimizer.state[parameter] = state
+        group.update(saved.inner[name][1])
     return ""
 
 
