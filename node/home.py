@@ -21,7 +21,6 @@
 Everything is created 0700/0600; files appear whole (written aside, then renamed) or not at all.
 """
 
-import errno
 import fcntl
 import json
 import logging
@@ -36,12 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.node.files import cannot_write, keep, remove_unfinished, write_atomically, write_first
 from gossamer.protocol.access.acl import INVITATION_BYTES_MAX, Grant, Invitation, read_invitation
-from gossamer.protocol.errors import (
-    ConfigError,
-    FolderGoneError,
-    MalformedError,
-    StorageError,
-)
+from gossamer.protocol.errors import ConfigError, FolderGoneError, MalformedError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.unix_time import span
 
@@ -77,11 +71,8 @@ class FolderLock:
         self._file = self._folder = -1
 
     def take(self) -> None:
-        """Make sure that no other daemon uses this folder as long as this process lives.
-
-        Raises StorageError, or FolderGoneError if the folder cannot be written to any more (it could be when
-        the node was started).
-        """
+        """Make sure that no other daemon uses this folder as long as this process lives. Raises
+        StorageError."""
         try:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             _lock_soon(self._file)
@@ -96,11 +87,6 @@ class FolderLock:
                 f"another node is running in {self._root}; stop it or choose another folder"
             ) from None
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise FolderGoneError(
-                    f"cannot write to {self._root} ({error.strerror}): give it back to this user, make its"
-                    " disk writable, or stop this node"
-                ) from None
             raise _unusable(self._path, error) from None
 
     def let_go(self) -> None:
@@ -109,26 +95,17 @@ class FolderLock:
         os.close(self._folder)
 
     def is_free(self) -> bool:
-        """Whether no daemon uses this folder now; makes no file in it. Raises StorageError if that cannot be
-        found out."""
+        """Whether no daemon uses this folder now, as far as can be found out; makes no file in it."""
         try:
             file = os.open(self._path, os.O_RDONLY)
-        except FileNotFoundError:
-            return True
         except OSError as error:
-            raise _unusable(self._root, error) from None
+            return isinstance(error, FileNotFoundError)
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # and let go again
         except OSError:
             return False
         finally:
             os.close(file)
-        return True
-
-    def is_taken(self) -> bool:
-        """Whether a daemon uses this folder now, as far as can be found out."""
-        with suppress(StorageError):
-            return not self.is_free()
         return True
 
 
@@ -272,12 +249,9 @@ class Home:
         """The manifest kept here, None if there is none yet. Raises StorageError."""
         from gossamer.protocol.manifest import from_canonical
 
+        data = _read(self.manifest_path)
         try:
-            return from_canonical(self.manifest_path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(unreadable(self.manifest_path, error)) from None
+            return None if data is None else from_canonical(data)
         except MalformedError as error:
             raise StorageError(
                 f"{self.manifest_path} is damaged ({error}); remove it and join again"
@@ -308,13 +282,9 @@ class Home:
 
     def invitation(self) -> Invitation | None:
         """The invitation kept here, None if there is none. Raises StorageError."""
+        data = _read(self.invitation_path)
         try:
-            with open(self.invitation_path, encoding="utf-8") as file:
-                return read_invitation(file.read(INVITATION_BYTES_MAX))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(unreadable(self.invitation_path, error)) from None
+            return None if data is None else read_invitation(data[:INVITATION_BYTES_MAX].decode())
         except (UnicodeDecodeError, ConfigError) as error:
             raise StorageError(
                 f"{self.invitation_path} is damaged ({error}); start the node with --invite to give it again"
@@ -332,12 +302,8 @@ class Home:
 
     def task(self) -> str | None:
         """The task's file and class, as ``--task`` named them; None if it never did. Raises StorageError."""
-        try:
-            return os.fsdecode(self.task_path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise StorageError(unreadable(self.task_path, error)) from None
+        data = _read(self.task_path)
+        return None if data is None else os.fsdecode(data)
 
     def keep_task(self, text: str) -> None:
         """Keep which file holds the task, for the next start. Raises StorageError."""
@@ -377,13 +343,19 @@ class Home:
         return facts if isinstance(facts, dict) else {}
 
 
-def unreadable(path: Path, error: OSError) -> str:
-    """The message for a file that cannot be read, though nothing is known to be wrong with it."""
-    return f"cannot read {path}: {error.strerror}; does the node belong to another user?"
-
-
 def _unusable(path: Path, error: OSError) -> StorageError:
-    return cannot_write(path, error, f"cannot use {path}: {error.strerror}; is its disk mounted?")
+    hint = "is its disk mounted, and does it belong to this user?"
+    return cannot_write(path, error, f"cannot use {path}: {error.strerror}; {hint}")
+
+
+def _read(path: Path) -> bytes | None:
+    """A file's content, None if there is none. Raises StorageError."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unusable(path, error) from None
 
 
 def _read_json(path: Path) -> Any:
@@ -469,10 +441,8 @@ def own_id(folder: Path | None) -> str:
     return home.identity().node_id.hex()
 
 
-# --- Which invitation a node's folder goes by: the one kept there or another, whichever grants more.
-#
-# An owner may have renewed the invitation, or promoted the node, while the node ran, and the command that
-# starts the node may still name the first one.
+# --- Which invitation a folder goes by: the one kept there or another, whichever grants more. The command that
+# starts the node may still name the first after an owner has renewed it, or promoted the node.
 
 
 def runs_out_soon(expires: int | None, unix_s: float) -> str | None:

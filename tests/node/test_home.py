@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import socket
@@ -19,7 +18,7 @@ from gossamer.node.daemon.network.tls import Certificate
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home, node_in
 from gossamer.protocol.access.acl import Invitation, Role
-from gossamer.protocol.errors import ConfigError, DiskFullError, FolderGoneError, StorageError
+from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError
 from tests.node.full_disk import full
 from tests.node.synced import Synced
 from tests.protocol.builders import OWNER, SMALL, admission, manifest
@@ -191,7 +190,7 @@ def test_what_cannot_be_read_is_not_called_damaged(home: Home) -> None:
     """Else somebody would remove another user's manifest."""
     for path, read in ((home.manifest_path, home.manifest), (home.invitation_path, home.invitation)):
         path.mkdir()
-        with pytest.raises(StorageError, match=rf"^cannot read .*/{path.name}: Is a directory; does the"):
+        with pytest.raises(StorageError, match=rf"^cannot use .*/{path.name}: Is a directory"):
             read()
 
 
@@ -216,12 +215,6 @@ def test_socket_paths_fit_the_system_however_deep_the_folder(tmp_path: Path) -> 
         with socket.socket(socket.AF_UNIX) as probe:
             probe.bind(path)
         os.unlink(path)
-
-
-def test_no_folder_for_a_socket_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with pytest.raises(StorageError, match="set TMPDIR"):
-        Home(tmp_path / ("d" * 120)).socket_path()
 
 
 def test_a_folder_in_tmp_that_others_can_enter_is_not_trusted(
@@ -252,28 +245,21 @@ def test_what_a_kill_left_of_a_pretrained_models_files_is_removed(home: Home) ->
     assert kept.exists() and fresh.exists()
 
 
-def test_sockets_of_scripts_that_were_killed_are_removed(home: Home) -> None:
-    left = Path(home.socket_path("1234abcd"))
-    assert left == home.root / "trainer-1234abcd.sock"
-    left.touch()
-    home.tidy()
-    assert not left.exists()
-
-
-def test_so_are_those_of_a_folder_whose_path_is_too_long(
+def test_sockets_of_scripts_that_were_killed_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/tmp")
-    homes = [Home(tmp_path / (letter * 120)) for letter in "ab"]
+    homes = [Home(tmp_path / name) for name in ("a" * 120, "b" * 120, "c")]
     for home in homes:
         home.create()
     sockets = [Path(home.socket_path(mark)) for home in homes for mark in ("", "1234abcd", "5678abcd")]
-    assert len(set(sockets)) == 6
+    assert len(set(sockets)) == 9
     try:
         for path in sockets:
             path.touch()
         homes[0].tidy()
-        assert [path.exists() for path in sockets] == [True, False, False, True, True, True]
+        homes[2].tidy()
+        assert [path.exists() for path in sockets] == [True, False, False, *[True] * 4, False, False]
     finally:
         for path in sockets:
             path.unlink(missing_ok=True)
@@ -296,23 +282,6 @@ def test_a_folder_has_one_daemon_also_where_somebody_removes_the_lock(home: Home
     (home.root / "lock").unlink()
     with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
         Home(home.root).lock.take()
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_folder_that_cannot_be_written_to_any_more_may_be_again(
-    home: Home, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """A daemon that dies meanwhile is started until it can be: nobody needs another folder."""
-
-    def refuse(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(home_module.os, "open", refuse)
-        with pytest.raises(FolderGoneError, match=f"cannot write to {home.root}") as told:
-            home.lock.take()
-        assert os.strerror(number) in str(told.value) and "--dir" not in str(told.value)
-    home.lock.take()
 
 
 def test_who_looks_whether_a_folder_is_free_keeps_no_daemon_from_it(
