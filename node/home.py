@@ -441,8 +441,8 @@ def own_id(folder: Path | None) -> str:
     return home.identity().node_id.hex()
 
 
-# --- Which invitation a folder goes by: the one kept there or another, whichever grants more. The command that
-# starts the node may still name the first after an owner has renewed it, or promoted the node.
+# --- Which invitation a folder goes by: the one kept there or another, whichever grants more. The command
+# that starts the node may still name the first after an owner has renewed it, or promoted the node.
 
 
 def runs_out_soon(expires: int | None, unix_s: float) -> str | None:

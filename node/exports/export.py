@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from gossamer.models.registry import task_names
 from gossamer.models.task_file import task_errors
 from gossamer.node import __version__
 from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.files import placed, written
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer.data import build_task
@@ -43,10 +44,9 @@ FOREIGN_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".in
 
 # --- Phi as a safetensors file, written tensor by tensor.
 #
-# This does not use the safetensors library, which needs all tensors in memory at once and writes the metadata
-# in a different order each time. Here the same Phi gives the same bytes. The format is the header's length in
-# 8 bytes, little endian; the header, JSON padded with spaces; and the tensors' bytes one after another
-# (https://huggingface.co/docs/safetensors).
+# The safetensors library needs all tensors in memory at once and writes the metadata in a different order
+# each time; here the same Phi gives the same bytes. The format is the header's length in 8 bytes, little
+# endian; the header, JSON padded with spaces; and the tensors' bytes (https://huggingface.co/docs/safetensors).
 
 _ALIGNMENT = 8
 
@@ -76,8 +76,9 @@ DTYPES = {
 }
 
 
-def write(file: BinaryIO, layout: Layout, phi: Ints, dtype: Dtype, metadata: Mapping[str, str]) -> None:
-    """Write Phi, int32[layout.numel], as tensors of the layout's names and shapes. Raises OSError."""
+def write(path: Path, layout: Layout, phi: Ints, dtype: Dtype, metadata: Mapping[str, str]) -> int:
+    """Write Phi, int32[layout.numel], as tensors of the layout's names and shapes. Returns the file's size.
+    Raises OSError."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     for spec, span in layout.tensors():
         header[spec.name] = {
@@ -87,10 +88,11 @@ def write(file: BinaryIO, layout: Layout, phi: Ints, dtype: Dtype, metadata: Map
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    file.write(len(text).to_bytes(8, "little"))
-    file.write(text)
-    for _, span in layout.tensors():
-        file.write(dtype.convert(to_float(phi[span])).data)
+    with written(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, span in layout.tensors():
+            file.write(dtype.convert(to_float(phi[span])).data)
+        return file.tell()
 
 
 # --- What a Hugging Face folder holds beside the weights: configuration, tokenizer, model card.
@@ -238,12 +240,21 @@ def export(
             _check_file(out, force)
         else:
             _check_folder(out, force, {WEIGHTS, CARD, *(Path(name).parts[0] for name in files)})
-        model = _read(home, dtype, sealed)
+        manifest, merger = replay(home, sealed=sealed)
+        layout, facts = manifest.plan(), _facts(manifest, merger)
+
+        def write_weights(path: Path) -> int:
+            metadata = {"format": "pt", **facts}  # `transformers` loads no file without a format
+            return write(path, layout, merger.phi, DTYPES[dtype], metadata)
+
         with placed(place) as aside:
-            size = _write_weights(aside, model) if files is None else _write_folder(aside, model, files)
+            if files is None:
+                size = write_weights(aside)
+            else:
+                size = _write_folder(aside, write_weights, {CARD: card(facts), **files})
     except OSError as error:
         raise StorageError(f"cannot write {out}: {error.strerror}") from None
-    return Exported(out, model.layout.numel, size, dtype, model.facts, frozen_names(home))
+    return Exported(out, layout.numel, size, dtype, facts, frozen_names(home))
 
 
 def _check_place(home: Home, out: Path, place: Path) -> None:
@@ -276,44 +287,23 @@ def _check_folder(out: Path, force: bool, names: set[str]) -> None:
         raise ConfigError(f"{out} holds {others[0]!r}, which is not part of an export; choose another folder")
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """What to write."""
-
-    layout: Layout
-    phi: Ints
-    dtype: str
-    facts: Mapping[str, str]
-
-
-def _read(home: Home, dtype: str, sealed: bool) -> _Model:
-    """The model, and which one it is, without time or place, so that all nodes write the same."""
-    manifest, merger = replay(home, sealed=sealed)
-    layout = manifest.plan()
-    facts = {
+def _facts(manifest: Manifest, merger: Merger) -> dict[str, str]:
+    """Which model it is, without time or place, so that all nodes write the same."""
+    return {
         "swarm": manifest.swarm.name,
         "swarm_id": manifest.swarm_id.hex(),
         "round": str(merger.newest_round),
-        "tokens": str(layout.trained_tokens(merger.tokens)),
+        "tokens": str(manifest.plan().trained_tokens(merger.tokens)),
         "phi_digest": merger.digest().hex(),
         "gossamer_version": __version__,
     }
-    return _Model(layout, merger.phi, dtype, facts)
 
 
-def _write_weights(path: Path, model: _Model) -> int:
-    """One safetensors file; returns its size. Raises OSError."""
-    metadata = {"format": "pt", **model.facts}  # `transformers` loads no file without a format
-    with written(path) as file:
-        write(file, model.layout, model.phi, DTYPES[model.dtype], metadata)
-        return file.tell()
-
-
-def _write_folder(folder: Path, model: _Model, files: Mapping[str, bytes]) -> int:
+def _write_folder(folder: Path, write_weights: Callable[[Path], int], files: Mapping[str, bytes]) -> int:
     """A Hugging Face folder; returns the size of its files. Raises OSError."""
     folder.mkdir()
-    size = _write_weights(folder / WEIGHTS, model)
-    for name, data in {CARD: card(model.facts), **files}.items():
+    size = write_weights(folder / WEIGHTS)
+    for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with written(folder / name) as file:
             file.write(data)

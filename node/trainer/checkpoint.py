@@ -158,17 +158,17 @@ def _parameters(
 
 
 @cache
-def _options(kind: type) -> frozenset[str]:
+def _options(classes: tuple[type, ...]) -> frozenset[str]:
     """The options that the constructors of an optimizer's classes name. All else in its groups, it has put
     there itself."""
-    constructors = (vars(one).get("__init__") for one in kind.__mro__ if one is not object)
+    constructors = (vars(one).get("__init__") for one in classes if one is not object)
     return frozenset(name for made in constructors if made for name in inspect.signature(made).parameters)
 
 
 def _kind(optimizer: Any, group: Mapping[str, Any], parameter: Tensor) -> list[Any]:
     """What must be the same for a parameter's state to fit again. If it lacked what an option that is on
     (momentum, amsgrad) needs, it would end training."""
-    options = (_options(type(optimizer)) - {"lr"}) & group.keys()
+    options = (_options(type(optimizer).__mro__) - {"lr"}) & group.keys()
     on = sorted(key for key in options if group[key] and isinstance(group[key], int | float))
     return [type(optimizer).__name__, list(parameter.shape), str(parameter.dtype), on]
 
@@ -180,7 +180,7 @@ def _learnt(optimizer: Any, group: Mapping[str, Any]) -> dict[str, float]:
     Booleans are switches, which are the script's to set, as are rates that torch's schedulers write there
     (`initial_lr`, `max_lr`). Raises TypeError for tensors, and for a wrapper, whose options are not known.
     """
-    own = {key: group[key] for key in group.keys() - _options(type(optimizer)) - {"params"}}
+    own = {key: group[key] for key in group.keys() - _options(type(optimizer).__mro__) - {"params"}}
     is_nan = any(isinstance(value, float) and isnan(value) for value in own.values())
     if "lr" in own or is_nan or any(isinstance(value, Tensor | list) for value in own.values()):
         raise TypeError("it keeps more than numbers in its groups")

@@ -13,7 +13,6 @@ import atexit
 import logging
 import os
 import time
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from math import isfinite
 from pathlib import Path
@@ -202,7 +201,6 @@ class Peer:
             reshard(model)
         tensors = parameters_of(model)
         optimizers = checked_optimizers(optimizer, tensors)
-        _check_not_attached(tensors)
         team = team_of(tensors, model)
         role: Rank | None = None
         try:
@@ -231,7 +229,6 @@ class Peer:
 
         if not self.begin(on_wait):
             raise self._role.ending()
-        _attached.add(self)
         atexit.register(self.leave_at_exit)
 
     # -- where the model stands in the swarm
@@ -575,19 +572,6 @@ class Peer:
 
 
 # --- Attaching: of several ranks, the first starts the node and tells the others.
-
-_attached: "weakref.WeakSet[Peer]" = weakref.WeakSet()
-"""The peers of this process that have the swarm's model."""
-
-
-def _check_not_attached(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError if a peer has this model already: each would take the other's work for its own."""
-    own = set(map(id, tensors.values()))
-    for peer in _attached:
-        if not peer.has_left and not own.isdisjoint(id(p) for _, p in named_tensors(peer.model)):
-            raise ConfigError(
-                "this model is attached already: leave() that peer first, or attach another model"
-            )
 
 
 def _start(
