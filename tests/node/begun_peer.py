@@ -29,7 +29,7 @@ def saved_in(checkpoint: Path) -> tuple[int, bool]:
     """The steps that a checkpoint counts, and whether it holds the inner optimizer's state."""
     with open(checkpoint, "rb") as file:
         saved = _Saved(file)
-    return saved.progress.steps, saved.inner is not None and bool(saved.inner[0])
+    return saved.progress.steps, bool(saved.inner)
 
 
 def manifest_for(model: nn.Module, fragments: int = 1) -> Manifest:

@@ -19,7 +19,7 @@ from gossamer.node.trainer.peer import mean_loss, token_count
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX
-from tests.node.begun_peer import EVERY, Setup, begun, manifest_for
+from tests.node.begun_peer import EVERY, begun, manifest_for
 from tests.node.leading import leading
 from tests.node.trainer_side import daemon_at, link_to, until
 
@@ -61,32 +61,16 @@ async def test_it_publishes_windows_as_the_pace_says(tmp_path: Path) -> None:
         await until(lambda: len(setup.daemon.signed) == 2)
 
 
-def published_by(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> list[control.Publish]:
-    """What it publishes from now on, in place of the daemon."""
-    published: list[control.Publish] = []
-    monkeypatch.setattr(setup.link, "publish", lambda message, area: published.append(message))
-    return published
-
-
-async def test_a_window_of_more_tokens_than_a_record_can_say_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with begun(tmp_path) as setup:
-        published = published_by(setup, monkeypatch)
-        for _ in range(EVERY):
-            setup.peer.step(tokens=TOKENS_MAX, loss=2.0)
-        assert [message.tokens for message in published] == [TOKENS_MAX]
-
-
 @pytest.mark.parametrize("sign", [1, -1])
-async def test_a_window_of_a_loss_beyond_what_a_record_can_say_is_published(
+async def test_a_window_beyond_what_a_record_can_say_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: int
 ) -> None:
     async with begun(tmp_path) as setup:
-        published = published_by(setup, monkeypatch)
+        published: list[control.Publish] = []
+        monkeypatch.setattr(setup.link, "publish", lambda message, area: published.append(message))
         for _ in range(EVERY):
-            setup.step(loss=sign * 1e30)
-        assert [message.loss for message in published] == [sign * LOSS_MAX]
+            setup.peer.step(tokens=TOKENS_MAX, loss=sign * 1e30)
+        assert [(message.tokens, message.loss) for message in published] == [(TOKENS_MAX, sign * LOSS_MAX)]
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -298,14 +282,6 @@ async def test_a_dead_daemon_does_not_hold_it_up_and_gets_the_delta_when_it_is_b
         setup.daemon.port.send(control.Clock(1, 0))
         await until(lambda: setup.peer.clock == 1)
         assert setup.step() == 2, "the long window goes out at once"
-
-
-async def test_the_share_of_time_away_from_training_is_counted(tmp_path: Path) -> None:
-    async with begun(tmp_path) as setup:
-        for _ in range(10):
-            setup.step()
-            time.sleep(0.01)
-        assert 0 < setup.peer.wait_fraction < 1
 
 
 # -- what a script cannot mean

@@ -59,15 +59,6 @@ async def test_nothing_is_at_rest_while_the_daemon_is_away(tmp_path: Path) -> No
         assert not setup.peer.settle()
 
 
-async def test_leaving_publishes_the_open_window_once(tmp_path: Path) -> None:
-    async with begun(tmp_path) as setup:
-        setup.step()
-        await asyncio.to_thread(setup.peer._role.flush, 5)
-        assert list(setup.daemon.signed) == [1]
-        await asyncio.to_thread(setup.peer._role.flush, 5)
-        assert list(setup.daemon.signed) == [1], "an empty window is none"
-
-
 async def test_who_leaves_as_it_has_published_publishes_the_next_fragment_too(tmp_path: Path) -> None:
     """Which has learnt for three quarters of a window, where there are four."""
     async with begun(tmp_path, fragments=2) as setup:
@@ -182,33 +173,27 @@ async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path
         setup.daemon.start()
 
 
-async def step_and_lose_the_daemon(setup: Setup) -> None:
-    setup.step()
-    await setup.daemon.die()
-    await until(lambda: not setup.link.is_attached)
-
-
-async def test_who_finishes_while_its_daemon_starts_again_waits_for_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("returns", [True, False])
+async def test_who_finishes_without_a_daemon_waits_for_it_and_no_longer_than_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, returns: bool
 ) -> None:
     """Or what the open window holds would be dropped, with seconds to spare."""
     async with begun(tmp_path) as setup:
-        await step_and_lose_the_daemon(setup)
-        finishing = asyncio.create_task(asyncio.to_thread(setup.peer.finish, quiet_s=0.05, timeout_s=20))
+        setup.step()
+        await setup.daemon.die()
+        await until(lambda: not setup.link.is_attached)
+        timeout_s = 20 if returns else 0.3
+        finishing = asyncio.create_task(
+            asyncio.to_thread(setup.peer.finish, quiet_s=0.05, timeout_s=timeout_s)
+        )
         await asyncio.sleep(0.1)
-        setup.daemon.start()
-        assert await finishing
-        assert list(setup.daemon.signed) == [1] and "is not published" not in caplog.text
-
-
-async def test_who_finishes_and_has_no_daemon_any_more_gives_up_in_time(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with begun(tmp_path) as setup:
-        await step_and_lose_the_daemon(setup)
-        assert not await asyncio.to_thread(setup.peer.finish, quiet_s=0.05, timeout_s=0.3)
-        assert "is not published: its daemon does not answer" in caplog.text
-        setup.daemon.start()
+        if returns:
+            setup.daemon.start()
+        assert await finishing == returns
+        assert list(setup.daemon.signed) == [1] * returns
+        assert ("is not published: its daemon does not answer" in caplog.text) == (not returns)
+        if not returns:
+            setup.daemon.start()
 
 
 @pytest.mark.parametrize(("dies", "why"), [(True, "does not answer"), (False, "has yet to store that one")])

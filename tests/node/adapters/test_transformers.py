@@ -85,19 +85,13 @@ def test_it_stops_with_the_node_and_does_not_mistake_the_best_model_for_progress
     )
     trainer.train()
     assert trainer.state.global_step == 3
+    assert [tokens for tokens, _ in fakes.peer.steps] == [2 + 3 + 4 + 5, 6 + 7 + 8 + 2, 3 + 4]
     assert fakes.peer.ends == ["finish", "leave"]
     evaluated = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert len(evaluated) == 3 and min(evaluated) == evaluated[1], "the last one is that of all ones"
     assert trainer.state.best_global_step == 2
     assert any((parameter != 1).any() for parameter in trainer.model.parameters()), "the best one is back"
     assert rates.seen == pytest.approx([1e-2, 1e-2, 0.9e-2]), "by the swarm's tokens as of the step before"
-
-
-def test_what_is_evaluated_is_not_trained_on(runs: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
-    runs.trainer_of(
-        tmp_path, runs.GossamerCallback(), max_steps=3, eval_strategy="steps", eval_steps=1
-    ).train()
-    assert [tokens for tokens, _ in fakes.peer.steps] == [2 + 3 + 4 + 5, 6 + 7 + 8 + 2, 3 + 4]
 
 
 def test_a_schedule_holds_from_the_first_step_on(runs: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
@@ -210,19 +204,24 @@ def test_a_scheduler_that_no_schedule_can_steer(runs: ModuleType, fakes: Fakes, 
     assert not fakes.made, "before anything was started"
 
 
-def test_ranks_that_the_trainer_does_not_use(
-    runs: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("gpus", "message"),
+    [
+        (0, "started 2 ranks, and each trains on its own"),
+        (2, "over 2 GPUs by DataParallel.*or set CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_processes_that_are_not_one_trainer(
+    runs: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: int, message: str
 ) -> None:
-    """As torchrun without GPUs and without `use_cpu`: each rank would train a model of its own."""
+    """As torchrun without GPUs and without `use_cpu`, and as several GPUs in one process."""
     two = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2)
     monkeypatch.setattr("gossamer.node.adapters.transformers.dist", two)
-    swarm, args = (
-        runs.GossamerCallback(),
-        runs.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"),
-    )
+    args = runs.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    args._n_gpu = gpus
     kept = dict.fromkeys(("model", "optimizer", "lr_scheduler"))
-    with pytest.raises(ConfigError, match="started 2 ranks, and each trains on its own"):
-        swarm.on_train_begin(args, *runs.unstarted(), **kept)
+    with pytest.raises(ConfigError, match=message):
+        runs.GossamerCallback().on_train_begin(args, *runs.unstarted(), **kept)
 
 
 def test_an_optimizer_is_in_train_mode_before_it_gets_its_state(
@@ -236,18 +235,6 @@ def test_an_optimizer_is_in_train_mode_before_it_gets_its_state(
     kept = {"model": model, "optimizer": optimizer, "lr_scheduler": None}
     runs.GossamerCallback().on_train_begin(args, *runs.unstarted(), **kept)
     assert attached == [0] and fakes.peer
-
-
-def test_several_gpus_in_one_process(runs: ModuleType, tmp_path: Path) -> None:
-    """Of which DataParallel uses all: each replica would be counted, in a thread of its own."""
-    swarm, args = (
-        runs.GossamerCallback(),
-        runs.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"),
-    )
-    args._n_gpu = 2
-    kept = dict.fromkeys(("model", "optimizer", "lr_scheduler"))
-    with pytest.raises(ConfigError, match="over 2 GPUs by DataParallel.*or set CUDA_VISIBLE_DEVICES"):
-        swarm.on_train_begin(args, *runs.unstarted(), **kept)
 
 
 def test_the_best_model_is_not_published_where_nothing_said_that_training_would_end(
