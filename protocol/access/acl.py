@@ -335,8 +335,8 @@ def read_invitation(text: str) -> Invitation:
 # --- Keeps strangers out, and the access list the same on all nodes.
 #
 # A new grant or revocation goes to *all* links at once, not to a few: so it comes, on each link, before any
-# record of that member. Comparing digests brings what is lost on the way: when
-# a link comes up, and every 5 to 10 s with one random link. Links of members whose grant has expired are cut.
+# record of that member. Comparing digests brings what is lost on the way: when a link comes up, and every 5
+# to 10 s with one random link. Links of members whose grant has expired are cut.
 
 STRANGER_INTERVAL_S = 1.0
 """A link that brings records of unknown authors is asked for its access list no more often than this."""

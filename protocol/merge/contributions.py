@@ -37,8 +37,7 @@ median."""
 
 OPPOSED_BELOW = -0.1
 """A delta is opposed if its cosine with the others' sum is below this. Measured (docs/benchmarks.md): -0.02
-for
-honest members in the worst single round, where each has a text of its own; -0.5 at most for deltas turned
+for honest members in the worst single round, where each has a text of its own; -0.5 at most for deltas turned
 around. Deltas that have nothing in common scatter around 0, by 1/256 and less."""
 
 CAPPED_MIN = 100.0

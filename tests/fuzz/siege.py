@@ -80,7 +80,7 @@ BOUNDS: dict[str, Callable[[], int]] = {
     "fetcher._picker._guess_at": lambda: limits.LINKS_MAX,
     "sealing.claims": lambda: limits.CLAIMS_MAX,
     "sealing._forks._yields": lambda: limits.FORK_DOUBLINGS_MAX,
-    "_peer_claims._unusable": lambda: limits.UNUSABLE_MAX,
+    "sealing._peers._unusable": lambda: limits.UNUSABLE_MAX,
 }
 """Tables of the core's state machines that have a bound. Others may grow only with the number of events."""
 
