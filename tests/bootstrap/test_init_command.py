@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_model
 
 from gossamer.bootstrap import genesis as genesis_file
-from gossamer.bootstrap import manifests
 from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
 from gossamer.models.task_file import parse_task_file
@@ -177,15 +175,6 @@ def test_init_tries_an_own_task_out_where_there_is_data(run: Run, task_folder: P
     assert run("init", "my.toml", "--task", text, "--no-trial").status == 0
 
 
-def test_an_own_task_may_go_to_another_folder(run: Run, task_folder: Path, tmp_path: Path) -> None:
-    """As scripts do that look for their data beside them."""
-    drawn = "numbers = stream.generator(stream.skip_batches)"
-    text = write_task(task_folder, drawn, f"import os; os.chdir('/'); open(self.data[0]).close(); {drawn}")
-    (tmp_path / "x").touch()
-    assert run("init", "my.toml", "--task", text, "--data", "x").status == 0
-    assert {"my.toml", "my.genesis.safetensors"} <= entries(tmp_path)
-
-
 def test_an_init_that_fails_leaves_no_key(run: Run, tmp_path: Path) -> None:
     run("init", "my.toml", "--invited", "--preset", "huge").assert_user_error("huge")
     assert entries(tmp_path) == set()
@@ -205,20 +194,3 @@ def test_an_init_that_is_interrupted_leaves_no_key(
             patch.setattr(f"gossamer.bootstrap.manifests.{step}", interrupt)
             assert run("init", "my.toml", "--preset", "tiny", "--invited").status == 130
         assert entries(tmp_path) == set()
-
-
-def test_a_key_is_there_before_the_manifest_that_names_it_and_no_sooner(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An init that is killed while it builds the model leaves nothing in the way of the next."""
-    seen = []
-    for step in ("create", "write"):
-        real = getattr(manifests, step)
-
-        def look(*args: Any, real: Any = real, **options: Any) -> Any:
-            seen.append(entries(tmp_path))
-            return real(*args, **options)
-
-        monkeypatch.setattr(manifests, step, look)
-    assert run("init", "my.toml", "--preset", "tiny", "--invited").status == 0
-    assert seen == [set(), {"my.owner"}]

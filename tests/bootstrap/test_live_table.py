@@ -11,15 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gossamer.bootstrap.live_table import Display, minutes, show_summary
+from gossamer.bootstrap.live_table import Display, show_summary
 from gossamer.bootstrap.processes import NodeProcess
 from gossamer.bootstrap.summary import SwarmSummary
 from tests.bootstrap.summaries import status as ended
 from tests.bootstrap.summaries import summary
-
-
-def test_minutes() -> None:
-    assert [minutes(s) for s in (0, 59.9, 60, 3599)] == ["0:00", "0:59", "1:00", "59:59"]
 
 
 def process(name: str, status: dict[str, Any] | None) -> NodeProcess:
@@ -143,16 +139,6 @@ def test_what_nodes_say_cannot_steer_the_terminal() -> None:
     assert "* node-1: \N{REPLACEMENT CHARACTER}[2Jfault\n" in out.getvalue()
 
 
-def test_of_many_notes_the_last_are_shown() -> None:
-    out = io.StringIO()
-    with Display(Console(file=out, force_terminal=True, width=80, height=30), 10, "t") as display:
-        for number in range(20):
-            display.tell(f"note {number} of many")
-        display.update([process("node-1", minimal())], "training")
-    frame = out.getvalue().rpartition("╭")[2]
-    assert re.findall(r"note (\d+) of many", frame) == ["15", "16", "17", "18", "19"]
-
-
 @pytest.mark.parametrize("statuses", [[ended(0)], [ended(0), ended(1, phi_digest="q")], [ended(0, trainer={
     "val_loss": None, "val_loss_start": None}, payload_bytes_sent=0)]])  # fmt: skip
 def test_the_summary_renders(statuses: list[dict[str, Any]]) -> None:
@@ -173,12 +159,6 @@ def test_the_summary_says_why_all_is_not_well() -> None:
     well, flat = summary(ended(0), ended(1)), summary(ended(0), ended(1, trainer={"val_loss": 9.0}))
     assert "problem" not in written(well)
     assert "problem             the validation loss did not fall" in written(flat)
-
-
-def test_the_unit_of_a_loss_is_said_where_it_is_known() -> None:
-    found = summary(ended(0))
-    assert "5.000 → 2.000  " in written(found)
-    assert "5.000 → 2.000 nats per byte  " in written(replace(found, loss_unit="nats per byte"))
 
 
 def test_one_node_alone_is_not_compared_with_data_parallel_training() -> None:

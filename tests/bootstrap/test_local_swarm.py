@@ -107,17 +107,6 @@ def test_each_cause_is_reported_once(tmp_path: Path) -> None:
     assert troubles.read() == ["the trainer ended (status 1); starting it again"]
 
 
-def test_a_trainer_that_ends_again_and_again_is_hopeless(tmp_path: Path) -> None:
-    log = tmp_path / "node-1.log"
-    troubles = Troubles(log)
-    for _ in range(ENDS_MAX):
-        assert not troubles.hopeless
-        write(log, BUG + ENDED)
-        troubles.read()
-    assert troubles.hopeless.startswith("my_task.py:29, in loss: RuntimeError: my bug (")
-    assert str(log) in troubles.hopeless
-
-
 # -- the swarm
 
 
@@ -235,34 +224,3 @@ async def test_a_signal_counts_until_the_end(swarm: LocalSwarm, monkeypatch: pyt
     monkeypatch.setattr(swarm, "_work", nothing)
     monkeypatch.setattr(swarm, "_sample", sample)
     assert (await swarm.run()).sample == "asked: True"
-
-
-async def test_the_loss_at_the_start_is_kept_if_the_node_that_measured_it_is_started_again(
-    swarm: LocalSwarm, display: Display, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only nodes that begin before anybody has published measure it."""
-    checks = 0
-
-    async def ask(self: NodeProcess, **_: object) -> None:
-        start = 5.0 if self.name == "node-2" and checks == 1 else None
-        self.status = {
-            **status(0),
-            "state": "finished",
-            "trainer": {"val_loss_start": start, "val_loss": 2.0},
-        }
-
-    def over() -> bool:
-        nonlocal checks
-        checks += 1
-        return checks > 2
-
-    async def work() -> None:
-        await swarm._watch(display, "exchanging", over, None)
-
-    monkeypatch.setattr(NodeProcess, "ask", ask)
-    monkeypatch.setattr("gossamer.bootstrap.local_swarm.REFRESH_S", 0.0)
-    monkeypatch.setattr(Display, "update", lambda *_: None)
-    monkeypatch.setattr(swarm, "_work", work)
-    monkeypatch.setattr(swarm, "_sample", str)
-    found = await swarm.run()
-    assert (found.val_loss_start, found.val_loss_end) == (5.0, 2.0) and checks == 3

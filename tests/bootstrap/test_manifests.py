@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -272,12 +271,6 @@ def test_options_of_any_name_survive(tmp_path: Path) -> None:
     manifests.write(manifest, tmp_path / "m.toml")
     assert manifests.read(tmp_path / "m.toml") == manifest
     assert "\nplain-1 = 3\n" in (tmp_path / "m.toml").read_text()
-
-
-@pytest.mark.parametrize("fragments", ["2", 1.0, 0, 3])
-def test_fragments_that_cannot_be(fragments: Any) -> None:
-    with pytest.raises(ConfigError, match="^fragments must be 1 to 2"):
-        manifests.describe(nn.Linear(2, 2), name="odd", fragments=fragments)
 
 
 def test_a_compiled_or_wrapped_model_is_described_like_the_plain_one() -> None:

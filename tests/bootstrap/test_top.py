@@ -19,7 +19,6 @@ from rich.console import Console
 
 from gossamer.bootstrap.top import drawn, frame, show_peers, show_top
 from gossamer.node.daemon.monitoring.status import to_json
-from gossamer.node.formatting import count, harmless_line, size
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.merge.contributions import Conduct, Figures, RoundFigures
 from tests.node import statuses
@@ -86,13 +85,6 @@ def test_a_narrow_terminal_shows_who_it_is_and_what_was_bad(name: str) -> None:
     assert " ".join(head).startswith("member health round tokens tokens/s") and head[-2:] == ["bad", "in"]
 
 
-def test_what_is_no_terminal_has_no_width() -> None:
-    out = io.StringIO()
-    show_peers(status(LONG), Console(file=out))
-    (line,) = [line for line in out.getvalue().splitlines() if line.startswith(f"{LONG} ")]
-    assert "clipped 20 by 9.8x, opposed 20" in line
-
-
 def test_for_how_long_the_asked_node_is_invited_still() -> None:
     now = int(time.time())
     assert ", invited for another 2.0 days" in peers(status(invited_until=now + 172_800 + 60))
@@ -156,14 +148,6 @@ def test_it_wants_a_terminal_to_draw_on(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     with pytest.raises(ConfigError, match="needs a terminal"):
         show_top(lambda: "127.0.0.1:7780")
-
-
-def test_numbers() -> None:
-    assert [count(n) for n in (0, 7, 999, 1000, 12_345, 999_600, 4.56e6, 10**13)] == [
-        "0", "7", "999", "1k", "12.3k", "1000k", "4.56M", "10T",
-    ]  # fmt: skip
-    assert [size(n) for n in (5, 12_345)] == ["5 B", "12.3 kB"]
-    assert harmless_line("a\x1b[31m\u202eb") == "a\ufffd[31m\ufffdb"
 
 
 async def shows(fd: int, parts: Sequence[str]) -> None:

@@ -48,22 +48,6 @@ def test_loss_falls_and_evaluation_agrees(task: ByteTextTask) -> None:
     assert task.evaluate(model) == after
 
 
-def test_build_model_is_deterministic_and_leaves_the_global_generator(task: ByteTextTask) -> None:
-    state = torch.get_rng_state()
-    first, second = task.build_model(3), task.build_model(3)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert first.training
-
-
-def test_batches_follow_the_stream(task: ByteTextTask) -> None:
-    first, again = next(task.batches(STREAM)), next(task.batches(STREAM))
-    other = next(task.batches(DataStream(seed=0, node_id=b"other")))
-    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
-    assert not torch.equal(first[0], other[0])
-    assert task.tokens(first) == 4 * 32
-
-
 def test_what_it_trains_on_in_words(folder: Path) -> None:
     task = ByteTextTask(TextOptions(batch_size=4, context=32), [folder])
     train, held_out = task.corpus
@@ -81,16 +65,6 @@ def test_held_out_text_is_never_trained_on(folder: Path) -> None:
     for inputs_BL, targets_BL in itertools.islice(task.batches(STREAM), 20):
         for row in torch.cat([inputs_BL, targets_BL[:, -1:]], 1).tolist():
             assert bytes(row) in train
-
-
-def test_evaluate_restores_the_mode_and_needs_no_gradient(task: ByteTextTask) -> None:
-    model = task.build_model(0)
-    task.evaluate(model)
-    assert model.training
-    model.eval()
-    task.evaluate(model)
-    assert not model.training
-    assert all(p.grad is None for p in model.parameters())
 
 
 def test_evaluate_is_the_mean_over_windows_whatever_the_batch_size(folder: Path) -> None:
@@ -112,15 +86,6 @@ def test_in_an_evaluation_a_window_of_a_short_batch_counts_like_any_other() -> N
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_bfloat16_autocast_gives_nearly_the_same_loss_in_float32(task: ByteTextTask) -> None:
-    model, batch = task.build_model(0), next(task.batches(STREAM))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = task.loss(model, batch)
-    loss.backward()
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(task.loss(model, batch).item(), rel=0.01)
-
-
 def test_averaging_of_the_gpt(task: ByteTextTask) -> None:
     model = task.build_model(0)
     assert {task.averaging(model, name, parameter) for name, parameter in named_tensors(model)} == {"mean"}
@@ -129,14 +94,6 @@ def test_averaging_of_the_gpt(task: ByteTextTask) -> None:
     assert rules["model.embed_tokens.weight"] == "mean"
     assert {rules[name] for name in rules if name.endswith("norm.weight")} == {"mean"}
     assert {rules[name] for name in rules if name.endswith("_proj.weight")} == {"rda"}
-
-
-def test_with_muon_matrices_are_averaged_by_mean_unless_the_learning_rate_falls(task: ByteTextTask) -> None:
-    falling = ByteTextTask(replace(task.options, horizon_tokens=10**9))
-    model = falling.build_model(0)
-    rules = {name: falling.averaging(model, name, parameter) for name, parameter in named_tensors(model)}
-    assert {rules[name] for name in rules if name.endswith("_proj.weight")} == {"rda"}
-    assert rules["model.embed_tokens.weight"] == "mean"
 
 
 def test_muon_has_the_matrices_inside_and_adamw_the_rest(task: ByteTextTask) -> None:

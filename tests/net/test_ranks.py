@@ -68,15 +68,6 @@ def test_a_node_goes_on_with_more_ranks_and_says_what_begins_afresh(tmp_path: Pa
         assert "with several ranks, the inner optimizer's state is not kept" in scripts.log("one")
 
 
-def test_what_is_wrong_on_the_first_rank_is_said_on_all(tmp_path: Path) -> None:
-    with scripts_in(tmp_path) as scripts:
-        scripts.start("one", RANKS, how="ddp", join=["127.0.0.1:1"])
-        assert scripts.processes["one"].wait(60) == 1
-        said = scripts.log("one")
-        assert "NobodyThereError: no Gossamer node answers at 127.0.0.1:1" in said
-        assert "ConfigError: no Gossamer node answers at 127.0.0.1:1" in said, "the other rank's own line"
-
-
 def rank(scripts: Scripts, name: str, number: int) -> psutil.Process:
     """The process of one rank, which is not yet there at once."""
 
@@ -98,13 +89,6 @@ def test_a_rank_that_asks_to_stop_ends_all_of_them_at_the_same_step(tmp_path: Pa
         )
         assert first["digest"] == second["digest"]
         assert first["metrics"]["steps"] == second["metrics"]["steps"]
-
-
-def test_the_others_hear_of_a_rank_that_has_left_its_loop(tmp_path: Path) -> None:
-    with scripts_in(tmp_path) as scripts:
-        scripts.start("one", RANKS, how="alike", leaves_at=2)
-        first, second = scripts.results("one", RANKS)
-        assert first["rests"] and first["digest"] == second["digest"]
 
 
 def test_a_loop_that_goes_on_without_another_rank_is_told_so(tmp_path: Path) -> None:

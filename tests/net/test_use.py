@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import signal
 import subprocess
@@ -88,19 +87,6 @@ async def test_exports_while_the_daemons_seal_and_forget(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A node's, with the first model of a text swarm."""
     return Folder(tmp_path_factory.mktemp("use") / "node", *text_model()).home.root
-
-
-def test_the_export_command(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "my-model"
-    done = gossamer("export", "--dir", folder, out, "--dtype", "bfloat16")
-    assert done.returncode == 0 and done.stdout.startswith(f"wrote {out}: ") and done.stdout.count("\n") == 1
-    again = gossamer("export", "--dir", folder, out)
-    assert again.returncode == 2 and again.stderr.count("\n") == 1 and "--force" in again.stderr
-    forced = gossamer("export", "--dir", folder, out, "--force", "--json")
-    assert forced.returncode == 0, forced.stderr
-    said = json.loads(forced.stdout)
-    assert (said["path"], said["round"], said["dtype"]) == (str(out), 0, "float32")
-    assert said["bytes"] == sum(path.stat().st_size for path in out.iterdir())
 
 
 def test_the_block_in_the_documentation(folder: Path, tmp_path: Path) -> None:
