@@ -1,13 +1,23 @@
-"""Two lineages: which one yields, when, and what is waited for before."""
+"""Forks: whose claims count, which history yields, when, and what is waited for before."""
 
+from __future__ import annotations
+
+from collections.abc import Collection
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gossamer.protocol import limits
+from gossamer.protocol.claims import Claim, genesis_claim
 from gossamer.protocol.effects import Adopt, Notice, Seal
 from gossamer.protocol.history.forks import DIFFERENCE_KEPT_S
-from gossamer.protocol.history.peer_claims import PeerClaim
+from gossamer.protocol.history.peer_claims import PeerClaim, PeerClaims
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.membership.members import Health, Roster
+from gossamer.protocol.records import MemberRecord
+from tests.protocol import builders
 from tests.protocol.histories import Told, claim, drive, joined, kinds, sealing_of
 
 
@@ -136,17 +146,6 @@ def test_a_claim_of_nobody_who_is_there_is_not_adopted():
         assert not kinds(effects, Adopt)
 
 
-def test_the_lighter_lineage_yields_loudly_after_a_while():
-    sealing = joined(claim(16, tokens=5, mark=1))
-    winner = claim(16, tokens=9, mark=2)
-    others = [(winner,)] * 3
-    early = drive(sealing, 0.0, limits.FORK_PATIENCE_S - 1, clock=16, others=others)
-    assert not kinds(early, Adopt)
-    late = drive(sealing, limits.FORK_PATIENCE_S, 2, clock=16, others=others)
-    assert kinds(late, Adopt) == [Adopt(winner)]
-    assert any("A FORK" in notice.text for notice in kinds(late, Notice))
-
-
 def test_names_without_deltas_have_no_voice_against_our_history():
     sealing = sealing_of(is_first=True)
     sealing.adopted(claim(8, tokens=10, mark=1))
@@ -182,14 +181,6 @@ def test_payloads_of_later_rounds_explain_no_difference():
     for tick in range(2 * int(limits.FORK_PATIENCE_S) + 6):
         effects += sealing.wake(tick / 2, 16, Told(witnesses, lacking=lambda round_: float(round_ > 16)))
     assert kinds(effects, Adopt)
-
-
-def test_a_difference_that_heals_is_forgotten():
-    sealing = joined(claim(16, tokens=5, mark=1))
-    winner = claim(16, tokens=9, mark=2)
-    drive(sealing, 0.0, limits.FORK_PATIENCE_S - 2, clock=16, others=[(winner,)] * 3)
-    sealing.sealed((winner,))
-    assert drive(sealing, limits.FORK_PATIENCE_S, 5, clock=16, others=[(winner,)] * 3) == []
 
 
 def test_a_record_that_takes_its_time_around_a_ring_makes_no_forks():
@@ -243,20 +234,6 @@ def yields(sealing, start, seconds):
     return times
 
 
-def test_who_has_given_its_history_up_lately_takes_its_time():
-    """One key can split those who have closed a round from those who have not, for 300 bytes each time."""
-    sealing = joined(claim(16, tokens=5))
-    start = 3 * limits.FORK_MEMORY_S  # the clock began whenever this machine was started
-    times = yields(sealing, start, 2000)
-    assert len(times) == limits.FORK_DOUBLINGS_MAX + 1
-    gaps = [later - earlier for earlier, later in pairwise(times)]
-    wanted = [limits.FORK_PATIENCE_S * 2**number for number in range(1, limits.FORK_DOUBLINGS_MAX + 1)]
-    assert all(want <= gap < want + 10 for gap, want in zip(gaps, wanted, strict=True))
-    later = start + 2000.0 + limits.FORK_MEMORY_S
-    (again,) = yields(sealing, later, limits.FORK_PATIENCE_S + 8)
-    assert again < later + limits.FORK_PATIENCE_S + 8, "that was long ago"
-
-
 def test_a_history_is_given_up_seven_times_an_hour_at_most_and_after_sixteen_minutes_at_the_latest():
     """As docs/threat-model.md says: so often can one key have a node fetch what differs."""
     start = 3 * limits.FORK_MEMORY_S
@@ -307,13 +284,6 @@ def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are():
     assert not kinds(drive(sealing, 70.0, 20, clock=39, others=[(claim(32), claim(24))] * 4), Adopt)
 
 
-def test_whom_most_members_have_been_with_meanwhile_is_left_behind_anew():
-    sealing, short_of_it = ahead(), limits.FORK_PATIENCE_S - 5
-    assert not look(sealing, [*SLOW, BESIDE], int(short_of_it), authors=5)
-    assert not look(sealing, [BESIDE], 2, authors=5, start=short_of_it + 1)
-    assert not look(sealing, [*SLOW, BESIDE], int(short_of_it), authors=5, start=short_of_it + 4)
-
-
 def test_who_has_begun_anew_where_most_members_are_takes_its_time_to_give_that_up_too():
     sealing = ahead()
     (adopt,) = kinds(look(sealing, SLOW), Adopt)
@@ -355,3 +325,49 @@ def test_who_does_not_train_counts_on_neither_side(claims):
 )
 def test_nothing_less_takes_it_back(members, authors):
     assert not kinds(look(ahead(), members, authors=authors), Adopt)
+
+
+def peers(*rows: MemberRecord, genesis: Claim, ledger: Ledger, named: Collection[bytes] = ()) -> PeerClaims:
+    links = SimpleNamespace(given_ids=lambda: named)
+    manifest = SimpleNamespace(genesis=SimpleNamespace(root=genesis.root))
+    context: Any = SimpleNamespace(ledger=ledger, roster=Roster(b""), links=links, manifest=manifest)
+    for row in rows:
+        context.roster.update(row, 0.0)
+    return PeerClaims(context, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def said(of: PeerClaims, *rows: MemberRecord) -> list[PeerClaim]:
+    return [next(one for one in of.members() if one.node_id == row.node_id) for row in rows]
+
+
+def test_no_claim_of_another_beginning_than_the_manifests_counts() -> None:
+    genesis, later = genesis_claim(bytes(32)), Claim(8, 1, bytes(32), b"\1" * 32)
+    rows = [
+        builders.row(builders.identity(1), claims=(later, genesis)),
+        builders.row(builders.identity(2), claims=(later, genesis_claim(b"\2" * 32))),
+        builders.row(builders.identity(3), claims=(genesis._replace(tokens=2**59),)),
+    ]
+    found = said(peers(*rows, genesis=genesis, ledger=Ledger()), *rows)
+    assert [one.claims for one in found] == [(later, genesis), (later,), ()]
+
+
+def test_who_was_named_and_who_has_published_is_told_apart() -> None:
+    """A round that is merely said to be reached costs nothing to say."""
+    rows = [builders.row(builders.identity(number), round=9) for number in range(3)]
+    ledger = Ledger()
+    ledger.note_last(rows[1].node_id, 3, bytes(32))
+    of = peers(*rows, genesis=genesis_claim(bytes(32)), ledger=ledger, named={rows[2].node_id})
+    found = said(of, *rows)
+    assert [(one.is_named, one.round) for one in found] == [(False, 0), (False, 9), (True, 0)]
+    assert of.authors() == 1
+
+
+def test_authors_that_are_gone_count_unless_they_have_left() -> None:
+    """It may be we who are cut off from them, with a few others or with liars."""
+    rows = [builders.row(builders.identity(number), leaving=number == 2) for number in range(3)]
+    ledger = Ledger()
+    for row in rows:
+        ledger.note_last(row.node_id, 1, bytes(32))
+    of = peers(*rows, genesis=genesis_claim(bytes(32)), ledger=ledger)
+    of._roster.judge(rows[1].node_id, Health.DOWN, 1.0)
+    assert of.authors() == 2

@@ -1,25 +1,36 @@
-"""Whom a joiner believes: members that disagree, liars alone and together, and the user's word."""
+"""Whom a joiner believes, when it may train, and whether one that was away begins anew."""
+
+from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.claims import Claim
-from gossamer.protocol.effects import Outbox
-from gossamer.protocol.history.joining import REMIND_S, Joining, believable
+from gossamer.protocol.effects import Adopt, Notice, Outbox
+from gossamer.protocol.events import LinkUp
+from gossamer.protocol.fetching.fetcher import Fetcher
+from gossamer.protocol.gossip.announce import Announcer
+from gossamer.protocol.gossip.anti_entropy import AntiEntropy
+from gossamer.protocol.history.joining import REMIND_S, RETURN_S, CatchUp, Joining, believable, known_up_to
 from gossamer.protocol.history.peer_claims import PeerClaim
+from gossamer.protocol.history.snapshots import LOOK_INTERVAL_S
 from gossamer.protocol.membership.member_records import NodeInfo
 from tests.protocol import builders
+from tests.protocol.builders import identity
+from tests.protocol.histories import Told, claim, drive, joined, kinds, sealing_of
 
 
-def claim(round_: int, mark: int = 1) -> Claim:
+def claim_of(round_: int, mark: int = 1) -> Claim:
     return Claim(round_, round_ * 10, bytes([mark]) * 32, bytes([mark]) * 32)
 
 
-TRUE, OLDER, NEWER = claim(16), claim(8), claim(24)
-LIE, FAR_LIE = claim(16, mark=9), claim(1000, mark=9)
+TRUE, OLDER, NEWER = claim_of(16), claim_of(8), claim_of(24)
+LIE, FAR_LIE = claim_of(16, mark=9), claim_of(1000, mark=9)
 
 
 def honest(count: int, *claims: Claim) -> list[PeerClaim]:
@@ -78,7 +89,7 @@ def test_of_two_members_the_one_that_was_named_is_believed():
 
 def test_a_named_liar_is_not_believed_alone_nor_is_anybody_else():
     """It may be the honest one among many names: only the user can tell."""
-    members = [*honest(5), *map(told_of, liars(1, LIE, claim(8, mark=9)))]
+    members = [*honest(5), *map(told_of, liars(1, LIE, claim_of(8, mark=9)))]
     assert believable(members, patient=True) is None
     assert believable(members) is None
 
@@ -97,7 +108,7 @@ def test_of_two_named_members_the_one_with_whom_more_agree_is_believed(lie):
 
 
 def test_a_named_member_that_is_behind_is_waited_for_and_no_longer_than_that():
-    members = [*honest(5), told_of(PeerClaim((claim(0),), b"founder without its disk"))]
+    members = [*honest(5), told_of(PeerClaim((claim_of(0),), b"founder without its disk"))]
     assert believable(members, patient=True) is None
     assert believable(members) == TRUE
 
@@ -180,3 +191,344 @@ def test_any_number_of_rival_claims_is_looked_at_once_each(alike):
     assert joining.choose(names, limits.NAMED_PATIENCE_S) is None
     assert "contradict each other" in outbox[0].text
     assert compared < 20 * len(names) * 4
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_who_missed_rounds_that_the_swarm_has_closed_begins_anew(is_first):
+    sealing = sealing_of(is_first=is_first)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    others = [(claim(96), claim(88))] * 2 + [()]
+    assert drive(sealing, 0.0, 2, clock=39, others=others) == [], "these are kept yet"
+    effects = drive(sealing, 2.5, 5, clock=40, others=others)
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+    (notice,) = kinds(effects, Notice)
+    assert "we were away since round 20" in notice.text
+    assert not sealing.claims, "it stands for nothing: two such could be most of a small swarm"
+    sealing.adopted(claim(96))
+    assert sealing.joined and sealing.floor == 96
+
+
+@pytest.mark.parametrize("others", [[], [(claim(16), claim(8))]], ids=["alone", "all were away"])
+def test_who_comes_back_and_goes_on_by_itself_has_missed_nothing(others):
+    """However fast its rounds are: nobody has gone on without it."""
+    sealing = sealing_of(is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    for tick in range(60):
+        sealing.wake(tick / 2, 20 + 2 * tick, Told(list(map(PeerClaim, others))))
+    assert not sealing.starts_over and sealing.joined
+
+
+@pytest.mark.parametrize(
+    ("is_named", "stayed", "is_believed"),
+    [(True, 0, True), (False, 0, False), (True, 21, False)],
+    ids=["at a join address", "elsewhere", "others train on"],
+)
+def test_where_only_who_does_not_train_went_on_a_join_address_is_believed(is_named, stayed, is_believed):
+    """A bootstrap peer, say, while those that trained with it are gone. It moves no clock."""
+    sealing = sealing_of(is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    observer = PeerClaim((claim(96), claim(88)), b"observer", is_named)
+    back = PeerClaim((claim(16),), b"back", round=stayed)
+    for tick in range(20):
+        sealing.wake(tick / 2, 20, Told([observer, back]))
+    assert sealing.starts_over is is_believed and sealing.joined is not is_believed
+    assert sealing.adopting == (claim(96) if is_believed else None)
+
+
+@pytest.mark.parametrize(
+    ("sealed", "rounds", "known"),
+    [
+        (16, range(1, 21), 18),
+        (19, range(1, 21), 19),
+        (16, [*range(1, 21), *range(42, 60)], 18),
+        (56, [*range(1, 21), *range(58, 60)], 57),
+        (16, [17, 20, 21], 19),
+        (16, [17, 21], 16),
+        (16, [], 16),
+    ],
+)
+def test_who_stopped_before_it_had_made_good_what_it_missed_has_missed_it_still(sealed, rounds, known):
+    """It is killed while it fetches the swarm's snapshot, say: the newest records are here already."""
+    assert known_up_to(sealed, rounds) == known
+
+
+@pytest.mark.parametrize("alone", [20, 23], ids=["waited", "went on by itself"])
+def test_whose_network_comes_late_looks_once_it_hears_of_others(alone):
+    """Its machine was faster than its router, say. If it published meanwhile, there are two histories."""
+    sealing = sealing_of(is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    assert drive(sealing, 0.0, 4 * RETURN_S, clock=alone) == []
+    drive(sealing, 4 * RETURN_S + 0.5, limits.ROSTER_PATIENCE_S, clock=100, others=[(claim(96), claim(88))])
+    assert sealing.starts_over is (alone == 20)
+
+
+def slept():
+    """Fell asleep at round 20, and woke."""
+    sealing = joined(claim(16), claim(8))
+    drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=20, others=[()])
+    sealing.came_back(18)
+    return sealing
+
+
+def finds_out(sealing, now, members):
+    """Look for long enough to be sure that the swarm went on to round 100."""
+    sealing.wake(now - limits.ROSTER_PATIENCE_S, 100, Told(members))
+    assert sealing.may_be_outlived and not sealing.starts_over
+    return sealing.wake(now, 100, Told(members))
+
+
+def test_the_first_to_be_heard_after_a_return_is_not_believed_alone():
+    """It may be a liar, whose word about the clock is all there is for a moment."""
+    sealing = sealing_of(is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    liar = PeerClaim((claim(5_000_000),), b"liar")
+    assert not sealing.wake(0.0, 5_000_000, Told([liar]))
+    assert sealing.may_be_outlived
+    others = [PeerClaim((claim(16), claim(8)), b"friend %d" % number) for number in range(3)]
+    for tick in range(2 * int(RETURN_S)):
+        assert not kinds(sealing.wake(0.5 + tick / 2, 22, Told([liar, *others])), Adopt)
+        assert not sealing.starts_over and not sealing.may_be_outlived
+
+
+@pytest.mark.parametrize("woke_in_between", [False, True])
+def test_who_slept_for_longer_than_rounds_are_kept_begins_anew(woke_in_between):
+    sealing = slept()
+    if woke_in_between:
+        sealing.came_back(18)  # for half a minute, without a network: nobody was there
+    others = [PeerClaim((claim(96), claim(88)), b"friend"), PeerClaim((claim(96), claim(88)), b"new")]
+    effects = [effect for tick in range(10) for effect in sealing.wake(100 + tick / 2, 100, Told(others))]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+    assert sealing.starts_over
+    sealing.adopted(claim(96))
+    assert not sealing.starts_over
+
+
+def test_who_begins_anew_does_not_start_from_the_snapshot_of_one_that_was_away_too():
+    """Though that one answers at its join address, and has not found out yet."""
+    sealing = slept()
+    others = [PeerClaim((claim(96),), b"friend"), PeerClaim((claim(16), claim(8)), b"away", is_named=True)]
+    effects = [effect for tick in range(20) for effect in sealing.wake(100 + tick / 2, 100, Told(others))]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+
+
+def test_who_begins_anew_and_falls_asleep_again_still_does():
+    """Meanwhile it has heard of the rounds since, though not of all."""
+    sealing = slept()
+    others = [PeerClaim((claim(96),), b"friend")]
+    finds_out(sealing, 100.0, others)
+    sealing.came_back(98)
+    effects = [effect for tick in range(20) for effect in sealing.wake(200 + tick / 2, 100, Told(others))]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+
+
+def test_a_snapshot_that_was_being_written_does_not_bring_back_what_is_given_up():
+    sealing = slept()
+    others = [PeerClaim((claim(96),), b"friend")]
+    finds_out(sealing, 100.0, others)
+    sealing.sealed((claim(24), claim(16)))
+    assert not sealing.joined
+    effects = [effect for tick in range(20) for effect in sealing.wake(101 + tick / 2, 100, Told(others))]
+    assert kinds(effects, Adopt) == [Adopt(claim(96))]
+
+
+def test_who_has_been_in_the_swarm_for_a_while_has_missed_nothing():
+    sealing = sealing_of(is_first=False)
+    sealing.restore((claim(16), claim(8)), 0, extent=20)
+    assert sealing.is_in_a_hurry
+    drive(sealing, 0.0, RETURN_S + 2 * LOOK_INTERVAL_S, clock=22, others=[()])
+    assert not sealing.is_in_a_hurry
+    drive(sealing, 40.0, 10, clock=100, others=[(claim(96), claim(88))] * 2)
+    assert sealing.joined
+
+
+OWN = identity(0).node_id
+
+
+class Beginner:
+    """A node's catching up, and the machines that it watches."""
+
+    def __init__(self, *, is_first: bool = False, signs: bool = True) -> None:
+        info = NodeInfo(name="", trains=signs, incarnation=1, bootstrap=() if is_first else ("a:1",))
+        context = replace(builders.context(), info=info)
+        self.links, self.ledger = context.links, context.ledger
+        self.anti_entropy = AntiEntropy(context, Announcer(context, set()))
+        self.fetcher = Fetcher(lambda blob, size: None, context.rng)
+        self.clock = SimpleNamespace(is_contradicted=False, read=lambda now: 0)
+        self.catch_up = CatchUp(context, self.anti_entropy, self.fetcher.wants, cast(Any, self.clock))
+
+    def hears_of(self, author: int, chunks: int, now: float) -> tuple[bytes, ...]:
+        """A link says that it holds a delta's payload; returns the chunks."""
+        blobs = tuple(f"{author}.{place}".encode() for place in range(chunks))
+        delta = builders.unsigned(author, 1)
+        self.ledger.add(delta)
+        self.fetcher.want(delta.record_id, tuple((blob, 5) for blob in blobs), now)
+        self.fetcher.hint(1, delta.record_id)
+        return blobs
+
+    def insists(self, now: float) -> None:
+        """The link, no longer believed since it did not answer, says again that it holds everything."""
+        self.fetcher.plan(now)
+        for key in (*(delta.record_id for delta in self.ledger), b"root"):
+            self.fetcher.hint(1, key)
+
+    def is_done(self, now: float, *, has_signed: bool = False) -> bool:
+        self.fetcher.plan(now)
+        self.catch_up.observe(now)
+        return self.catch_up.is_done(has_signed=has_signed)
+
+
+@pytest.mark.parametrize("has_signed", [False, True])
+def test_the_first_of_a_swarm_need_not_wait_until_somebody_comes(has_signed):
+    node = Beginner(is_first=True)
+    assert node.is_done(0.0, has_signed=has_signed)
+    node.links.up(LinkUp(1, identity(1).node_id, False, None), 0.0)
+    assert not node.is_done(0.0, has_signed=has_signed)
+
+
+def test_a_joiner_waits_for_a_ledger_and_its_payloads_but_not_for_later_ones():
+    node = Beginner()
+    assert not node.is_done(10.0)
+    node.fetcher.link_up(1, True)
+    node.fetcher.want(b"early", ((b"chunk", 5),), 11.0)
+    node.fetcher.hint(1, b"early")
+    node.anti_entropy.synced_once = True
+    assert not node.is_done(12.0)
+    node.fetcher.want(b"late", ((b"other", 5),), 13.0)
+    node.fetcher.hint(1, b"late")
+    node.fetcher.arrived(b"chunk", 13.0)
+    assert node.is_done(14.0)
+
+
+@pytest.mark.parametrize(("honest", "is_minority"), [(3, True), (2, True), (1, False)])
+def test_those_who_dribble_their_payloads_are_waited_for_only_where_they_are_most(honest, is_minority):
+    """Half of the authors is as many as may: of two members, one of them hostile, nobody can tell which."""
+    node = Beginner()
+    node.fetcher.link_up(1, True)
+    dribbled = [node.hears_of(author, 40, 1.0) for author in (1, 2)]
+    served = [node.hears_of(author, 3, 1.0) for author in range(3, 3 + honest)]
+    node.anti_entropy.synced_once = True
+    assert not node.is_done(2.0)
+    for blobs in served:
+        for blob in blobs:
+            node.fetcher.arrived(blob, 1.0)
+    now = 3.0
+    assert not node.is_done(now)
+    for one, two in zip(*dribbled, strict=True):
+        now += 1.0 + 0.7 * limits.STALL_PATIENCE_S
+        node.insists(now)
+        is_done = node.is_done(now)
+        if is_done:
+            break
+        node.fetcher.arrived(one, now)
+        node.fetcher.arrived(two, now)
+    assert is_done == is_minority
+    if is_minority:
+        assert now < 3.0 + 2 * limits.MINORITY_PATIENCE_S
+
+
+def test_payloads_of_which_nothing_comes_are_not_waited_for():
+    """Whoever says again and again that it holds them may be a liar."""
+    node = Beginner()
+    node.fetcher.link_up(1, True)
+    node.hears_of(1, 2, 1.0)
+    node.anti_entropy.synced_once = True
+    start = now = 2.0
+    while not node.is_done(now) and now < start + 2 * limits.STALL_PATIENCE_S:
+        now += 1.0
+        node.insists(now)
+    assert start + limits.STALL_PATIENCE_S < now < start + limits.STALL_PATIENCE_S + 5.0
+
+
+def test_a_snapshot_under_way_is_nobodys_payload_and_waited_for():
+    node = Beginner()
+    node.fetcher.link_up(1, True)
+    node.hears_of(1, 3, 1.0)
+    for author in (2, 3):
+        for blob in node.hears_of(author, 1, 1.0):
+            node.fetcher.arrived(blob, 1.0)
+    chunks = [f"s{place}".encode() for place in range(9)]
+    node.fetcher.want(b"root", tuple((chunk, 5) for chunk in chunks), 1.0)
+    node.fetcher.hint(1, b"root")
+    node.anti_entropy.synced_once = True
+    now = 2.0
+    for chunk in chunks:
+        node.insists(now)
+        assert not node.is_done(now)
+        node.fetcher.arrived(chunk, now)
+        now += 0.9 * limits.STALL_PATIENCE_S
+
+
+def test_a_joiner_that_finds_nobody_waits_on():
+    node = Beginner()
+    assert not node.is_done(0.0)
+    assert not node.is_done(1e6)
+
+
+def test_who_has_signed_waits_for_a_ledger_or_for_a_while():
+    node = Beginner()
+    assert not node.is_done(50.0, has_signed=True)
+    assert not node.is_done(50.0 + limits.RESUME_PATIENCE_S, has_signed=True)
+    assert node.is_done(50.1 + limits.RESUME_PATIENCE_S, has_signed=True)
+    node = Beginner()
+    node.anti_entropy.synced_once = True
+    node.fetcher.want(b"early", ((b"chunk", 5),), 50.0)
+    assert node.is_done(51.0, has_signed=True), "payloads can come later"
+
+
+def test_who_signs_nothing_waits_for_others_only_for_a_while():
+    node = Beginner(signs=False)
+    assert not node.is_done(50.0)
+    assert not node.is_done(50.0 + limits.RESUME_PATIENCE_S)
+    assert node.is_done(50.1 + limits.RESUME_PATIENCE_S)
+    node.links.up(LinkUp(1, identity(1).node_id, False, None), 90.0)
+    assert not node.is_done(90.0), "somebody is there to learn from"
+    node.links.down(1)
+    assert not node.is_done(90.0 + limits.RESUME_PATIENCE_S), "a link that breaks may come again"
+    assert node.is_done(90.1 + limits.RESUME_PATIENCE_S)
+
+
+def test_what_was_refused_for_a_wrong_clock_is_asked_for_again_once_it_is_right():
+    node = Beginner()
+    node.clock.is_contradicted = True
+    assert not node.is_done(10.0)
+    node.anti_entropy.synced_once = True  # an exchange in which all was refused
+    assert not node.is_done(11.0)
+    node.clock.is_contradicted = False
+    assert not node.is_done(12.0)
+    assert not node.anti_entropy.synced_once
+    node.anti_entropy.synced_once = True
+    assert node.is_done(13.0)
+
+
+def test_payloads_of_what_was_refused_are_waited_for_as_those_that_came_at_once_are():
+    """How long nothing had come of the others by then says nothing of these."""
+    node = Beginner()
+    node.fetcher.link_up(1, True)
+    node.hears_of(1, 2, 1.0)
+    node.anti_entropy.synced_once = True
+    for now in (1.0, 3.0, 5.0):
+        assert not node.is_done(now)
+    node.clock.is_contradicted = True
+    now = 7.0
+    assert not node.is_done(now)
+    node.clock.is_contradicted = False
+    now += 2 * limits.STALL_PATIENCE_S
+    assert not node.is_done(now)
+    refused = [blob for author in (2, 3, 4) for blob in node.hears_of(author, 9, now)]
+    node.anti_entropy.synced_once = True
+    for blob in refused:
+        now += 2.0
+        node.insists(now)
+        assert not node.is_done(now)
+        node.fetcher.arrived(blob, now)
+
+
+def test_a_clock_that_stays_wrong_is_not_waited_for_for_ever():
+    node = Beginner()
+    node.anti_entropy.synced_once = node.clock.is_contradicted = True
+    now = 10.0
+    assert not node.is_done(now)
+    assert not node.is_done(now + limits.CLOCK_PATIENCE_S)
+    node.is_done(now + limits.CLOCK_PATIENCE_S + 1.0)
+    node.anti_entropy.synced_once = True
+    assert node.is_done(now + limits.CLOCK_PATIENCE_S + 2.0)

@@ -1,6 +1,8 @@
-"""Which chunk is next: the rarest, and at little cost however many are wanted."""
+"""Which chunk is next, of whom it is asked, and what is done about those that nobody is known to hold."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 
@@ -52,28 +54,6 @@ def test_payloads_that_wait_for_busy_links_cost_little_to_look_at():
     assert len(net.flights) == 2 * limits.FETCHES_PER_LINK_MAX
     net.arrive(next(iter(net.flights)))
     assert calls(net.plan) < 3 * 1000
-
-
-def test_payloads_that_only_a_silent_holder_is_free_for_cost_little_to_look_at():
-    net = Net(links=dict.fromkeys(range(1, 4), True))
-    net.want(0, 0)
-    for link in net.links:
-        net.fetcher.hint(link, key_of(0))
-    ((silent, blob),) = net.plan()
-    while blob not in net.late:
-        net.now = net.fetcher.deadline()
-        net.plan()
-    net.arrive(blob)
-    for number in range(1, 1001):
-        net.want(number, *range(10 * number, 10 * number + 10))
-        for link in net.links:
-            net.fetcher.hint(link, key_of(number))
-    net.plan()
-    net.pass_time()
-    net.fetcher._changed = True
-    assert calls(net.plan) < 3 * 1000
-    assert silent not in net.flights.values()
-    assert len(net.flights) == 2 * limits.FETCHES_PER_LINK_MAX
 
 
 def test_who_claims_to_hold_thousands_and_sends_none_costs_little():
@@ -164,3 +144,214 @@ def test_what_a_snapshot_has_in_it_comes_after_it() -> None:
     net.fetcher.fetch_between(key_of(0), lambda key: key == key_of(1))
     order = [blob for _, blob in net.plan()]
     assert order == [blob_of(5001), blob_of(0), blob_of(1), blob_of(5000)]
+
+
+def test_load_is_shared_between_holders():
+    net = Net(links=dict.fromkeys(range(1, 5), True))
+    net.want(1, *range(8))
+    for link in net.links:
+        net.fetcher.hint(link, key_of(1))
+    links = [link for link, _ in net.plan()]
+    assert sorted(links) == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_holders_come_first_and_anybody_after_a_moment():
+    net = Net(links={1: True, 2: True})
+    net.want(1, 1)
+    assert net.plan() == []
+    net.fetcher.hint(2, key_of(1))
+    assert net.plan() == [(2, blob_of(1))]
+    net.want(2, 2)
+    assert net.plan() == []
+    net.pass_time()
+    assert [blob for _, blob in net.plan()] == [blob_of(2)]
+
+
+def test_a_busy_holder_is_helped_out_by_others_after_a_moment():
+    """A joiner is told of everything by the first peer it meets; the others have it too."""
+    net = Net(links={1: True, 2: True, 3: False})
+    net.want(1, *range(50))
+    net.fetcher.hint(1, key_of(1))
+    assert [link for link, _ in net.plan()] == [1] * limits.FETCHES_PER_LINK_MAX
+    net.pass_time()
+    assert sorted(link for link, _ in net.plan()) == [2] * 4 + [3] * 4
+
+
+def test_a_holder_of_parts_is_asked_for_few_at_a_time():
+    net = Net(links={1: True})
+    net.want(1, *range(6))
+    for number in range(6):
+        net.fetcher.hint_part(1, key_of(1), blob_of(number))
+    assert len(net.plan()) == limits.PARTS_PER_LINK_MAX
+    net.fetcher.hint(1, key_of(1))
+    assert len(net.plan()) == limits.FETCHES_PER_LINK_MAX - limits.PARTS_PER_LINK_MAX
+
+
+def test_nobody_is_guessed_at_while_parts_come_along():
+    net = Net(links={1: True, 2: True})
+    net.want(1, *range(12))
+    for number in range(10):
+        net.fetcher.hint_part(1, key_of(1), blob_of(number))
+        net.plan()
+        net.pass_time(limits.FETCH_RETRY_S / 2)
+    assert set(net.flights.values()) == {1}
+    net.pass_time()
+    net.fetcher.hint_part(1, key_of(1), blob_of(9))  # no news
+    net.plan()
+    assert 2 in net.flights.values()
+
+
+def test_payloads_that_nobody_has_do_not_delay_those_that_somebody_has():
+    """An author died before anyone had its payload of a thousand chunks; later ones are wanted behind it."""
+    net = Net(links={1: True, 2: True})
+    net.want(0, *range(1000))
+    net.pass_time(5.0)
+    for number in range(2000, 2020):
+        net.want(number, number)
+        net.fetcher.hint(1, key_of(number))
+    tries = 0
+    for _ in range(200):
+        net.plan()
+        for blob in list(net.flights):
+            if blob in {blob_of(n) for n in range(2000, 2020)} and net.flights[blob] == 1:
+                net.arrive(blob)
+            else:
+                net.fail(blob)
+                tries += 1
+        net.pass_time(0.05)
+    assert len(net.fetched) == 20
+    assert tries <= 10 * 2 * (limits.FETCHES_PER_LINK_MAX + 1), "a few guesses a second and link, not a flood"
+
+
+def test_payloads_that_somebody_has_do_not_keep_those_away_that_nobody_speaks_of():
+    """There is always another payload that is known to be held: the line is never idle."""
+    net = Net(links=dict.fromkeys(range(1, 7), True))
+    net.want(0, 1000, 1001, 1002)
+    net.pass_time()
+    for key in range(1, 40):
+        net.want(key, *range(20 * key, 20 * key + 20))
+        for link in net.links:
+            net.fetcher.hint(link, key_of(key))
+        net.plan()
+        for blob in list(net.flights):
+            net.arrive(blob)
+    assert key_of(0) in net.fetched
+
+
+def test_who_was_guessed_rightly_is_asked_for_the_rest():
+    net = Net(links={1: True, 2: True, 3: True})
+    net.want(1, *range(100))
+    net.pass_time()
+    net.plan()
+    blob, link = next(iter(net.flights.items()))
+    net.arrive(blob)
+    assert net.fetcher.wants.holders_of(key_of(1), blob_of(99)) == {link}
+
+
+def test_what_its_holders_lose_is_looked_for_everywhere():
+    """A holder goes, or does not bring it: others may have it without having said so."""
+    net = Net(links={1: True, 2: True, 3: True})
+    for key in (1, 2):
+        net.want(key, 10 * key, 10 * key + 1)
+    net.fetcher.hint(1, key_of(1))
+    net.fetcher.hint(2, key_of(2))
+    net.plan()
+    net.drop(1)
+    while net.now < 40.0 and len(net.fetched) < 2:
+        net.plan()
+        for blob, link in list(net.flights.items()):
+            if link == 3:
+                net.arrive(blob)
+        net.pass_time(0.5)
+    assert sorted(net.fetched) == sorted([key_of(1), key_of(2)])
+
+
+def _ask_all_day(
+    net: Net, until: float, holder: tuple[int, bytes] | None = None
+) -> dict[tuple[int, bytes], list[float]]:
+    """Nobody has anything, but for one link perhaps that has one chunk: when each was asked for what."""
+    asked: dict[tuple[int, bytes], list[float]] = {}
+    while net.now < until and not net.fetched:
+        started = net.plan()
+        for link, blob in started:
+            asked.setdefault((link, blob), []).append(net.now)
+            if (link, blob) == holder:
+                net.arrive(blob)
+            else:
+                net.fail(blob)
+        net.now = net.now + 0.01 if started else net.fetcher.deadline()
+    return asked
+
+
+def test_however_many_payloads_nobody_has_each_is_asked_of_everybody():
+    """Those that have waited longest do not have all the turns for ever."""
+    net = Net(links=dict.fromkeys(range(1, 7), True))
+    for number in range(600):
+        net.want(number, number)
+        net.now += 0.001
+    asked = _ask_all_day(net, 900.0, holder=(4, blob_of(599)))
+    assert net.fetched == [key_of(599)]
+    assert len(asked) > 6 * 300
+
+
+def test_of_what_nobody_has_each_link_is_asked_again_each_minute():
+    """Whatever was under way from somebody else when its turn came."""
+    net = Net(links=dict.fromkeys(range(1, 16), True))
+    net.want(1, *range(5))
+    asked = _ask_all_day(net, 400.0)
+    assert len(asked) == 15 * 5
+    for times in asked.values():
+        assert 400.0 - times[-1] < limits.ORPHAN_RETRY_MAX_S + 2.0
+        assert max(b - a for a, b in pairwise(times)) < limits.ORPHAN_RETRY_MAX_S + 2.0
+
+
+def test_who_is_linked_later_is_asked_for_all_of_it():
+    """Also for what all the others have been asked for, and what is under way when it comes."""
+    net = Net(links={1: True})
+    for number in range(1_200):
+        net.want(number, number)
+    asked = _ask_all_day(net, 150.0)
+    assert {link for link, _ in asked} == {1}
+    net.links[2] = True
+    net.fetcher.link_up(2, True)
+    asked = _ask_all_day(net, 150.0 + 2 * 1_200)
+    assert sum(link == 2 for link, _ in asked) == 1_200
+
+
+def test_payloads_that_nobody_has_cost_little_to_look_for():
+    """All links fail hundreds of payloads, as often as they are asked: it goes on at little cost."""
+    net = Net(links=dict.fromkeys(range(1, 7), True))
+    for number in range(500):
+        net.want(number, number)
+    asked = 0
+    while net.now < 20.0:
+        started = net.plan()
+        asked += len(started)
+        for _, blob in started:
+            net.fail(blob)
+        net.now = net.now + 0.001 if started else net.fetcher.deadline()
+    assert asked > 100
+    net.want(1000, 1000)
+    net.fetcher.hint(1, key_of(1000))
+    assert calls(net.plan) < 3 * 500
+    assert blob_of(1000) in net.flights
+
+
+def test_it_wakes_when_somebody_may_be_asked_and_not_before():
+    """All of many neighbours fail all chunks: each is tried again now and then, with nothing in between."""
+    net = Net(links=dict.fromkeys(range(1, 16), True))
+    net.want(1, *range(5))
+    net.pass_time()
+    wakes = idle = 0
+    while net.now < 60.0:
+        started = net.plan()
+        wakes += 1
+        idle += not started
+        while started:
+            for _, blob in started:
+                net.fail(blob)
+            net.now += 0.001
+            started = net.plan()
+        net.now = net.fetcher.deadline()
+    assert wakes > 40
+    assert idle < wakes / 10

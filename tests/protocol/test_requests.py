@@ -9,35 +9,6 @@ from tests.protocol.cost import calls
 from tests.protocol.fetching import Net, blob_of, key_of
 
 
-def test_what_nobody_holds_is_not_on_its_way():
-    net = Net(links={1: True})
-    net.want(1, 0)
-    assert not net.fetcher.wants.any_has_holder
-    net.fetcher.hint(1, key_of(1))
-    assert net.fetcher.wants.any_has_holder
-    net.plan()
-    net.arrive(blob_of(0))
-    assert not net.fetcher.wants.any_has_holder
-
-
-def test_who_held_a_chunk_that_came_is_not_known_to_hold_another():
-    net = Net(links={1: True})
-    net.want(1, 0, 1)
-    net.fetcher.hint_part(1, key_of(1), blob_of(0))
-    assert net.fetcher.wants.any_has_holder
-    net.plan()
-    net.arrive(blob_of(0))
-    assert not net.fetcher.wants.any_has_holder
-
-
-def test_what_a_link_that_has_ended_held_a_part_of_nobody_is_known_to_hold():
-    net = Net(links={1: True})
-    net.want(1, 0, 1)
-    net.fetcher.hint_part(1, key_of(1), blob_of(0))
-    net.drop(1)
-    assert not net.fetcher.wants.any_has_holder
-
-
 @pytest.mark.parametrize("is_here_first", [True, False])
 def test_a_chunk_is_not_taken_for_one_of_another_size(is_here_first):
     """Nor looked for as that: its hash has one size, so nobody can have the other."""
@@ -53,16 +24,6 @@ def test_a_chunk_is_not_taken_for_one_of_another_size(is_here_first):
         net.arrive(blob_of(1))
     assert net.fetched == [key_of(1)]
     assert key_of(2) not in net.fetcher.wants and not net.fetcher.wants.keys_of(blob_of(2))
-
-
-def test_the_first_chunk_of_a_wrong_size_is_enough():
-    """To tell the size of one that is here, it may have to be read."""
-    net, asked = Net(), []
-    net.have = {blob_of(number) for number in range(5)}
-    net.true_sizes = dict.fromkeys(net.have, 99)
-    net.fetcher.wants._fits = lambda blob, size: asked.append(blob) or net._fits(blob, size)
-    net.want(1, *range(5))
-    assert (asked, net.fetched, key_of(1) in net.fetcher.wants) == ([blob_of(0)], [], False)
 
 
 def test_one_hash_with_two_sizes_is_not_looked_for():
@@ -84,28 +45,6 @@ def test_more_can_be_found_missing_of_what_is_on_its_way():
     net.plan()
     net.arrive(blob_of(2))
     assert net.fetched == [key_of(1)]
-
-
-def test_what_turns_out_to_be_missing_too_is_fetched_from_who_holds_the_rest():
-    net = Net(links={1: True})
-    net.want(1, 1)
-    net.fetcher.hint(1, key_of(1))
-    net.want(1, 1, 2)
-    assert sorted(net.plan()) == sorted((1, blob_of(number)) for number in (1, 2))
-    for number in (1, 2):
-        net.arrive(blob_of(number))
-    assert net.fetched == [key_of(1)]
-
-
-def test_who_does_not_bring_the_part_that_it_claims_is_not_believed_to_hold_it():
-    net = Net(links={1: True})
-    net.want(1, 0, 1)
-    net.fetcher.hint_part(1, key_of(1), blob_of(0))
-    while net.fetcher.wants.any_has_holder:
-        if net.plan():
-            net.fail(blob_of(0))
-        net.pass_time()
-        assert net.now < limits.ORPHAN_PATIENCE_S
 
 
 def test_completion_is_told_once_for_each_key():

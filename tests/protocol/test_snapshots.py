@@ -176,12 +176,3 @@ def test_of_what_was_claimed_so_much_is_remembered_and_no_more(later, closed):
         sealing.sealed((claim(24 + 8 * number),))
     others = [(claim(24),)] * 3
     assert kinds(drive(sealing, 0.0, 5, clock=1000, others=others), Close) == closed
-
-
-def test_what_was_claimed_before_a_late_record_counts_no_more():
-    sealing = joined(claim(16))
-    for round_ in (24, 32, 40):
-        sealing.sealed((claim(round_), claim(round_ - 8)))
-    sealing.sealed((claim(40, mark=2), claim(32)))
-    others = [(claim(24), claim(16))] * 3
-    assert kinds(drive(sealing, 0.0, 5, clock=100, others=others), Close) == []

@@ -117,19 +117,6 @@ def test_a_slow_line_is_found_out_though_some_are_silent(silent: int) -> None:
     assert line.bring(900.0) > 0.7 * 900.0 * 400 * KBIT_S
 
 
-def test_small_payloads_that_are_withheld_leave_the_window_as_it_is() -> None:
-    """Two members announce some now and then, and nothing else need be under way meanwhile."""
-    net = Net(links=dict.fromkeys(range(8), True))
-    for number in range(0, 30, 2):
-        for silent in (0, 1):
-            net.want(number + silent, number + silent, size=1000)
-            net.fetcher.hint(silent, key_of(number + silent))
-        for _ in range(30):
-            net.plan()
-            net.pass_time()
-    assert net.fetcher._window.bytes == limits.FETCH_WINDOW_BYTES_AT_FIRST
-
-
 def test_a_search_in_vain_keeps_us_from_nothing_that_is_held() -> None:
     net = Net(links=dict.fromkeys(range(6), True))
     net.fetcher._window.bytes = limits.FETCH_WINDOW_BYTES_MIN
