@@ -12,7 +12,8 @@ first to bring it ends both.
 
 Silence looks like slowness. What tells them apart is how long other transfers take here, each as a share of
 the patience with it, so that neither its size nor the queue before it matters. And only a few chunks are late
-at a time, one if nothing has come from anybody since it was asked for: our own line may be what is slow.
+at a time, one if nothing has come from anybody since it was asked for: our own line may be what is slow. Nor
+is a chunk late that nobody else may be asked for (the simulator's `parts`, seed 28 of 8 nodes and 6 minutes).
 """
 
 from collections.abc import Callable

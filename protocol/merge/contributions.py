@@ -71,17 +71,14 @@ class Figures(NamedTuple):
 
     @property
     def is_overweight(self) -> bool:
-        """Whether the member's weight was cut a good deal."""
         return self.capped >= CAPPED_MIN
 
     @property
     def is_clipped(self) -> bool:
-        """Whether the delta was shortened a good deal, and is long for its steps, too."""
         return min(self.clipped, self.pace) >= CLIPPED_MIN
 
     @property
     def is_opposed(self) -> bool:
-        """Whether the delta points away from where the others go."""
         return self.agreement is not None and self.agreement < OPPOSED_BELOW
 
 

@@ -4,12 +4,10 @@ Phi does not depend on the order in which rounds are merged, or on how late they
 itself. The core asks for one merge at a time (`Merge`), and is answered how it went (`Merged`):
 
 * The newest changed round comes first, so that the trainer has what was published last however many old
-rounds
-  change. A round that was just merged is not merged again before as much time has passed as that took, so
-  that deltas that come one after another are merged together, and old rounds get their turn.
+  rounds change. A round that was just merged is not merged again before as much time has passed as that
+  took, so that deltas that come one after another are merged together, and old rounds get their turn.
 * A round that the swarm cannot have reached yet waits until it has: a node that signs for such a round is
-alone
-  in it. Where nobody trains any more the swarm gets no further, and nothing waits.
+  alone in it. Where nobody trains any more the swarm gets no further, and nothing waits.
 * An *outlier*, a delta far longer than usual or of far more tokens, may be a liar's, and can be clipped and
   capped only beside deltas of others. So a round under way that has nothing else is *held back* until others
   have published for it, or the swarm has gone past it, or they have had enough time to publish.
@@ -147,7 +145,8 @@ class MergeSchedule:
     def plan(self, now: float) -> Merge | None:
         """The merge to ask for now, if any."""
         self._now = now
-        self._note_clock(self._look().clock, now)
+        self._swarm = self._read()
+        self._note_clock(self._swarm.clock, now)
         del self._changed[: bisect_right(self._changed, self._ledger.floor)]
         for round_ in [held for held in self._held_back if held <= self._ledger.floor]:
             del self._held_back[round_]
@@ -161,10 +160,6 @@ class MergeSchedule:
         deltas = tuple(d for d in self._ledger.valid(round_) if self._holds(d.record_id))
         self._under_way = round_, now
         return Merge(round_, deltas, unless_outliers=not has_waited and self._stand_alone(round_, deltas))
-
-    def _look(self) -> SwarmState:
-        self._swarm = self._read()
-        return self._swarm
 
     def _note_clock(self, clock: int, now: float) -> None:
         """The first reading of the clock says nothing about the swarm's pace."""
@@ -218,12 +213,13 @@ class MergeSchedule:
     @property
     def horizon(self) -> int:
         """The newest round that the swarm can have reached. A round once merged counts as reached."""
-        return max(self._look().horizon, self.reach)
+        self._swarm = self._read()
+        return max(self._swarm.horizon, self.reach)
 
     @property
     def merge_up_to(self) -> float:
         """The newest round that may be merged; infinite if the swarm rests, since it will get no further."""
-        self._look()
+        self._swarm = self._read()
         return self._limit()
 
     def _limit(self) -> float:
@@ -239,7 +235,7 @@ class MergeSchedule:
     @property
     def behind(self) -> int:
         """Number of changed rounds that are not merged, without those that wait for others."""
-        self._look()
+        self._swarm = self._read()
         return len(self._mergeable()) + (self._under_way is not None)
 
     def waiting(self, upto: int) -> list[int]:

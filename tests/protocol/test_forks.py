@@ -160,7 +160,7 @@ def test_names_without_deltas_have_no_voice_against_our_history():
     assert kinds(effects, Adopt), "those who contribute have one"
 
 
-def test_the_heavier_lineage_stays():
+def test_the_heavier_history_stays():
     sealing = joined(claim(16, tokens=9, mark=1))
     others = [(claim(16, tokens=5, mark=2),)]
     assert not kinds(drive(sealing, 0.0, 60, clock=16, others=others), Adopt)
@@ -176,10 +176,10 @@ def test_a_difference_is_no_fork_while_payloads_are_missing_but_they_are_waited_
 
 def test_payloads_of_later_rounds_explain_no_difference():
     sealing = joined(claim(16, tokens=5, mark=1))
-    witnesses = [PeerClaim((claim(16, tokens=9, mark=2),))] * 3
+    peers_ = [PeerClaim((claim(16, tokens=9, mark=2),))] * 3
     effects = []
     for tick in range(2 * int(limits.FORK_PATIENCE_S) + 6):
-        effects += sealing.wake(tick / 2, 16, Told(witnesses, lacking=lambda round_: float(round_ > 16)))
+        effects += sealing.wake(tick / 2, 16, Told(peers_, lacking=lambda round_: float(round_ > 16)))
     assert kinds(effects, Adopt)
 
 

@@ -47,8 +47,8 @@ def joiner(*trusted: bytes) -> tuple[Joining, Outbox]:
     return Joining(context), context.outbox
 
 
-def told_of(witness: PeerClaim) -> PeerClaim:
-    return witness._replace(is_named=True)
+def told_of(peer: PeerClaim) -> PeerClaim:
+    return peer._replace(is_named=True)
 
 
 def test_two_honest_members_outvote_one_liar():
