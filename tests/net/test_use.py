@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from safetensors.numpy import load_file
 
 from gossamer.node.daemon.phi import restore, snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.node.exports.export import export
-from gossamer.node.home import Home
 from gossamer.protocol.fixedpoint import to_fixed
 from gossamer.protocol.manifest import Manifest
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
@@ -42,16 +43,25 @@ async def test_exports_while_the_daemons_seal_and_forget(
     """Every round is sealed, and history kept as short as it can be."""
     history = {"seal_after": 1, "snapshot_every": 1, "retain": 2}
     manifest, phi = small_manifest(1 << 16, history=history, pace={"every_steps": 8})
-    overtaken: list[Home] = []
+    overtaken: list[LocalNode] = []
 
-    def fold_late(home: Home, manifest: Manifest, chunks: ChunkStore, stored: Any, **options: Any) -> Any:
+    def claims_of(node: LocalNode) -> tuple[Any, ...]:
+        store = RecordStore(node.home.ledger_path, manifest.swarm_id, read_only=True)
+        try:
+            return store.load_history().claims
+        finally:
+            store.close()
+
+    def restores_late(node: LocalNode) -> Callable[..., Any]:
         """The first time, only once the daemon has dropped the snapshot that was to be read."""
-        if home not in overtaken:
-            overtaken.append(home)
-            wait_for(
-                lambda: stored.history.claims[0] not in read(home, manifest).history.claims, 60, "it moves on"
-            )
-        return fold(home, manifest, chunks, stored, **options)
+
+        def restored(manifest: Manifest, chunks: ChunkStore, history: Any, *others: Any, **own: Any) -> Any:
+            if node not in overtaken:
+                overtaken.append(node)
+                wait_for(lambda: history.claims[0] not in claims_of(node), 60, "it moves on")
+            return restore_merger(manifest, chunks, history, *others, **own)
+
+        return restored
 
     def export_one(node: LocalNode, *, sealed: bool = False) -> dict[str, str]:
         out = tmp_path / f"{node.name}.safetensors"
@@ -59,14 +69,14 @@ async def test_exports_while_the_daemons_seal_and_forget(
         assert digest_of(out, manifest) == done.facts["phi_digest"]
         return dict(done.facts)
 
-    read, fold = restore._read, restore._fold
+    restore_merger = restore.restore_merger
     async with LocalNodes(tmp_path, manifest, phi) as swarm:
         nodes = await swarm.grow(3)
         await swarm.until(lambda: all(node.status["closed_round"] > 0 for node in nodes), 60, "all forget")
         for node, sealed in zip(nodes, (False, True, False), strict=True):
             before = await asyncio.to_thread(export_one, node, sealed=sealed)
             with monkeypatch.context() as patched:
-                patched.setattr(restore, "_fold", fold_late)
+                patched.setattr(restore, "restore_merger", restores_late(node))
                 after = await asyncio.to_thread(export_one, node, sealed=sealed)
             assert int(before["round"]) < int(after["round"])
             assert int(before["tokens"]) < int(after["tokens"])
@@ -83,6 +93,12 @@ async def test_exports_while_the_daemons_seal_and_forget(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+GENERATES = """
+ids = tokenizer("def ", return_tensors="pt").input_ids
+print(tokenizer.decode(model.generate(ids, max_new_tokens=40, do_sample=True)[0]))
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A node's, with the first model of a text swarm."""
@@ -90,13 +106,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_block_in_the_documentation(folder: Path, tmp_path: Path) -> None:
-    """It loads an export with `transformers`, and prints text."""
+    """It loads an export with `transformers`, which writes text with it."""
     pytest.importorskip("transformers")
-    page = Path(__file__).resolve().parents[2] / "docs" / "operating.md"
-    (block,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
-    assert gossamer("export", "--dir", folder, tmp_path / "my-model").returncode == 0
+    page = Path(__file__).resolve().parents[2] / "docs" / "quickstart.md"
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    (block,) = (block for block in blocks if "demo-model" in block)
+    assert gossamer("export", "--dir", folder, tmp_path / "demo-model").returncode == 0
     done = subprocess.run(
-        [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, timeout=100, check=False
+        [sys.executable, "-c", block + GENERATES], cwd=tmp_path, capture_output=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"def ") and len(done.stdout.decode()) > 20
