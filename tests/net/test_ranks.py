@@ -105,4 +105,7 @@ def test_a_rank_that_is_killed_ends_the_others_in_words(tmp_path: Path) -> None:
         scripts.wait_rounds("one", 1)
         rank(scripts, "one", 1).kill()
         assert scripts.processes["one"].wait(PATIENCE_S) == 1
-        assert "UnreachableError: lost the other ranks of this node: one of them ended" in scripts.log("one")
+        assert (
+            "UnreachableError: cannot reach the other ranks of this node: if one of them ended"
+            in scripts.log("one")
+        )
