@@ -12,7 +12,7 @@ from typing import Any
 
 from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.home import Home
-from gossamer.node.processes import Child, says_it_ended
+from gossamer.node.processes import ENDED, Child
 from gossamer.protocol.errors import LocalError, UnreachableError
 
 START_TIMEOUT_S = 60.0
@@ -57,7 +57,7 @@ class Troubles:
             if found is None or found["level"] not in ("warning", "error", "critical"):
                 continue
             text = _PAUSE.sub("", found["text"])
-            self._ends += says_it_ended(text, "trainer")
+            self._ends += text.startswith(ENDED % "trainer")
             self._cause = text if found["level"] != "warning" else self._cause or text
             if text not in self._shown and len(self._shown) < CAUSES_MAX:
                 self._shown.add(text)

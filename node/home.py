@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.node.files import cannot_write, keep, remove_unfinished, write_atomically, write_first
-from gossamer.protocol.access.acl import INVITATION_BYTES_MAX, Grant, Invitation, read_invitation
-from gossamer.protocol.errors import ConfigError, FolderGoneError, MalformedError, StorageError
+from gossamer.protocol.access.acl import INVITATION_BYTES_MAX, AccessList, Grant, Invitation, read_invitation
+from gossamer.protocol.errors import ConfigError, FolderGoneError, MalformedError, PeerError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.unix_time import span
 
@@ -455,9 +455,11 @@ def runs_out_soon(expires: int | None, unix_s: float) -> str | None:
 def keep_better(home: Home, offered: Invitation) -> None:
     """Keep an invitation, whose addresses are newer, unless the folder's own still grants its node more.
     Raises what `Home.keep_invitation` does."""
-    with suppress(StorageError):  # damaged, and of no more use
-        kept = home.invitation()
-        if kept is not None and kept.swarm_id == offered.swarm_id and kept.grant.is_current(time.time()):
+    with suppress(StorageError, PeerError):  # damaged, expired or not by an owner: of no more use
+        manifest, kept = home.manifest(), home.invitation()
+        if manifest and kept and kept.swarm_id == offered.swarm_id == manifest.swarm_id:
+            acl = AccessList(manifest.admission, manifest.swarm_id)
+            acl.vet(kept.grant.node_id, time.time(), kept.grant.data)
             if kept.grant.rights > offered.grant.rights:
                 return
     home.keep_invitation(offered)

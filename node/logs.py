@@ -19,13 +19,13 @@ CALM_S = 30.0
 """A fault is over when it has not occurred for this long. A single success is not enough: a disk with room
 for one file may be full at the next."""
 
+Clock = Callable[[], float]
+
 
 class RateLimit:
     """Which events were logged lately."""
 
-    def __init__(
-        self, log: logging.Logger | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, log: logging.Logger | None = None, clock: Clock = time.monotonic) -> None:
         self._log = log
         self._clock = clock
         self._logged: dict[Hashable, float] = {}
@@ -47,7 +47,7 @@ class RateLimit:
 class Fault:
     """Logs what keeps something from being done that is tried every few seconds until it works."""
 
-    def __init__(self, log: logging.Logger, over: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: logging.Logger, over: str, clock: Clock = time.monotonic) -> None:
         """`over` is logged once the thing can be done again."""
         self._log = log
         self._over = over
@@ -77,7 +77,6 @@ class Fault:
 
 INFO = "info"
 LEVELS = ("debug", INFO, "warning", "error")
-
 
 LINES_MAX = 1000
 """How many lines may wait to be written. Further ones are dropped."""
@@ -126,8 +125,7 @@ class _InThread(logging.Handler):
         super().__init__(writer.level)
         self._writer = writer
         self._pid = os.getpid()
-        # SimpleQueue, as its `put` is reentrant: garbage collection may run anywhere, and a finalizer may
-        # log.
+        # SimpleQueue, as its `put` is reentrant: garbage collection runs anywhere, and a finalizer may log.
         self._waiting: queue.SimpleQueue[logging.LogRecord | threading.Event] = queue.SimpleQueue()
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
@@ -170,18 +168,12 @@ class _StandardError(logging.StreamHandler[TextIO]):
 def handler(*, as_json: bool = False) -> logging.Handler:
     """A handler that writes to standard error."""
     handler = _StandardError(sys.stderr)
-    handler.setFormatter(
-        _Json() if as_json else _Line(datefmt="%H:%M:%S" if _is_terminal() else "%Y-%m-%d %H:%M:%S")
-    )
+    is_terminal = False
+    with suppress(AttributeError, ValueError):  # a script may have closed it, or put its own object there
+        is_terminal = sys.stderr.isatty()
+    date = "%H:%M:%S" if is_terminal else "%Y-%m-%d %H:%M:%S"
+    handler.setFormatter(_Json() if as_json else _Line(datefmt=date))
     return handler
-
-
-def _is_terminal() -> bool:
-    """Whether standard error is a terminal; a script may have closed it, or put its own object there."""
-    try:
-        return sys.stderr.isatty()
-    except (AttributeError, ValueError):
-        return False
 
 
 def level_of(logger: logging.Logger) -> str:

@@ -50,19 +50,16 @@ STEADY_AFTER_S = 60.0
 POLL_S = 0.02
 SUPERVISOR_POLL_S = 0.1
 
+ENDED = "the %s ended (status "
+"""How the log line begins for a child of this name that has ended and is started again."""
+
 _VARIABLE = "GOSSAMER_LIFELINE_FD"
 
 log = logging.getLogger("gossamer.supervisor")
 
 _children: "weakref.WeakSet[Child]" = weakref.WeakSet()
 
-
-def _forked() -> None:
-    for child in list(_children):
-        child.close()
-
-
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=lambda: [child.close() for child in list(_children)])
 
 
 class Child:
@@ -114,18 +111,14 @@ class Child:
         try:
             while (status := self.poll()) is None:
                 if time.monotonic() > deadline:
-                    self._kill()
+                    # The whole session, which is the child's own: a DataLoader's worker that has not yet
+                    # begun to watch its parent when that ends would stay for ever.
+                    with suppress(OSError):
+                        os.killpg(self.pid, signal.SIGKILL)
                 time.sleep(POLL_S)
             return status
         finally:
             self.close()
-
-    def _kill(self) -> None:
-        # The whole session, which is the child's own: a DataLoader's worker that has not yet begun to watch
-        # its parent when that ends would stay for ever.
-        with suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self.process.kill()
 
     def close(self) -> None:
         """Close the lifeline, which tells a child that still runs to end."""
@@ -152,11 +145,8 @@ def watch(on_cut: Callable[[], None]) -> None:
 
 
 def end_within(seconds: float, status: int) -> None:
-    """Make this process end, with this exit status, even if one of its threads does not.
-
-    Python waits for threads that are not daemon threads. One that waits for more work would keep the process
-    of a trainer alive that is done or has failed, so that it would never be started again.
-    """
+    """Make this process end, with this exit status, even if one of its threads does not: Python waits for
+    threads that are not daemon threads."""
 
     def end() -> None:
         time.sleep(seconds)
@@ -166,20 +156,15 @@ def end_within(seconds: float, status: int) -> None:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that ask for an orderly stop: those of Ctrl-C, of `kill`, and of a terminal that closes.
-
-    The last is left out if it is ignored already, as under nohup.
-    """
+    """The signals that ask for an orderly stop: those of Ctrl-C, of `kill`, and of a terminal that closes
+    (unless that is ignored already, as under nohup)."""
     asked = [signal.SIGINT, signal.SIGTERM]
     return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*asked, signal.SIGHUP]
 
 
 def reset_signals() -> None:
-    """Undo signal settings that a child inherits from its parent.
-
-    If the parent blocks SIGTERM to wait for it (`signal.sigwait`), the child could not be asked to stop. If
-    it ignores SIGCHLD, the child would never hear how its own children end.
-    """
+    """Undo signal settings that a child inherits: with SIGTERM blocked (`signal.sigwait`) it could not be
+    asked to stop, and with SIGCHLD ignored it would never learn how its own children end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
@@ -215,21 +200,12 @@ class Service:
         self.child = None
         if status in (DONE, USER_ERROR):
             return status
-        self._try_later(now, f"{_ended(self.name)}{status}); starting it again")
+        self._try_later(now, f"{ENDED % self.name}{status}); starting it again")
         return None
 
     def _try_later(self, now: float, text: str) -> None:
         self.backoff = Backoff.after(self.backoff, now, BACKOFF_MIN_S, BACKOFF_MAX_S, STEADY_AFTER_S)
         log.warning("%s in %.1f s", text, self.backoff.wait)
-
-
-def says_it_ended(text: str, name: str) -> bool:
-    """Whether this is the log line for a child that has ended and is started again."""
-    return text.startswith(_ended(name))
-
-
-def _ended(name: str) -> str:
-    return f"the {name} ended (status "
 
 
 def daemon_service(options: NodeOptions) -> Service:
@@ -248,27 +224,21 @@ def daemon_service(options: NodeOptions) -> Service:
     return Service("daemon", start)
 
 
-def trainer_service(options: NodeOptions) -> Service:
-    """The service that runs a trainer. A restarted one is told so, see `NodeOptions.restarted`."""
+def services_of(options: NodeOptions) -> list[Service]:
+    """All that a node consists of."""
     threads = {"OMP_NUM_THREADS": str(options.threads)} if options.threads else {}
 
     def start() -> Child:
-        now = options.model_copy(update={"restarted": service.has_failed})
+        now = options.model_copy(update={"restarted": trainer.has_failed})
         return Child("gossamer.node.trainer.trainer", [now.to_json()], env=threads)
 
-    service = Service("trainer", start)
-    return service
-
-
-def services_of(options: NodeOptions) -> list[Service]:
-    """All that a node consists of."""
-    return [daemon_service(options), *([] if options.observe else [trainer_service(options)])]
+    trainer = Service("trainer", start)
+    return [daemon_service(options), *([] if options.observe else [trainer])]
 
 
 def check(options: NodeOptions) -> int:
-    """Start a node's processes one after the other, each up to where it would begin its work (the daemon has
-    restored its state and listens, the trainer has its first batch); returns the exit status of the first
-    that cannot."""
+    """Start a node's processes one after the other, each up to where it would begin its work; returns the
+    exit status of the first that cannot."""
     for service in services_of(options):
         if status := service.start().end(math.inf):
             return status
@@ -287,8 +257,7 @@ class Supervisor:
         self._asked_to_stop = True
 
     def run(self) -> int:
-        """Run until `stop`, a signal, or the end of a child that is not restarted; returns the exit
-        status."""
+        """Run until `stop`, a signal, or the end of a child that is not restarted; returns the status."""
         for number in stop_signals():
             signal.signal(number, lambda *_: self.stop())
         reset_signals()
@@ -298,21 +267,16 @@ class Supervisor:
                 statuses = {each.name: each.keep_running(time.monotonic()) for each in self._services}
                 ended = {name: status for name, status in statuses.items() if status is not None}
                 if ended:
-                    if not any(ended.values()):  # we did not ask it to end, and it has logged nothing itself
+                    if not any(ended.values()):  # it has logged nothing itself
                         names = " and the ".join(ended)
-                        log.warning(
-                            "the %s ended, though this node was not asked to stop; the node stops", names
-                        )
+                        log.warning("the %s ended unasked; the node stops", names)
                     return max(ended.values())
                 time.sleep(SUPERVISOR_POLL_S)
             return DONE
         finally:
-            self._end_all()
-
-    def _end_all(self) -> None:
-        children = [service.child for service in self._services if service.child is not None]
-        for child in children:
-            child.terminate()
-        deadline = time.monotonic() + STOP_S
-        for child in reversed(children):
-            child.end(max(0.1, deadline - time.monotonic()))
+            children = [service.child for service in self._services if service.child is not None]
+            for child in children:
+                child.terminate()
+            deadline = time.monotonic() + STOP_S
+            for child in reversed(children):
+                child.end(max(0.1, deadline - time.monotonic()))

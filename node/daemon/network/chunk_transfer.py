@@ -50,7 +50,7 @@ DISK_PATIENCE_S = 2.0
 """For the disk to be writable. Less than FETCH_OVERDUE_S: a peer that was not even asked must not pass for a
 slow one."""
 
-log = logging.getLogger("gossamer.transfers")
+log = logging.getLogger("gossamer.chunk_transfer")
 
 
 class ChunkTransfer:

@@ -19,7 +19,7 @@ from gossamer.protocol.limits import CONNECTIONS_MAX
 
 # --- What aiohttp's servers log, of the network and of the admin server: errors of ours alone.
 
-log = logging.getLogger("gossamer.transport")
+log = logging.getLogger("gossamer.server")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -70,7 +70,7 @@ BACKLOG = 128
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LinkHandler = Callable[[PeerLink, web.Request], Awaitable[web.StreamResponse]]
 
-log = logging.getLogger("gossamer.transport")
+log = logging.getLogger("gossamer.server")
 
 
 class Connection(asyncio.Protocol):
