@@ -59,7 +59,13 @@ log = logging.getLogger("gossamer.supervisor")
 
 _children: "weakref.WeakSet[Child]" = weakref.WeakSet()
 
-os.register_at_fork(after_in_child=lambda: [child.close() for child in list(_children)])
+
+def _forked() -> None:
+    for child in list(_children):
+        child.close()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Child:

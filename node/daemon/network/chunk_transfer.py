@@ -85,8 +85,12 @@ class ChunkTransfer:
         could take up all connections.
         """
         data = None
-        if await self._disk.writable(DISK_PATIENCE_S):
-            data = await link.while_up(self._fetch(link, effect), effect.patience)
+        try:
+            if await self._disk.writable(DISK_PATIENCE_S):
+                fetch = self.get_chunk(link, effect.blob, effect.size)
+                data = await link.while_up(fetch, effect.patience)
+        except (PeerError, OSError, aiohttp.ClientError) as error:
+            log.debug("fetching from %s: %s", short(link.node_id), error)
         if data is None or not await self._keep(effect.blob, data):
             self._dispatch(ev.ChunkFailed(link.number, effect.blob))
 
@@ -104,26 +108,16 @@ class ChunkTransfer:
         size = self._core.fetcher.expected_size(blob)
         if size is None or size > CHUNK_BYTES_MAX:
             raise web.HTTPConflict(text="not asked for")
-        refusal: web.HTTPException | None = None
+        refusal: web.HTTPException = web.HTTPInsufficientStorage(text="cannot store it now")
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
                 data = await self._receive(request, blob, size, link)
+            if await self._keep(blob, data):
+                return web.Response(status=204)
         except (PeerError, OSError, aiohttp.ClientError, web.RequestPayloadError) as error:
             refusal = web.HTTPBadRequest(text=str(error))  # a line that broke is not worth a traceback
-        else:
-            if not await self._keep(blob, data):
-                refusal = web.HTTPInsufficientStorage(text="cannot store it now")
-        if refusal is not None:
-            self._dispatch(ev.ChunkFailed(link.number, blob))
-            raise refusal
-        return web.Response(status=204)
-
-    async def _fetch(self, link: PeerLink, effect: fx.Get) -> bytes | None:
-        try:
-            return await self.get_chunk(link, effect.blob, effect.size)
-        except (PeerError, OSError, TimeoutError, aiohttp.ClientError) as error:
-            log.debug("fetching from %s: %s", short(link.node_id), error)
-        return None
+        self._dispatch(ev.ChunkFailed(link.number, blob))
+        raise refusal
 
     async def get_chunk(self, link: PeerLink, blob: bytes, size: int) -> bytes:
         """Fetch a chunk of at most `size` bytes. Raises PeerError, OSError or aiohttp.ClientError."""
@@ -145,8 +139,8 @@ class ChunkTransfer:
     ) -> bytes:
         """Read a chunk of at most `size` bytes that hashes to `blob`.
 
-        Raises PayloadError for another chunk, which is an offence. Raises RefusedError for a longer one, for
-        which the sender is not to blame: a record may have lied about the size of somebody else's chunk.
+        Raises PayloadError for another chunk, an offence; RefusedError for a longer one, which is none: a
+        record may have lied about the size of somebody else's chunk.
         """
         body = bytearray()
         async for piece in message.content.iter_chunked(READ_PIECE_BYTES):
@@ -210,11 +204,8 @@ class ChunkTransfer:
             return 0
 
     async def serve(self, link: PeerLink, request: web.Request) -> web.StreamResponse:
-        """A peer gets a chunk, unless the chunk is not here, our line is full, or we are busy otherwise.
-
-        A request for a chunk that is not here does not wait for a place. The next request on the same
-        connection begins only when this one has returned.
-        """
+        """A peer gets a chunk, unless it is not here (then it waits for no place), or we are busy. The next
+        request on the same connection begins only when this one has returned."""
         blob = bytes.fromhex(request.match_info["hash"])
         try:
             self._check_here(blob)
@@ -223,32 +214,26 @@ class ChunkTransfer:
                     if link.is_closing or request.transport is None or request.transport.is_closing():
                         raise web.HTTPForbidden(text="nobody waits for it any more")
                     chunk = await self._read(blob)
-                    response = await self._send(request, link, chunk, upload)
+                    body = chunk.as_it_travels
+                    response = web.StreamResponse(headers=headers_of(chunk))
+                    response.content_length = len(body)
+                    await response.prepare(request)
+                    try:
+                        async with asyncio.timeout(FETCH_TIMEOUT_S):
+                            for piece in upload.pieces(body):
+                                await response.write(piece)
+                                link.traffic.payload_sent += len(piece)
+                    except (OSError, aiohttp.ClientError) as error:  # a broken line, or nobody reads
+                        log.debug("sending chunk to %s: %s", short(link.node_id), error)
+                        if request.transport is not None:
+                            cut(request.transport)
         except MissingChunkError:
             raise web.HTTPNotFound(text="not here") from None
         except BusyError as error:  # the answer sends the peer to other holders
             await asyncio.sleep(self._links.scores.charge_misses(link.node_id, DECLINED_MISSES))
             raise web.HTTPServiceUnavailable(text=str(error)) from None
-        if len(chunk.as_it_travels) < SMALL_CHUNK_BYTES:
+        if len(body) < SMALL_CHUNK_BYTES:
             await asyncio.sleep(self._links.scores.charge_misses(link.node_id))
-        return response
-
-    async def _send(
-        self, request: web.Request, link: PeerLink, chunk: Chunk, upload: Upload
-    ) -> web.StreamResponse:
-        headers, body = {"Content-Type": "application/octet-stream", **headers_of(chunk)}, chunk.as_it_travels
-        response = web.StreamResponse(headers=headers)
-        response.content_length = len(body)
-        await response.prepare(request)
-        try:
-            async with asyncio.timeout(FETCH_TIMEOUT_S):
-                for piece in upload.pieces(body):
-                    await response.write(piece)
-                    link.traffic.payload_sent += len(piece)
-        except (OSError, aiohttp.ClientError) as error:  # a line that broke, or a peer that reads nothing
-            log.debug("sending chunk to %s: %s", short(link.node_id), error)
-            if request.transport is not None:
-                cut(request.transport)
         return response
 
     def _check_here(self, blob: bytes) -> None:

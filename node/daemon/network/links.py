@@ -93,11 +93,8 @@ class Dialled:
 
 
 def clock_offset(date: str | None) -> float | None:
-    """How many seconds a peer's clock is ahead of ours, from a Date header just received.
-
-    Answers carry the time (RFC 9110, section 6.6.1), and so do our requests that bring a chunk: to about a
-    second, which is enough, since the protocol tolerates two minutes.
-    """
+    """How many seconds a peer's clock is ahead of ours, from a Date header just received (RFC 9110, 6.6.1):
+    to about a second, which is enough, since the protocol tolerates two minutes."""
     try:
         theirs = parsedate_to_datetime(date or "").timestamp()
     except (ValueError, TypeError, OverflowError):
@@ -195,11 +192,6 @@ class PeerLink:
         finally:
             task.cancel()
             ending.cancel()
-
-    async def pause(self, seconds: float) -> None:
-        """Read nothing for `seconds`, or until the link ends: its peer sends more than it may."""
-        self.throttled_s += seconds
-        await self.while_up(asyncio.sleep(seconds))
 
     async def run(self, on_message: Callable[["PeerLink", bytes], Coroutine[Any, Any, None]]) -> None:
         """Carry messages both ways until either side closes; always ends with the socket closed."""
@@ -358,7 +350,8 @@ class LinkTable(Mapping[int, PeerLink]):
             fresh=sum(isinstance(effect, fx.Store) for effect in effects),
         )
         if pause > 0.0:
-            await link.pause(pause)
+            link.throttled_s += pause
+            await link.while_up(asyncio.sleep(pause))
 
 
 def _sums(*counts: list[int]) -> list[int]:
@@ -396,8 +389,14 @@ class Dialler:
 
     def start(self) -> None:
         """Make ready to dial."""
+
+        async def refuse(session: object, context: object, params: Any) -> NoReturn:
+            params.response.close()
+            raise RefusedError("it redirects us to another address")
+
+        # A peer that we dial must not make us send a request to what only this machine can reach.
         no_redirects = aiohttp.TraceConfig()
-        no_redirects.on_request_redirect.append(_refuse_redirect)
+        no_redirects.on_request_redirect.append(refuse)
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=64, ssl=self._tls, resolver=Resolver()),
             auto_decompress=False,
@@ -489,10 +488,3 @@ class Dialler:
         pin = aiohttp.Fingerprint(binding) if binding else self._tls
         dialled = Dialled(address, base_url, self._client, pin)
         return PeerLink(node_id, socket, session, credential=shake.peer_credential, dialled=dialled)
-
-
-async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> NoReturn:
-    """Refuse redirects: a peer that we dial must not make us send a request to something that only this
-    machine can reach."""
-    params.response.close()
-    raise RefusedError("it redirects us to another address")

@@ -111,11 +111,10 @@ class RpcServer:
             raise web.HTTPForbidden(
                 text="this swarm answers its members only: ask with --dir, as one of them"
             )
-        local = self._local
+        local, path = self._local, request.path_qs
         try:
-            question = check_question(
-                bytes.fromhex(asked), local.swarm_id, local.fingerprint, time.time(), request.path_qs
-            )
+            asked_by = bytes.fromhex(asked)
+            question = check_question(asked_by, local.swarm_id, local.fingerprint, time.time(), path)
             self._access.vet_question(question.node_id, question.credential)
         except (PeerError, ValueError) as error:
             raise web.HTTPForbidden(text=str(error)) from None
@@ -222,14 +221,14 @@ def _check_who_answers(contact: Contact, proof: str, binding: bytes, nonce: byte
 
 
 async def _check_status(address: str, response: aiohttp.ClientResponse) -> None:
-    if response.status in (200, 204):
+    if (status := response.status) in (200, 204):
         return
-    said = (await _read(response, TEXT_BYTES_MAX)).decode("utf-8", "replace")
-    if response.status in (400, 403) and said.isprintable():
-        raise NotAnsweredError(f"{address} refuses: {said}")
-    if response.status == 503 and said.isprintable():
-        raise UnreachableError(f"{address} cannot answer: {said}")
-    raise UnreachableError(f"{address} is not a Gossamer node (HTTP status {response.status})")
+    text = (await _read(response, TEXT_BYTES_MAX)).decode("utf-8", "replace")
+    if status in (400, 403) and text.isprintable():
+        raise NotAnsweredError(f"{address} refuses: {text}")
+    if status == 503 and text.isprintable():
+        raise UnreachableError(f"{address} cannot answer: {text}")
+    raise UnreachableError(f"{address} is not a Gossamer node (HTTP status {status})")
 
 
 async def _read(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
@@ -253,7 +252,7 @@ def _reason(error: Exception, plaintext: bool) -> str:
         return "no answer in time"
     if isinstance(error, ConnectionError | aiohttp.ClientConnectionError):
         return "the connection was closed"
-    return " ".join(str(error).split()) or type(error).__name__
+    return type(error).__name__
 
 
 def asker_of(home: Home) -> Asker:
@@ -288,13 +287,9 @@ def fetch_manifest(
 
     problems: list[LocalError] = []
     for contact in contacts:
+        where = (contact, "manifest", MANIFEST_BYTES_MAX)
+        asking = request(*where, plaintext=plaintext, asker=asker, body_s=STRANGER_TIMEOUT_S)
         try:
-            asking = request(
-                *(contact, "manifest", MANIFEST_BYTES_MAX),
-                plaintext=plaintext,
-                asker=asker,
-                body_s=STRANGER_TIMEOUT_S,
-            )
             answer = asyncio.run(asking)
             manifest = from_canonical(answer)
             check_is_swarm(manifest.swarm_id, swarm_id, f"{contact.address} belongs to")

@@ -23,6 +23,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from math import ceil
 from socket import AddressFamily
 from typing import Any, cast
@@ -106,7 +107,7 @@ class Connection(asyncio.Protocol):
         if not self._limiter.admit(self):
             self._transport.abort()
             return
-        self._timer = asyncio.get_running_loop().call_later(STRANGER_TIMEOUT_S, self._time_is_over)
+        self._timer = asyncio.get_running_loop().call_later(STRANGER_TIMEOUT_S, self._cut_for, "timed_out")
         if self._limiter.tls is None:
             self._begin_http()
         else:
@@ -120,8 +121,7 @@ class Connection(asyncio.Protocol):
             )
         except OSError:
             self._tls = None
-            self._limiter.counts["tls_failed"] += 1
-            self.abort()
+            self._cut_for("tls_failed")
             self._limiter.remove(self)
             return
         self._tls = None
@@ -141,8 +141,7 @@ class Connection(asyncio.Protocol):
         if self.node_id is None:
             self._received += len(data)
             if self._received > STRANGER_BYTES_MAX:
-                self._limiter.counts["too_many_bytes"] += 1
-                self.abort()
+                self._cut_for("too_many_bytes")
                 return
         if self._http is None:
             self._early.append(data)
@@ -212,8 +211,8 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             cut(self._transport)
 
-    def _time_is_over(self) -> None:
-        self._limiter.counts["timed_out"] += 1
+    def _cut_for(self, cause: str) -> None:
+        self._limiter.counts[cause] += 1
         self.abort()
 
     def proves(self, node_id: bytes, *, is_link: bool) -> None:
@@ -275,14 +274,14 @@ class ConnectionLimiter:
     def admit(self, connection: Connection) -> bool:
         """Accept a new connection if it is allowed; strangers may have to give way. Returns whether it is."""
         self.counts["connections"] += 1
-        refused = None if self.scores.may_connect(connection.origin) else "too_fast"
-        if refused is None and not self._make_room(connection.origin):
-            refused = "no_room"
-        if refused is not None:
-            self.counts[refused] += 1
-            return False
-        self._open[connection] = None
-        return True
+        if not self.scores.may_connect(connection.origin):
+            self.counts["too_fast"] += 1
+        elif not self._make_room(connection.origin):
+            self.counts["no_room"] += 1
+        else:
+            self._open[connection] = None
+            return True
+        return False
 
     def remove(self, connection: Connection) -> None:
         self._open.pop(connection, None)
@@ -353,19 +352,18 @@ class Server:
             auto_decompress=False,
         )
         await self._runner.setup()
+        new = partial(Connection, self.limiter)
         try:
             try:
-                self._listener = await listen(self._new_connection, host, port or last, BACKLOG)
+                self._listener = await listen(new, host, port or last, BACKLOG)
             except OSError:
                 if port or not last:
                     raise
-                self._listener = await listen(self._new_connection, host, 0, BACKLOG)
+                self._listener = await listen(new, host, 0, BACKLOG)
         except OSError as error:
             await self._runner.cleanup()
-            where = format_address(host, port)
-            raise ConfigError(
-                f"cannot listen on {where}: {why_not(error)}; choose another --listen"
-            ) from None
+            problem = f"cannot listen on {format_address(host, port)}: {why_not(error)}"
+            raise ConfigError(f"{problem}; choose another --listen") from None
         self.families = families_of(self._listener)
         bound_host, bound_port = self._listener.sockets[0].getsockname()[:2]
         if is_loopback(bound_host) and not is_loopback(host):  # as /etc/hosts often has it
@@ -373,9 +371,6 @@ class Server:
         elif bound_host not in (*WILDCARDS, "127.0.0.1", "::1"):
             self.bound_to = str(bound_host)
         return int(bound_port)
-
-    def _new_connection(self) -> Connection:
-        return Connection(self.limiter)
 
     def _new_protocol(self) -> asyncio.Protocol:
         assert self._runner is not None
@@ -417,7 +412,15 @@ class Server:
             connection, link = connection_of(request), self._link_of(request)
             if connection.node_id is None:
                 self._prove_or_refuse(connection, link)
-            return await self._answer(request, handler, link)
+            scores = self._links.scores
+            if link is None or "hash" not in request.match_info:  # members may ask freely for chunks only
+                await asyncio.sleep(scores.charge_request(connection.origin))
+                return await handler(request)
+            try:
+                return await handler(request)
+            except (web.HTTPNotFound, web.HTTPConflict):
+                await asyncio.sleep(scores.charge_misses(link.node_id))
+                raise
 
         return admit
 
@@ -431,23 +434,8 @@ class Server:
         elif seconds := self._links.scores.refused_for(connection.origin):
             self.limiter.counts["greylisted"] += 1
             wait = str(ceil(seconds))
-            raise web.HTTPTooManyRequests(
-                text=f"this address is turned away for misbehaviour, for another {wait} s",
-                headers={"Retry-After": wait, "Connection": "close"},
-            )
-
-    async def _answer(
-        self, request: web.Request, handler: Handler, link: PeerLink | None
-    ) -> web.StreamResponse:
-        scores = self._links.scores
-        if link is None or "hash" not in request.match_info:  # members may ask freely for chunks only
-            await asyncio.sleep(scores.charge_request(connection_of(request).origin))
-            return await handler(request)
-        try:
-            return await handler(request)
-        except (web.HTTPNotFound, web.HTTPConflict):
-            await asyncio.sleep(scores.charge_misses(link.node_id))
-            raise
+            text = f"this address is turned away for misbehaviour, for another {wait} s"
+            raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": wait, "Connection": "close"})
 
     def _for_links(self, handler: LinkHandler) -> Handler:
         """A route for linked peers: its handler is given the link that a request belongs to."""

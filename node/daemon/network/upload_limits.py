@@ -15,7 +15,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol.access.rate_limits import Rations
@@ -102,10 +102,8 @@ class Upload:
         self._is_over = False
 
     def pieces(self, data: bytes) -> Iterator[memoryview]:
-        """The body in the pieces to send: each piece has gone out when the next one is asked for.
-
-        The body may have to be sent again from its beginning, if a connection turns out to be closed.
-        """
+        """The body in the pieces to send: each piece has gone out when the next one is asked for. It may have
+        to be sent again from its beginning, if a connection turns out to be closed."""
         rest = memoryview(data)
         while rest:
             is_fast = self._limits.is_fast and not self.peer.is_slow
@@ -115,7 +113,6 @@ class Upload:
             self.sent(len(piece))
 
     def sent(self, size: int) -> None:
-        """One more piece of the body has gone out."""
         filling = min(size, BUFFERED_BYTES - self.peer.filled)
         self.peer.filled += filling
         self._limits.carried(size - filling)  # the rest has gone out for sure
@@ -126,9 +123,8 @@ class Upload:
         return self._limits.clock() - self._since > STALL_S
 
     def all_sent(self) -> None:
-        """Only the answer is missing. On a slow line a large body keeps its place until the answer comes,
-        since the line is busy with our buffers. Small bodies follow each other without waiting for
-        answers."""
+        """Only the answer is missing. On a slow line a large body keeps its place until that comes, since the
+        line is busy with our buffers."""
         if self.size <= PIECE_BYTES or self._limits.is_fast:
             self.end()
 
@@ -163,10 +159,8 @@ class UploadLimits:
 
     @contextmanager
     def counted(self, node_id: bytes, blob: bytes) -> Iterator[None]:
-        """Count an upload while the block runs. Raises BusyError if there is no room, or no ration left.
-
-        An upload that takes long no longer counts, and no member gets all the room: so no peer can block us.
-        """
+        """Count an upload while the block runs. Raises BusyError if there is no room, or no ration left. One
+        that takes long no longer counts, and no member gets all the room: so no peer can block us."""
         now = self.clock()
         self._begun = {key: one for key, one in self._begun.items() if one[0] >= now - UPLOAD_SLOT_S}
         theirs = sum(of_one == node_id for _, of_one in self._begun.values())
@@ -187,8 +181,7 @@ class UploadLimits:
         """Wait until a body may go to a peer: when there is room on the line, after those before it on the
         link.
 
-        Raises BusyError if there is no room for TURN_PATIENCE_S, not counting the time for the bodies before
-        it on the link: other holders may have what the peer asks for.
+        Raises BusyError if there is no room for TURN_PATIENCE_S, not counting the time for those bodies.
         """
         asked_at = self.clock()
         await peer.sending.acquire()
@@ -196,7 +189,10 @@ class UploadLimits:
             patience = max(asked_at, peer.free_at) + TURN_PATIENCE_S - self.clock()
             async with asyncio.timeout(patience), self._next[peer.is_slow]:
                 while not self._has_room_for(peer):
-                    await self._change()
+                    self._changed.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(STALL_CHECK_S):
+                            await self._changed.wait()
         except BaseException as error:
             peer.sending.release()
             if isinstance(error, TimeoutError):
@@ -224,15 +220,6 @@ class UploadLimits:
     def _has_room_for(self, peer: PeerUploads) -> bool:
         rivals = [upload for upload in self._crossing if peer.is_slow or not upload.peer.is_slow]
         return sum(not upload.is_stalled() for upload in rivals) < self.places
-
-    async def _change(self) -> None:
-        """Wait until a body has left the line, or may have stalled."""
-        self._changed.clear()
-        timer = asyncio.get_running_loop().call_later(STALL_CHECK_S, self._changed.set)
-        try:
-            await self._changed.wait()
-        finally:
-            timer.cancel()
 
     # -- what the bodies show of the line
 
