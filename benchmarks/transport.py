@@ -82,7 +82,7 @@ class _Node:
 
     async def start(self) -> int:
         port = await self.server.start("127.0.0.1", 0)
-        self.dialler.start()
+        self.dialler.start(None)
         return port
 
     async def stop(self) -> None:

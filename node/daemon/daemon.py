@@ -129,7 +129,7 @@ class Daemon:
             bound = await server.start(host, port, last=port_of(before.get("address")))
             if self.options.check:
                 return
-            self.network.dialler.start()
+            self.network.dialler.start(server.bound_to)
             await self._serve(host, bound, admin_address)
         except BaseExceptionGroup as group:
             raise _first(group) from None

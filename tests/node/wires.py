@@ -158,7 +158,7 @@ class End:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         port = await self.server.start(host, port)
-        self.dialler.start()
+        self.dialler.start(self.server.bound_to)
         return port
 
     async def stop(self) -> None:

@@ -25,7 +25,7 @@ from aiohttp import web
 from gossamer.node.address import network_group, origin_of, parse_address, unmapped
 from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.address_book import OwnAddresses
-from gossamer.node.daemon.network.listening import Resolver
+from gossamer.node.daemon.network.listening import Resolver, sockets_at
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of
 from gossamer.node.daemon.network.upload_limits import PeerUploads
@@ -387,8 +387,8 @@ class Dialler:
         self._tls: ssl.SSLContext | bool = client_context() if local.certificate else False
         self._client: aiohttp.ClientSession | None = None
 
-    def start(self) -> None:
-        """Make ready to dial."""
+    def start(self, dials_from: str | None) -> None:
+        """Make ready to dial, from an address of ours if one is named."""
 
         async def refuse(session: object, context: object, params: Any) -> NoReturn:
             params.response.close()
@@ -398,7 +398,12 @@ class Dialler:
         no_redirects = aiohttp.TraceConfig()
         no_redirects.on_request_redirect.append(refuse)
         self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=64, ssl=self._tls, resolver=Resolver()),
+            connector=aiohttp.TCPConnector(
+                limit=64,
+                ssl=self._tls,
+                resolver=Resolver(),
+                socket_factory=sockets_at(dials_from) if dials_from else None,
+            ),
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),  # a third of a chunk's request
             timeout=aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S),

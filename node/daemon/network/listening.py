@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
+from aiohappyeyeballs import AddrInfoType
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.http_exceptions import HttpProcessingError
@@ -165,3 +166,22 @@ def is_gone(host: str) -> bool:
     except OSError as error:
         return error.errno == errno.EADDRNOTAVAIL  # other errors, such as too many open files, tell nothing
     return False
+
+
+def sockets_at(host: str) -> Callable[[AddrInfoType], socket.socket]:
+    """A factory of sockets to dial with, bound to our address `host` if what is dialled is of the same kind:
+    no route leads from it to the other kind. The factory raises OSError, also once `host` is gone."""
+    ours, *_, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[0]
+
+    def make(dialled: AddrInfoType) -> socket.socket:
+        family, kind, protocol, *_ = dialled
+        made = socket.socket(family, kind, protocol)
+        try:
+            if family == ours:
+                made.bind(where)
+        except OSError:
+            made.close()
+            raise
+        return made
+
+    return make

@@ -323,7 +323,8 @@ class Server:
         self._rpc = rpc
         self._chunks = chunks
         self.bound_to: str | None = None
-        """The address of this machine to which `--listen` ties this node, None for any."""
+        """The address of this machine to which `--listen` ties this node, None for any. It dials from there
+        too: with several addresses, others and their firewalls know a node by one."""
         self.families: frozenset[AddressFamily] = frozenset()
         """The kinds of address by which this node can be reached, once it listens."""
         tls = local.certificate.context if local.certificate else None
