@@ -74,7 +74,10 @@ async def test_torn_chunks_are_fetched_again(tmp_path: Path, what: str) -> None:
         torn = [path for path in chunks if path.name[:64] in payloads or what == "everything"]
         assert len(torn) >= 12
         for path in torn:
-            os.truncate(path, path.stat().st_size // 2)
+            size = path.stat().st_size
+            os.truncate(path, size // 2)
+            if what == "payloads":  # as some file systems do: the length is right, and the rest is zeros
+                os.truncate(path, size)
         victim.status = {}
         victim.start()
         await swarm.until_identical(closed=what == "everything")
