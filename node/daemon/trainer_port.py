@@ -228,7 +228,7 @@ class TrainerPort:
         match message:
             case control.Publish():
                 attendant.publish(message, self._shared.payload[: message.payload_bytes])
-            case control.Took():
+            case control.Applied():
                 self._offered.discard(message.fragment)
                 attendant.trainer_changed()
             case control.Report():

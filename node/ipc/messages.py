@@ -79,7 +79,7 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class Applied:
     """Trainer: fragment `fragment` has been read. Its area is the daemon's again."""
 
     fragment: int
@@ -107,10 +107,10 @@ class Report:
 JOINING = "joining"
 """The state of a trainer that waits for the swarm's model, and resumes its progress only then."""
 
-ControlMessage = Welcome | Phi | Published | Clock | Stop | Publish | Took | Report
+ControlMessage = Welcome | Phi | Published | Clock | Stop | Publish | Applied | Report
 
 _KINDS: dict[int, type[ControlMessage]] = dict(
-    enumerate((Welcome, Phi, Published, Clock, Stop, Publish, Took, Report))
+    enumerate((Welcome, Phi, Published, Clock, Stop, Publish, Applied, Report))
 )
 _CODES = {kind: code for code, kind in _KINDS.items()}
 _NAMES = {kind: [field.name for field in fields(kind)] for kind in _CODES}

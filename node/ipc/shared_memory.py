@@ -3,7 +3,7 @@
 The daemon creates an anonymous file and passes its descriptor over the control socket, so no name can be left
 behind. Each part has one owner at any time, and messages hand it over:
 
-* fragment `f` of Phi is the daemon's until it says ``Phi(f)``, then the trainer's until ``Took(f)``;
+* fragment `f` of Phi is the daemon's until it says ``Phi(f)``, then the trainer's until ``Applied(f)``;
 * the payload area is the trainer's until it says ``Publish``, then the daemon's until ``Published``.
 """
 

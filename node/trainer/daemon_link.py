@@ -147,7 +147,7 @@ class DaemonLink:
         """Give a fragment's area back to the daemon."""
         with self._lock:
             if offer.shared is self._shared:
-                self.send(control.Took(offer.fragment))
+                self.send(control.Applied(offer.fragment))
 
     def send(self, message: control.ControlMessage) -> None:
         """Leave a message for the daemon, if there is one. Hangs up if that cannot be done: the daemon has

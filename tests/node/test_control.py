@@ -20,7 +20,7 @@ MESSAGES: list[control.ControlMessage] = [
     control.Clock(5, 2**40),
     control.Stop(),
     control.Publish(3, -1, 1000, 10, 2.5, "int4", 12345),
-    control.Took(0),
+    control.Applied(0),
     control.Report("training", 1, 2, 3.5, 4.5, None, 1.5, -1, 0, 0.01, "cpu"),
 ]
 

@@ -140,7 +140,7 @@ async def test_a_daemon_of_another_release_is_said_and_costs_no_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where what is installed is upgraded while a script runs, and its daemon is started again."""
-    frame = control.encode(control.Took(3))  # nothing that a daemon would begin with
+    frame = control.encode(control.Applied(3))  # nothing that a daemon would begin with
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "s"))
     listener.listen()
@@ -293,7 +293,7 @@ async def test_a_daemon_that_reads_nothing_holds_nobody_up_and_is_found_again(da
     async with link_to(daemon) as link:
         before = daemon.port.attachments
         for _ in range(5_000):  # the daemon, on this event loop, gets no turn
-            link.send(control.Took(0))
+            link.send(control.Applied(0))
         await until(lambda: daemon.port.attachments > before and link.can_publish)
         publish(link, 1, b"delta one")
         await until(lambda: daemon.signed == {1: b"delta one"})
