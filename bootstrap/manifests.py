@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gossamer.models import TaskError
 from gossamer.models.registry import OptionValue
-from gossamer.models.task import Task, default_averaging, embeddings_known, named_tensors
+from gossamer.models.task import Task, default_averaging, named_tensors
 from gossamer.models.task_file import kind_of, task_errors
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.files import put
@@ -272,8 +272,7 @@ def create(
             if kind.source and trial:
                 _try_out(built, seed, model, has_data=bool(here))
             tensors = _shareable_tensors(model)
-            with embeddings_known(model):
-                by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
+            by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
     except TaskError as error:
         raise ConfigError(str(error)) from error
     if weights is not None:
@@ -290,7 +289,7 @@ def _try_out(task: Task, seed: int, model: nn.Module, *, has_data: bool) -> None
     again = trial.build_again(task, seed, model)
     try:
         with task_errors():
-            batch = trial.first_batch(task)
+            batch = next(task.batches(trial.STREAM))
     except TaskError as error:
         if has_data:
             raise
@@ -408,8 +407,7 @@ def _rules(for_matrices: str, model: nn.Module, tensors: Mapping[str, nn.Paramet
     """Every tensor's averaging rule, given that of weight matrices."""
     if for_matrices != "rda":
         return dict.fromkeys(tensors, for_matrices)
-    with embeddings_known(model):
-        return {name: default_averaging(model, parameter) for name, parameter in tensors.items()}
+    return {name: default_averaging(model, parameter) for name, parameter in tensors.items()}
 
 
 def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> None:

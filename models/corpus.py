@@ -26,8 +26,6 @@ from gossamer.models import TaskError
 
 CORPUS_BYTES_MAX = 4 << 30
 """The whole corpus is held in memory; more than this is refused."""
-CORPUS_FILES_MAX = 1_000_000
-"""More files than this are a mistake such as naming `/`."""
 HELD_OUT_ONE_IN = 20
 
 # `_sysconfigdata*` differs between machines; the others do not belong to the library, or are not everywhere.
@@ -57,7 +55,7 @@ def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
 
     In folders, hidden entries, links to folders, and files that are empty, unreadable or hold a NUL byte are
     skipped. A file that several paths lead to is taken once, under the first. Files are in the order of their
-    relative paths. Takes as much memory as the files.
+    relative paths. Takes as much memory as the files, and twice as much while it reads.
 
     Args:
         paths: files and folders.
@@ -67,27 +65,25 @@ def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
         TaskError: a path does not exist or may not be read, a named file is not readable text, or there is
             no text, too little of it, or more than `CORPUS_BYTES_MAX`.
     """
-    files = _list_files(paths)
-    by_file = _splits_by_file(files)
-    text, kept = _read(_ordered(files, by_file))
-    if _splits_by_file(kept) != by_file:  # files that are not text were counted too
-        by_file = not by_file
-        del text
-        text, kept = _read(_ordered(kept, by_file))
-    held_out_bytes = sum(file.size for file in kept if is_held_out(file.relative))
+    texts = [(file.relative, data) for file in _list_files(paths) if (data := _read(file))]
+    total = sum(len(data) for _, data in texts)
+    held_out = sum(len(data) for relative, data in texts if is_held_out(relative))
     where = ", ".join(map(str, paths)) or f"the standard library ({_stdlib()})"
-    if not text.size:
+    if not total:
         raise TaskError(f"no text in {where}: name files or folders that contain some")
     window = context + 1
-    if text.size < 2 * window:
+    if total < 2 * window:
         raise TaskError(
-            f"{where} has {text.size} bytes of text, but a context of {context} needs at least "
+            f"{where} has {total} bytes of text, but a context of {context} needs at least "
             f"{2 * window}: add text or choose a smaller context"
         )
-    if not by_file or not window <= held_out_bytes <= text.size - window:
-        held_out_bytes = max(text.size // HELD_OUT_ONE_IN, window)
-    cut = text.size - held_out_bytes
-    return Corpus(text[:cut], text[cut:])
+    by_file = len(texts) >= HELD_OUT_ONE_IN and 0.01 * total <= held_out <= 0.20 * total
+    # Held-out files come last, so that both parts are views of one buffer.
+    texts.sort(key=lambda text: (by_file and is_held_out(text[0]), text[0]))
+    joined = np.frombuffer(bytearray().join(data for _, data in texts), dtype=np.uint8)
+    if not by_file or not window <= held_out <= total - window:
+        held_out = max(total // HELD_OUT_ONE_IN, window)
+    return Corpus(joined[: total - held_out], joined[total - held_out :])
 
 
 def is_held_out(relative: str) -> bool:
@@ -96,38 +92,20 @@ def is_held_out(relative: str) -> bool:
     return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
 
 
-def _splits_by_file(files: Sequence[_File]) -> bool:
-    total = sum(file.size for file in files)
-    held_out = sum(file.size for file in files if is_held_out(file.relative))
-    return len(files) >= HELD_OUT_ONE_IN and 0.01 * total <= held_out <= 0.20 * total
-
-
-def _ordered(files: Sequence[_File], by_file: bool) -> list[_File]:
-    """By relative path; held-out files last, so that both parts are views of one buffer."""
-    return sorted(files, key=lambda file: (by_file and is_held_out(file.relative), file.relative))
-
-
 def _stdlib() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
 def _list_files(paths: Sequence[Path]) -> list[_File]:
     files: dict[Path, _File] = {}
-    total = 0
     for file in _walk_all(paths):
         # Of the library every file is taken: how its files are linked depends on the machine.
-        key = file.path.resolve() if paths else file.path
-        if key in files:
-            continue
-        files[key] = file
-        total += file.size
-        if total > CORPUS_BYTES_MAX:
-            raise TaskError(
-                f"more than {CORPUS_BYTES_MAX >> 30} GiB of data: the corpus is held in memory; "
-                "name fewer files, a different part on each node"
-            )
-        if len(files) > CORPUS_FILES_MAX:
-            raise TaskError(f"more than {CORPUS_FILES_MAX} files of data: name a smaller folder")
+        files.setdefault(file.path.resolve() if paths else file.path, file)
+    if sum(file.size for file in files.values()) > CORPUS_BYTES_MAX:
+        raise TaskError(
+            f"more than {CORPUS_BYTES_MAX >> 30} GiB of data: the corpus is held in memory; "
+            "name fewer files, a different part on each node"
+        )
     return list(files.values())
 
 
@@ -172,32 +150,16 @@ def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[_File]:
                 yield _File(relative, path, status.st_size, False)
 
 
-def _read(files: Sequence[_File]) -> tuple[npt.NDArray[np.uint8], list[_File]]:
-    """All text in one array, and the files that it comes from, with their sizes in the array."""
-    kept: list[_File] = []
-    text = np.empty(sum(file.size for file in files), dtype=np.uint8)
-    filled = 0
-    for file in files:
-        part = text[filled : filled + file.size]
-        try:
-            part = part[: _read_into(file.path, part.data)]
-        except OSError as error:
-            if file.named:
-                raise TaskError(f"cannot read data file {file.path}: {error.strerror}") from error
-            continue
-        if np.count_nonzero(part) < part.size:
-            if file.named:
-                raise TaskError(f"data file {file.path} is not text (it holds NUL bytes): name text files")
-            continue
-        filled += part.size
-        kept.append(file._replace(size=part.size))
-    return text[:filled], kept
-
-
-def _read_into(path: Path, buffer: memoryview) -> int:
-    filled = 0
-    with open(path, "rb", buffering=0) as file:
-        # One read returns at most 2 GiB on Linux; a file that has grown since is cut at its old size.
-        while filled < len(buffer) and (count := file.readinto(buffer[filled:])):
-            filled += count
-    return filled
+def _read(file: _File) -> bytes:
+    """The file's text; empty for one in a folder that is no readable text."""
+    try:
+        data = file.path.read_bytes()
+    except OSError as error:
+        if file.named:
+            raise TaskError(f"cannot read data file {file.path}: {error.strerror}") from error
+        return b""
+    if b"\0" in data:
+        if file.named:
+            raise TaskError(f"data file {file.path} is not text (it holds NUL bytes): name text files")
+        return b""
+    return data

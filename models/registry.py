@@ -14,8 +14,9 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from gossamer.models import TaskError, in_one_line
 
@@ -26,20 +27,6 @@ OptionValue = str | int | float | bool
 """What TOML, msgpack and a command line can all hold."""
 
 _WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-_TRUTH = {"true": True, "false": False}
-
-
-class TaskOptions(Protocol):
-    """A frozen dataclass of `OptionValue` fields, all with defaults, that refuses impossible values.
-
-    If it has a method `resolved`, that returns the same options with each value that only stands for a
-    default replaced by the default.
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-
-_Options = TypeVar("_Options", bound=TaskOptions)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +34,9 @@ class TaskKind:
     """A kind of task: its name in manifests, its options and its constructor."""
 
     name: str
-    options: type[TaskOptions]
+    options: type[Any]
+    """A frozen dataclass of `OptionValue` fields, all with defaults, that refuses impossible values. A method
+    `resolved`, if it has one, puts defaults in place of values that only stand for them."""
     build: Callable[[Any, Sequence[Path]], Task]
     source: str = ""
     """For a custom task: SHA-256 of its file, in hex."""
@@ -69,7 +58,7 @@ class TaskKind:
         Raises:
             TaskError: as `task`.
         """
-        parsed: Any = parse_options(self.options, self.name, options)
+        parsed = parse_options(self.options, self.name, options)
         values = dataclasses.asdict(parsed.resolved() if hasattr(parsed, "resolved") else parsed)
         parsed = parse_options(self.options, self.name, values)  # custom defaults may be of other types
         return dataclasses.asdict(parsed)
@@ -89,7 +78,11 @@ class TaskKind:
             _check_key(self.name, key, types)
             if key in values:
                 raise TaskError(f"option {key!r} is given twice: give it once")
-            values[key] = _from_text(self.name, key, text, types[key])
+            value: OptionValue = text
+            with suppress(ValueError, KeyError):  # `_convert` says what it must be
+                wanted = types[key]
+                value = {"true": True, "false": False}[text.lower()] if wanted is bool else wanted(text)
+            values[key] = _convert(self.name, key, value, types[key])
         return values
 
 
@@ -124,7 +117,7 @@ def resolve_options(name: str, options: Mapping[str, OptionValue]) -> dict[str, 
     return find_kind(name).resolve(options)
 
 
-def parse_options(cls: type[_Options], task: str, options: Mapping[str, OptionValue]) -> _Options:
+def parse_options(cls: type[Any], task: str, options: Mapping[str, OptionValue]) -> Any:
     """`options` as an instance of the options class `cls`; `task` is only for the messages.
 
     Raises:
@@ -151,7 +144,7 @@ def choices(wrong: str, valid: Iterable[str]) -> str:
     return f"{guess}choose from {', '.join(names)}"
 
 
-def _types(cls: type[TaskOptions]) -> dict[str, type]:
+def _types(cls: type[Any]) -> dict[str, type]:
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -172,15 +165,3 @@ def _convert(task: str, key: str, value: OptionValue, wanted: type) -> OptionVal
     if isinstance(value, float) and not math.isfinite(value):
         raise TaskError(f"option {key!r} of task {task!r} must be finite, not {value!r}")
     return value
-
-
-def _from_text(task: str, key: str, text: str, wanted: type) -> OptionValue:
-    value: OptionValue = text
-    try:
-        if wanted is bool:
-            value = _TRUTH[text.lower()]
-        elif wanted is not str:
-            value = wanted(text)
-    except (ValueError, KeyError):
-        pass  # `_convert` says what it must be
-    return _convert(task, key, value, wanted)

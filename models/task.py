@@ -175,7 +175,7 @@ class Task(abc.ABC):
         """The files in a Hugging Face folder of the model beside its weights, by name.
 
         The weights are written under the names of `named_tensors`; `config.json` has to describe a model
-        whose parameters have these names. If `local_names` finds any more, no folder is written, since it
+        whose parameters have these names. If `local_tensors` finds any more, no folder is written, since it
         would not be the whole model.
 
         Raises:
@@ -184,31 +184,11 @@ class Task(abc.ABC):
         raise TaskError(f"{type(self).__name__} has no Hugging Face form; export to a .safetensors file")
 
 
-_embeddings: dict[int, frozenset[int]] = {}
-"""For models inside `embeddings_known`: the weights of their embeddings; both by `id`."""
-
-
-@contextlib.contextmanager
-def embeddings_known(model: nn.Module) -> Iterator[None]:
-    """Inside, the model must not change, and is searched for embeddings once, not for each parameter."""
-    _embeddings[id(model)] = _embedding_weights(model)
-    try:
-        yield
-    finally:
-        _embeddings.pop(id(model), None)
-
-
-def _embedding_weights(model: nn.Module) -> frozenset[int]:
-    embeddings = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
-    return frozenset(id(embedding.weight) for embedding in embeddings)
-
-
 def default_averaging(model: nn.Module, parameter: Tensor) -> str:
     """The default averaging rule of a model's parameter; `Task.averaging` says which and why."""
-    if parameter.ndim < 2:
-        return "mean"
-    known = _embeddings.get(id(model))
-    return "mean" if id(parameter) in (_embedding_weights(model) if known is None else known) else "rda"
+    embeddings = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+    is_vector = parameter.ndim < 2
+    return "mean" if is_vector or any(m.weight is parameter for m in embeddings) else "rda"
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -232,9 +212,7 @@ def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, 
     wrapped and plain models agree.
     """
     model = _unwrapped(model)
-    found = [
-        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad or frozen
-    ]
+    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad or frozen]
     plain = {_COMPILED.sub("", name): parameter for name, parameter in found}
     return list(plain.items()) if len(plain) == len(found) else found
 
@@ -246,21 +224,12 @@ def local_tensors(model: nn.Module, shared: Collection[str]) -> dict[str, Tensor
     that a model needs, it computes when it is built.
     """
     model = _unwrapped(model)
-    local: dict[str, Tensor] = {
-        name: parameter
-        for name, parameter in named_tensors(model, frozen=True)
-        if not parameter.requires_grad
-    }
+    local: dict[str, Tensor] = {n: p for n, p in named_tensors(model, frozen=True) if not p.requires_grad}
     kept = model.state_dict().keys()
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and name in kept:
             local[_COMPILED.sub("", name)] = buffer
     return {name: tensor for name, tensor in local.items() if name not in shared}
-
-
-def local_names(model: nn.Module, shared: Collection[str]) -> list[str]:
-    """The names of `local_tensors`."""
-    return list(local_tensors(model, shared))
 
 
 @contextlib.contextmanager

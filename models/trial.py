@@ -14,10 +14,7 @@ from gossamer.models import TaskError
 from gossamer.models.muon import InnerOptimizer
 from gossamer.models.task import Batch, DataStream, Task, local_tensors, named_tensors
 
-TOKENS_MAX = 2**40
-"""The most tokens in one step: as many as a delta's record can hold for a whole window."""
-
-_STREAM = DataStream(seed=0, node_id=b"trial")
+STREAM = DataStream(seed=0, node_id=b"trial")
 
 _ROUNDING = (1e-3, 1e-6)
 """Relative and absolute tolerance: an evaluation may swap parameters for averages and back, with rounding."""
@@ -64,11 +61,6 @@ def _are_same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*(tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
-def first_batch(task: Task) -> Batch:
-    """The first batch of this machine's data. Raises TaskError if there is none."""
-    return next(task.batches(_STREAM))
-
-
 def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
     """Take one inner step, and evaluate; `model` is changed by it.
 
@@ -83,7 +75,7 @@ def try_step(task: Task, model: nn.Module, batch: Batch) -> None:
         )
     _check_same("build_optimizer", model, tensors)
     tokens: object = task.tokens(batch)
-    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= TOKENS_MAX:
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 1 <= tokens <= 2**40:
         raise TaskError(f"tokens returned {tokens!r:.60}: return a whole number from 1 to 2**40")
     loss: object = task.loss(model, batch)
     if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.models import in_one_line
-from gossamer.models.task import local_names
+from gossamer.models.task import local_tensors
 from gossamer.node.adapters.base import Membership
 from gossamer.node.exports.export import FROZEN
 from gossamer.node.files import write_atomically
@@ -70,7 +70,7 @@ def _keep(home: Home, model: nn.Module, configuration: Any, processor: Any) -> N
         for part in parts:
             if hasattr(part, "save_pretrained"):
                 part.save_pretrained(aside)
-        Path(aside, FROZEN).write_text(json.dumps(local_names(model, shared)))
+        Path(aside, FROZEN).write_text(json.dumps(list(local_tensors(model, shared))))
         for file in sorted(path for path in Path(aside).rglob("*") if path.is_file()):
             target = home.pretrained_path / file.relative_to(aside)
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

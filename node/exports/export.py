@@ -128,13 +128,13 @@ def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]
 
 def _of_task(task: "Task", manifest: Manifest) -> tuple[dict[str, bytes], tuple[str, ...]]:
     """A task's files, and the names that its model has beside Phi. Raises TaskError."""
-    from gossamer.models.task import local_names
+    from gossamer.models.task import local_tensors
 
     files = task.pretrained_files()
     if manifest.task.name in task_names():
         return files, ()  # built-in models have nothing else, and may take long to build
     shared = {spec.name for spec in manifest.layout.tensors}
-    return files, tuple(local_names(task.build_model(manifest.task.seed), shared))
+    return files, tuple(local_tensors(task.build_model(manifest.task.seed), shared))
 
 
 def frozen_names(home: Home) -> tuple[str, ...]:

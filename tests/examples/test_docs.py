@@ -124,7 +124,7 @@ def test_the_task_of_the_page_is_one(task_folder: Path) -> None:
     task = kind_of(f"{task_folder / 'my_task.py'}:MyTask").task({"width": 64})
     model = task.build_model(0)
     before = task.evaluate(model)
-    trial.try_step(task, trial.build_again(task, 0, model), trial.first_batch(task))
+    trial.try_step(task, trial.build_again(task, 0, model), next(task.batches(trial.STREAM)))
     optimizer, batches = (
         InnerOptimizer(task.build_optimizer(model)),
         task.batches(DataStream(seed=0, node_id=b"x")),

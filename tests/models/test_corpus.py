@@ -163,23 +163,17 @@ def test_a_file_that_cannot_be_read_is_passed_over_in_folders_and_named_otherwis
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, {"good.txt": b"good " * 20, "bad.txt": b"bad " * 20})
-    read = module._read_into
+    read = Path.read_bytes
 
-    def refuse(path: Path, buffer: memoryview) -> int:
+    def refuse(path: Path) -> bytes:
         if path.name == "bad.txt":
             raise PermissionError(13, "Permission denied")
-        return read(path, buffer)
+        return read(path)
 
-    monkeypatch.setattr(module, "_read_into", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     assert np.concatenate(load_corpus([tmp_path], 8)).tobytes() == b"good " * 20
     with pytest.raises(TaskError, match=r"^cannot read data file .*bad\.txt: Permission denied$"):
         load_corpus([tmp_path / "bad.txt"], 8)
-
-
-def test_a_file_that_shrinks_while_it_is_read_leaves_no_rubbish(tmp_path: Path) -> None:
-    path = write(tmp_path, {"a.txt": b"short " * 9}) / "a.txt"
-    files = [module._File("a.txt", path, 10_000, True)]
-    assert module._read(files)[0].tobytes() == b"short " * 9
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
@@ -198,11 +192,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
             load_corpus([tmp_path / path], 16)
 
 
-def test_too_much_data_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_data_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with open(tmp_path / "huge.txt", "wb") as file:
         file.truncate(module.CORPUS_BYTES_MAX + 1)  # sparse: takes no disk
     with pytest.raises(TaskError, match="^more than 4 GiB of data: .* a different part on each node$"):
         load_corpus([tmp_path], 8)
-    monkeypatch.setattr(module, "CORPUS_FILES_MAX", 3)
-    with pytest.raises(TaskError, match="^more than 3 files of data: name a smaller folder$"):
-        load_corpus([write(tmp_path / "many", many(4))], 8)

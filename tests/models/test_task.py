@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gossamer.models import TaskError
-from gossamer.models.task import Batch, DataStream, Task, evaluating, local_names, named_tensors
+from gossamer.models.task import Batch, DataStream, Task, evaluating, local_tensors, named_tensors
 
 
 class Regression(Task):
@@ -116,10 +116,10 @@ def test_what_is_local_is_frozen_or_a_buffer_that_is_kept() -> None:
     model["net"].register_buffer("frequencies", torch.ones(2), persistent=False)
     model["net"].register_buffer("positions", torch.arange(2))
     expected = ["net.frozen", "net.table", "norm.running_mean", "norm.running_var"]
-    assert local_names(model, ["net.head.weight"]) == expected
-    assert local_names(model, ["net.frozen"]) == expected[1:], "what is frozen for a while is shared"
+    assert list(local_tensors(model, ["net.head.weight"])) == expected
+    assert list(local_tensors(model, ["net.frozen"])) == expected[1:], "what is frozen for a while is shared"
     model["net"] = torch.compile(model["net"], backend="eager")
-    assert local_names(torch.compile(model, backend="eager"), []) == expected
+    assert list(local_tensors(torch.compile(model, backend="eager"), [])) == expected
 
 
 def test_named_tensors_drops_the_prefix_of_torch_compile() -> None:
@@ -144,7 +144,7 @@ def test_only_what_torch_compile_put_there_is_dropped() -> None:
         model["b"].add_module("_orig_mod", plain)
     shared = [name for name, _ in named_tensors(model)]
     assert shared == ["a_orig_mod.weight", "b.weight", "_orig_mods.weight"]
-    assert local_names(model, shared) == ["b.c_orig_mod"]
+    assert list(local_tensors(model, shared)) == ["b.c_orig_mod"]
 
 
 def test_named_tensors_has_all_of_a_model_that_shows_what_a_compiled_part_has() -> None:

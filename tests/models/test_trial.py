@@ -9,7 +9,7 @@ import torch
 
 from gossamer.models import TaskError
 from gossamer.models.task_file import kind_of, task_errors
-from gossamer.models.trial import build_again, first_batch, try_step
+from gossamer.models.trial import STREAM, build_again, try_step
 from tests.models.own_tasks import write_task
 
 MODEL = "return nn.Sequential(nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1))"
@@ -23,7 +23,7 @@ def try_out(folder: Path, old: str = "", new: str = "") -> tuple[torch.nn.Module
     model = task.build_model(3)
     again = build_again(task, 3, model)
     with task_errors("the trial step"):
-        try_step(task, again, first_batch(task))
+        try_step(task, again, next(task.batches(STREAM)))
     return model, again
 
 
