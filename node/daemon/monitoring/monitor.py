@@ -149,9 +149,7 @@ class Monitor:
         """Inside, a fault is logged, once, and must not end the node."""
         try:
             yield
-        except Exception as error:
-            if isinstance(error, RuntimeError) and "start new thread" in str(error):
-                return  # no fault of ours: the daemon meets the same error, and logs it in one line
+        except Exception:
             if not self._has_failed:
                 log.exception("an error while watching this node; the node goes on")
             self._has_failed = True
@@ -188,20 +186,17 @@ class Monitor:
         self.history.evaluated(self._sources.port.report)
 
     async def _save(self) -> None:
-        """Save what has changed; what cannot be written is tried again with the next.
-
-        So is what was about to be written when the node was stopped: its thread may not even have begun.
-        """
-        is_saved = False
+        """Save what has changed; what cannot be written now is tried again with the next."""
+        if self._file.is_due:
+            self.history.all_unsaved()
+        rounds, losses = self.history.take_unsaved()
         try:
-            await asyncio.to_thread(self._file.save, *self.history.take_unsaved())
-            is_saved = True
-        except StorageError as error:
+            await asyncio.to_thread(self._file.save, rounds, losses)
+        except BaseException as error:
+            self._file.is_due = True  # also if this was cancelled: its thread may not even have begun
+            if not isinstance(error, StorageError):
+                raise
             log.debug("%s", error)
-        finally:
-            if self._file.is_behind or not is_saved:
-                self._file.is_behind = True
-                self.history.all_unsaved()
 
     async def close(self) -> None:
         """Save the rest, and stop."""
@@ -244,7 +239,9 @@ class Monitor:
         """The status at this moment."""
         sources, core, merging = self._sources, self._sources.core, self._sources.merging
         report, state = sources.port.report, sources.state
-        others = sorted(core.roster.members(), key=_place)
+        others = sorted(
+            core.roster.members(), key=lambda m: (m.is_gone, m.record.body.name, m.record.node_id)
+        )
         claims = core.sealing.claims
         members = tuple(self._member(m.record.node_id, m.record.body, m) for m in others)
         itself = self._member(core.identity.node_id, core.own_record, None)
@@ -398,10 +395,6 @@ def _trainer(report: Report) -> TrainerStatus:
         val_round=report.evaluated_round,
         wait_fraction=report.wait_fraction,
     )
-
-
-def _place(member: Member) -> tuple[bool, str, bytes]:
-    return member.is_gone, member.record.body.name, member.record.node_id
 
 
 def _link(link: PeerLink) -> LinkStatus:

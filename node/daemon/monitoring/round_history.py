@@ -9,7 +9,6 @@ Prometheus's.
 import json
 import logging
 import math
-import os
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -38,12 +37,8 @@ AHEAD_MAX = 64
 """How many rounds past the swarm's clock are noted. Since older rounds make room for newer ones, a liar who
 signs rounds of the far future could otherwise clear the past away."""
 
-FILE_GROWS = 2
-SLACK_BYTES = 1 << 20
-"""The file is written anew once it is this many times, and so much, larger than what it has to hold."""
-
 FILE_BYTES_MAX = 1 << 26
-"""A larger file is none of ours: the history begins anew."""
+"""The file is written anew once it is larger; the history itself takes about 10 MB."""
 
 LATE, VOID, CLIPPED, OWN = 1, 2, 4, 8
 """Flags of an entry. *Late*: a later round had been merged here already when the delta came."""
@@ -85,7 +80,7 @@ class Round(NamedTuple):
         return self._replace(entries=found)
 
     def saved(self) -> list[Any]:
-        """As a line of the file has it."""
+        """As a line of the file has it; `of` reads it."""
         return [*self[:4], [[author.hex(), *entry] for author, entry in self.entries.items()]]
 
     @classmethod
@@ -300,10 +295,8 @@ class HistoryFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._bytes_whole = 0
-        """How large the file was when it was last written anew."""
-        self.is_behind = True
-        """Whether it lacks what was to be saved, or has grown too large: everything is to be saved next."""
+        self.is_due = True
+        """Whether it is damaged or has grown too large: everything is to be saved next, in a new file."""
 
     def load(self, history: RoundHistory) -> None:
         """Take over what the file holds. Whatever is damaged, such as a tail that a crash cut off, is
@@ -311,8 +304,7 @@ class HistoryFile:
         rounds: dict[int, Round] = {}
         losses: dict[int, float] = {}
         try:
-            is_ours = os.path.getsize(self._path) <= FILE_BYTES_MAX
-            lines = self._path.read_bytes().splitlines() if is_ours else []
+            lines = self._path.read_bytes().splitlines()
         except FileNotFoundError:
             return
         except OSError as error:
@@ -332,21 +324,20 @@ class HistoryFile:
         history.all_unsaved()  # to be written anew: what is damaged goes
 
     def save(self, rounds: Iterable[Round], losses: Mapping[int, float]) -> None:
-        """Append rounds and losses or, if the file `is_behind`, replace it by them. Raises StorageError."""
+        """Append rounds and losses or, if that `is_due`, replace the file by them. Raises StorageError."""
         lines = [["round", *row.saved()] for row in rounds]
         lines += [["loss", *item] for item in losses.items()]
         if not lines:
             return
         data = b"".join(dump(line) + b"\n" for line in lines)
-        was_behind, self.is_behind = self.is_behind, True  # until it is done, also if this fails
+        was_due, self.is_due = self.is_due, True  # until it is done, also if this fails
         try:
-            if was_behind:
+            if was_due:
                 write_atomically(self._path, data)
-                self._bytes_whole = size = len(data)
+                self.is_due = False
             else:
                 with open(self._path, "ab") as file:
                     file.write(data)
-                    size = file.tell()
+                    self.is_due = file.tell() > FILE_BYTES_MAX
         except OSError as error:
             raise cannot_write(self._path, error) from None
-        self.is_behind = size > FILE_GROWS * self._bytes_whole + SLACK_BYTES
