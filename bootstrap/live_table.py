@@ -164,8 +164,8 @@ class Display:
         if len(rows) > fit:
             more = {**dict.fromkeys(rows[0], Text("")), "node": Text(f"+ {len(rows) - fit + 1} more", "dim")}
             rows = [*rows[: fit - 1], more]
-        table = fitted(rows, inside, GIVE_WAY)
-        return Panel(Group(table, below), title=f"{self._title} · {phase}", title_align="left")
+        shown = Group(fitted(rows, inside, GIVE_WAY), below)
+        return Panel(shown, title=f"{self._title} · {phase}", title_align="left")
 
     def _below(self, processes: list[NodeProcess]) -> RenderableType:
         """The progress, the loss, and what happened."""

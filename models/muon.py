@@ -126,15 +126,11 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 def _quick_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 if the hardware multiplies it fast, else float32; it is precise enough for the iteration."""
-    is_quick = device.type == "cuda" or (device.type == "cpu" and _cpu_has_bfloat16())
-    return torch.bfloat16 if is_quick else torch.float32
+    """bfloat16 if the hardware multiplies it fast, else float32; it is precise enough for the iteration.
 
-
-def _cpu_has_bfloat16() -> bool:
-    """Whether the CPU has AVX-512 BF16. Without it PyTorch emulates bfloat16, which is slower than float32.
-
-    PyTorch tells this only by a private function. With a version that lacks it, we compute in float32.
+    A CPU without AVX-512 BF16 emulates it, slower than float32. PyTorch tells this only by a private
+    function; with a version that lacks it, we compute in float32.
     """
-    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return supported is not None and bool(supported())
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+    is_quick = device.type == "cuda" or (device.type == "cpu" and supported())
+    return torch.bfloat16 if is_quick else torch.float32

@@ -278,23 +278,18 @@ def team_of(tensors: Mapping[str, Tensor], model: nn.Module) -> Team:
     `tensors` are the model's parameters.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        _warn_of_processes_that_are_no_ranks()
+        count = os.environ.get("WORLD_SIZE", "1")
+        if dist.is_available() and dist.is_torchelastic_launched() and count != "1":
+            log.warning(
+                "torchrun started %s processes, and each of them becomes a node of its own, since"
+                " torch.distributed is not initialised: to make them one node, call init_process_group"
+                " before attach",
+                count,
+            )
         return Team(tensors)
     if dist.get_world_size() == 1 and not any(map(is_sharded, tensors.values())):
         return Team(tensors)
     return Ranks(tensors, model)
-
-
-def _warn_of_processes_that_are_no_ranks() -> None:
-    """Warn under torchrun if torch.distributed is not initialised yet: each process becomes a node then."""
-    count = os.environ.get("WORLD_SIZE", "1")
-    if dist.is_available() and dist.is_torchelastic_launched() and count != "1":
-        log.warning(
-            "torchrun started %s processes, and each of them becomes a node of its own, since"
-            " torch.distributed is not initialised: to make them one node, call init_process_group before"
-            " attach",
-            count,
-        )
 
 
 # --- What one process does for its node: the first rank leads, and the others follow.

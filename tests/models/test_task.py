@@ -133,7 +133,7 @@ def test_named_tensors_drops_the_prefix_of_fabric() -> None:
     plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     wrapped = fabric.Fabric(accelerator="cpu").setup(plain)
     assert [name for name, _ in named_tensors(wrapped)] == [name for name, _ in named_tensors(plain)]
-    assert local_names(wrapped, []) == local_names(plain, [])
+    assert list(local_tensors(wrapped, [])) == list(local_tensors(plain, []))
 
 
 def test_only_what_torch_compile_put_there_is_dropped() -> None:
