@@ -154,7 +154,7 @@ def test_a_founder_that_lost_its_disk_and_is_told_of_nobody_comes_back_to_its_sw
     world.loop.at(200.0, lambda: world.lose_disk(world.nodes[0]))
     world.loop.at(210.0, lambda: world.revive(world.nodes[0]))
     assert world.run().failure is None
-    assert any("n0: TWO LINEAGES" in line for line in lines)
+    assert any("n0: A FORK" in line for line in lines)
     assert not any("both are void" in line for line in lines), "it signed no round again"
 
 
@@ -189,7 +189,7 @@ def test_who_ran_ahead_alone_for_longer_than_rounds_are_kept_comes_back_to_the_o
     (floor, clock), (floor_later, clock_later) = standing
     assert floor > clock + 20, "it had closed what the others are at"
     assert floor_later < clock_later < floor, "it is where they are"
-    assert sum("n0: TWO LINEAGES" in line for line in lines) == 1
+    assert sum("n0: A FORK" in line for line in lines) == 1
     assert not any("both are void" in line for line in lines), "it signed no round again"
 
 
@@ -198,7 +198,7 @@ def test_who_went_back_ends_as_the_others_though_all_stop_long_before_they_are_a
     lines: list[str] = []
     world = _one_runs_ahead_alone(lines, 8.0)
     assert world.run().failure is None
-    assert sum("n0: TWO LINEAGES" in line for line in lines) == 1
+    assert sum("n0: A FORK" in line for line in lines) == 1
     fast, slow, _ = world.nodes
     assert fast.core.own_last > slow.core.own_last + limits.ROUND_SLACK
 
@@ -218,7 +218,7 @@ def test_who_went_back_and_starts_again_seals_what_the_others_do() -> None:
     world.loop.at(455.0, lambda: world.revive(world.nodes[0]))
     world.loop.at(500.0, look)
     assert world.run().failure is None
-    assert sum("n0: TWO LINEAGES" in line for line in lines) == 1
+    assert sum("n0: A FORK" in line for line in lines) == 1
     assert newest[0] == newest[1]
 
 
@@ -239,7 +239,7 @@ def test_three_that_start_together_keep_what_one_of_them_did_alone() -> None:
         world.loop.at(302.0 + host, lambda host=host: world.revive(world.nodes[host]))
     assert world.run().failure is None
     assert {line.split()[1] for line in lines if "we were away since round" in line} == {"n1:", "n2:"}
-    assert not any("TWO LINEAGES" in line for line in lines)
+    assert not any("A FORK" in line for line in lines)
 
 
 def test_those_whose_network_comes_later_than_they_do_keep_what_went_on_without_them() -> None:
@@ -259,7 +259,7 @@ def test_those_whose_network_comes_later_than_they_do_keep_what_went_on_without_
         world.loop.at(1770.0, world.reopen, layer)
     assert world.run().failure is None
     assert {line.split()[1] for line in lines if "we were away since round" in line} == {"n1:", "n2:"}
-    assert not any("TWO LINEAGES" in line for line in lines)
+    assert not any("A FORK" in line for line in lines)
 
 
 def _two_come_back_to_a_bootstrap_peer(lines: list[str]) -> World:
@@ -288,7 +288,7 @@ def test_those_who_come_back_to_a_bootstrap_peer_go_on_where_the_swarm_was() -> 
     lines: list[str] = []
     assert _two_come_back_to_a_bootstrap_peer(lines).run().failure is None
     assert {line.split()[1] for line in lines if "we were away since round" in line} == {"n1:", "n2:"}
-    assert not any("TWO LINEAGES" in line for line in lines)
+    assert not any("A FORK" in line for line in lines)
 
 
 def test_a_bootstrap_peer_that_nobody_named_goes_back_with_those_who_return(
@@ -299,7 +299,7 @@ def test_a_bootstrap_peer_that_nobody_named_goes_back_with_those_who_return(
     lines: list[str] = []
     world = _two_come_back_to_a_bootstrap_peer(lines)
     assert world.run().failure is None
-    assert any("n0: TWO LINEAGES: cut off from most members" in line for line in lines)
+    assert any("n0: A FORK: cut off from most members" in line for line in lines)
     assert world.nodes[0].core.ledger.last_round(world.nodes[3].traits.identity.node_id) > 300
 
 
@@ -349,4 +349,4 @@ def test_a_liar_that_hands_nothing_out_keeps_nobody_in_a_history_of_its_own(
     world.loop.at(210.0, lambda: world.revive(world.nodes[0]))
     world.loop.at(211.0, insist)
     assert world.run().failure is None
-    assert any("n0: TWO LINEAGES" in line for line in lines)
+    assert any("n0: A FORK" in line for line in lines)
