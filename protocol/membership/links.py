@@ -257,13 +257,13 @@ class Links:
         return full and len(self._links) >= limits.LINKS_MIN
 
     def _is_missed(self, member: Member) -> bool:
-        """Whether a member that is not alive should be dialled now and then.
+        """Whether a member that is gone should be dialled now and then.
 
         Members that left are not, except at a bootstrap address. A founder that left and came back knows of
         nobody, so the members that joined through it must dial it.
         """
         if member.health is not Health.LEFT:
-            return member.health is not Health.ALIVE
+            return member.health is Health.DOWN  # who is merely suspected may answer in a moment
         return any(address in self._info.bootstrap for address in member.record.body.addresses)
 
     def _is_due(self, address: str, node_id: bytes | None, wait: float, now: float) -> bool:
