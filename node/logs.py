@@ -23,25 +23,21 @@ Clock = Callable[[], float]
 
 
 class RateLimit:
-    """Which events were logged lately."""
+    """Which events were logged lately, of which there are no more than `most`."""
 
-    def __init__(self, log: logging.Logger | None = None, clock: Clock = time.monotonic) -> None:
-        self._log = log
+    def __init__(self, clock: Clock = time.monotonic, most: float = inf) -> None:
         self._clock = clock
+        self._most = most
         self._logged: dict[Hashable, float] = {}
 
-    def allows(self, event: Hashable, now: float | None = None) -> bool:
+    def allows(self, event: Hashable) -> bool:
         """Whether to log an event: not if it was logged within REPEAT_S. If so, it counts as logged."""
-        now = self._clock() if now is None else now
-        if now - self._logged.get(event, -inf) < REPEAT_S:
+        now = self._clock()
+        self._logged = {key: at for key, at in self._logged.items() if now - at < REPEAT_S}
+        if event in self._logged or len(self._logged) >= self._most:
             return False
-        self._logged = {key: at for key, at in self._logged.items() if now - at < REPEAT_S} | {event: now}
+        self._logged[event] = now
         return True
-
-    def warn(self, event: Hashable, now: float, text: str) -> None:
-        """Log a warning if the event is due."""
-        if self._log is not None and self.allows(event, now):
-            self._log.warning("%s", text)
 
 
 class Fault:

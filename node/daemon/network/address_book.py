@@ -101,7 +101,7 @@ class OwnAddresses:
         """The kinds of address that we listen on."""
         self._hosts: dict[AddressFamily, str] = {}
         """The hosts that our links have shown, one of each kind."""
-        self._limit = RateLimit(log)
+        self._limit = RateLimit()
 
     def listening(self, port: int, advertised: tuple[str, ...], families: frozenset[AddressFamily]) -> None:
         """We listen on `port` of these `families`. Others can dial the `advertised` addresses, if any."""

@@ -18,7 +18,7 @@ from gossamer.protocol.identity import short
 SWEEP_S = 5.0
 
 COMPLAINTS_MAX = 32
-"""Most lines about peers in any five minutes. Keys cost nothing, so they share the lines by their hash."""
+"""Most lines about peers in any five minutes, however many there are: keys cost nothing."""
 
 log = logging.getLogger("gossamer.node")
 
@@ -31,7 +31,7 @@ class PeerScores:
         self._nodes = Budgets(PER_NODE)
         self._addresses = Budgets(PER_ADDRESS)
         self._greylist = Greylist()
-        self._lines = RateLimit(log, clock)
+        self._lines = RateLimit(clock, COMPLAINTS_MAX)
         self.blamed = 0
         self.turned_away = 0
         """Handshakes refused because the peer is on the greylist."""
@@ -112,8 +112,8 @@ class PeerScores:
 
     def complain(self, who: str, what: str) -> None:
         """Log a line about a peer unless there was one lately."""
-        slot = hash(who) % COMPLAINTS_MAX
-        self._lines.warn(slot, self._clock(), f"{who} {what}")
+        if self._lines.allows(who):
+            log.warning("%s %s", who, what)
 
     def sweep(self) -> None:
         """Log which peers are let in again."""
