@@ -62,12 +62,17 @@ class FakeCore:
         self.clock = self.horizon = 10**9
         self.caught_up = self.somebody_trains = True
         self.rests = False
+        self.ahead = 0.0
+        """Seconds by which its clock is ahead of the real one: tests let time pass by adding to it."""
         self.fetcher = SimpleNamespace(wants=SimpleNamespace(any_has_holder=False))
         self.merges = MergeSchedule(own.node_id, ledger, holds, self._swarm)
 
     def dispatch(self, event: object) -> None:
         if isinstance(event, Merged):
-            self.merges.merged(event, time.monotonic())
+            self.merges.merged(event, self.now())
+
+    def now(self) -> float:
+        return time.monotonic() + self.ahead
 
     def _swarm(self) -> SwarmState:
         return SwarmState(
@@ -77,7 +82,7 @@ class FakeCore:
     async def run(self, merging: Merging) -> None:
         """Ask for what is to be merged, as long as the test goes on."""
         while True:
-            if (now := time.monotonic()) >= self.merges.deadline():
+            if (now := self.now()) >= self.merges.deadline():
                 if (merge := self.merges.plan(now)) is not None:
                     merging.merge(merge)
             await asyncio.sleep(0.002)
@@ -112,7 +117,7 @@ class Setup:
 
     async def begin(self, merger: Merger, reach: int = 0) -> None:
         def tell() -> None:
-            self.core.merges.begin(merger.base.round, reach, time.monotonic())
+            self.core.merges.begin(merger.base.round, reach, self.core.now())
 
         await self.merging.begin(merger, tell)
 
@@ -120,7 +125,7 @@ class Setup:
         for delta in deltas:
             self.ledger.add(delta)
             self.held.add(delta.record_id)
-            self.core.merges.mark(delta.round, time.monotonic())
+            self.core.merges.mark(delta.round, self.core.now())
 
     def take(self, fragment: int) -> None:
         self.port.untaken.discard(fragment)
