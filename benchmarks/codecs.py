@@ -12,7 +12,7 @@ from benchmarks.tables import Table
 from gossamer.node.trainer.encoders import encode_piece, encode_tensor, piece_numel
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.codecs.base import Codec
-from gossamer.protocol.payloads.chunks import pack_chunk, split_payload, unpack_chunk
+from gossamer.protocol.payloads import pack_chunk, split_payload, unpack_chunk
 from gossamer.protocol.rules.base import PART
 
 

@@ -18,7 +18,7 @@ from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Child
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads import TensorSpec
 from tests.net.puppet import Puppet
 
 WAIT_S = 120.0

@@ -35,12 +35,11 @@ from gossamer.node.daemon.storage.records import GENESIS, RecordStore
 from gossamer.node.home import Home
 from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Child
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.payloads.chunks import split_payload
-from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads import TensorSpec, split_payload
+from gossamer.protocol.records import Claim
 from tests.net.puppet import Puppet
 from tests.protocol.builders import identity, random_delta
 

@@ -13,8 +13,7 @@ from gossamer.node.trainer.encoders import encode_tensor
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge.contributions import figures
 from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure
-from gossamer.protocol.payloads.layout import Fragment, TensorSpec, plan
-from gossamer.protocol.payloads.payload import Payload
+from gossamer.protocol.payloads import Fragment, Payload, TensorSpec, plan
 from gossamer.protocol.rules import RULES
 
 RECORDS = 8

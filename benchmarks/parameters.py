@@ -29,8 +29,7 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure
-from gossamer.protocol.payloads.layout import Fragment
-from gossamer.protocol.payloads.payload import Payload, payload_length
+from gossamer.protocol.payloads import Fragment, Payload, payload_length
 
 SIZES, QUICK = (10**6, 10**7, 10**8, 10**9), (10**5,)
 FRAGMENTS = 16

@@ -23,7 +23,7 @@ from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, is_healthy
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure
-from gossamer.protocol.payloads.payload import Payload, encode_payload, payload_length
+from gossamer.protocol.payloads import Payload, encode_payload, payload_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

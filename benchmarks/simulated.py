@@ -18,8 +18,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.messages import Decline, encode
-from gossamer.protocol.payloads.chunks import payload_chunk_sizes
-from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads import TensorSpec, payload_chunk_sizes
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 from gossamer.protocol.replica import Replica
 from tests.sim.loop import Loop

@@ -27,7 +27,7 @@ from gossamer.node.daemon.network.tls import Certificate, LocalNode
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.payloads.chunks import Chunk
+from gossamer.protocol.payloads import Chunk
 
 SWARM = sha256(b"a swarm for a benchmark").digest()
 HANDSHAKES = 15

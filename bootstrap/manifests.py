@@ -28,7 +28,7 @@ from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.limits import TENSORS_MAX
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.payloads.layout import TensorSpec, plan
+from gossamer.protocol.payloads import TensorSpec, plan
 
 # --- What new manifests have where nobody says otherwise.
 

@@ -6,10 +6,9 @@ effects out in order, and feeds back what happened as events (`events.py`).
 
 from dataclasses import dataclass
 
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import Offence
 from gossamer.protocol.messages import Message
-from gossamer.protocol.records import Delta
+from gossamer.protocol.records import Claim, Delta
 
 
 @dataclass(slots=True)  # made for every message, and frozen ones take three times as long to make
@@ -149,7 +148,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A peer misbehaved: count it, log it, and turn the peer away if it goes on (see `peer_scores`)."""
+    """A peer misbehaved: count it, log it, and turn the peer away if it goes on (see `Greylist`)."""
 
     link: int
     reason: str

@@ -8,8 +8,7 @@ uses twice.
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from gossamer.protocol.claims import Claim
-from gossamer.protocol.records import Delta, DeltaBody
+from gossamer.protocol.records import Claim, Delta, DeltaBody
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,6 +206,9 @@ UNUSABLE_MAX = MEMBERS_MAX
 """Roots of claimed snapshots that turned out unusable, remembered so that none is fetched twice: 32 KiB. A
 liar that makes up more has the oldest of them looked at again, which costs an index."""
 
+QUORUM_MAX = 3
+"""How many members' claims must agree for others to rely on them; see `quorum` for small swarms."""
+
 SEAL_SETTLE_S = 5.0
 """However fast rounds follow each other, payloads get this long to arrive before their round is sealed."""
 

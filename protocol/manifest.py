@@ -28,7 +28,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.identity import has_small_order
-from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
+from gossamer.protocol.payloads import Layout, TensorSpec, plan
 from gossamer.protocol.rules import RULES
 from gossamer.protocol.wire import at_most, is_printable
 
@@ -233,7 +233,7 @@ def _tensor(entry: Any) -> Any:
 
 
 class Genesis(_Section):
-    """Phi_0: the root (see `chunks`) of the first parameters' int32 bytes."""
+    """Phi_0: the root (see `payloads`) of the first parameters' int32 bytes."""
 
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self, get_args
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.identity import NODE_ID_BYTES
-from gossamer.protocol.payloads.chunks import HASH_BYTES
+from gossamer.protocol.payloads import HASH_BYTES
 from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import HEADER_BYTES
 from gossamer.protocol.wire import Fields, Reader, blob, blobs, boolean, integer, pack, read, unpack, values

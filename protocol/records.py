@@ -7,17 +7,14 @@ except for what only the whole set can show (equivocation), or only the time (pl
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
 from gossamer.protocol.limits import RECORD_BYTES_MAX
-from gossamer.protocol.payloads.chunks import HASH_BYTES, payload_chunk_sizes
-from gossamer.protocol.payloads.layout import Layout
-from gossamer.protocol.payloads.payload import length_in
+from gossamer.protocol.payloads import HASH_BYTES, Layout, length_in, payload_chunk_sizes
 from gossamer.protocol.wire import Fields, boolean, integer, number, pack, read, text, unpack, values
 
 # --- Signed envelopes: the only form in which a record travels.
@@ -164,6 +161,27 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
     if len(body.chunks) != len(payload_chunk_sizes(body.payload_bytes)):
         raise MalformedError("delta: number of chunks does not fit the payload size")
     return Delta(record_id=envelope.record_id, author=envelope.author, body=body, data=envelope.data)
+
+
+class Claim(NamedTuple):
+    """A member's signed word on its snapshot. The greater of two claims for one round wins."""
+
+    round: int
+    tokens: int
+    """Tokens of all deltas merged up to the round, as `merge.TokenCount` counts them."""
+    digest: bytes
+    """Chain over the rounds' digests of merged records, see `history.claims`."""
+    root: bytes
+    """Root of the snapshot's bytes, see `payloads`."""
+
+    @property
+    def key(self) -> bytes:
+        """The key that the snapshot's chunks are wanted under: no delta's id, whatever root a liar gives."""
+        return b"snapshot" + self.root
+
+
+Claims = tuple[Claim, ...]
+"""The claims of one member, newest first and all different."""
 
 
 def _fingerprint(fields: Fields, name: str) -> bytes:

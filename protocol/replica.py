@@ -46,7 +46,6 @@ from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.access.acl import Access, AccessList, Grant, Revocation
-from gossamer.protocol.claims import Claims
 from gossamer.protocol.context import Context
 from gossamer.protocol.effects import Blame, Effect, Expelled, Hangup, Notice, Outbox, Put, StoreCredential
 from gossamer.protocol.errors import (
@@ -62,9 +61,9 @@ from gossamer.protocol.events import Event, LinkUp
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Author, Holdings
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
+from gossamer.protocol.history.claims import PeerClaims
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.joining import ROUNDS_UNDER_WAY, CatchUp, known_up_to
-from gossamer.protocol.history.peer_claims import PeerClaims
 from gossamer.protocol.history.snapshots import Sealing
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, Identity, node_id_of
 from gossamer.protocol.ledger import Ledger
@@ -76,6 +75,7 @@ from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.merge.schedule import MergeSchedule, SwarmState
 from gossamer.protocol.messages import Records
 from gossamer.protocol.records import (
+    Claims,
     Delta,
     Envelope,
     MemberRecordBody,

@@ -23,9 +23,7 @@ from gossamer.protocol.codecs.base import Dense, OuterDefaults
 from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.manifest import Manifest, Outer
 from gossamer.protocol.merge.merge import merge_round
-from gossamer.protocol.payloads.chunks import split_payload
-from gossamer.protocol.payloads.layout import TensorSpec
-from gossamer.protocol.payloads.payload import payload_length
+from gossamer.protocol.payloads import TensorSpec, payload_length, split_payload
 from gossamer.protocol.rules import RULES, Deltas
 from gossamer.protocol.rules.base import Step, combine, scaled
 from tests.protocol import builders

@@ -23,8 +23,7 @@ from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.merge import Contribution, measure
 from gossamer.protocol.pace import Pace, round_clock
-from gossamer.protocol.payloads.chunks import pack_chunk, split_payload
-from gossamer.protocol.payloads.payload import Payload, payload_length
+from gossamer.protocol.payloads import Payload, pack_chunk, payload_length, split_payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,7 @@ from gossamer.protocol import events as ev
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.chunks import split_payload
-from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads import Fragment, split_payload
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 
 STRIDES = 3

@@ -26,7 +26,7 @@ from gossamer.node.trainer.data import build_task
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.layout import Layout
+from gossamer.protocol.payloads import Layout
 
 if TYPE_CHECKING:
     from gossamer.models.task import Task

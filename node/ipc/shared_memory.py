@@ -17,8 +17,7 @@ import numpy as np
 
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.layout import Fragment
-from gossamer.protocol.payloads.payload import length_in
+from gossamer.protocol.payloads import Fragment, length_in
 
 
 def _bytes_shared(manifest: Manifest) -> tuple[int, int]:

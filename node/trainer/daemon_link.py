@@ -20,7 +20,7 @@ from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads import Fragment
 
 CONNECT_TIMEOUT_S = 60.0
 """How long a trainer waits for its daemon, which reads its model back before it accepts a trainer."""

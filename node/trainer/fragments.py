@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.node.trainer.encoders import piece_numel
 from gossamer.node.trainer.payload_writer import Bucket, together
-from gossamer.protocol.payloads.layout import Fragment, Layout
+from gossamer.protocol.payloads import Fragment, Layout
 
 
 class Losses:

@@ -21,7 +21,7 @@ from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError, DiskFullError, DivergedError, LocalError
 from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.layout import Layout
+from gossamer.protocol.payloads import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gossamer.node.trainer.encoders import KERNELS, encode_piece, piece_numel
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads import Fragment
 
 SMALL_NUMEL = 1 << 14
 """The largest tensor that goes into a bucket on the CPU. For tensors of 4,096 values, int4 takes 3.5 times as

@@ -31,7 +31,7 @@ from gossamer.node.trainer.parameters import Binding, deal_out, is_sharded, resh
 from gossamer.node.trainer.watchdogs import WaitWatch
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.layout import Layout
+from gossamer.protocol.payloads import Layout
 
 DONE, GAVE_UP = 1, 2
 """How what all ranks do together has ended: see `Word.done`."""

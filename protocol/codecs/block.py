@@ -6,7 +6,7 @@ half and value ``j + 128`` in its high half, so that encoding and decoding work 
 
 A step is as fine as a block's largest magnitude allows. In `int4` it is no finer than once to twice the mean
 magnitude, which is 1.1 sigma of a bell-shaped source. Then most codes are -1, 0 and 1, and a value takes two
-bits as chunks travel (`packing`), not three: an entropy-coded uniform quantizer (Gish and Pierce,
+bits as chunks travel (see `payloads`), not three: an entropy-coded uniform quantizer (Gish and Pierce,
 "Asymptotically Efficient Quantizing", 1968). Before rounding, a value is brought nearer to 0 by an eighth of
 a step, as in video coding (Sullivan, "Efficient Scalar Quantization of Exponential and Laplacian Random
 Variables", 1996): zeros cost least, and rounding does not lengthen a delta. Error feedback sends the rest

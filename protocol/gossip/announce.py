@@ -19,7 +19,7 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.ledger import Added
 from gossamer.protocol.messages import Have, HaveChunks, Records
-from gossamer.protocol.payloads.chunks import payload_chunk_sizes
+from gossamer.protocol.payloads import payload_chunk_sizes
 from gossamer.protocol.records import Delta, DeltaBody, RecordKind, parse_delta, seal
 from gossamer.protocol.sampling import sample
 

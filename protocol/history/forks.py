@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim, Claims, winning_claim
 from gossamer.protocol.gossip.announce import Author
+from gossamer.protocol.history.claims import PeerClaim, PeerClaims, winning_claim
 from gossamer.protocol.history.joining import believable
-from gossamer.protocol.history.peer_claims import PeerClaim, PeerClaims
+from gossamer.protocol.records import Claim, Claims
 
 FRESH_S = 7.5
 """How long what a member says is fresh; it is said again every 4.5 s. What we published before it came has

@@ -11,14 +11,15 @@ from heapq import nlargest
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import QUORUM_MAX, Claim, closable_round, quorum
 from gossamer.protocol.context import Context
 from gossamer.protocol.effects import Notice
 from gossamer.protocol.fetching.requests import Wants
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
+from gossamer.protocol.history.claims import PeerClaim, closable_round, quorum
 from gossamer.protocol.history.clock import SwarmClock
-from gossamer.protocol.history.peer_claims import PeerClaim
 from gossamer.protocol.identity import short
+from gossamer.protocol.limits import QUORUM_MAX
+from gossamer.protocol.records import Claim
 
 REMIND_S = 15.0
 PREFETCHES_MAX = 3

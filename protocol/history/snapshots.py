@@ -10,15 +10,22 @@ from collections import deque
 from collections.abc import Sequence
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim, Claims, agreed, closable_round, roundest, sealed_round
 from gossamer.protocol.context import Context
 from gossamer.protocol.effects import Adopt, Notice, Prefetch, Seal
 from gossamer.protocol.events import Need
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Author, Holdings
+from gossamer.protocol.history.claims import (
+    PeerClaim,
+    PeerClaims,
+    agreed,
+    closable_round,
+    roundest,
+    sealed_round,
+)
 from gossamer.protocol.history.forks import Defeat, Forks
 from gossamer.protocol.history.joining import Joining, TimeAway
-from gossamer.protocol.history.peer_claims import PeerClaim, PeerClaims
+from gossamer.protocol.records import Claim, Claims
 
 LOOK_INTERVAL_S = 2.5
 """A look is due at every second of the turns that a node takes (see `replica`)."""

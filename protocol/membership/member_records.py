@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Outbox
 from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.events import Progress
@@ -21,7 +20,14 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Health, Member, NodeInfo, Roster
 from gossamer.protocol.messages import Records, RosterSummary, Suspect
-from gossamer.protocol.records import MemberRecord, MemberRecordBody, RecordKind, parse_member_record, seal
+from gossamer.protocol.records import (
+    Claim,
+    MemberRecord,
+    MemberRecordBody,
+    RecordKind,
+    parse_member_record,
+    seal,
+)
 from gossamer.protocol.sampling import RandomSource, sample
 
 

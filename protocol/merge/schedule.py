@@ -20,10 +20,10 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
-from gossamer.protocol.claims import QUORUM_MAX
 from gossamer.protocol.effects import Merge
 from gossamer.protocol.events import Merged, MergeOutcome
 from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.limits import QUORUM_MAX
 from gossamer.protocol.records import Delta
 
 GATHER_S = 0.02

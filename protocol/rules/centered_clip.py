@@ -20,8 +20,17 @@ from collections.abc import Iterator, Sequence
 from math import fsum, sqrt
 
 from gossamer.protocol.fixedpoint import Ints, sum_of_squares
-from gossamer.protocol.rules.base import UNIT, Deltas, Step, no_step, scaled, stretched, whole
-from gossamer.protocol.rules.clipping import median_low, shrink_to
+from gossamer.protocol.rules.base import (
+    UNIT,
+    Deltas,
+    Step,
+    median_low,
+    no_step,
+    scaled,
+    shrink_to,
+    stretched,
+    whole,
+)
 
 ITERATIONS = 3
 """Each iteration costs two passes over the deltas, the first only one. Each multiplies the distance to the

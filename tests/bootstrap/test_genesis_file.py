@@ -17,7 +17,7 @@ from gossamer.node.trainer import genesis
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints, to_fixed
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.payloads.layout import TensorSpec, plan
+from gossamer.protocol.payloads import TensorSpec, plan
 
 TENSORS = (
     TensorSpec("a", (40, 50), "rda"),

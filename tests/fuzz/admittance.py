@@ -17,7 +17,7 @@ from gossamer.protocol.access.acl import (
     read_invitation,
     revocation_body,
 )
-from gossamer.protocol.access.rpc_auth import ask, check_proof, check_question, prove
+from gossamer.protocol.access.handshake import ask, check_proof, check_question, prove
 from gossamer.protocol.errors import ConfigError, RefusedError
 from gossamer.protocol.records import HEADER_BYTES, RecordKind, seal
 from gossamer.protocol.wire import is_printable

@@ -13,16 +13,23 @@ import numpy as np
 from gossamer.protocol import limits, records
 from gossamer.protocol import messages as msg
 from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, ClientHandshake, ServerHandshake, refusal
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, MalformedError, PeerError, SignatureError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.manifest import from_canonical, from_toml
 from gossamer.protocol.merge.merge import RoundMerge
-from gossamer.protocol.payloads.chunks import chunk_sizes, pack_chunk, packed_size, parse_index, unpack_chunk
-from gossamer.protocol.payloads.layout import TensorSpec, plan
-from gossamer.protocol.payloads.payload import Payload, encode_payload
-from gossamer.protocol.records import HEADER_BYTES, RecordKind, open_envelope, seal
+from gossamer.protocol.payloads import (
+    Payload,
+    TensorSpec,
+    chunk_sizes,
+    encode_payload,
+    pack_chunk,
+    packed_size,
+    parse_index,
+    plan,
+    unpack_chunk,
+)
+from gossamer.protocol.records import HEADER_BYTES, Claim, RecordKind, open_envelope, seal
 from gossamer.protocol.wire import Fields, is_printable, pack, unpack
 from tests.fuzz.forge import blobs_from, conforms, forge
 from tests.fuzz.mutate import mutate_bytes, mutate_packed

@@ -20,12 +20,13 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.claims import Claim, genesis_claim
 from gossamer.protocol.errors import PeerError
+from gossamer.protocol.history.claims import genesis_claim
 from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.range_digests import LEVEL_MAX
 from gossamer.protocol.records import (
     NO_RECORD,
+    Claim,
     DeltaBody,
     Envelope,
     MemberRecordBody,

@@ -17,7 +17,7 @@ from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.node.ipc import messages as control
 from gossamer.protocol.errors import GossamerError, LocalError
-from gossamer.protocol.payloads.chunks import chunk_hashes, chunk_sizes
+from gossamer.protocol.payloads import chunk_hashes, chunk_sizes
 from tests.fuzz.forge import blobs_from, forge
 from tests.fuzz.mutate import mutate_bytes, mutate_packed, mutate_value
 from tests.fuzz.target import Target

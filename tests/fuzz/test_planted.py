@@ -26,7 +26,7 @@ from gossamer.protocol.membership.member_records import Presence
 from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.messages import RecordIds
-from gossamer.protocol.payloads.chunks import parse_index
+from gossamer.protocol.payloads import parse_index
 from gossamer.protocol.wire import Fields
 from tests.fuzz.strategy import TARGETS
 from tests.fuzz.target import Target

@@ -26,8 +26,7 @@ from gossamer.protocol.errors import PeerError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.chunks import split_payload
-from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.payloads import encode_payload, split_payload
 from gossamer.protocol.records import Delta, RecordKind, open_envelope, parse_delta
 from gossamer.protocol.wire import unpack
 from tests.net.nodes import LocalNode

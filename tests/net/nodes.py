@@ -24,7 +24,7 @@ from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.payloads.layout import TensorSpec, plan
+from gossamer.protocol.payloads import TensorSpec, plan
 from tests.net.puppet import Puppet
 from tests.tools.fault_proxy import FaultProxy, own_loopback
 

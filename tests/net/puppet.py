@@ -17,7 +17,7 @@ from gossamer.node.ipc import messages as control
 from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
-from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.payloads import encode_payload
 
 TOKENS_PER_STEP = 100
 NOISE = 1 << 10

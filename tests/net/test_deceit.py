@@ -14,10 +14,10 @@ from gossamer.node.address import Contact
 from gossamer.node.daemon.network.rpc import fetch_manifest, fetch_status
 from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.protocol import messages as msg
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.limits import FORK_PATIENCE_S
-from gossamer.protocol.payloads.chunks import payload_chunk_sizes
+from gossamer.protocol.payloads import payload_chunk_sizes
+from gossamer.protocol.records import Claim
 from tests.net.attacker import Member, where
 from tests.net.middleman import Middleman, middleman
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest

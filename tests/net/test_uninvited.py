@@ -21,11 +21,10 @@ from gossamer.node.daemon.network.tls import client_context
 from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.access.acl import Role
-from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, ClientHandshake
-from gossamer.protocol.access.rpc_auth import ask
-from gossamer.protocol.claims import Claim
+from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, ClientHandshake, ask
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.records import Claim
 from gossamer.protocol.wire import unpack
 from tests.net.attacker import Member, knock, refused, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest

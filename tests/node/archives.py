@@ -16,14 +16,13 @@ from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.phi.state import Merger, Prefix
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, Base
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.events import Event
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.members import Roster
-from gossamer.protocol.payloads.chunks import root_of
-from gossamer.protocol.payloads.layout import Fragment, TensorSpec
+from gossamer.protocol.payloads import Fragment, TensorSpec, root_of
+from gossamer.protocol.records import Claim
 from tests.node.full_disk import disk_of
 from tests.node.world import OWN, World
 from tests.protocol.builders import SMALL, manifest

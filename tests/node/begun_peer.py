@@ -17,7 +17,7 @@ from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads import TensorSpec
 from tests.node.leading import leading
 from tests.node.trainer_side import FakeDaemon, daemon_at, link_to, until
 from tests.protocol.builders import manifest as build_manifest

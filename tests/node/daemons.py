@@ -21,8 +21,7 @@ from gossamer.node.home import Home, manifest_of
 from gossamer.node.ipc import messages as control
 from gossamer.node.options import NodeOptions
 from gossamer.node.trainer.daemon_link import DaemonLink
-from gossamer.protocol.payloads.layout import TensorSpec
-from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.payloads import TensorSpec, encode_payload
 from tests.node.trainer_side import until
 from tests.protocol.builders import manifest as build_manifest
 

@@ -15,11 +15,10 @@ from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
 from gossamer.node.home import Home
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.chunks import parse_index, split_payload
-from gossamer.protocol.records import Delta
+from gossamer.protocol.payloads import parse_index, split_payload
+from gossamer.protocol.records import Claim, Delta
 from tests.protocol.builders import identity, random_delta
 
 

@@ -21,8 +21,7 @@ from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.merge.contributions import RoundFigures
 from gossamer.protocol.merge.schedule import MergeSchedule, SwarmState
-from gossamer.protocol.payloads.layout import Fragment
-from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.payloads import Fragment, encode_payload
 from gossamer.protocol.records import Delta
 from tests.node.trainer_side import until
 from tests.node.world import OWN, World

@@ -25,15 +25,13 @@ from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.phi.state import Merger
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Close
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.events import Adopted, Event, Need, Unusable
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
-from gossamer.protocol.payloads.chunks import HASH_BYTES, root_of
-from gossamer.protocol.payloads.layout import Fragment, TensorSpec
-from gossamer.protocol.records import Delta
+from gossamer.protocol.payloads import HASH_BYTES, Fragment, TensorSpec, root_of
+from gossamer.protocol.records import Claim, Delta
 from tests.node.archives import (
     LARGE,
     Fetching,

@@ -39,7 +39,7 @@ from gossamer.protocol.limits import (
     UPLOADS_PER_MEMBER_MAX,
 )
 from gossamer.protocol.messages import Decline, Message, Want, decode
-from gossamer.protocol.payloads.chunks import Chunk
+from gossamer.protocol.payloads import Chunk
 from tests.node.trainer_side import until
 from tests.node.wires import End, get_chunk, linked, listening, put
 

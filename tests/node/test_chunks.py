@@ -12,7 +12,7 @@ import pytest
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.payloads.chunks import Chunk, pack_chunk
+from gossamer.protocol.payloads import Chunk, pack_chunk
 from tests.node.chunkfiles import file_of
 from tests.node.full_disk import full
 from tests.node.synced import Synced

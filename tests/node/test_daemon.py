@@ -35,7 +35,7 @@ from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import DiskFullError, NobodyThereError, RefusedError, StorageError
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.payloads import encode_payload
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
 from tests.net.processes import wait_for

@@ -28,7 +28,7 @@ from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.node.trainer import daemon_link
 from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads import TensorSpec
 from tests.node.trainer_side import NODE_ID, FakeDaemon, daemon_at, link_to, publish, until, values_of
 from tests.protocol import builders
 from tests.protocol.builders import LAYOUT, SMALL

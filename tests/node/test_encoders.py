@@ -14,8 +14,7 @@ from gossamer.node.trainer.encoders import KERNELS, encode_tensor, piece_numel
 from gossamer.node.trainer.payload_writer import Bucket, PayloadWriter, together
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
-from gossamer.protocol.payloads.layout import Fragment, TensorSpec, plan
-from gossamer.protocol.payloads.payload import Payload, encode_payload, payload_length
+from gossamer.protocol.payloads import Fragment, Payload, TensorSpec, encode_payload, payload_length, plan
 
 PEAK = VALUE_LIMIT - 1
 SIZES = [1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 1023, 4095, 4096, 4097, 8192, 12_345]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gossamer.protocol.merge.schedule import HELD_BACK_MIN_S
-from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.payloads import encode_payload
 from gossamer.protocol.records import Delta
 from tests.node.merging import Setup, arrive, delta_of, merging
 from tests.node.trainer_side import until

@@ -13,9 +13,9 @@ from gossamer.node.home import Home
 from gossamer.node.join import enter
 from gossamer.node.options import NodeOptions
 from gossamer.protocol.access.acl import Invitation, Role
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, NobodyThereError
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.records import Claim
 from tests.protocol import builders
 from tests.protocol.builders import OWNER
 

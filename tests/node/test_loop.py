@@ -16,7 +16,7 @@ from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.identity import short
 from gossamer.protocol.merge.contributions import ROUNDS_MIN
-from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.payloads import encode_payload
 from tests.node.chunkfiles import file_of
 from tests.node.merging import Setup, arrive, delta_of, merging
 from tests.node.trainer_side import until

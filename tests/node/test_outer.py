@@ -19,8 +19,7 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints, to_fixed, to_float
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.layout import TensorSpec
-from gossamer.protocol.payloads.payload import Payload, payload_length
+from gossamer.protocol.payloads import Payload, TensorSpec, payload_length
 from tests.protocol.builders import manifest as build_manifest
 
 pytestmark = pytest.mark.usefixtures("on_each_device")

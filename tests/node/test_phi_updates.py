@@ -28,7 +28,7 @@ from gossamer.node.trainer.outer import OuterLoop
 from gossamer.node.trainer.phi_updates import PhiUpdates
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.payload import payload_length
+from gossamer.protocol.payloads import payload_length
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

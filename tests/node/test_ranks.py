@@ -20,7 +20,7 @@ from gossamer.node.trainer.parameters import check_fits, parameters_of, reshard
 from gossamer.node.trainer.ranks import Rank, RankContext, Ranks, Relayed, Team, Word
 from gossamer.node.trainer.watchdogs import WaitWatch
 from gossamer.protocol.errors import ConfigError, UnreachableError
-from gossamer.protocol.payloads.layout import Layout, TensorSpec, plan
+from gossamer.protocol.payloads import Layout, TensorSpec, plan
 from tests.net.processes import wait_for
 from tests.node.gloo import two_ranks
 

@@ -21,9 +21,8 @@ from gossamer.node.daemon.storage.records import (
     RecordWriter,
     StoredHistory,
 )
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.records import Delta
+from gossamer.protocol.records import Claim, Delta
 from tests.protocol.builders import LAYOUT, SMALL, unsigned
 
 

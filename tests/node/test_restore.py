@@ -18,12 +18,12 @@ from gossamer.node.daemon.storage.records import GENESIS, RecordStore
 from gossamer.node.exports.generate import generate, load_into
 from gossamer.node.home import Home
 from gossamer.node.trainer import genesis
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.merge import merge_round
-from gossamer.protocol.payloads.chunks import split_payload
+from gossamer.protocol.payloads import split_payload
+from gossamer.protocol.records import Claim
 from tests.node.folders import Folder, some_deltas, text_model
 from tests.protocol import builders
 from tests.protocol.builders import contribution, identity, random_delta

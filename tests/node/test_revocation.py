@@ -20,11 +20,10 @@ from gossamer.node.daemon.phi.restore import replay
 from gossamer.node.home import keep_better
 from gossamer.protocol import events as ev
 from gossamer.protocol.access.acl import Invitation, Role, parse_grant
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError, NotAnsweredError, UnreachableError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.records import Delta, open_envelope
+from gossamer.protocol.records import Claim, Delta, open_envelope
 from tests.node import folders
 from tests.node.chunkfiles import file_of
 from tests.node.daemons import PHI, SPECS, started

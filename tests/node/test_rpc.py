@@ -34,7 +34,7 @@ from gossamer.node.daemon.network.rpc import (
 from gossamer.node.daemon.network.tls import Certificate, LocalNode, client_context
 from gossamer.node.home import Home
 from gossamer.protocol.access.acl import Invitation, parse_grant
-from gossamer.protocol.access.rpc_auth import ask, check_proof
+from gossamer.protocol.access.handshake import ask, check_proof
 from gossamer.protocol.errors import (
     ConfigError,
     NobodyThereError,

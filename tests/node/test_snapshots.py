@@ -12,10 +12,10 @@ from gossamer.node.daemon.phi.snapshots import SnapshotReader, SnapshotShelf, Sn
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.trainer_port import Publisher
 from gossamer.node.ipc import messages as control
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Store
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
+from gossamer.protocol.records import Claim
 from tests.node.archives import delta
 from tests.node.chunkfiles import file_of
 from tests.node.full_disk import disk_of

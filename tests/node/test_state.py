@@ -17,16 +17,14 @@ from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
 from gossamer.node.ipc.messages import LENGTH_BYTES, Clock, decode, encode
 from gossamer.node.trainer.data import cosine
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim, chain, round_digest
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
+from gossamer.protocol.history.claims import chain, round_digest
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import TOKENS_MAX, TOKENS_TOTAL_MAX
 from gossamer.protocol.merge import merge
-from gossamer.protocol.payloads.chunks import split_payload
-from gossamer.protocol.payloads.layout import TensorSpec
-from gossamer.protocol.payloads.payload import section_starts
-from gossamer.protocol.records import Delta
+from gossamer.protocol.payloads import TensorSpec, section_starts, split_payload
+from gossamer.protocol.records import Claim, Delta
 from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, ROUNDS, World, arrive
 from tests.protocol.builders import LAYOUT, SMALL, body_of, identity, manifest, random_delta, row, signed

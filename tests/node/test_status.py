@@ -14,8 +14,8 @@ from gossamer.node.daemon.monitoring.status import (
     to_json,
 )
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.membership.members import Health
+from gossamer.protocol.records import Claim
 from tests.node import statuses
 from tests.node.daemons import founded, get, report, running, training
 from tests.node.trainer_side import until

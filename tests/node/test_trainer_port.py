@@ -17,7 +17,7 @@ from gossamer.node.ipc import messages as control
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.limits import PAYLOAD_CHUNK_BYTES_MIN
-from gossamer.protocol.payloads.chunks import split_payload
+from gossamer.protocol.payloads import split_payload
 from tests.node.full_disk import FullDisk, disk_of
 from tests.node.trainer_side import until
 

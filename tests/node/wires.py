@@ -22,7 +22,7 @@ from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.protocol import events as ev
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import RefusedError, SignatureError
-from gossamer.protocol.payloads.chunks import Chunk
+from gossamer.protocol.payloads import Chunk
 from tests.node.trainer_side import until
 from tests.protocol.builders import SMALL, identity
 

@@ -12,7 +12,7 @@ from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.merge.merge import merge_round
-from gossamer.protocol.payloads.chunks import split_payload
+from gossamer.protocol.payloads import split_payload
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import LAYOUT, SMALL, contribution, identity, random_delta
 

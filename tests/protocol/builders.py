@@ -25,9 +25,16 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import NodeInfo, Roster
 from gossamer.protocol.merge.merge import Contribution, measure
-from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_bytes
-from gossamer.protocol.payloads.layout import Fragment, Layout, TensorSpec, plan
-from gossamer.protocol.payloads.payload import Payload, encode_payload
+from gossamer.protocol.payloads import (
+    Fragment,
+    Layout,
+    Payload,
+    TensorSpec,
+    chunk_hashes,
+    encode_payload,
+    payload_chunk_bytes,
+    plan,
+)
 from gossamer.protocol.records import (
     NO_RECORD,
     Delta,

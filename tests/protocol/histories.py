@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from gossamer.protocol.claims import Claim, Claims, genesis_claim
 from gossamer.protocol.effects import Effect
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Holdings
-from gossamer.protocol.history.peer_claims import PeerClaim
+from gossamer.protocol.history.claims import PeerClaim, genesis_claim
 from gossamer.protocol.history.snapshots import Sealing
 from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.records import Claim, Claims
 from tests.protocol import builders
 
 MANIFEST = builders.manifest(history={"seal_after": 4, "snapshot_every": 8, "retain": 16})

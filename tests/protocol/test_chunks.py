@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, PAYLOAD_CHUNKS_MAX
-from gossamer.protocol.payloads.chunks import (
+from gossamer.protocol.payloads import (
     WORTH_IT,
     chunk_hashes,
     chunk_sizes,

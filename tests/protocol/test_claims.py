@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.claims import (
-    Claim,
+from gossamer.protocol.history.claims import (
     agreed,
     chain,
     closable_round,
@@ -18,6 +17,7 @@ from gossamer.protocol.claims import (
 )
 from gossamer.protocol.limits import TOKENS_TOTAL_MAX
 from gossamer.protocol.manifest import HistorySection
+from gossamer.protocol.records import Claim
 from tests.protocol.histories import claim
 
 SECTION = HistorySection(seal_after=8, snapshot_every=16, retain=64)

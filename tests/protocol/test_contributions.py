@@ -21,7 +21,7 @@ from gossamer.protocol.merge.contributions import (
     figures,
 )
 from gossamer.protocol.merge.merge import SAMPLE_MAX, Contribution, RoundMerge, measure
-from gossamer.protocol.payloads.payload import Payload, encode_payload
+from gossamer.protocol.payloads import Payload, encode_payload
 from tests.protocol import builders
 
 GOOD = Figures(agreement=0.4)

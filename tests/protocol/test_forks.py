@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim, genesis_claim
 from gossamer.protocol.effects import Adopt, Notice, Seal
+from gossamer.protocol.history.claims import PeerClaim, PeerClaims, genesis_claim
 from gossamer.protocol.history.forks import DIFFERENCE_KEPT_S
-from gossamer.protocol.history.peer_claims import PeerClaim, PeerClaims
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.membership.members import Health, Roster
-from gossamer.protocol.records import MemberRecord
+from gossamer.protocol.records import Claim, MemberRecord
 from tests.protocol import builders
 from tests.protocol.histories import Told, claim, drive, joined, kinds, sealing_of
 

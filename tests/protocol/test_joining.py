@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Adopt, Notice, Outbox
 from gossamer.protocol.events import LinkUp
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Announcer
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
+from gossamer.protocol.history.claims import PeerClaim
 from gossamer.protocol.history.joining import REMIND_S, RETURN_S, CatchUp, Joining, believable, known_up_to
-from gossamer.protocol.history.peer_claims import PeerClaim
 from gossamer.protocol.history.snapshots import LOOK_INTERVAL_S
 from gossamer.protocol.membership.member_records import NodeInfo
+from gossamer.protocol.records import Claim
 from tests.protocol import builders
 from tests.protocol.builders import identity
 from tests.protocol.histories import Told, claim, drive, joined, kinds, sealing_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.payloads.layout import TensorSpec, plan
+from gossamer.protocol.payloads import TensorSpec, plan
 
 SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1, max_size=30)
 

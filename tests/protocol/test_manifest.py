@@ -11,7 +11,7 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.manifest import from_canonical, from_toml, from_values
-from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads import TensorSpec
 from tests.protocol import builders
 
 TOML = """

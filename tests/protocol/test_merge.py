@@ -22,12 +22,10 @@ from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure, merge_round, weight_of
-from gossamer.protocol.payloads.layout import Fragment, TensorSpec, plan
-from gossamer.protocol.payloads.payload import Payload, encode_payload
+from gossamer.protocol.payloads import Fragment, Payload, TensorSpec, encode_payload, plan
 from gossamer.protocol.records import Delta
 from gossamer.protocol.rules import RULES
-from gossamer.protocol.rules.base import PART
-from gossamer.protocol.rules.clipping import median_low
+from gossamer.protocol.rules.base import PART, median_low
 from tests.protocol import builders
 from tests.protocol.builders import norm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from gossamer.protocol.merge.tokens import OUTLIER_TIMES, USUAL_ROUNDS, UsualRates
+from gossamer.protocol.merge.merge import OUTLIER_TIMES, USUAL_ROUNDS, UsualRates
 from tests.protocol import builders
 
 OWN, OTHER, THIRD = (bytes([number]) * 32 for number in range(3))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.payloads.payload import Payload, encode_payload, payload_length
+from gossamer.protocol.payloads import Payload, encode_payload, payload_length
 from tests.protocol import builders
 
 NAMES = sorted(CODECS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.access.peer_scores import Greylist
+from gossamer.protocol.access.rate_limits import Greylist
 from gossamer.protocol.errors import (
     ImplausibleError,
     MalformedError,

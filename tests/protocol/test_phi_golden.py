@@ -11,10 +11,10 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from gossamer.protocol.claims import chain, round_digest
+from gossamer.protocol.history.claims import chain, round_digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.merge import merge_round
-from gossamer.protocol.payloads.layout import TensorSpec
+from gossamer.protocol.payloads import TensorSpec
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
 

@@ -11,14 +11,18 @@ from hashlib import sha256
 
 from gossamer.protocol import messages as msg
 from gossamer.protocol.access.acl import Invitation, Role, grant_body, parse_grant, revocation_body
-from gossamer.protocol.access.handshake import ClientHandshake, ServerHandshake
-from gossamer.protocol.access.rpc_auth import ask, prove
-from gossamer.protocol.claims import Claim, chain, round_digest
+from gossamer.protocol.access.handshake import ClientHandshake, ServerHandshake, ask, prove
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.payloads.chunks import chunk_sizes, payload_chunk_bytes, root_of, unpack_chunk
-from gossamer.protocol.payloads.layout import plan
-from gossamer.protocol.payloads.payload import payload_length
-from gossamer.protocol.records import DeltaBody, MemberRecordBody, RecordKind, seal
+from gossamer.protocol.history.claims import chain, round_digest
+from gossamer.protocol.payloads import (
+    chunk_sizes,
+    payload_chunk_bytes,
+    payload_length,
+    plan,
+    root_of,
+    unpack_chunk,
+)
+from gossamer.protocol.records import Claim, DeltaBody, MemberRecordBody, RecordKind, seal
 from tests.protocol import builders
 
 ALICE, BOB = builders.identity(1), builders.identity(2)

@@ -9,17 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import MalformedError, PeerError, SignatureError
 from gossamer.protocol.limits import RECORD_BYTES_MAX
-from gossamer.protocol.payloads.chunks import chunk_sizes
-from gossamer.protocol.payloads.layout import TensorSpec, plan
-from gossamer.protocol.payloads.payload import payload_length
+from gossamer.protocol.payloads import TensorSpec, chunk_sizes, payload_length, plan
 from gossamer.protocol.records import (
     DOMAIN,
     HEADER_BYTES,
     NO_RECORD,
+    Claim,
     DeltaBody,
     MemberRecordBody,
     RecordKind,

@@ -16,10 +16,10 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.membership.members import NodeInfo
-from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.payloads import encode_payload
+from gossamer.protocol.records import Claim
 from gossamer.protocol.replica import Replica
 from tests.protocol import builders
 from tests.protocol.cores import BRISK, STORM, check, swarm

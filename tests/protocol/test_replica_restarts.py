@@ -8,7 +8,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
-from gossamer.protocol.claims import Claim
+from gossamer.protocol.records import Claim
 from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
 from tests.protocol.cores import BRISK, check, conflicting, publish_effects, swarm
 from tests.protocol.wiring import UNIX_OFFSET_S, Node, World

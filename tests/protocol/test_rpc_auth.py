@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.access.rpc_auth import ASK_BYTES_MAX, ask, check_proof, check_question, prove
+from gossamer.protocol.access.handshake import ASK_BYTES_MAX, ask, check_proof, check_question, prove
 from gossamer.protocol.errors import MalformedError, PeerError, RefusedError, SignatureError
 from gossamer.protocol.limits import ASK_FRESH_S, CREDENTIAL_BYTES_MAX
 from tests.protocol.builders import identity

@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
-from gossamer.protocol.payloads.payload import Payload, encode_payload
+from gossamer.protocol.payloads import Payload, encode_payload
 from gossamer.protocol.rules import RULES, Deltas
-from gossamer.protocol.rules.base import Rule, whole
-from gossamer.protocol.rules.clipping import shrink_to, usual_rate, usual_rates
+from gossamer.protocol.rules.base import Rule, shrink_to, usual_rate, usual_rates, whole
 from gossamer.protocol.rules.rda import RESULTANT_MIN
 from tests.protocol import builders
 from tests.protocol.builders import norm

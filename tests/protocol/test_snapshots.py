@@ -3,10 +3,9 @@
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.claims import genesis_claim
 from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
+from gossamer.protocol.history.claims import PeerClaim, genesis_claim
 from gossamer.protocol.history.joining import PREFETCHES_MAX
-from gossamer.protocol.history.peer_claims import PeerClaim
 from gossamer.protocol.history.snapshots import CLAIMED_MAX, GONE_AFTER_S, LOOK_INTERVAL_S
 from tests.protocol.histories import MANIFEST, Told, claim, drive, joined, kinds, sealing_of
 

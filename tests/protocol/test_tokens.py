@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
 from gossamer.protocol.limits import TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merge.tokens import TokenCount
+from gossamer.protocol.merge.merge import TokenCount
 from gossamer.protocol.records import Delta
 from tests.protocol.builders import manifest
 from tests.protocol.builders import unsigned as delta

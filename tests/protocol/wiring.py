@@ -26,8 +26,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.members import Health, NodeInfo
 from gossamer.protocol.pace import Pace
-from gossamer.protocol.payloads.chunks import split_payload
-from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.payloads import encode_payload, split_payload
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 from tests.protocol import builders

@@ -11,10 +11,9 @@ import numpy as np
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.limits import CLAIMS_MAX
-from gossamer.protocol.payloads.chunks import chunk_hashes, parse_index, root_of
-from gossamer.protocol.records import Delta
+from gossamer.protocol.payloads import chunk_hashes, parse_index, root_of
+from gossamer.protocol.records import Claim, Delta
 from tests.sim.disk import DamagedChunkError
 from tests.sim.fold import Base, Fold, Rounds
 

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol import replica as intake
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Blame
 from gossamer.protocol.errors import Offence, PeerError
 from gossamer.protocol.identity import short
-from gossamer.protocol.records import Delta
+from gossamer.protocol.records import Claim, Delta
 from tests.sim.fold import Fold, Rounds, count
 from tests.sim.loop import Loop
 from tests.sim.network import End

@@ -10,9 +10,8 @@ import random
 from collections.abc import Iterable
 from hashlib import sha256
 
-from gossamer.protocol.claims import Claim
-from gossamer.protocol.payloads.chunks import payload_chunk_sizes
-from gossamer.protocol.records import Delta
+from gossamer.protocol.payloads import payload_chunk_sizes
+from gossamer.protocol.records import Claim, Delta
 from tests.sim.fold import GENESIS, Base
 
 WRITER_DELAY_S = 0.01

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from copy import copy as copy_of
 from typing import NamedTuple
 
-from gossamer.protocol.claims import chain, round_digest
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history.claims import chain, round_digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import merge
-from gossamer.protocol.merge.tokens import TokenCount
-from gossamer.protocol.payloads.layout import Fragment
-from gossamer.protocol.payloads.payload import Payload
+from gossamer.protocol.merge.merge import TokenCount
+from gossamer.protocol.payloads import Fragment, Payload
 from gossamer.protocol.records import Delta
 
 Rounds = dict[int, tuple[Delta, ...]]

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from gossamer.protocol import messages as msg
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.limits import CLAIMS_MAX, FETCH_OVERDUE_S, FETCH_PATIENCE_S
 from gossamer.protocol.membership.member_records import Presence
-from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
+from gossamer.protocol.payloads import chunk_hashes, root_of
+from gossamer.protocol.records import Claim
 from gossamer.protocol.replica import Replica
 from tests.sim.exchange import LateAnswerError
 from tests.sim.liar import Liar, Standing

@@ -13,12 +13,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gossamer.protocol import messages as msg
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.limits import ROUND_MAX, TOKENS_MAX
-from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_sizes, root_of
-from gossamer.protocol.payloads.payload import payload_length
-from gossamer.protocol.records import HEADER_BYTES, Delta, DeltaBody, RecordKind, parse_delta, seal
+from gossamer.protocol.payloads import chunk_hashes, payload_chunk_sizes, payload_length, root_of
+from gossamer.protocol.records import HEADER_BYTES, Claim, Delta, DeltaBody, RecordKind, parse_delta, seal
 from gossamer.protocol.replica import Replica
 from tests.sim.exchange import NoAnswerError
 from tests.sim.node import Node

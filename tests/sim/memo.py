@@ -23,7 +23,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership import member_records as presence
 from gossamer.protocol.merge.merge import Contribution
-from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads import Fragment
 from gossamer.protocol.records import Delta, Envelope, RecordKind
 from tests.protocol import builders
 from tests.sim import fold

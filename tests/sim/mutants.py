@@ -17,7 +17,6 @@ from typing import Any
 from gossamer.protocol import ledger, limits, replica
 from gossamer.protocol import records as envelope
 from gossamer.protocol.access import acl
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.effects import Effect, Send, Store
 from gossamer.protocol.events import Event, Publish
 from gossamer.protocol.fetching.fetcher import Fetcher
@@ -35,7 +34,7 @@ from gossamer.protocol.membership import member_records as presence
 from gossamer.protocol.membership.members import Health
 from gossamer.protocol.merge import merge
 from gossamer.protocol.messages import HaveChunks
-from gossamer.protocol.records import Delta
+from gossamer.protocol.records import Claim, Delta
 
 Patch = tuple[type | ModuleType, str, Any]
 

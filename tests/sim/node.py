@@ -13,7 +13,7 @@ from gossamer.protocol import events as ev
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
 from gossamer.protocol.membership.members import NodeInfo
-from gossamer.protocol.payloads.chunks import payload_chunk_sizes, split_payload
+from gossamer.protocol.payloads import payload_chunk_sizes, split_payload
 from gossamer.protocol.records import Delta, DeltaBody
 from gossamer.protocol.replica import Replica
 from tests.sim.acquaintances import Acquaintances

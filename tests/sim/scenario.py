@@ -15,9 +15,7 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import FORK_DOUBLINGS_MAX, LINKS_MAX, LINKS_WANTED, PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
-from gossamer.protocol.payloads.layout import TensorSpec
-from gossamer.protocol.payloads.payload import payload_length
+from gossamer.protocol.payloads import TensorSpec, chunk_hashes, payload_length, root_of
 from tests.protocol.builders import admission
 from tests.sim.audit import MIN_ROUND_S
 from tests.sim.faults import AMBUSHES, STORMS, UNMIXED

@@ -8,8 +8,7 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.messages import Message
-from gossamer.protocol.payloads.chunks import chunk_hashes, root_of
-from gossamer.protocol.payloads.layout import Layout
+from gossamer.protocol.payloads import Layout, chunk_hashes, root_of
 from tests.sim.audit import Audit
 from tests.sim.fold import MergeRound
 from tests.sim.loop import Loop

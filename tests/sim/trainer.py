@@ -15,8 +15,7 @@ from gossamer.protocol.events import Progress
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
-from gossamer.protocol.payloads.chunks import chunk_hashes, payload_chunk_bytes
-from gossamer.protocol.payloads.payload import encode_payload
+from gossamer.protocol.payloads import chunk_hashes, encode_payload, payload_chunk_bytes
 from gossamer.protocol.records import NO_RECORD, DeltaBody
 
 if TYPE_CHECKING:

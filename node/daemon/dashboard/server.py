@@ -33,7 +33,7 @@ from gossamer.node.formatting import harmless_line
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ROUND_MAX
-from gossamer.protocol.payloads.layout import Layout
+from gossamer.protocol.payloads import Layout
 
 CONNECTIONS_MAX = 64
 """Each connection takes a file descriptor, and the node needs some for itself."""

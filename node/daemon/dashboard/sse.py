@@ -15,7 +15,7 @@ from aiohttp import web
 from gossamer.node.daemon.monitoring.monitor import Monitor
 from gossamer.node.daemon.monitoring.round_history import dump, dump_rounds
 from gossamer.node.daemon.monitoring.status import to_json
-from gossamer.protocol.payloads.layout import Layout
+from gossamer.protocol.payloads import Layout
 
 LISTENERS_MAX = 32
 QUEUE_MAX = 30

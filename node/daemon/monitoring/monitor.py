@@ -42,7 +42,7 @@ from gossamer.protocol.errors import RefusedError, StorageError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.members import Health, Member
 from gossamer.protocol.merge.contributions import RoundFigures
-from gossamer.protocol.payloads.layout import Layout
+from gossamer.protocol.payloads import Layout
 from gossamer.protocol.records import Delta, MemberRecordBody
 from gossamer.protocol.replica import Replica
 

@@ -20,8 +20,8 @@ from gossamer.node.ipc.messages import Report
 from gossamer.protocol.limits import MEMBERS_MAX, ROUND_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.contributions import RoundFigures
-from gossamer.protocol.merge.tokens import TokenCount
-from gossamer.protocol.payloads.layout import Layout
+from gossamer.protocol.merge.merge import TokenCount
+from gossamer.protocol.payloads import Layout
 from gossamer.protocol.records import Delta
 
 ENTRIES_MAX = 100_000

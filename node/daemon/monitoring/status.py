@@ -14,8 +14,8 @@ from functools import cache
 from math import isfinite
 from typing import Any
 
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.membership.members import Health
+from gossamer.protocol.records import Claim
 
 LIVE = (Health.ALIVE, Health.SUSPECT)
 STATES = ("joining", "starting", "training", "serving", "finished", "leaving")

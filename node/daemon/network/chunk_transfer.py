@@ -34,7 +34,7 @@ from gossamer.protocol.limits import (
     SMALL_CHUNK_BYTES,
 )
 from gossamer.protocol.messages import Decline, Want, encode
-from gossamer.protocol.payloads.chunks import Chunk, packed_size, unpack_chunk
+from gossamer.protocol.payloads import Chunk, packed_size, unpack_chunk
 from gossamer.protocol.replica import Replica
 
 ENCODING_HEADER = "Content-Encoding"

@@ -1,6 +1,6 @@
 """What peers have cost us and done wrong: budgets, points, and the log lines about them.
 
-`protocol.access.rate_limits` and `protocol.access.peer_scores` decide. This module applies them to links and
+`protocol.access.rate_limits` decides. This module applies them to links and
 connections, and reads the clock for them.
 """
 
@@ -10,8 +10,14 @@ import time
 from collections.abc import Callable
 
 from gossamer.node.logs import RateLimit
-from gossamer.protocol.access.peer_scores import Greylist
-from gossamer.protocol.access.rate_limits import PER_ADDRESS, PER_NODE, Budgets, Resource, cost_of_message
+from gossamer.protocol.access.rate_limits import (
+    PER_ADDRESS,
+    PER_NODE,
+    Budgets,
+    Greylist,
+    Resource,
+    cost_of_message,
+)
 from gossamer.protocol.errors import Offence
 from gossamer.protocol.identity import short
 

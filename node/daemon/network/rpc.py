@@ -26,8 +26,7 @@ from gossamer.node.daemon.network.links import PREFIX
 from gossamer.node.daemon.network.listening import Resolver
 from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of
 from gossamer.node.home import Home
-from gossamer.protocol.access.handshake import NONCE_BYTES
-from gossamer.protocol.access.rpc_auth import ask, check_proof, check_question, prove
+from gossamer.protocol.access.handshake import NONCE_BYTES, ask, check_proof, check_question, prove
 from gossamer.protocol.errors import (
     ConfigError,
     LocalError,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest
 
 ASK_HEADER = "Gossamer-Ask"
-"""Hex of a signed request, see `protocol.access.rpc_auth`."""
+"""Hex of a signed request, see `protocol.access.handshake`."""
 
 NONCE_HEADER = "Gossamer-Nonce"
 PROOF_HEADER = "Gossamer-Proof"

@@ -25,12 +25,11 @@ from gossamer.node.daemon.storage.records import Base, RecordStore
 from gossamer.node.logs import RateLimit
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import short
-from gossamer.protocol.payloads.chunks import chunk_sizes, payload_chunk_sizes
-from gossamer.protocol.records import Delta
+from gossamer.protocol.payloads import chunk_sizes, payload_chunk_sizes
+from gossamer.protocol.records import Claim, Delta
 from gossamer.protocol.replica import Replica
 
 PROGRESS_S = 2.0

@@ -24,7 +24,7 @@ from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.events import MergeOutcome
 from gossamer.protocol.membership.members import listed
 from gossamer.protocol.merge.contributions import Conduct, RoundFigures
-from gossamer.protocol.payloads.layout import Fragment
+from gossamer.protocol.payloads import Fragment
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 

@@ -9,12 +9,11 @@ from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import RecordStore, StoredHistory
 from gossamer.node.home import Home, manifest_of
 from gossamer.protocol.access.acl import AccessList
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import DivergedError, PayloadError, PeerError, StorageError
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads.chunks import payload_chunk_sizes
-from gossamer.protocol.records import Delta
+from gossamer.protocol.payloads import payload_chunk_sizes
+from gossamer.protocol.records import Claim, Delta
 
 ATTEMPTS_MAX = 3
 """How often a reader starts over because the running daemon has moved on."""

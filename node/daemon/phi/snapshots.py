@@ -13,11 +13,10 @@ from hashlib import sha256
 import numpy as np
 
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
-from gossamer.protocol.claims import Claim
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
-from gossamer.protocol.payloads.chunks import (
+from gossamer.protocol.payloads import (
     HASH_BYTES,
     chunk_hashes,
     chunk_sizes,
@@ -25,7 +24,7 @@ from gossamer.protocol.payloads.chunks import (
     root_of,
     split,
 )
-from gossamer.protocol.records import Delta
+from gossamer.protocol.records import Claim, Delta
 
 KEPT = 2
 """Snapshots that are always kept: the newest, and the one that others may still be at."""

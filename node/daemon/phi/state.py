@@ -59,17 +59,29 @@ from typing import NamedTuple
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
-from gossamer.protocol.claims import total
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.fixedpoint import Ints, is_healthy
+from gossamer.protocol.history.claims import total
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.contributions import RoundFigures, figures
-from gossamer.protocol.merge.merge import Contribution, Measures, RoundMerge, measure
-from gossamer.protocol.merge.tokens import TokenCount, UsualRates, of_ordinary_tokens
-from gossamer.protocol.payloads.chunks import payload_chunk_bytes
-from gossamer.protocol.payloads.layout import Fragment
-from gossamer.protocol.payloads.payload import Payload, Section, section_of, section_starts
+from gossamer.protocol.merge.merge import (
+    Contribution,
+    Measures,
+    RoundMerge,
+    TokenCount,
+    UsualRates,
+    measure,
+    of_ordinary_tokens,
+)
+from gossamer.protocol.payloads import (
+    Fragment,
+    Payload,
+    Section,
+    payload_chunk_bytes,
+    section_of,
+    section_starts,
+)
 from gossamer.protocol.records import Delta
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from gossamer.node.files import cannot_write, remove_unfinished, sync_folder, write_atomically
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import PayloadError, StorageError
-from gossamer.protocol.payloads.chunks import Chunk, unpack_chunk
+from gossamer.protocol.payloads import Chunk, unpack_chunk
 
 _NAME = re.compile(r"([0-9a-f]{64})\.([0-9]+)\.([0-9]+)")
 """Name of a chunk's file: its hash, and the lengths of the chunk and of the file. If they differ, it holds a

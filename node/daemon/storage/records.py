@@ -16,12 +16,12 @@ from typing import Any
 
 from gossamer.node.daemon.storage.database import Database
 from gossamer.node.daemon.storage.disk import Disk
-from gossamer.protocol.claims import Claim, chain, round_digest, total
 from gossamer.protocol.errors import PeerError, StorageError
+from gossamer.protocol.history.claims import chain, round_digest, total
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merge.tokens import TokenCount
-from gossamer.protocol.payloads.layout import Layout
-from gossamer.protocol.records import Delta, open_envelope, parse_delta
+from gossamer.protocol.merge.merge import TokenCount
+from gossamer.protocol.payloads import Layout
+from gossamer.protocol.records import Claim, Delta, open_envelope, parse_delta
 
 # --- The base under the rounds that can still change: closed history, in three numbers.
 

@@ -2,7 +2,7 @@
 
 A round is *sealed* once it lies `seal_after` rounds behind the clock. Every `snapshot_every` rounds a node
 writes Phi of the sealed prefix. These bytes are the same wherever the same records were merged. The node then
-*claims* the snapshot in its signed row: round, root of the snapshot, digest of the records merged up to
+*claims* the snapshot in its signed record: round, root of the snapshot, digest of the records merged up to
 it, and their tokens. A claim that enough members make alike is *agreed*: joiners start from it. Rounds that
 lie `retain` rounds behind the clock and under an agreed snapshot are *closed*: their records and payloads are
 dropped, and nothing can change them.
@@ -19,36 +19,17 @@ they share the rounds before.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
+from math import inf
 from typing import NamedTuple
 
-from gossamer.protocol.limits import TOKENS_TOTAL_MAX
+from gossamer.protocol import limits
+from gossamer.protocol.context import Context
+from gossamer.protocol.gossip.announce import Holdings
 from gossamer.protocol.manifest import HistorySection
-
-QUORUM_MAX = 3
-"""How many members' claims must agree for others to rely on them; see `quorum` for small swarms."""
-
-
-class Claim(NamedTuple):
-    """A member's signed word on its snapshot. The greater of two claims for one round wins."""
-
-    round: int
-    tokens: int
-    """Tokens of all deltas merged up to the round, as `TokenCount` counts them."""
-    digest: bytes
-    """Chain over the rounds' digests of merged records, see `chain`."""
-    root: bytes
-    """Root of the snapshot's bytes, see `chunks`."""
-
-    @property
-    def key(self) -> bytes:
-        """The key that the snapshot's chunks are wanted under: no delta's id, whatever root a liar gives."""
-        return b"snapshot" + self.root
-
-
-Claims = tuple[Claim, ...]
-"""The claims of one member, newest first and all different."""
+from gossamer.protocol.membership.members import Health
+from gossamer.protocol.records import Claim, Claims, MemberRecord
 
 
 def sealed_round(clock: int, section: HistorySection) -> int:
@@ -72,7 +53,7 @@ def roundest(last: int, newest: int, every: int) -> int | None:
 
 def quorum(members: int) -> int:
     """How many of `members` must say a thing: more than half, or three if that is fewer."""
-    return min(QUORUM_MAX, members // 2 + 1)
+    return min(limits.QUORUM_MAX, members // 2 + 1)
 
 
 def agreed(claims: Iterable[Claim], members: int) -> Claim | None:
@@ -100,7 +81,7 @@ def winning_claim(own: Claim, others: Iterable[Claims]) -> Claim | None:
     if 2 * votes[own] > len(ballots):
         return None
     by_most = [claim for claim, count in votes.items() if 2 * count > len(ballots)]
-    needed = min(QUORUM_MAX, max(votes.values()))
+    needed = min(limits.QUORUM_MAX, max(votes.values()))
     winner = max(by_most) if by_most else max(claim for claim, count in votes.items() if count >= needed)
     if winner == own:
         return None
@@ -123,7 +104,7 @@ def total(tokens: Iterable[int]) -> int:
 
     So a sum taken in parts, of closed rounds and of open ones, comes to the same.
     """
-    return min(TOKENS_TOTAL_MAX, sum(tokens))
+    return min(limits.TOKENS_TOTAL_MAX, sum(tokens))
 
 
 def genesis_claim(root: bytes) -> Claim:
@@ -137,3 +118,86 @@ def closable_round(agreed_round: int, clock: int, section: HistorySection) -> in
         return 0
     old = max(0, clock - section.retain) // section.snapshot_every * section.snapshot_every
     return min(agreed_round, old)
+
+
+class PeerClaim(NamedTuple):
+    """What a live member says about the past."""
+
+    claims: Claims
+    node_id: bytes = b""
+    is_named: bool = False
+    """Whether it answers at one of the join addresses that we were given."""
+    said_at: float = inf
+    """When its newest record came, by the local clock, seconds."""
+    round: int = 0
+    """The last round that it has published; 0 if none since it came (back), or if we know no delta of its."""
+    trains: bool = True
+
+
+class PeerClaims:
+    """Reads what members claim off the roster, the ledger and the payloads that are here."""
+
+    def __init__(self, context: Context, holdings: Holdings) -> None:
+        self.genesis = genesis_claim(context.manifest.genesis.root)
+        """The only valid claim for round 0."""
+        self._ledger = context.ledger
+        self._roster = context.roster
+        self._links = context.links
+        self._holdings = holdings
+        self._unusable: dict[bytes, None] = {}
+        """Roots of unusable snapshots, oldest first: claims of them do not count."""
+
+    def unusable(self, root: bytes) -> None:
+        """A claimed snapshot turned out to be none of this model: no claim of it counts any more."""
+        self._unusable[root] = None
+        if len(self._unusable) > limits.UNUSABLE_MAX:
+            del self._unusable[next(iter(self._unusable))]
+
+    def members(self) -> Sequence[PeerClaim]:
+        """The live members."""
+        named, authors = self._links.given_ids(), self._ledger.last_rounds
+        return [
+            PeerClaim(
+                self._claims_of(record),
+                record.node_id,
+                record.node_id in named,
+                member.received_at,
+                record.body.round if record.node_id in authors else 0,
+                record.body.trains,
+            )
+            for member in self._roster.live()
+            for record in (member.record,)
+        ]
+
+    def contributors(self) -> Sequence[Claims]:
+        """The claims of each author of a delta whose payload is here.
+
+        This includes members that are absent just now: they have not spoken against us, and may have spoken
+        for us.
+        """
+        authors = {delta.author for delta in self._ledger if self._holdings.holds(delta.record_id)}
+        records = [member.record for member in self._roster.members()]
+        return [self._claims_of(record) for record in records if record.node_id in authors]
+
+    def authors(self) -> int:
+        """How many members have published, if only in rounds long closed, and have not left. Absent ones
+        count: our own line may be down, or somebody in between may keep them away."""
+        return sum(
+            member.health is not Health.LEFT and self._ledger.last_round(member.record.node_id) > 0
+            for member in self._roster.members()
+        )
+
+    def share_lacking(self, round_: int, now: float) -> float:
+        """The share, 0 to 1, of authors with payloads up to a round that another node holds and we lack."""
+        return self._holdings.share_lacking(round_, now)
+
+    def _claims_of(self, record: MemberRecord) -> Claims:
+        """A member's claims, without those that cannot be true."""
+        genesis, unusable = self.genesis, self._unusable
+        return tuple(
+            [
+                claim
+                for claim in record.body.claims
+                if claim.root not in unusable and (claim.round > 0 or claim == genesis)
+            ]
+        )

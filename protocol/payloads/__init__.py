@@ -1,1 +1,0 @@
-"""What a delta is made of: where tensors lie, and how values become bytes, chunks and hashes."""
