@@ -19,7 +19,7 @@ from benchmarks.rounds import Lie, Scale, Swarm, build
 from gossamer.models.corpus import Corpus
 from gossamer.models.text import ByteTextTask, TextOptions
 from gossamer.protocol.errors import DivergedError
-from gossamer.protocol.merge.contributions import Change, Conduct, RoundFigures, figures
+from gossamer.protocol.merge.contributions import Change, ContributionStats, RoundFigures, figures
 
 FULL = Scale(workers=8, windows=24, steps=16, context=64, batch_size=4, eval_batches=64)
 QUICK = Scale(workers=4, windows=3, steps=2, context=16, batch_size=2, eval_batches=1)
@@ -157,12 +157,12 @@ def _row(case: Case, scale: Scale) -> dict[str, Any]:
 
 def _train(swarm: Swarm) -> tuple[float, Seen]:
     """Train to the end. The held-out loss is infinite where Phi left the range of fixed point."""
-    seen, conduct = Seen(), Conduct()
+    seen, stats = Seen(), ContributionStats()
     try:
         for number in range(1, swarm.scale.windows + 1):
             found = figures(swarm.round(number))
             seen.rounds.append(found)
-            seen.changes += [(number, change) for change in conduct.note(number, found)]
+            seen.changes += [(number, change) for change in stats.note(number, found)]
     except DivergedError:
         return inf, seen
     return swarm.evaluate(), seen

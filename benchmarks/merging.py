@@ -60,7 +60,7 @@ def _contributions(codec: str, fragment: Fragment, deltas: int) -> list[Contribu
 
 
 def _merge(contributions: list[Contribution], fragment: Fragment, phi: np.ndarray) -> None:
-    """Merge as `node.phi.merger` does: into Phi in place, tensor by tensor."""
+    """Merge as `node.phi.state` does: into Phi in place, tensor by tensor."""
     merge = RoundMerge(contributions, fragment, Outer())
     for index, slot in enumerate(fragment.slots):
         merge.subtract(index, phi[slot.span])

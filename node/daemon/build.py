@@ -26,7 +26,7 @@ from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.network.tls import Certificate, LocalNode
 from gossamer.node.daemon.phi.archive import Archive
-from gossamer.node.daemon.phi.loop import Merging, OnMerged
+from gossamer.node.daemon.phi.loop import MergeLoop, OnMerged
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.disk import Disk
@@ -94,7 +94,7 @@ class Phi:
     """The model, and the trainer to which it is offered."""
 
     port: TrainerPort
-    loop: Merging
+    loop: MergeLoop
     archive: Archive
     publisher: Publisher
 
@@ -210,6 +210,6 @@ def _network(local: LocalNode, store: Store, core: Replica, edges: Edges) -> Net
 
 
 def _phi(port: TrainerPort, store: Store, core: Replica, edges: Edges) -> Phi:
-    loop = Merging(core, port, edges.dispatch, edges.damaged, edges.merged, edges.before_offer)
+    loop = MergeLoop(core, port, edges.dispatch, edges.damaged, edges.merged, edges.before_offer)
     archive = Archive(core, loop, store.chunks, store.records, store.disk, store.shelf, edges.dispatch)
     return Phi(port, loop, archive, Publisher(store.chunks, store.disk, edges.dispatch, port.send))

@@ -19,7 +19,7 @@ from gossamer.models.registry import task_names
 from gossamer.models.task_file import task_errors
 from gossamer.node import __version__
 from gossamer.node.daemon.phi.restore import replay
-from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.files import placed, written
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer.data import build_task
@@ -240,12 +240,12 @@ def export(
             _check_file(out, force)
         else:
             _check_folder(out, force, {WEIGHTS, CARD, *(Path(name).parts[0] for name in files)})
-        manifest, merger = replay(home, sealed=sealed)
-        layout, facts = manifest.plan(), _facts(manifest, merger)
+        manifest, state = replay(home, sealed=sealed)
+        layout, facts = manifest.plan(), _facts(manifest, state)
 
         def write_weights(path: Path) -> int:
             metadata = {"format": "pt", **facts}  # `transformers` loads no file without a format
-            return write(path, layout, merger.phi, DTYPES[dtype], metadata)
+            return write(path, layout, state.phi, DTYPES[dtype], metadata)
 
         with placed(place) as aside:
             if files is None:
@@ -287,14 +287,14 @@ def _check_folder(out: Path, force: bool, names: set[str]) -> None:
         raise ConfigError(f"{out} holds {others[0]!r}, which is not part of an export; choose another folder")
 
 
-def _facts(manifest: Manifest, merger: Merger) -> dict[str, str]:
+def _facts(manifest: Manifest, state: PhiState) -> dict[str, str]:
     """Which model it is, without time or place, so that all nodes write the same."""
     return {
         "swarm": manifest.swarm.name,
         "swarm_id": manifest.swarm_id.hex(),
-        "round": str(merger.newest_round),
-        "tokens": str(manifest.plan().trained_tokens(merger.tokens)),
-        "phi_digest": merger.digest().hex(),
+        "round": str(state.newest_round),
+        "tokens": str(manifest.plan().trained_tokens(state.tokens)),
+        "phi_digest": state.digest().hex(),
         "gossamer_version": __version__,
     }
 

@@ -38,13 +38,13 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
             f"swarm {manifest.swarm.name!r} trains {name!r}, a script of its own, and only that"
             " can run the model; gossamer export writes the model for other programs"
         )
-    _, merger = replay(home)
+    _, state = replay(home)
     try:
         with task_errors():
             task = build_task(home, manifest)
             model = task.build_model(manifest.task.seed)
             check_fits(dict(named_tensors(model)), manifest)
-            load_into(model, manifest, merger.phi)
+            load_into(model, manifest, state.phi)
             pieces = task.sample(model, prompt, length, temperature=temperature, seed=seed)
     except TaskError as error:
         raise ConfigError(str(error)) from error

@@ -158,7 +158,7 @@ def agreement(samples: Mapping[bytes, Sample]) -> tuple[dict[bytes, float], floa
     return cosines, overall
 
 
-class Conduct:
+class ContributionStats:
     """The figures of every member's latest rounds."""
 
     def __init__(self) -> None:

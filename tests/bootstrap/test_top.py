@@ -20,7 +20,7 @@ from rich.console import Console
 from gossamer.bootstrap.top import drawn, frame, show_peers, show_top
 from gossamer.node.daemon.monitoring.status import to_json
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.merge.contributions import Conduct, Figures, RoundFigures
+from gossamer.protocol.merge.contributions import ContributionStats, Figures, RoundFigures
 from tests.node import statuses
 from tests.node.daemons import facts, founded, get, publish, running, training
 
@@ -31,21 +31,21 @@ LONG = "gpu-box-17.cluster.example.university.edu" + 23 * "x"
 
 def status(*names: str, **changes: Any) -> dict[str, Any]:
     """A node's status with members of these names. Deltas of the first are clipped and opposed."""
-    conduct = Conduct()
+    stats = ContributionStats()
     for round_ in range(1, 21):
         found = {b"\1": Figures(clipped=9.8, pace=30.0, agreement=-0.7), b"\2": Figures()}
-        conduct.note(round_, RoundFigures(found, 0.25))
+        stats.note(round_, RoundFigures(found, 0.25))
     members = tuple(
         statuses.member(
             number,
             name=name,
-            contributions=conduct.of(bytes([number]))._asdict(),
+            contributions=stats.of(bytes([number]))._asdict(),
             replica=("same", "records", "other")[number % 3],
         )
         for number, name in enumerate(names, 1)
     )
     facts: dict[str, Any] = {
-        "agreement": conduct.agreement,
+        "agreement": stats.agreement,
         "trainer": statuses.trainer(),
         "links": (statuses.link(1),),
     }

@@ -59,7 +59,7 @@ async def test_exports_while_the_daemons_seal_and_forget(
             if node not in overtaken:
                 overtaken.append(node)
                 wait_for(lambda: history.claims[0] not in claims_of(node), 60, "it moves on")
-            return restore_merger(manifest, chunks, history, *others, **own)
+            return restore_state(manifest, chunks, history, *others, **own)
 
         return restored
 
@@ -69,14 +69,14 @@ async def test_exports_while_the_daemons_seal_and_forget(
         assert digest_of(out, manifest) == done.facts["phi_digest"]
         return dict(done.facts)
 
-    restore_merger = restore.restore_merger
+    restore_state = restore.restore_state
     async with LocalNodes(tmp_path, manifest, phi) as swarm:
         nodes = await swarm.grow(3)
         await swarm.until(lambda: all(node.status["closed_round"] > 0 for node in nodes), 60, "all forget")
         for node, sealed in zip(nodes, (False, True, False), strict=True):
             before = await asyncio.to_thread(export_one, node, sealed=sealed)
             with monkeypatch.context() as patched:
-                patched.setattr(restore, "restore_merger", restores_late(node))
+                patched.setattr(restore, "restore_state", restores_late(node))
                 after = await asyncio.to_thread(export_one, node, sealed=sealed)
             assert int(before["round"]) < int(after["round"])
             assert int(before["tokens"]) < int(after["tokens"])

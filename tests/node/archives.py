@@ -1,4 +1,4 @@
-"""An archive beside a merger, and one of a model whose snapshots are fetched chunk by chunk."""
+"""An archive beside a state, and one of a model whose snapshots are fetched chunk by chunk."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.archive import Archive
-from gossamer.node.daemon.phi.loop import Merging
+from gossamer.node.daemon.phi.loop import MergeLoop
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
-from gossamer.node.daemon.phi.state import Merger, Prefix
+from gossamer.node.daemon.phi.state import PhiState, Prefix
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, Base
 from gossamer.protocol.events import Event
@@ -43,7 +43,7 @@ NOTHING_ELSE: dict[str, Any] = {
 
 
 def core_with(ledger: Ledger, **changes: Any) -> Any:
-    """A stand-in for a core that has joined, with what an archive and a real `Merging` look at."""
+    """A stand-in for a core that has joined, with what an archive and a real `MergeLoop` look at."""
     usual = {
         "manifest": SMALL,
         "layout": SMALL.plan(),
@@ -56,10 +56,10 @@ def core_with(ledger: Ledger, **changes: Any) -> Any:
     return SimpleNamespace(ledger=ledger, **{**usual, **changes})
 
 
-def merging_of(core: Any) -> Merging:
+def merging_of(core: Any) -> MergeLoop:
     """A merge loop without a trainer."""
     nobody: Any = SimpleNamespace(attached=False, attachments=0)
-    return Merging(
+    return MergeLoop(
         core,
         nobody,
         lambda event: None,
@@ -70,11 +70,11 @@ def merging_of(core: Any) -> Merging:
 
 
 class Sealing:
-    """An archive, and the merger that it asks for one fragment after another."""
+    """An archive, and the state that it asks for one fragment after another."""
 
-    def __init__(self, merger: Merger, chunks: ChunkStore, of: Manifest = SMALL) -> None:
-        self.merger = merger
-        self.base = merger.base
+    def __init__(self, state: PhiState, chunks: ChunkStore, of: Manifest = SMALL) -> None:
+        self.state = state
+        self.base = state.base
         self.is_reached = True
         """Whether the swarm has reached all rounds that wait to be merged."""
         self.between: Callable[[Fragment], None] = lambda fragment: None
@@ -82,7 +82,7 @@ class Sealing:
         self.told: list[Event] = []
         self.covered: list[list[bytes]] = []
         self.shelf = SnapshotShelf(chunks, of.plan().snapshot_bytes)
-        self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, chunks))])
+        self.shelf.restore([Claim(0, 0, GENESIS.chain, snapshots.store(state.phi, chunks))])
         records = SimpleNamespace(
             add_snapshot=lambda claim, covered, keep: self.covered.append(
                 sorted(delta.record_id for delta in covered)
@@ -112,7 +112,7 @@ class Sealing:
     @classmethod
     def of_world(cls, world: World) -> Sealing:
         """One whose ledger has all of a world's records; none is merged yet."""
-        sealing = cls(world.merger(), world.chunks)
+        sealing = cls(world.state(), world.chunks)
         for one in world.deltas:
             sealing.core.ledger.add(one)
         return sealing
@@ -127,14 +127,14 @@ class Sealing:
         return self.is_reached
 
     async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
-        found = self.merger.prefix(fragment, upto)
+        found = self.state.prefix(fragment, upto)
         self.between(fragment)
         return found
 
     async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> Base:
         if may_close():
-            self.merger.close_up_to(floor)
-        return self.merger.base
+            self.state.close_up_to(floor)
+        return self.state.base
 
     def adopt(self, claim: Claim | None) -> None:
         """Have the core want this snapshot, or none any more."""
@@ -148,9 +148,9 @@ class Sealing:
         return self.shelf.claims[0]
 
 
-def merge_all(merger: Merger, deltas: list[Any]) -> None:
+def merge_all(state: PhiState, deltas: list[Any]) -> None:
     for round_ in sorted({delta.round for delta in deltas}):
-        merger.merge(round_, tuple(d for d in deltas if d.round == round_))
+        state.merge(round_, tuple(d for d in deltas if d.round == round_))
 
 
 LARGE = manifest((TensorSpec("w", (3 * CHUNK_BYTES_MAX // 4,), "mean"),), fragments=1)
@@ -162,7 +162,7 @@ class Fetching(Sealing):
 
     def __init__(self, chunks: ChunkStore) -> None:
         self.chunks = chunks
-        super().__init__(Merger(LARGE, np.zeros(LARGE.plan().numel, np.int32), chunks, OWN), chunks, LARGE)
+        super().__init__(PhiState(LARGE, np.zeros(LARGE.plan().numel, np.int32), chunks, OWN), chunks, LARGE)
 
     def claim(self, *letters: bytes, index: bool = True) -> Claim:
         """A claim of a snapshot whose chunks hold one letter each; those in upper case are here already."""

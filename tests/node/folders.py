@@ -11,7 +11,7 @@ import numpy as np
 from gossamer.bootstrap import manifests
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.restore import replay
-from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
 from gossamer.node.home import Home
@@ -66,20 +66,20 @@ class Folder:
         with self.records() as store:
             store.add([delta for delta, _ in made], durable=False)
 
-    def merger(self, *, upto: int) -> Merger:
-        """A merger with all deltas up to a round merged."""
-        merger = replay(self.home)[1]
+    def state(self, *, upto: int) -> PhiState:
+        """A state with all deltas up to a round merged."""
+        state = replay(self.home)[1]
         for round_ in {delta.round for delta in self.deltas if delta.round > upto}:
-            merger.merge(round_, ())
-        return merger
+            state.merge(round_, ())
+        return state
 
     def seal(self, round_: int) -> Claim:
         """Write the snapshot of a round, and keep the one before, as the archive does: commit, then drop."""
-        merger = self.merger(upto=round_)
-        claim = Claim(round_, merger.tokens, merger.chain(), snapshots.store(merger.phi, self.chunks))
+        state = self.state(upto=round_)
+        claim = Claim(round_, state.tokens, state.chain(), snapshots.store(state.phi, self.chunks))
         with self.records() as store:
             before = store.load_history().claims
-            merged = set(merger.merged_ids())
+            merged = set(state.merged_ids())
             covered = [delta for delta in self.deltas if delta.record_id in merged]
             store.add_snapshot(claim, covered, [old.root for old in before[:1]])
         for old in before[1:]:
@@ -90,9 +90,9 @@ class Folder:
 
     def close(self, round_: int) -> None:
         """Drop the records up to a round, and their payloads."""
-        merger = self.merger(upto=round_)
+        state = self.state(upto=round_)
         with self.records() as store:
-            store.close_up_to(Base(round_, merger.chain(), merger.tokens), own_last=0)
+            store.close_up_to(Base(round_, state.chain(), state.tokens), own_last=0)
         for delta in self.deltas:
             if delta.round <= round_:
                 for blob in delta.body.chunks:

@@ -1,4 +1,4 @@
-"""A running `Merging`, with a core and a trainer that the test stands in for."""
+"""A running `MergeLoop`, with a core and a trainer that the test stands in for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from gossamer.node.daemon.phi.loop import Merging
-from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.phi.loop import MergeLoop
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.ipc import messages as control
 from gossamer.protocol.effects import Merge
 from gossamer.protocol.events import Merged
@@ -78,7 +78,7 @@ class FakeCore:
             self.clock, self.horizon, self.somebody_trains, self.rests, self.caught_up, joined=True
         )
 
-    async def run(self, merging: Merging) -> None:
+    async def run(self, merging: MergeLoop) -> None:
         """Ask for what is to be merged, as long as the test goes on."""
         while True:
             if (now := self.now()) >= self.merges.deadline():
@@ -97,7 +97,7 @@ class Setup:
         self.core = FakeCore(self.ledger, self.held.__contains__, identity(99))
         self.merged: list[int] = []
         self.before_offer: Callable[[], None] = lambda: None
-        self.merging = Merging(
+        self.loop = MergeLoop(
             self.core,  # type: ignore[arg-type]
             self.port,  # type: ignore[arg-type]
             self.core.dispatch,
@@ -105,7 +105,7 @@ class Setup:
             self._on_merged,
             self._before_offer,
         )
-        self.merger = world.merger()
+        self.state = world.state()
 
     def _on_merged(self, merge: Merge, found: RoundFigures | None, has_changed: bool) -> None:
         if has_changed:
@@ -114,11 +114,11 @@ class Setup:
     def _before_offer(self) -> None:
         self.before_offer()
 
-    async def begin(self, merger: Merger, reach: int = 0) -> None:
+    async def begin(self, state: PhiState, reach: int = 0) -> None:
         def tell() -> None:
-            self.core.merges.begin(merger.base.round, reach, self.core.now())
+            self.core.merges.begin(state.base.round, reach, self.core.now())
 
-        await self.merging.begin(merger, tell)
+        await self.loop.begin(state, tell)
 
     def arrive(self, *deltas: Delta) -> None:
         for delta in deltas:
@@ -128,11 +128,11 @@ class Setup:
 
     def take(self, fragment: int) -> None:
         self.port.untaken.discard(fragment)
-        self.merging.look()
+        self.loop.look()
 
     async def merged_all(self) -> None:
-        await until(lambda: not self.merging.behind)
-        await self.merging.digest()  # which waits for a merge under way
+        await until(lambda: not self.loop.behind)
+        await self.loop.digest()  # which waits for a merge under way
 
     def offered(self) -> list[int]:
         return [index for index, _, _ in self.port.offers]
@@ -141,8 +141,8 @@ class Setup:
 @contextlib.asynccontextmanager
 async def merging(world: World) -> AsyncIterator[Setup]:
     setup = Setup(world)
-    task = asyncio.create_task(setup.merging.run())
-    asking = asyncio.create_task(setup.core.run(setup.merging))
+    task = asyncio.create_task(setup.loop.run())
+    asking = asyncio.create_task(setup.core.run(setup.loop))
     yield setup
     task.cancel()
     asking.cancel()

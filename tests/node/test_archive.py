@@ -20,9 +20,9 @@ import pytest
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.archive import Archive
-from gossamer.node.daemon.phi.restore import restore_merger
+from gossamer.node.daemon.phi.restore import restore_state
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
-from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
 from gossamer.protocol.effects import Close
@@ -104,11 +104,11 @@ async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_
     sealing = Sealing.of_world(world)
     first, *rest = world.deltas
     assert first.round == 1
-    merge_all(sealing.merger, rest)
+    merge_all(sealing.state, rest)
 
     def late(fragment: Fragment) -> None:
         if fragment.index == LAYOUT.of_round(first.round).index:
-            sealing.merger.merge(1, tuple(d for d in world.deltas if d.round == 1))
+            sealing.state.merge(1, tuple(d for d in world.deltas if d.round == 1))
             sealing.archive.note_merged(1)
 
     sealing.between = late
@@ -118,7 +118,7 @@ async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_
     assert np.array_equal(loaded, world.fold(prefix))
     assert claim.tokens == sum(delta.body.tokens for delta in prefix)
     assert sealing.covered == [sorted(delta.record_id for delta in prefix)]
-    without = world.merger()
+    without = world.state()
     merge_all(without, rest)
     assert claim.digest == without.chain(4)
 
@@ -127,7 +127,7 @@ async def test_a_snapshot_is_of_the_set_that_its_claim_names_whatever_is_merged_
     sealing.archive._late_since = -1e9
     await sealing.archive._one_thing()
     anew = sealing.shelf.claims[0]
-    assert anew.round == 4 and anew.digest == sealing.merger.chain(4)
+    assert anew.round == 4 and anew.digest == sealing.state.chain(4)
     loaded = snapshots.load(anew.root, LAYOUT.numel, world.chunks)
     assert np.array_equal(loaded, world.fold([*prefix, first]))
 
@@ -138,7 +138,7 @@ async def test_a_snapshot_that_has_to_wait_for_the_swarm_is_written_once_that_ha
     """What is to be adopted meanwhile does not wait with it."""
     monkeypatch.setattr("gossamer.node.daemon.phi.archive.RETRY_S", 0.0)
     sealing = Sealing.of_world(world)
-    merge_all(sealing.merger, world.deltas)
+    merge_all(sealing.state, world.deltas)
     sealing.is_reached = False
     sealing.archive.seal(4)
     await sealing.archive._one_thing()
@@ -155,9 +155,9 @@ async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
     """In a swarm that rests there is no next snapshot: the claim to this one would stay wrong for ever."""
     monkeypatch.setattr("gossamer.node.daemon.phi.archive.RETRY_S", 0.0)
     sealing = Sealing.of_world(world)
-    merge_all(sealing.merger, [delta for delta in world.deltas if delta.round > 1])
+    merge_all(sealing.state, [delta for delta in world.deltas if delta.round > 1])
     await sealing.seal(4)
-    sealing.merger.merge(1, tuple(delta for delta in world.deltas if delta.round == 1))
+    sealing.state.merge(1, tuple(delta for delta in world.deltas if delta.round == 1))
     sealing.archive.note_merged(1)
     errors = [error]
 
@@ -171,7 +171,7 @@ async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
         sealing.archive._news.set()
         with suppress(StorageError):
             await sealing.archive._one_thing()
-    assert sealing.shelf.claims[0].digest == sealing.merger.chain(4)
+    assert sealing.shelf.claims[0].digest == sealing.state.chain(4)
     assert sealing.archive._late_since is None, "and once is enough"
 
 
@@ -183,7 +183,7 @@ async def test_sealing_takes_memory_for_a_fragment_and_not_for_phi(
     large = manifest(tensors, fragments=fragments)
     phi = rng.integers(-(1 << 22), 1 << 22, large.plan().numel).astype(np.int32)
     chunks = ChunkStore(tmp_path / "chunks")
-    sealing = Sealing(Merger(large, phi, chunks, OWN), chunks, large)
+    sealing = Sealing(PhiState(large, phi, chunks, OWN), chunks, large)
     sealing.shelf.claims = (sealing.shelf.claims[0]._replace(root=bytes(32)),)  # so that it writes all
     tracemalloc.start()
     try:
@@ -200,7 +200,7 @@ async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_ma
     world: World, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     sealing = Sealing.of_world(world)
-    merge_all(sealing.merger, world.deltas)
+    merge_all(sealing.state, world.deltas)
     genesis, before = sealing.shelf.claims, len(world.chunks)
     put = world.chunks.put
     room = iter([None] if full == "chunks" else [])
@@ -231,7 +231,7 @@ async def test_while_the_disk_takes_nothing_no_snapshot_is_begun(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sealing = Sealing.of_world(world)
-    merge_all(sealing.merger, world.deltas)
+    merge_all(sealing.state, world.deltas)
     with monkeypatch.context() as patch:
         disk = FullDisk(world.chunks, 10**6, patch)
         sealing.archive.seal(4)
@@ -248,7 +248,7 @@ async def test_while_the_disk_takes_nothing_no_snapshot_is_begun(
 @pytest.mark.parametrize("what", ["index", "chunk"])
 async def test_a_damaged_chunk_of_the_newest_snapshot_is_written_anew(world: World, what: str) -> None:
     sealing = Sealing.of_world(world)
-    merge_all(sealing.merger, world.deltas)
+    merge_all(sealing.state, world.deltas)
     claim = await sealing.seal(4)
     blob = claim.root if what == "index" else world.chunks.get(claim.root)[:32]
     world.chunks.drop(blob)
@@ -269,7 +269,7 @@ async def test_a_payload_keeps_the_chunks_that_it_shares_with_a_snapshot_when_th
     genesis = set(sealing.shelf._owner)
     shared = min(genesis - {sealing.shelf.claims[0].root})
     sealing.core.ledger = [SimpleNamespace(body=SimpleNamespace(chunks=(shared,)))]
-    merge_all(sealing.merger, world.deltas)
+    merge_all(sealing.state, world.deltas)
     for round_ in (2, 4, 6):
         await sealing.seal(round_)
     await sealing.look()
@@ -304,22 +304,22 @@ async def test_what_came_late_is_sealed_before_it_is_closed(
     ledger = Ledger()
     core = core_with(ledger, clock=100, horizon=100, caught_up=True, rests=False)
     merging = merging_of(core)
-    merger, shelf = world.merger(), SnapshotShelf(world.chunks, LAYOUT.snapshot_bytes)
-    genesis = Claim(0, 0, GENESIS.chain, snapshots.store(merger.phi, world.chunks))
+    state, shelf = world.state(), SnapshotShelf(world.chunks, LAYOUT.snapshot_bytes)
+    genesis = Claim(0, 0, GENESIS.chain, snapshots.store(state.phi, world.chunks))
     records.add_snapshot(genesis, [], [])
     records.add(world.deltas, durable=False)
     shelf.restore([genesis])
     archive = Archive(core, merging, world.chunks, records, disk_of(tmp_path), shelf, lambda event: None)
-    await merging.begin(merger)
+    await merging.begin(state)
     late, *rest = world.deltas
     assert late.round == 1
-    arrive(merger, ledger, rest)
+    arrive(state, ledger, rest)
     archive.seal(4)
     await archive._one_thing()
 
     def comes() -> None:
         world.keep(late, world.payloads[late.record_id])
-        arrive(merger, ledger, [late])
+        arrive(state, ledger, [late])
         archive.note_merged(late.round)
 
     busy = merging._busy
@@ -335,12 +335,12 @@ async def test_what_came_late_is_sealed_before_it_is_closed(
         comes()
     await closing
     assert merging.base.round == records.load_history().base.round == 0
-    assert shelf.claims[0].digest == merger.chain(4)
+    assert shelf.claims[0].digest == state.chain(4)
     ledger.close(2)
     await archive._one_thing()
     history = records.load_history()
     assert history.base.round == 2
-    restored, claims = restore_merger(SMALL, world.chunks, history, records.load(LAYOUT), OWN)
+    restored, claims = restore_state(SMALL, world.chunks, history, records.load(LAYOUT), OWN)
     assert restored is not None and claims == shelf.claims
     assert np.array_equal(restored.phi, world.fold([d for d in world.deltas if d.round <= 4]))
     records.close()
@@ -353,17 +353,17 @@ class Adopting:
         self.chunks = ChunkStore(tmp_path / "chunks")
         self.records = RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
         self.core = core_with(Ledger(), own_last=own_last)
-        self.merging = merging_of(self.core)
+        self.loop = merging_of(self.core)
         shelf = SnapshotShelf(self.chunks, LAYOUT.snapshot_bytes)
         disk = disk_of(tmp_path)
-        self.archive = Archive(self.core, self.merging, self.chunks, self.records, disk, shelf, self._tell)
+        self.archive = Archive(self.core, self.loop, self.chunks, self.records, disk, shelf, self._tell)
         self.told: Callable[[Event], None] = lambda event: None
 
     def _tell(self, event: Event) -> None:
         self.told(event)
 
     async def begin(self, base: Base = GENESIS) -> None:
-        await self.merging.begin(Merger(SMALL, np.zeros(LAYOUT.numel, np.int32), self.chunks, OWN, base=base))
+        await self.loop.begin(PhiState(SMALL, np.zeros(LAYOUT.numel, np.int32), self.chunks, OWN, base=base))
 
     def closed(self) -> Delta:
         """A delta of a closed round, whose payload is here still."""
@@ -391,7 +391,7 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
     for _ in range(3):
         node.archive._news.set()
         await node.archive._one_thing()
-    assert node.merging.base == node.records.load_history().base == Base(200, winner.digest, winner.tokens)
+    assert node.loop.base == node.records.load_history().base == Base(200, winner.digest, winner.tokens)
     assert closed.body.chunks[0] not in node.chunks
     node.records.close()
 
@@ -448,7 +448,7 @@ async def test_how_far_rounds_were_merged_is_noted_also_by_who_has_gone_back(tmp
     await node.begin()
 
     async def merged(round_: int) -> int:
-        """As `Merging` tells of it; returns what the next start is told."""
+        """As `MergeLoop` tells of it; returns what the next start is told."""
         node.core.merges.reach = round_
         node.archive.note_merged(round_)
         await node.archive._one_thing()
@@ -466,7 +466,7 @@ async def test_how_far_rounds_were_merged_is_noted_also_by_who_has_gone_back(tmp
 async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: World) -> None:
     """A lineage that was to win has gone on, and nobody has that snapshot any more."""
     sealing = Sealing.of_world(world)
-    merge_all(sealing.merger, world.deltas)
+    merge_all(sealing.state, world.deltas)
     gone = Claim(4, 1, bytes(32), bytes(32))
     sealing.adopt(gone)
     sealing.archive.seal(4)
@@ -505,7 +505,7 @@ async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
 ) -> None:
     """A liar lists a chunk that all have, of another size."""
     sealing = Sealing.of_world(world)
-    merge_all(sealing.merger, world.deltas)
+    merge_all(sealing.state, world.deltas)
     short = sha256(b"short").digest()
     world.chunks.put(short, b"short")
     lie = Claim(8, 2**59, bytes(32), root_of([short]))

@@ -102,7 +102,7 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         assert second is not None and (second.merged_round, second.own_round) == (1, 1)
         status = await ask(home)
         assert (status["round"], status["records"], status["state"]) == (1, 1, "starting")
-        own = daemon.phi.loop.conduct.of(daemon.core.identity.node_id)
+        own = daemon.phi.loop.contributions.of(daemon.core.identity.node_id)
         assert status["itself"]["contributions"] == own._asdict()
         assert own.judged == 1 and status["itself"]["round"] == status["round"]
         assert status["agreement"] is None, "one delta alone agrees with nobody"

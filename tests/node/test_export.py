@@ -19,7 +19,7 @@ from gossamer.bootstrap.manifests import create
 from gossamer.node import __version__
 from gossamer.node.daemon.phi import restore, snapshots
 from gossamer.node.daemon.phi.restore import replay
-from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.exports import export as tensorfile
 from gossamer.node.exports.export import export
 from gossamer.node.home import Home
@@ -78,11 +78,11 @@ def test_the_file_holds_every_tensor_as_torch_would_round_it(
     out = tmp_path / "out.safetensors"
     done = export(folder.home, out, dtype=dtype)
     found = load_file(out)
-    _, merger = replay(folder.home)
+    _, state = replay(folder.home)
     spans = dict(folder.manifest.plan().tensors())
     assert {(name, tuple(tensor.shape)) for name, tensor in found.items()} == {s[:2] for s in spans}
     for spec, span in spans.items():
-        expected = torch.from_numpy(to_float(merger.phi[span]).reshape(spec.shape)).to(DTYPES[dtype])
+        expected = torch.from_numpy(to_float(state.phi[span]).reshape(spec.shape)).to(DTYPES[dtype])
         assert torch.equal(found[spec.name], expected), spec.name
     assert facts(out) == {
         "format": "pt",
@@ -90,7 +90,7 @@ def test_the_file_holds_every_tensor_as_torch_would_round_it(
         "swarm_id": folder.manifest.swarm_id.hex(),
         "round": "6",
         "tokens": str(6 * 3 * 1000 // 2),  # two fragments: every token stands in a delta of each
-        "phi_digest": merger.digest().hex(),
+        "phi_digest": state.digest().hex(),
         "gossamer_version": __version__,
     }
     assert int.from_bytes(out.read_bytes()[:8], "little") % 8 == 0, "tensors can be mapped where they are"
@@ -108,7 +108,7 @@ def test_the_same_records_make_the_same_bytes_on_every_node(
     reordered = Folder(tmp_path / "reordered", *first)
     reordered.add(*(made[index] for index in rng.permutation(len(made))))
     joiner = Folder(tmp_path / "joiner", *first)
-    joiner.begin_at(claim, folder.merger(upto=4).phi)
+    joiner.begin_at(claim, folder.state(upto=4).phi)
     joiner.add(*(pair for pair in made if pair[0].round > 4))
     for one in (folder, reordered, joiner):
         as_pretrained(one)
@@ -145,7 +145,7 @@ def test_what_is_exported_survives_a_power_cut(
     [
         pytest.param(snapshots, "load", (3, 5), id="before the snapshot is read, which goes"),
         pytest.param(restore, "_fold", (5,), id="before payloads are looked for, which go"),
-        pytest.param(Merger, "merge", (5,), id="before payloads are read, which go"),
+        pytest.param(PhiState, "merge", (5,), id="before payloads are read, which go"),
     ],
 )
 def test_what_the_daemon_drops_meanwhile_is_read_from_a_newer_snapshot(

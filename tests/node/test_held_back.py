@@ -28,34 +28,34 @@ async def test_a_delta_far_longer_than_usual_waits_for_others(
 ) -> None:
     """Alone in a round under way it would be taken whole; beside another's it is clipped by that."""
     caplog.set_level("INFO")
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.core.clock = 3
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
-    before = setup.merger.phi.copy()
+    before = setup.state.phi.copy()
     arrive(setup, delta_of(1, 4, 100_000))
     await until(lambda: "delta far beyond the usual; round 4 waits" in caplog.text)
-    assert setup.merging.behind == 0 and np.array_equal(setup.merger.phi, before)
+    assert setup.loop.behind == 0 and np.array_equal(setup.state.phi, before)
     arrive(setup, delta_of(2, 4, 1000))
     await setup.merged_all()
     assert setup.merged == [2, 4]
-    assert np.abs(setup.merger.phi - before).max() < 10_000
+    assert np.abs(setup.state.phi - before).max() < 10_000
 
 
 async def test_a_delta_of_far_more_tokens_than_usual_waits_for_others(setup: Setup) -> None:
     """Alone where a stretch of rounds begins it would be counted whole, and schedules with it be over."""
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.core.clock = 16
     arrive(setup, *(delta_of(author, 14, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
-    before = setup.merging.tokens
+    before = setup.loop.tokens
     arrive(setup, delta_of(1, 17, 1000, tokens=2**40))
     await until(lambda: setup.core.merges.is_held_back(17))
-    assert (setup.merged, setup.merging.tokens) == ([14], before)
+    assert (setup.merged, setup.loop.tokens) == ([14], before)
     arrive(setup, delta_of(2, 17, 1000))
     await setup.merged_all()
     assert setup.merged == [14, 17]
-    assert setup.merging.tokens == before + (4 + 1) * 1000 // 2
+    assert setup.loop.tokens == before + (4 + 1) * 1000 // 2
 
 
 async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
@@ -65,7 +65,7 @@ async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
     caplog.set_level("INFO")
     setup.core.caught_up = False
     setup.core.clock = 3
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
     arrive(setup, *(delta_of(2, round_, 100_000) for round_ in (4, 6, 8)))
@@ -73,7 +73,7 @@ async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
     setup.ledger.add(late[0])  # its payload is still to come
     await setup.merged_all()
     setup.core.caught_up = True
-    await until(lambda: setup.merging.ready)
+    await until(lambda: setup.loop.ready)
     arrive(setup, late)
     await until(lambda: sorted(setup.merged) == [2, 4, 6, 8, 10])
     assert "waits for deltas of others" not in caplog.text
@@ -82,7 +82,7 @@ async def test_what_the_swarm_had_when_we_came_waits_for_nobody(
 
 
 async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setup) -> None:
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.core.clock = 3
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
@@ -95,21 +95,21 @@ async def test_what_waited_is_merged_once_the_swarm_has_gone_past_it(setup: Setu
 
 async def test_what_waited_is_merged_when_nobody_else_publishes_any_more(setup: Setup) -> None:
     """Training has ended: Phi is what the records say all the same, and on all nodes."""
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.core.clock = 3
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
-    await until(lambda: not setup.merging.unmerged)  # the schedule sees that we are ready after the merge
+    await until(lambda: not setup.loop.unmerged)  # the schedule sees that we are ready after the merge
     arrive(setup, delta_of(1, 4, 100_000))
     await until(lambda: setup.core.merges.is_held_back(4))
-    assert (setup.merged, setup.merging.unmerged, setup.merging.behind) == ([2], 1, 0)
+    assert (setup.merged, setup.loop.unmerged, setup.loop.behind) == ([2], 1, 0)
     setup.core.ahead += HELD_BACK_MIN_S
     await until(lambda: setup.merged == [2, 4])
-    assert setup.merging.unmerged == 0
+    assert setup.loop.unmerged == 0
 
 
 async def test_an_ordinary_delta_waits_for_nobody(setup: Setup) -> None:
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.core.clock = 3
     arrive(setup, *(delta_of(author, 2, 1000) for author in (1, 2, 3)))
     await setup.merged_all()
@@ -130,7 +130,7 @@ def partial_delta_of(author: int, round_: int, value: int, *trained: int) -> tup
 
 async def test_what_we_do_not_train_says_nothing_of_others(setup: Setup) -> None:
     setup.core.identity = identity(0)
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.core.clock = 4
     arrive(setup, partial_delta_of(0, 3, 1000, 0))
     await setup.merged_all()

@@ -33,72 +33,72 @@ async def setup(rng: np.random.Generator, tmp_path: Path) -> AsyncIterator[Setup
 async def test_records_from_before_the_model_wait_for_it(setup: Setup) -> None:
     setup.arrive(*setup.world.deltas)
     await asyncio.sleep(0.05)
-    assert setup.merged == [] and await setup.merging.digest() is None
-    await setup.begin(setup.merger)
+    assert setup.merged == [] and await setup.loop.digest() is None
+    await setup.begin(setup.state)
     await setup.merged_all()
-    assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
-    assert setup.merging.tokens == setup.merger.tokens // 2, "a token stands in a delta of each fragment"
+    assert np.array_equal(setup.state.phi, setup.world.fold(setup.world.deltas))
+    assert setup.loop.tokens == setup.state.tokens // 2, "a token stands in a delta of each fragment"
 
 
 async def test_who_asks_for_the_digest_all_the_time_holds_nothing_up(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "REST", 10**6)
-    await setup.begin(setup.merger)
-    first = await setup.merging.recent_digest()
+    await setup.begin(setup.state)
+    first = await setup.loop.recent_digest()
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
-    assert first == await setup.merging.recent_digest() != await setup.merging.digest(), "of a moment ago"
-    setup.merging._recent_until = 0.0
-    assert await setup.merging.recent_digest() == await setup.merging.digest()
+    assert first == await setup.loop.recent_digest() != await setup.loop.digest(), "of a moment ago"
+    setup.loop._recent_until = 0.0
+    assert await setup.loop.recent_digest() == await setup.loop.digest()
 
 
 async def test_only_what_is_held_is_merged(setup: Setup) -> None:
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     first, second = setup.world.deltas[:2]
     setup.arrive(first)
     setup.ledger.add(second)
     await setup.merged_all()
-    assert np.array_equal(setup.merger.phi, setup.world.fold([first]))
+    assert np.array_equal(setup.state.phi, setup.world.fold([first]))
     setup.arrive(second)
     await setup.merged_all()
-    assert np.array_equal(setup.merger.phi, setup.world.fold([first, second]))
+    assert np.array_equal(setup.state.phi, setup.world.fold([first, second]))
 
 
 async def test_of_how_many_tokens_phi_is_is_told_before_it_is_offered(setup: Setup) -> None:
     """A joiner's schedule begins where the swarm is, and not where it was when it attached."""
     told: list[int] = []
     setup.before_offer = lambda: told.append(len(setup.offered()))
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.port.attach()
-    setup.merging.look()
+    setup.loop.look()
     await until(lambda: setup.offered() == [0, 1])
     assert told == [0, 1]
 
 
 async def test_a_trainer_is_offered_everything_when_it_comes(setup: Setup) -> None:
-    await setup.begin(setup.merger)
-    await until(lambda: setup.merging.ready)
+    await setup.begin(setup.state)
+    await until(lambda: setup.loop.ready)
     assert setup.port.offers == []
     setup.port.attach()
-    setup.merging.look()
+    setup.loop.look()
     await until(lambda: setup.offered() == [0, 1])
     # Another one so soon after that nothing was seen in between.
     setup.port.attached = False
-    setup.merging.look()
+    setup.loop.look()
     setup.port.attach()
-    setup.merging.look()
+    setup.loop.look()
     await until(lambda: setup.offered() == [0, 1, 0, 1])
 
 
 async def test_nothing_is_offered_before_all_that_the_swarm_had_is_merged(setup: Setup) -> None:
     setup.core.caught_up = False
     setup.port.attach()
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.arrive(*setup.world.deltas)
     await until(lambda: setup.merged)
     await asyncio.sleep(0.05)
-    assert not setup.merging.ready and setup.port.offers == []
+    assert not setup.loop.ready and setup.port.offers == []
     setup.core.caught_up = True
     await until(lambda: setup.offered() == [0, 1])
     for index, _, phi in setup.port.offers:
@@ -108,15 +108,15 @@ async def test_nothing_is_offered_before_all_that_the_swarm_had_is_merged(setup:
 
 
 async def test_a_trainer_that_does_not_look_does_not_hold_merging_up(setup: Setup) -> None:
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.port.attach()
-    setup.merging.look()
+    setup.loop.look()
     await until(lambda: setup.offered() == [0, 1])
     for delta in setup.world.deltas:
         setup.arrive(delta)
         await asyncio.sleep(0.01)
     await setup.merged_all()
-    assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
+    assert np.array_equal(setup.state.phi, setup.world.fold(setup.world.deltas))
     assert setup.offered() == [0, 1], "its memory is its own until it gives it back"
     setup.take(0)
     setup.take(1)
@@ -124,7 +124,7 @@ async def test_a_trainer_that_does_not_look_does_not_hold_merging_up(setup: Setu
 
 
 async def test_a_damaged_chunk_is_told_and_merged_when_it_is_back(setup: Setup) -> None:
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     victim = setup.world.deltas[0]
     sound = setup.world.chunks.get(victim.body.chunks[0])
     file_of(setup.world.chunks, victim.body.chunks[0]).write_bytes(b"damaged")
@@ -133,36 +133,36 @@ async def test_a_damaged_chunk_is_told_and_merged_when_it_is_back(setup: Setup) 
     setup.world.chunks.put(victim.body.chunks[0], sound)
     setup.arrive(victim)
     await setup.merged_all()
-    assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
+    assert np.array_equal(setup.state.phi, setup.world.fold(setup.world.deltas))
 
 
 async def test_settled_waits_for_rounds_up_to_one(setup: Setup) -> None:
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.arrive(*setup.world.deltas)
     async with asyncio.timeout(5):
-        assert await setup.merging.settled(4)
+        assert await setup.loop.settled(4)
     assert {1, 2, 3, 4} <= set(setup.merged)
 
 
 async def test_settled_waits_for_no_round_that_the_swarm_has_yet_to_reach(setup: Setup) -> None:
     """Who went back holds rounds of its own that nobody comes near for hours."""
     setup.core.clock, setup.core.horizon = 4, 5
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     arrive(setup, delta_of(1, 4, 1000), delta_of(99, 90, 1000))
     async with asyncio.timeout(5):
-        assert not await setup.merging.settled(100)
+        assert not await setup.loop.settled(100)
     assert setup.merged == [4], "what can be merged was waited for"
 
 
 async def test_a_delta_that_is_lost_does_not_hold_up_its_round(setup: Setup) -> None:
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     victim = setup.world.deltas[0]
     file_of(setup.world.chunks, victim.body.chunks[0]).write_bytes(b"damaged")
-    setup.merging._damaged = lambda blob: setup.held.discard(victim.record_id)
+    setup.loop._damaged = lambda blob: setup.held.discard(victim.record_id)
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
     rest = [delta for delta in setup.world.deltas if delta is not victim]
-    assert np.array_equal(setup.merger.phi, setup.world.fold(rest))
+    assert np.array_equal(setup.state.phi, setup.world.fold(rest))
 
 
 async def test_a_member_that_keeps_lying_is_named_once(
@@ -170,7 +170,7 @@ async def test_a_member_that_keeps_lying_is_named_once(
 ) -> None:
     """It sends the others' own direction, turned around and ten times as long."""
     caplog.set_level("INFO", "gossamer.merging")
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     liar = identity(3)
     for round_ in range(1, ROUNDS_MIN + 3):
         fragment = LAYOUT.of_round(round_)
@@ -183,10 +183,10 @@ async def test_a_member_that_keeps_lying_is_named_once(
             setup.world.keep(delta, payload)
             setup.arrive(delta)
         await setup.merged_all()
-    verdict = setup.merging.conduct.of(liar.node_id).verdict
+    verdict = setup.loop.contributions.of(liar.node_id).verdict
     assert verdict is not None and "clipped in" in verdict and "opposed to the others in" in verdict
-    assert all(setup.merging.conduct.of(identity(n).node_id).verdict is None for n in range(3))
-    assert setup.merging.conduct.agreement is not None
+    assert all(setup.loop.contributions.of(identity(n).node_id).verdict is None for n in range(3))
+    assert setup.loop.contributions.agreement is not None
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert line.startswith(f"{short(liar.node_id)}: clipped in 8 of the last 8 rounds")
 
@@ -195,26 +195,26 @@ async def test_whoever_equivocates_is_noted_even_if_nothing_of_it_was_merged(
     setup: Setup, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many keys do so, as one person may have them, they draw one line."""
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     for round_ in (1, 2):
         for author in range(1, 9):
             setup.arrive(
                 setup.world.make(rng, author, round_), setup.world.make(rng, author, round_, tokens=5)
             )
     await setup.merged_all()
-    verdict = setup.merging.conduct.of(identity(1).node_id).verdict
+    verdict = setup.loop.contributions.of(identity(1).node_id).verdict
     assert verdict is not None and verdict.startswith("void (equivocated") and setup.merged == []
     [line] = [text for text in caplog.messages if "equivocated" in text]
     assert line.endswith(f" and 3 more: {verdict}")
 
 
 async def test_a_round_that_the_swarm_cannot_have_reached_waits(setup: Setup) -> None:
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.core.clock, setup.core.horizon = 4, 5
     arrive(setup, delta_of(1, 5, 1000), delta_of(1, 6, 127 << 22))
     await until(lambda: setup.merged == [5])
     await asyncio.sleep(0.1)
-    assert setup.merged == [5] and setup.merging.behind == 0
+    assert setup.merged == [5] and setup.loop.behind == 0
     setup.core.clock, setup.core.horizon = 5, 6
     arrive(setup, *(delta_of(author, 6, 1000) for author in (2, 3, 4)))
     await setup.merged_all()
@@ -223,19 +223,19 @@ async def test_a_round_that_the_swarm_cannot_have_reached_waits(setup: Setup) ->
 
 async def test_what_a_resting_swarm_cannot_reach_is_merged(setup: Setup) -> None:
     """Two of three were away for long, and nobody trains any more: what the third did meanwhile counts."""
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.core.clock, setup.core.horizon = 4, 5
     setup.core.somebody_trains = False  # as far as is known yet
     arrive(setup, delta_of(1, 5, 1000), delta_of(1, 9, 1000), delta_of(1, 10, 1000))
     await until(lambda: setup.merged == [5])
-    assert not setup.merging.ready, "who starts may have to begin where these end"
+    assert not setup.loop.ready, "who starts may have to begin where these end"
     setup.core.somebody_trains = True
-    await until(lambda: setup.merging.ready)
+    await until(lambda: setup.loop.ready)
     assert setup.merged == [5], "somebody trains, and will get there"
-    assert setup.merging.unmerged == 2, "who ends with the swarm's model waits for these"
+    assert setup.loop.unmerged == 2, "who ends with the swarm's model waits for these"
     setup.core.somebody_trains, setup.core.rests = False, True
     await until(lambda: sorted(setup.merged) == [5, 9, 10])
-    assert not setup.merging.unmerged and setup.core.merges.reach == 10
+    assert not setup.loop.unmerged and setup.core.merges.reach == 10
     setup.core.rests = False
     arrive(setup, delta_of(2, 9, 1000))
     await until(lambda: len(setup.merged) == 4)
@@ -248,9 +248,9 @@ async def test_who_went_back_to_a_snapshot_from_before_its_own_last_delta_is_off
     """Its trainer leaves out what does not hold that one, which nobody will merge for hours."""
     setup.core.clock, setup.core.horizon = 4, 5
     setup.ledger.note_last(identity(99).node_id, 91, bytes(32))
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.port.attach()
-    setup.merging.look()
+    setup.loop.look()
     await until(lambda: setup.offered() == [0, 1])
     assert [state.own_round for _, state, _ in setup.port.offers] == [90, 91]
     setup.core.horizon = 91
@@ -262,18 +262,18 @@ async def test_who_went_back_to_a_snapshot_from_before_its_own_last_delta_is_off
 
 async def test_payloads_on_their_way_are_not_merged_yet(setup: Setup) -> None:
     setup.core.caught_up = False
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     await asyncio.sleep(0.1)
-    assert setup.merging.unmerged == 1, "a daemon that has just started: others may have gone on meanwhile"
+    assert setup.loop.unmerged == 1, "a daemon that has just started: others may have gone on meanwhile"
     setup.core.caught_up = True
-    await until(lambda: not setup.merging.unmerged)
+    await until(lambda: not setup.loop.unmerged)
     setup.core.fetcher.wants.any_has_holder = True
-    assert setup.merging.unmerged == 1 and setup.merging.behind == 0
+    assert setup.loop.unmerged == 1 and setup.loop.behind == 0
 
 
 async def test_what_was_merged_before_a_restart_is_merged_again(setup: Setup) -> None:
     setup.core.clock, setup.core.horizon = 4, 5
-    await setup.begin(setup.merger, reach=9)
+    await setup.begin(setup.state, reach=9)
     arrive(setup, *(delta_of(1, round_, 1000) for round_ in (5, 9, 10)))
     await until(lambda: sorted(setup.merged) == [5, 9])
 
@@ -292,27 +292,27 @@ async def test_a_payload_that_cannot_be_read_just_now_is_merged_later(
         return get(store, blob)
 
     monkeypatch.setattr(ChunkStore, "get", refuse)
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
     assert setup.lost == []
     assert next(refusals, None) is None
     assert caplog.text.count("Too many open files; trying again") == 1
-    assert np.array_equal(setup.merger.phi, setup.world.fold(setup.world.deltas))
+    assert np.array_equal(setup.state.phi, setup.world.fold(setup.world.deltas))
 
 
 async def test_what_others_alone_make_diverge_is_offered_to_nobody_until_it_is_void(setup: Setup) -> None:
     """One key can do that where nobody trains: who would hear that it is revoked, were all nodes gone?"""
-    await setup.begin(setup.merger)
+    await setup.begin(setup.state)
     setup.port.attach()
-    setup.merging.look()
+    setup.loop.look()
     await until(lambda: setup.offered() == [0, 1])
     for round_ in (2, 4, 6):
         setup.take(0)
         arrive(setup, delta_of(1, round_, 31 * ONE))
         await until(lambda round_=round_: round_ in setup.merged)
     author = short(identity(1).node_id)
-    assert setup.merging.diverged == f"fragment 0 reached a magnitude of 64 in round 6, of {author}"
+    assert setup.loop.diverged == f"fragment 0 reached a magnitude of 64 in round 6, of {author}"
     setup.take(0)
     arrive(setup, delta_of(2, 7, 1000))
     setup.take(1)
@@ -321,15 +321,15 @@ async def test_what_others_alone_make_diverge_is_offered_to_nobody_until_it_is_v
     count = len(setup.port.offers)
     arrive(setup, delta_of(1, 6, 1))  # a second record of that round: both are void
     await until(lambda: len(setup.port.offers) > count)
-    assert setup.offered()[-1] == 0 and setup.merging.diverged == ""
+    assert setup.offered()[-1] == 0 and setup.loop.diverged == ""
 
 
 async def test_who_has_trained_what_diverges_ends(rng: np.random.Generator, tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match=r"fragment 0 reached .* in round 6.*lower learning rate"):
         async with merging(World(rng, tmp_path / "chunks")) as setup:
             setup.core.identity = identity(1)
-            await setup.begin(setup.merger)
+            await setup.begin(setup.state)
             for round_ in (2, 4, 6):
                 arrive(setup, delta_of(1, round_, 31 * ONE))
                 await until(lambda round_=round_: round_ in setup.merged)
-            await until(lambda: bool(setup.merging.diverged))
+            await until(lambda: bool(setup.loop.diverged))

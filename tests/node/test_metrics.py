@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from gossamer.node.daemon.monitoring.status import STATES
-from gossamer.node.daemon.phi.loop import Merging
+from gossamer.node.daemon.phi.loop import MergeLoop
 from gossamer.node.home import Home
 from gossamer.protocol.membership.members import Health
 from tests.node.daemons import founded, get, joining, publish, report, running, training
@@ -105,7 +105,7 @@ async def test_a_counter_goes_on_where_its_total_falls(
             assert await counter_of(home, "gossamer_inner_steps") == counted
             assert await counter_of(home, "gossamer_tokens") == 10 * counted
         for tokens, counted in [(4000, 4000), (3000, 4000), (3500, 4500)]:
-            monkeypatch.setattr(Merging, "tokens", tokens)
+            monkeypatch.setattr(MergeLoop, "tokens", tokens)
             assert await counter_of(home, "gossamer_swarm_tokens") == counted
 
 

@@ -49,9 +49,9 @@ def home(made: tuple[Manifest, Ints], tmp_path: Path) -> Home:
 
 
 def test_the_first_model(home: Home, made: tuple[Manifest, Ints]) -> None:
-    manifest, merger = replay(home)
+    manifest, state = replay(home)
     assert manifest == made[0]
-    assert np.array_equal(merger.phi, made[1])
+    assert np.array_equal(state.phi, made[1])
 
 
 def test_whether_there_is_a_model_is_asked_without_touching_the_folder(
@@ -85,8 +85,8 @@ def test_records_are_folded_in_and_those_without_a_payload_left_out(
         phi = phi - merge_round(counted, layout.of_round(round_), manifest.outer)
     lie = replace(delta.body, round=3, base=2, payload_bytes=delta.body.payload_bytes - 1, chunks=known)
     store.add([builders.signed(identity(1), lie, manifest)], durable=False)
-    _, merger = replay(home)  # while the daemon has the database open
-    assert np.array_equal(merger.phi, phi), "chunks of another size than the record states are not its own"
+    _, state = replay(home)  # while the daemon has the database open
+    assert np.array_equal(state.phi, phi), "chunks of another size than the record states are not its own"
     store.close()
 
 

@@ -86,10 +86,10 @@ async def test_a_delta_that_became_void_as_its_node_stopped_is_taken_out_at_the_
 ) -> None:
     """The newest snapshot holds it; the proof of equivocation came before that was written anew."""
     kept, void = folder.add_of(FRIEND, 1), folder.add_of(OUTCAST, 2)
-    _, merger = replay(folder.home)
-    root = snapshots.store(merger.phi, folder.chunks)
+    _, state = replay(folder.home)
+    root = snapshots.store(state.phi, folder.chunks)
     with folder.records() as store:
-        claim = Claim(2, merger.tokens, merger.chain(), root)
+        claim = Claim(2, state.tokens, state.chain(), root)
         store.add_snapshot(claim, [kept, void], ())
     folder.add_of(OUTCAST, 2, seed=1)
     expected = await without_the_outcast(folder, tmp_path / "other", 1)
@@ -109,7 +109,7 @@ async def test_a_revoked_delta_whose_payload_was_damaged_on_disk_is_fetched_agai
         await digests(daemon)
         path, sound = file_of(daemon.store.chunks, blob), daemon.store.chunks.get(blob)
         path.write_bytes(bytes(path.stat().st_size))
-        daemon.phi.loop._merger._payloads._recent.clear()  # type: ignore[union-attr]
+        daemon.phi.loop._state._payloads._recent.clear()  # type: ignore[union-attr]
         daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         await until(lambda: void.record_id in daemon.core.fetcher.wants)
         daemon.store.chunks.put(blob, sound)
@@ -150,9 +150,9 @@ async def test_a_snapshot_that_holds_what_is_void_is_corrected_by_a_restart(
 ) -> None:
     """The node stopped after it had stored the revocation and before Phi on its disk was written anew."""
     deltas = [folder.add_of(FRIEND, 1), folder.add_of(OUTCAST, 1), folder.add_of(OUTCAST, 2)]
-    _, merger = replay(folder.home)
-    root = snapshots.store(merger.phi, folder.chunks)
-    claim = Claim(2, merger.tokens, merger.chain(), root)
+    _, state = replay(folder.home)
+    root = snapshots.store(state.phi, folder.chunks)
+    claim = Claim(2, state.tokens, state.chain(), root)
     with folder.records() as store:
         store.add_snapshot(claim, deltas, ())
         store.add_credential(bytes(32), revocation(OUTCAST, folder.manifest))

@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi import state as payloads
-from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
 from gossamer.node.ipc.messages import LENGTH_BYTES, Clock, decode, encode
@@ -39,113 +39,113 @@ def test_any_order_of_arrival_gives_the_fold(world: World, rng: np.random.Genera
     expected = world.fold(world.deltas)
     digests = set()
     for _ in range(4):
-        merger = world.merger()
+        state = world.state()
         order = [world.deltas[i] for i in rng.permutation(len(world.deltas))]
-        arrive(merger, Ledger(), order)
-        assert np.array_equal(merger.phi, expected)
-        digests.add((merger.chain(), merger.digest(), merger.tokens))
+        arrive(state, Ledger(), order)
+        assert np.array_equal(state.phi, expected)
+        digests.add((state.chain(), state.digest(), state.tokens))
     assert len(digests) == 1
-    assert merger.digest() == snapshots.digest(expected)
-    assert merger.tokens == sum(delta.body.tokens for delta in world.deltas)
+    assert state.digest() == snapshots.digest(expected)
+    assert state.tokens == sum(delta.body.tokens for delta in world.deltas)
 
 
 def test_a_void_pair_leaves_as_if_it_had_never_come(world: World, rng: np.random.Generator) -> None:
-    merger, ledger = world.merger(), Ledger()
-    arrive(merger, ledger, world.deltas)
+    state, ledger = world.state(), Ledger()
+    arrive(state, ledger, world.deltas)
     twin = world.make(rng, 2, 3, tokens=77)
-    arrive(merger, ledger, [twin])
+    arrive(state, ledger, [twin])
     without = [d for d in world.deltas if (d.author, d.round) != (twin.author, 3)]
-    assert np.array_equal(merger.phi, world.fold(without))
-    assert np.array_equal(merger.phi, world.fold([*world.deltas, twin]))
-    assert merger.tokens == sum(delta.body.tokens for delta in without)
+    assert np.array_equal(state.phi, world.fold(without))
+    assert np.array_equal(state.phi, world.fold([*world.deltas, twin]))
+    assert state.tokens == sum(delta.body.tokens for delta in without)
 
 
 def test_a_round_of_which_nothing_is_left(world: World, rng: np.random.Generator) -> None:
-    merger, ledger = world.merger(), Ledger()
+    state, ledger = world.state(), Ledger()
     first, second = world.make(rng, 1, 9), world.make(rng, 1, 9)
-    arrive(merger, ledger, [first])
-    assert not np.array_equal(merger.phi, world.phi_0)
-    arrive(merger, ledger, [second])
-    assert np.array_equal(merger.phi, world.phi_0)
-    assert merger.chain() == world.merger().chain() and merger.tokens == 0
+    arrive(state, ledger, [first])
+    assert not np.array_equal(state.phi, world.phi_0)
+    arrive(state, ledger, [second])
+    assert np.array_equal(state.phi, world.phi_0)
+    assert state.chain() == world.state().chain() and state.tokens == 0
 
 
 def test_a_payload_that_does_not_decode_weighs_nothing(world: World, rng: np.random.Generator) -> None:
     payload = rng.bytes(100)
     broken = signed(identity(5), body_of(payload, "int4", 2, 2))
     world.keep(broken, payload)
-    merger, ledger = world.merger(), Ledger()
-    arrive(merger, ledger, [*world.deltas, broken])
-    assert np.array_equal(merger.phi, world.fold(world.deltas))
-    assert merger.tokens == sum(d.body.tokens for d in [*world.deltas, broken]), "it was merged, at no weight"
-    plain = world.merger()
+    state, ledger = world.state(), Ledger()
+    arrive(state, ledger, [*world.deltas, broken])
+    assert np.array_equal(state.phi, world.fold(world.deltas))
+    assert state.tokens == sum(d.body.tokens for d in [*world.deltas, broken]), "it was merged, at no weight"
+    plain = world.state()
     arrive(plain, Ledger(), world.deltas)
-    assert merger.chain() != plain.chain()
+    assert state.chain() != plain.chain()
 
 
 def test_a_damaged_chunk_changes_nothing_and_is_named(world: World) -> None:
-    merger, ledger = world.merger(), Ledger()
-    arrive(merger, ledger, world.deltas[:1])
-    before = (merger.phi.copy(), merger.version, merger.tokens, merger.chain())
+    state, ledger = world.state(), Ledger()
+    arrive(state, ledger, world.deltas[:1])
+    before = (state.phi.copy(), state.version, state.tokens, state.chain())
     victim = world.deltas[2]
     path = file_of(world.chunks, victim.body.chunks[0])
     path.write_bytes(b"damaged")
     for delta in world.deltas[:4]:
         ledger.add(delta)
     with pytest.raises(MissingChunkError) as error:
-        merger.merge(1, tuple(ledger.valid(1)))
+        state.merge(1, tuple(ledger.valid(1)))
     assert error.value.blob == victim.body.chunks[0]
-    assert np.array_equal(merger.phi, before[0])
-    assert (merger.version, merger.tokens, merger.chain()) == before[1:]
+    assert np.array_equal(state.phi, before[0])
+    assert (state.version, state.tokens, state.chain()) == before[1:]
     world.keep(victim, world.payloads[victim.record_id])
-    merger.merge(1, tuple(ledger.valid(1)))
-    assert np.array_equal(merger.phi, world.fold(world.deltas[:4]))
+    state.merge(1, tuple(ledger.valid(1)))
+    assert np.array_equal(state.phi, world.fold(world.deltas[:4]))
 
 
 def test_how_far_a_fragment_has_come(world: World, rng: np.random.Generator) -> None:
-    merger, ledger = world.merger(), Ledger()
+    state, ledger = world.state(), Ledger()
     even, odd = LAYOUT.fragments
-    assert (merger.state(even).merged_round, merger.state(even).own_round) == (0, 0)
-    assert (merger.state(odd).merged_round, merger.state(odd).own_round) == (-1, 0)
-    arrive(merger, ledger, [d for d in world.deltas if d.round == 3 and d.author != OWN])
-    assert (merger.state(odd).merged_round, merger.state(odd).own_round) == (3, 0)
-    arrive(merger, ledger, [d for d in world.deltas if d.round == 1])
-    assert (merger.state(odd).merged_round, merger.state(odd).own_round) == (3, 1)
-    arrive(merger, ledger, [d for d in world.deltas if d.round == 3 and d.author == OWN])
-    assert (merger.state(odd).merged_round, merger.state(odd).own_round) == (3, 3)
-    assert merger.state(even).merged_round == 0
-    arrive(merger, ledger, [world.make(rng, 0, 3)])
-    assert merger.state(odd).own_round == 1, "ours of round 3 is void"
+    assert (state.progress(even).merged_round, state.progress(even).own_round) == (0, 0)
+    assert (state.progress(odd).merged_round, state.progress(odd).own_round) == (-1, 0)
+    arrive(state, ledger, [d for d in world.deltas if d.round == 3 and d.author != OWN])
+    assert (state.progress(odd).merged_round, state.progress(odd).own_round) == (3, 0)
+    arrive(state, ledger, [d for d in world.deltas if d.round == 1])
+    assert (state.progress(odd).merged_round, state.progress(odd).own_round) == (3, 1)
+    arrive(state, ledger, [d for d in world.deltas if d.round == 3 and d.author == OWN])
+    assert (state.progress(odd).merged_round, state.progress(odd).own_round) == (3, 3)
+    assert state.progress(even).merged_round == 0
+    arrive(state, ledger, [world.make(rng, 0, 3)])
+    assert state.progress(odd).own_round == 1, "ours of round 3 is void"
 
 
 def test_taking_back_and_closing(world: World) -> None:
-    merger = world.merger()
-    arrive(merger, Ledger(), world.deltas)
+    state = world.state()
+    arrive(state, Ledger(), world.deltas)
     prefix = [delta for delta in world.deltas if delta.round <= 4]
-    parts = [merger.prefix(fragment, 4) for fragment in LAYOUT.fragments]
+    parts = [state.prefix(fragment, 4) for fragment in LAYOUT.fragments]
     assert np.array_equal(np.concatenate([part.phi for part in parts]), world.fold(prefix))
     rounds = {round_: deltas for part in parts for round_, deltas in part.rounds.items()}
-    assert merger.base.chain_with(rounds) == merger.chain(4)
-    assert merger.base.tokens_with(rounds, SMALL) == sum(delta.body.tokens for delta in prefix)
-    assert np.array_equal(merger.phi, world.fold(world.deltas)), "what was asked for is a copy"
+    assert state.base.chain_with(rounds) == state.chain(4)
+    assert state.base.tokens_with(rounds, SMALL) == sum(delta.body.tokens for delta in prefix)
+    assert np.array_equal(state.phi, world.fold(world.deltas)), "what was asked for is a copy"
 
-    chain, digest, tokens = merger.chain(), merger.digest(), merger.tokens
-    merger.close_up_to(4)
-    assert (merger.chain(), merger.digest(), merger.tokens) == (chain, digest, tokens)
+    chain, digest, tokens = state.chain(), state.digest(), state.tokens
+    state.close_up_to(4)
+    assert (state.chain(), state.digest(), state.tokens) == (chain, digest, tokens)
     for round_ in (3, 4):
-        merger.merge(round_, ())
-    merger.merge(4, tuple(prefix[-1:]))
-    assert merger.digest() == digest, "what is closed cannot change"
-    base = merger.base
-    merger.close_up_to(2)
-    assert merger.base == base, "nor is it opened again"
-    assert set(merger.merged_ids()) == {d.record_id for d in world.deltas if d.round > 4}
-    kept = merger._payloads._measured.keys() | merger._payloads._recent.keys()
-    assert kept <= set(merger.merged_ids()), "nothing is kept of what is closed"
+        state.merge(round_, ())
+    state.merge(4, tuple(prefix[-1:]))
+    assert state.digest() == digest, "what is closed cannot change"
+    base = state.base
+    state.close_up_to(2)
+    assert state.base == base, "nor is it opened again"
+    assert set(state.merged_ids()) == {d.record_id for d in world.deltas if d.round > 4}
+    kept = state._payloads._measured.keys() | state._payloads._recent.keys()
+    assert kept <= set(state.merged_ids()), "nothing is kept of what is closed"
 
 
 def test_the_chain_is_of_what_is_merged_whatever_it_was_when_last_asked_for(world: World) -> None:
-    merger = world.merger()
+    state = world.state()
     held: list[Delta] = []
 
     def expected(upto: int) -> bytes:
@@ -156,24 +156,24 @@ def test_the_chain_is_of_what_is_merged_whatever_it_was_when_last_asked_for(worl
         return found
 
     def check() -> None:
-        assert [merger.chain(upto) for upto in range(merger.base.round, 8)] == [
-            expected(upto) for upto in range(merger.base.round, 8)
+        assert [state.chain(upto) for upto in range(state.base.round, 8)] == [
+            expected(upto) for upto in range(state.base.round, 8)
         ]
-        assert merger.chain() == expected(max(ROUNDS))
+        assert state.chain() == expected(max(ROUNDS))
 
     check()
     for delta in (*world.deltas[8:], *world.deltas[:8]):
         held.append(delta)
-        merger.merge(delta.round, tuple(d for d in held if d.round == delta.round))
+        state.merge(delta.round, tuple(d for d in held if d.round == delta.round))
         check()
     held = [delta for delta in held if delta.round != 5]
-    merger.merge(5, ())
+    state.merge(5, ())
     check()
-    merger.close_up_to(3)
+    state.close_up_to(3)
     check()
-    assert merger.base.chain == expected(3)
+    assert state.base.chain == expected(3)
     held = [delta for delta in held if delta.round != 6]
-    merger.merge(6, ())
+    state.merge(6, ())
     check()
 
 
@@ -181,24 +181,24 @@ def test_what_liars_claim_adds_up_to_a_number_that_can_be_stored_and_told(
     world: World, tmp_path: Path
 ) -> None:
     base = Base(0, GENESIS.chain, 2**63 - 50)
-    merger = Merger(SMALL, world.phi_0.copy(), world.chunks, OWN, base=base)
+    state = PhiState(SMALL, world.phi_0.copy(), world.chunks, OWN, base=base)
     ledger = Ledger()
-    arrive(merger, ledger, world.deltas)
-    assert merger.tokens == TOKENS_TOTAL_MAX
-    prefix = merger.prefix(LAYOUT.fragments[0], 4)
-    assert merger.base.tokens_with(prefix.rounds, SMALL) == TOKENS_TOTAL_MAX
+    arrive(state, ledger, world.deltas)
+    assert state.tokens == TOKENS_TOTAL_MAX
+    prefix = state.prefix(LAYOUT.fragments[0], 4)
+    assert state.base.tokens_with(prefix.rounds, SMALL) == TOKENS_TOTAL_MAX
     for round_ in ledger.rounds()[4:]:
-        merger.merge(round_, ())
-    merger.close_up_to(4)
-    assert merger.tokens == merger.base.tokens == TOKENS_TOTAL_MAX
+        state.merge(round_, ())
+    state.close_up_to(4)
+    assert state.tokens == state.base.tokens == TOKENS_TOTAL_MAX
     store = RecordStore(tmp_path / "ledger.sqlite", SMALL.swarm_id)
-    store.close_up_to(merger.base, own_last=0)
-    store.add_snapshot(Claim(4, merger.tokens, bytes(32), bytes(32)), [], [])
-    assert store.load_history().base == merger.base
+    store.close_up_to(state.base, own_last=0)
+    store.add_snapshot(Claim(4, state.tokens, bytes(32), bytes(32)), [], [])
+    assert store.load_history().base == state.base
     store.close()
-    claims = (Claim(4, merger.tokens, bytes(32), bytes(32)),)
+    claims = (Claim(4, state.tokens, bytes(32), bytes(32)),)
     assert row(identity(1), claims=claims).body.claims == claims, "others can read it"
-    assert decode(encode(Clock(1, merger.tokens))[LENGTH_BYTES:]) == Clock(1, merger.tokens)
+    assert decode(encode(Clock(1, state.tokens))[LENGTH_BYTES:]) == Clock(1, state.tokens)
 
 
 @pytest.mark.parametrize(
@@ -207,16 +207,16 @@ def test_what_liars_claim_adds_up_to_a_number_that_can_be_stored_and_told(
 def test_one_member_that_states_any_number_of_tokens_ends_nobodys_schedule(
     world: World, rng: np.random.Generator, round_: int, base: int
 ) -> None:
-    merger, ledger = world.merger(), Ledger()
-    arrive(merger, ledger, world.deltas)
-    before = LAYOUT.trained_tokens(merger.tokens)
+    state, ledger = world.state(), Ledger()
+    arrive(state, ledger, world.deltas)
+    before = LAYOUT.trained_tokens(state.tokens)
     schedule = cosine(total_tokens=20 * before)
-    arrive(merger, ledger, [world.make(rng, 5, round_, base=base, tokens=TOKENS_MAX)])
-    assert before <= LAYOUT.trained_tokens(merger.tokens) <= 1.25 * before
-    assert schedule(LAYOUT.trained_tokens(merger.tokens)) > 0.95
-    tokens = merger.tokens
-    merger.close_up_to(112)
-    assert merger.tokens == merger.base.tokens == tokens
+    arrive(state, ledger, [world.make(rng, 5, round_, base=base, tokens=TOKENS_MAX)])
+    assert before <= LAYOUT.trained_tokens(state.tokens) <= 1.25 * before
+    assert schedule(LAYOUT.trained_tokens(state.tokens)) > 0.95
+    tokens = state.tokens
+    state.close_up_to(112)
+    assert state.tokens == state.base.tokens == tokens
 
 
 def test_what_a_merge_found_in_its_round(world: World, rng: np.random.Generator) -> None:
@@ -224,20 +224,20 @@ def test_what_a_merge_found_in_its_round(world: World, rng: np.random.Generator)
     payload = rng.bytes(100)
     broken = signed(identity(5), body_of(payload, "int4", 2, 2))
     world.keep(broken, payload)
-    merger, ledger = world.merger(), Ledger()
-    assert merger.figures is None
-    arrive(merger, ledger, [d for d in world.deltas if d.round == 2][:3])
-    assert merger.figures is not None
-    assert {author for author, f in merger.figures.members.items() if f.agreement is not None} == {
+    state, ledger = world.state(), Ledger()
+    assert state.figures is None
+    arrive(state, ledger, [d for d in world.deltas if d.round == 2][:3])
+    assert state.figures is not None
+    assert {author for author, f in state.figures.members.items() if f.agreement is not None} == {
         identity(author).node_id for author in range(3)
     }
-    arrive(merger, ledger, [broken])
-    assert merger.figures is not None and merger.figures.members[broken.author].void
-    assert merger.figures.agreement is not None
-    merger.merge(2, tuple(ledger.valid(2)))
-    assert merger.figures is None, "nothing was merged"
-    merger.merge(2, ())
-    assert merger.figures is None
+    arrive(state, ledger, [broken])
+    assert state.figures is not None and state.figures.members[broken.author].void
+    assert state.figures.agreement is not None
+    state.merge(2, tuple(ledger.valid(2)))
+    assert state.figures is None, "nothing was merged"
+    state.merge(2, ())
+    assert state.figures is None
 
 
 @pytest.mark.parametrize("which", ["too stale", "broken", "both"])
@@ -252,24 +252,24 @@ def test_a_round_in_which_nothing_counts_is_merged_like_any(
         payload = rng.bytes(100)
         sent.append(signed(identity(2), body_of(payload, "int4", 101, 2)))
         world.keep(sent[-1], payload)
-    merger, ledger = world.merger(), Ledger()
-    arrive(merger, ledger, sent)
-    assert np.array_equal(merger.phi, world.phi_0)
-    assert set(merger.merged_ids()) == {delta.record_id for delta in sent}
-    assert merger.figures is not None and merger.figures.agreement is None
-    found = merger.figures.members
+    state, ledger = world.state(), Ledger()
+    arrive(state, ledger, sent)
+    assert np.array_equal(state.phi, world.phi_0)
+    assert set(state.merged_ids()) == {delta.record_id for delta in sent}
+    assert state.figures is not None and state.figures.agreement is None
+    found = state.figures.members
     assert {author for author, f in found.items() if f.stale or f.void} == {d.author for d in sent}
     late = world.make(rng, 3, 101)
-    arrive(merger, ledger, [late])
-    assert np.array_equal(merger.phi, world.fold([*sent, late])), "who comes later counts alone"
+    arrive(state, ledger, [late])
+    assert np.array_equal(state.phi, world.fold([*sent, late])), "who comes later counts alone"
 
 
 @pytest.mark.parametrize("states_many", [False, True])
 def test_a_round_in_which_nothing_counts_is_an_outlier_only_by_its_tokens(
     world: World, states_many: bool
 ) -> None:
-    merger = world.merger()
-    arrive(merger, Ledger(), world.deltas)
+    state = world.state()
+    arrive(state, Ledger(), world.deltas)
     payload = b"no payload"
     found = [
         signed(identity(author), body_of(payload, "int4", 7, 2, tokens=tokens))
@@ -277,21 +277,21 @@ def test_a_round_in_which_nothing_counts_is_an_outlier_only_by_its_tokens(
     ]
     for delta in found:
         world.keep(delta, payload)
-    assert merger.are_outliers(7, tuple(found)) is states_many
+    assert state.are_outliers(7, tuple(found)) is states_many
 
 
 def test_divergence_is_noted_until_it_is_taken_back(world: World) -> None:
-    merger, ledger = world.merger(), Ledger()
-    assert merger.diverged == set()
+    state, ledger = world.state(), Ledger()
+    assert state.diverged == set()
     fragment = LAYOUT.fragments[1]
-    merger.view(fragment)[:] = VALUE_LIMIT - 1
+    state.view(fragment)[:] = VALUE_LIMIT - 1
     found = [d for d in world.deltas if d.round == 1]
-    arrive(merger, ledger, found)
-    assert merger.diverged == {1}
-    begun_so = Merger(SMALL, merger.phi.copy(), world.chunks, OWN)
+    arrive(state, ledger, found)
+    assert state.diverged == {1}
+    begun_so = PhiState(SMALL, state.phi.copy(), world.chunks, OWN)
     assert begun_so.diverged == {1}
-    merger.merge(1, ())
-    assert merger.diverged == set() and (merger.view(fragment) == VALUE_LIMIT - 1).all()
+    state.merge(1, ())
+    assert state.diverged == set() and (state.view(fragment) == VALUE_LIMIT - 1).all()
 
 
 # -- payloads that do not fit in memory are read tensor by tensor: the same bits, in bounded memory
@@ -314,38 +314,38 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_room")
 def test_payloads_left_on_disk_do_not_change_a_bit(finely_cut: World) -> None:
-    merger = finely_cut.merger()
-    arrive(merger, Ledger(), finely_cut.deltas)
-    assert np.array_equal(merger.phi, finely_cut.fold(finely_cut.deltas))
-    assert not merger._payloads._recent
+    state = finely_cut.state()
+    arrive(state, Ledger(), finely_cut.deltas)
+    assert np.array_equal(state.phi, finely_cut.fold(finely_cut.deltas))
+    assert not state._payloads._recent
 
 
 @pytest.mark.usefixtures("no_room")
 def test_damage_found_half_way_through_a_merge_changes_nothing(finely_cut: World) -> None:
-    merger, ledger = finely_cut.merger(), Ledger()
+    state, ledger = finely_cut.state(), Ledger()
     of_round = [delta for delta in finely_cut.deltas if delta.round == 1]
-    arrive(merger, ledger, of_round[:3])  # measured, so that they are read next while Phi changes
-    before = (merger.phi.copy(), merger.version, merger.tokens, merger.chain())
+    arrive(state, ledger, of_round[:3])  # measured, so that they are read next while Phi changes
+    before = (state.phi.copy(), state.version, state.tokens, state.chain())
     victim, blob = of_round[1], of_round[1].body.chunks[6]
     assert not any(blob in delta.body.chunks for delta in of_round if delta is not victim)
     first = section_starts(CODECS["int4"], LAYOUT.of_round(1))[1]
     assert first <= 6 * CHUNK, "the first tensor is merged by then"
     file_of(finely_cut.chunks, blob).write_bytes(b"damaged")
     with pytest.raises(MissingChunkError) as error:
-        arrive(merger, ledger, of_round[3:])
+        arrive(state, ledger, of_round[3:])
     assert error.value.blob == blob
-    assert np.array_equal(merger.phi, before[0])
-    assert (merger.version, merger.tokens, merger.chain()) == before[1:]
+    assert np.array_equal(state.phi, before[0])
+    assert (state.version, state.tokens, state.chain()) == before[1:]
     finely_cut.keep(victim, finely_cut.payloads[victim.record_id])
-    merger.merge(1, tuple(ledger.valid(1)))
-    assert np.array_equal(merger.phi, finely_cut.fold(of_round))
+    state.merge(1, tuple(ledger.valid(1)))
+    assert np.array_equal(state.phi, finely_cut.fold(of_round))
 
 
-def _peak_of_merge(merger: Merger, deltas: tuple[Delta, ...]) -> int:
+def _peak_of_merge(state: PhiState, deltas: tuple[Delta, ...]) -> int:
     """The most memory that the first merge of a round takes."""
     tracemalloc.start()
     try:
-        merger.merge(1, deltas)
+        state.merge(1, deltas)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -369,7 +369,7 @@ def test_a_round_of_many_members_does_not_need_memory_for_all_their_payloads(
     of_payloads = sum(len(payload) for _, payload in made)
     del made, payload
     # The lesser of two: the interpreter's own table of names may grow by megabytes during one.
-    peak = min(_peak_of_merge(Merger(large, phi[:], chunks, OWN), deltas) for _ in range(2))
+    peak = min(_peak_of_merge(PhiState(large, phi[:], chunks, OWN), deltas) for _ in range(2))
     assert phi.any()
     # Payloads and a copy of the fragment, each as large as it; a tensor of everybody's, and its sums.
     assert peak < 2 * phi.nbytes + of_payloads / 2 < of_payloads

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
@@ -43,8 +43,8 @@ class World:
         for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
             self.chunks.put(blob, piece)
 
-    def merger(self) -> Merger:
-        return Merger(SMALL, self.phi_0.copy(), self.chunks, OWN)
+    def state(self) -> PhiState:
+        return PhiState(SMALL, self.phi_0.copy(), self.chunks, OWN)
 
     def fold(self, deltas: list[Delta]) -> Ints:
         """Phi of a set of records from scratch, by the protocol's own `merge_round`."""
@@ -66,8 +66,8 @@ class World:
         return phi
 
 
-def arrive(merger: Merger, ledger: Ledger, deltas: list[Delta]) -> None:
+def arrive(state: PhiState, ledger: Ledger, deltas: list[Delta]) -> None:
     """Add records one after another, and merge each at once."""
     for delta in deltas:
         ledger.add(delta)
-        merger.merge(delta.round, tuple(ledger.valid(delta.round)))
+        state.merge(delta.round, tuple(ledger.valid(delta.round)))

@@ -1,4 +1,4 @@
-"""Conduct: figures of what merging did to members, and verdicts that begin once and end once."""
+"""ContributionStats: figures of what merging did to members, and verdicts that begin once and end once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gossamer.protocol.merge.contributions import (
     ROUNDS_KEPT,
     ROUNDS_MIN,
     Change,
-    Conduct,
+    ContributionStats,
     Figures,
     RoundFigures,
     agreement,
@@ -46,10 +46,10 @@ def judge(outer: Outer, *contributions: Contribution) -> RoundFigures:
     return figures(RoundMerge(contributions, fragment, outer))
 
 
-def play(conduct: Conduct, *of_member: Figures, start: int = 1) -> list[Change]:
+def play(stats: ContributionStats, *of_member: Figures, start: int = 1) -> list[Change]:
     changes = []
     for round_, given_ in enumerate(of_member, start):
-        changes += conduct.note(round_, RoundFigures({member(0): given_}, None))
+        changes += stats.note(round_, RoundFigures({member(0): given_}, None))
     return changes
 
 
@@ -93,10 +93,10 @@ def test_members_whose_deltas_are_zero_stand_in_nobodys_way():
 
 
 def test_the_agreement_shown_is_that_of_the_newest_round_that_had_two_deltas():
-    conduct = Conduct()
+    stats = ContributionStats()
     for round_, found, shown in ((4, 0.5, 0.5), (3, 0.9, 0.5), (5, None, 0.5), (4, 0.6, 0.6), (6, 0.1, 0.1)):
-        conduct.note(round_, RoundFigures({}, found))
-        assert conduct.agreement == shown
+        stats.note(round_, RoundFigures({}, found))
+        assert stats.agreement == shown
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 6))
@@ -149,99 +149,99 @@ def test_a_sample_is_spread_over_all_tensors(shapes):
 
 
 def test_an_honest_member_has_none():
-    conduct = Conduct()
-    assert play(conduct, *[GOOD] * 30) == []
-    summary = conduct.of(member(0))
+    stats = ContributionStats()
+    assert play(stats, *[GOOD] * 30) == []
+    summary = stats.of(member(0))
     assert (summary.judged, summary.clipped, summary.opposed, summary.verdict) == (ROUNDS_KEPT, 0, 0, None)
     assert (summary.cap_factor, summary.clip_factor) == (1.0, 1.0), "nothing was cut"
     assert summary.agreement == pytest.approx(0.4)
 
 
 def test_of_a_stranger_there_is_nothing_to_say():
-    summary = Conduct().of(member(3))
+    summary = ContributionStats().of(member(3))
     assert (summary.judged, summary.agreement, summary.verdict) == (0, None, None)
 
 
 def test_a_verdict_begins_once_and_ends_once():
-    conduct = Conduct()
-    assert play(conduct, *[CLIPPED] * (ROUNDS_MIN - 1)) == [], "too early to say"
-    [begun] = play(conduct, *[CLIPPED] * 12, start=ROUNDS_MIN)
+    stats = ContributionStats()
+    assert play(stats, *[CLIPPED] * (ROUNDS_MIN - 1)) == [], "too early to say"
+    [begun] = play(stats, *[CLIPPED] * 12, start=ROUNDS_MIN)
     assert begun.verdict == "clipped in 8 of the last 8 rounds, by 9.8x on average"
-    assert conduct.of(member(0)).clip_factor == pytest.approx(9.8)
-    [ended] = play(conduct, *[GOOD] * 40, start=20)
+    assert stats.of(member(0)).clip_factor == pytest.approx(9.8)
+    [ended] = play(stats, *[GOOD] * 40, start=20)
     assert ended == Change(member(0), None)
-    assert conduct.of(member(0)).verdict is None
+    assert stats.of(member(0)).verdict is None
 
 
 def test_a_share_about_the_border_does_not_flap():
-    conduct = Conduct()
-    changes = play(conduct, *[OPPOSED, GOOD] * 20)
-    changes += play(conduct, *[OPPOSED, GOOD, GOOD] * 20, start=41)
+    stats = ContributionStats()
+    changes = play(stats, *[OPPOSED, GOOD] * 20)
+    changes += play(stats, *[OPPOSED, GOOD, GOOD] * 20, start=41)
     assert [change.verdict for change in changes] == ["opposed to the others in 4 of the last 8 rounds"]
 
 
 def test_charges_are_named_together_and_a_new_one_is_announced():
-    conduct = Conduct()
-    play(conduct, *[CLIPPED] * ROUNDS_MIN)
+    stats = ContributionStats()
+    play(stats, *[CLIPPED] * ROUNDS_MIN)
     both = Figures(clipped=4.0, pace=12.0, agreement=-0.5)
-    changes = play(conduct, *[both] * ROUNDS_KEPT, start=ROUNDS_MIN + 1)
+    changes = play(stats, *[both] * ROUNDS_KEPT, start=ROUNDS_MIN + 1)
     assert len(changes) == 1
     assert changes[0].verdict is not None
     assert "clipped in" in changes[0].verdict and "; opposed to the others in" in changes[0].verdict
 
 
 def test_two_void_rounds_are_enough_and_one_is_not():
-    conduct = Conduct()
-    first = conduct.note(1, RoundFigures({member(0): GOOD}, None), [member(0)])
-    assert first == [] and conduct.of(member(0)).void == 1
-    [begun] = conduct.note(2, RoundFigures({}, None), [member(0)])
+    stats = ContributionStats()
+    first = stats.note(1, RoundFigures({member(0): GOOD}, None), [member(0)])
+    assert first == [] and stats.of(member(0)).void == 1
+    [begun] = stats.note(2, RoundFigures({}, None), [member(0)])
     assert begun.verdict == "void (equivocated, or cannot be decoded) in 2 of the last 2 rounds"
-    changes = play(conduct, *[GOOD] * (ROUNDS_KEPT + 1), start=3)
+    changes = play(stats, *[GOOD] * (ROUNDS_KEPT + 1), start=3)
     assert changes == [Change(member(0), None)]
 
 
 def test_whoever_was_found_void_stays_so_while_one_such_round_is_remembered():
-    conduct = Conduct()
+    stats = ContributionStats()
     void = Figures(void=True)
-    play(conduct, void, *[GOOD] * (ROUNDS_KEPT - 2), void)
-    assert play(conduct, *[GOOD] * (ROUNDS_KEPT - 1), start=ROUNDS_KEPT + 1) == [], "the newer is still there"
-    assert conduct.of(member(0)).void == 1 and conduct.of(member(0)).verdict is not None
-    assert play(conduct, GOOD, start=2 * ROUNDS_KEPT) == [Change(member(0), None)]
+    play(stats, void, *[GOOD] * (ROUNDS_KEPT - 2), void)
+    assert play(stats, *[GOOD] * (ROUNDS_KEPT - 1), start=ROUNDS_KEPT + 1) == [], "the newer is still there"
+    assert stats.of(member(0)).void == 1 and stats.of(member(0)).verdict is not None
+    assert play(stats, GOOD, start=2 * ROUNDS_KEPT) == [Change(member(0), None)]
 
 
 def test_being_late_and_being_heavy_are_said_as_what_they_are():
-    conduct = Conduct()
-    [late] = play(conduct, *[Figures(stale=True)] * ROUNDS_MIN)
+    stats = ContributionStats()
+    [late] = play(stats, *[Figures(stale=True)] * ROUNDS_MIN)
     assert late.verdict == "too late to count in 8 of the last 8 rounds"
-    conduct = Conduct()
-    assert play(conduct, *[Figures(capped=20.0)] * 20) == [], "a faster machine"
-    [heavy] = play(conduct, *[Figures(capped=250_000.0)] * 10, start=21)
+    stats = ContributionStats()
+    assert play(stats, *[Figures(capped=20.0)] * 20) == [], "a faster machine"
+    [heavy] = play(stats, *[Figures(capped=250_000.0)] * 10, start=21)
     assert heavy.verdict is not None and "by 250,000x" in heavy.verdict and "or overstating" in heavy.verdict
 
 
 def test_a_summary_counts_the_rounds_in_which_a_weight_was_cut_and_by_how_much_it_was_there():
-    conduct = Conduct()
-    play(conduct, GOOD, Figures(capped=3.0), GOOD, Figures(capped=5.0))
-    summary = conduct.of(member(0))
+    stats = ContributionStats()
+    play(stats, GOOD, Figures(capped=3.0), GOOD, Figures(capped=5.0))
+    summary = stats.of(member(0))
     assert (summary.judged, summary.capped, summary.cap_factor) == (4, 2, 4.0)
 
 
 def test_a_round_merged_again_replaces_its_figures():
     """Partial rounds look odd: of three deltas of eight, an honest one may be clipped."""
-    conduct = Conduct()
+    stats = ContributionStats()
     for round_ in range(1, 30):
-        assert conduct.note(round_, RoundFigures({member(0): CLIPPED}, 0.9)) == []
-        assert conduct.note(round_, RoundFigures({member(0): GOOD}, 0.3)) == []
-    assert conduct.of(member(0)).clipped == 0
-    assert conduct.agreement == 0.3
-    conduct.note(5, RoundFigures({member(0): CLIPPED}, -1.0))
-    assert conduct.agreement == 0.3, "of the newest round"
-    assert conduct.of(member(0)).judged == ROUNDS_KEPT and conduct.of(member(0)).clipped == 0, "too old"
+        assert stats.note(round_, RoundFigures({member(0): CLIPPED}, 0.9)) == []
+        assert stats.note(round_, RoundFigures({member(0): GOOD}, 0.3)) == []
+    assert stats.of(member(0)).clipped == 0
+    assert stats.agreement == 0.3
+    stats.note(5, RoundFigures({member(0): CLIPPED}, -1.0))
+    assert stats.agreement == 0.3, "of the newest round"
+    assert stats.of(member(0)).judged == ROUNDS_KEPT and stats.of(member(0)).clipped == 0, "too old"
 
 
 def test_a_little_clipping_is_no_offence():
-    conduct = Conduct()
-    assert play(conduct, *[Figures(clipped=CLIPPED_MIN - 0.1, pace=10.0, agreement=0.01)] * 30) == []
+    stats = ContributionStats()
+    assert play(stats, *[Figures(clipped=CLIPPED_MIN - 0.1, pace=10.0, agreement=0.01)] * 30) == []
 
 
 def test_a_long_window_is_no_offence(rng):
@@ -251,55 +251,55 @@ def test_a_long_window_is_no_offence(rng):
     fast = contribution(3, 30 * common, steps=320, tokens=32_000)
     found = judge(Outer(clip=1.0), *slow, fast).members[member(3)]
     assert found.clipped > 3 and found.pace < 1
-    conduct = Conduct()
-    assert play(conduct, *[found] * 30) == [] and conduct.of(member(0)).clipped == 0
+    stats = ContributionStats()
+    assert play(stats, *[found] * 30) == [] and stats.of(member(0)).clipped == 0
 
 
 def test_members_are_bounded(monkeypatch):
     monkeypatch.setattr(limits, "MEMBERS_MAX", 3)
-    conduct = Conduct()
+    stats = ContributionStats()
     for round_ in range(1, 50):
-        conduct.note(round_, RoundFigures({bytes([round_]) * 32: OPPOSED, member(0): GOOD}, None))
-    assert len(conduct._rounds) <= 3 and len(conduct._charges) <= 3
-    assert conduct.of(member(0)).judged == ROUNDS_KEPT, "those that come and go make room"
+        stats.note(round_, RoundFigures({bytes([round_]) * 32: OPPOSED, member(0): GOOD}, None))
+    assert len(stats._rounds) <= 3 and len(stats._charges) <= 3
+    assert stats.of(member(0)).judged == ROUNDS_KEPT, "those that come and go make room"
 
 
 def test_where_members_are_too_many_each_new_one_costs_no_look_at_all_others(monkeypatch):
     """Where keys are free, thousands may publish for one round: to note it took most of a second, each time
     that it was merged."""
     monkeypatch.setattr(limits, "MEMBERS_MAX", 160)
-    looks, forget = 0, Conduct._forget_oldest
+    looks, forget = 0, ContributionStats._forget_oldest
 
-    def counted(conduct: Conduct) -> None:
+    def counted(stats: ContributionStats) -> None:
         nonlocal looks
         looks += 1
-        forget(conduct)
+        forget(stats)
 
-    monkeypatch.setattr(Conduct, "_forget_oldest", counted)
-    conduct = Conduct()
+    monkeypatch.setattr(ContributionStats, "_forget_oldest", counted)
+    stats = ContributionStats()
     members = [number.to_bytes(32, "big") for number in range(1600)]
-    conduct.note(1, RoundFigures(dict.fromkeys(members[:160], GOOD), None))
-    conduct.note(2, RoundFigures(dict.fromkeys(members, GOOD), None))
+    stats.note(1, RoundFigures(dict.fromkeys(members[:160], GOOD), None))
+    stats.note(2, RoundFigures(dict.fromkeys(members, GOOD), None))
     assert looks <= 1600 // 10
-    assert len(conduct._rounds) <= 160
-    assert all(conduct.of(member).judged for member in members[-100:])
+    assert len(stats._rounds) <= 160
+    assert all(stats.of(member).judged for member in members[-100:])
 
 
 def test_a_summary_is_made_once_for_all_who_ask_until_there_is_news():
-    conduct = Conduct()
-    play(conduct, *[GOOD] * 3)
-    before = conduct.of(member(0))
-    assert conduct.of(member(0)) is before
-    play(conduct, OPPOSED, start=4)
+    stats = ContributionStats()
+    play(stats, *[GOOD] * 3)
+    before = stats.of(member(0))
+    assert stats.of(member(0)) is before
+    play(stats, OPPOSED, start=4)
     assert (before.judged, before.opposed) == (3, 0)
-    assert (conduct.of(member(0)).judged, conduct.of(member(0)).opposed) == (4, 1)
+    assert (stats.of(member(0)).judged, stats.of(member(0)).opposed) == (4, 1)
 
 
 def test_who_trains_a_head_of_its_own_is_neither_clipped_nor_opposed():
     """A body for all, and three heads of which each member trains one."""
     rng = np.random.default_rng(0)  # of one in sixty, chance alone makes a verdict
     fragment = builders.several_tensors([3000, 1000, 1000, 1000])
-    common, conduct = rng.normal(0, 1e5, 3000), Conduct()
+    common, stats = rng.normal(0, 1e5, 3000), ContributionStats()
     for round_ in range(1, ROUNDS_KEPT):
         found = []
         for number in range(3):
@@ -311,5 +311,5 @@ def test_who_trains_a_head_of_its_own_is_neither_clipped_nor_opposed():
             found.append(Contribution(member(number), 1000, 10, 0, norms, section, sample))
         judged = figures(RoundMerge(found, fragment, Outer(clip=1.5)))
         assert all(of_member.clipped == 1.0 for of_member in judged.members.values())
-        assert conduct.note(round_, judged) == []
-    assert conduct.of(member(0)).opposed == 0
+        assert stats.note(round_, judged) == []
+    assert stats.of(member(0)).opposed == 0

@@ -3,7 +3,7 @@
 ``Phi += Merge(old set) - Merge(new set)`` whenever a round's set changes, as the daemon does it. At the end
 the simulator compares this with ``Phi_0 - sum of Merge(round)``, computed from scratch. Closed rounds become
 part of a base, as in the daemon; their records are kept for the checkers. Written from
-`gossamer.protocol.merge.merge` alone, so that it is a second opinion on the daemon's merger.
+`gossamer.protocol.merge.merge` alone, so that it is a second opinion on the daemon's state.
 """
 
 from collections.abc import Callable, Sequence

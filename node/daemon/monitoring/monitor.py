@@ -32,7 +32,7 @@ from gossamer.node.daemon.network.links import LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.phi.archive import Archive
-from gossamer.node.daemon.phi.loop import Merging
+from gossamer.node.daemon.phi.loop import MergeLoop
 from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.trainer_port import TrainerPort
 from gossamer.node.home import Home
@@ -67,7 +67,7 @@ class Sources:
     home: Home
     core: Replica
     port: TrainerPort
-    merging: Merging
+    merging: MergeLoop
     archive: Archive
     links: LinkTable
     server: Server
@@ -81,7 +81,7 @@ class Sources:
         """One of `status.STATES`."""
         if self.stopping.is_set():
             return "leaving"
-        if not self.merging.ready:
+        if not self.loop.ready:
             return "joining"
         if not self.core.info.trains:
             return "serving"
@@ -124,12 +124,12 @@ class Monitor:
                 delta,
                 unix_s=time.time(),
                 clock=core.clock or delta.round,  # while no members are known, only records tell where it is
-                live=self._sources.merging.ready,
+                live=self._sources.loop.ready,
                 void=core.ledger.is_void(delta),
             )
 
     def merged(self, round_: int, deltas: tuple[Delta, ...], found: RoundFigures | None) -> None:
-        """Note that a round was merged, or judged again: `Merging.on_judged`."""
+        """Note that a round was merged, or judged again: `MergeLoop.on_judged`."""
         with self._contained():
             core, known = self._sources.core, self.history.at(round_)
             if round_ <= core.ledger.floor:
@@ -224,7 +224,7 @@ class Monitor:
         ``digest``: the digests of the merged records and of Phi. ``up_to``: the digest of the records merged
         up to that round.
         """
-        merging = self._sources.merging
+        merging = self._sources.loop
         digests = await merging.recent_digest() if query.get("digest") else None
         status = to_json(self.read(), is_for_others=True)
         if digests is not None:
@@ -237,7 +237,7 @@ class Monitor:
 
     def read(self) -> NodeStatus:
         """The status at this moment."""
-        sources, core, merging = self._sources, self._sources.core, self._sources.merging
+        sources, core, merging = self._sources, self._sources.core, self._sources.loop
         report, state = sources.port.report, sources.state
         others = sorted(
             core.roster.members(), key=lambda m: (m.is_gone, m.record.body.name, m.record.node_id)
@@ -284,7 +284,7 @@ class Monitor:
             rounds_behind=merging.behind,
             merge_s=merging.seconds,
             swarm_tokens=merging.tokens if merging.ready else None,
-            agreement=merging.conduct.agreement,
+            agreement=merging.contributions.agreement,
             itself=itself,
             members=members,
             members_accused=sum(member.contributions["verdict"] is not None for member in members),
@@ -353,7 +353,7 @@ class Monitor:
             downs=member.downs if member else 0,
             replica=replica,
             replica_round=replica_round,
-            contributions=self._sources.merging.conduct.of(node_id)._asdict(),
+            contributions=self._sources.loop.contributions.of(node_id)._asdict(),
         )
 
     def _refusal(self) -> str:

@@ -16,9 +16,9 @@ from contextlib import suppress
 from functools import partial
 
 from gossamer.node.daemon.phi import snapshots
-from gossamer.node.daemon.phi.loop import Merging
-from gossamer.node.daemon.phi.restore import is_held, restore_merger
-from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.phi.loop import MergeLoop
+from gossamer.node.daemon.phi.restore import is_held, restore_state
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.storage.records import Base, RecordStore
@@ -49,7 +49,7 @@ class Archive:
     def __init__(
         self,
         core: Replica,
-        merging: Merging,
+        merging: MergeLoop,
         chunks: ChunkStore,
         records: RecordStore,
         disk: Disk,
@@ -57,7 +57,7 @@ class Archive:
         dispatch: Callable[[ev.Event], object],
     ) -> None:
         self._core = core
-        self._merging = merging
+        self._loop = merging
         self._chunks = chunks
         self._records = records
         self._disk = disk
@@ -95,12 +95,12 @@ class Archive:
         history = await asyncio.to_thread(self._records.load_history)
         kept = await asyncio.to_thread(self._records.load_credentials)
         own_id = self._core.identity.node_id
-        merger, claims = await asyncio.to_thread(
-            restore_merger, self._core.manifest, self._chunks, history, stored, own_id
+        state, claims = await asyncio.to_thread(
+            restore_state, self._core.manifest, self._chunks, history, stored, own_id
         )
-        if merger is not None:
+        if state is not None:
             self._shelf.restore(claims)
-            await self._merging.begin(merger)
+            await self._loop.begin(state)
         elif history.claims and not self._core.info.bootstrap:
             raise StorageError("our copy of the model is damaged; fetch it again with --join HOST:PORT")
         return self._core.restore(
@@ -261,8 +261,8 @@ class Archive:
         await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
         await asyncio.to_thread(self._shelf.keep, (claim,))
         own_id = self._core.identity.node_id
-        merger = await asyncio.to_thread(Merger, self._core.manifest, phi, self._chunks, own_id, base=base)
-        await self._merging.begin(merger, partial(self._adopted, claim))
+        state = await asyncio.to_thread(PhiState, self._core.manifest, phi, self._chunks, own_id, base=base)
+        await self._loop.begin(state, partial(self._adopted, claim))
 
     def _adopted(self, claim: Claim) -> None:
         """Our history begins at a snapshot."""
@@ -283,7 +283,7 @@ class Archive:
         It is not if a payload turned out damaged, or the swarm turns out not to have reached that round: then
         other work comes first. Raises StorageError or OSError, and leaves nothing behind then.
         """
-        if not await self._merging.settled(round_):
+        if not await self._loop.settled(round_):
             await asyncio.sleep(RETRY_S)
             return False
         self._sealing = round_
@@ -315,12 +315,12 @@ class Archive:
         writer = snapshots.SnapshotWriter(self._chunks)
         rounds: dict[int, tuple[Delta, ...]] = {}
         for fragment in self._core.layout.fragments:
-            prefix = await self._merging.prefix(fragment, round_)
+            prefix = await self._loop.prefix(fragment, round_)
             rounds |= prefix.rounds
             await asyncio.to_thread(writer.add, prefix.phi)
             del prefix  # so that only one is in memory
         root = await asyncio.to_thread(writer.finish)
-        base = self._merging.base
+        base = self._loop.base
         tokens = await asyncio.to_thread(base.tokens_with, rounds, self._core.manifest)
         claim = Claim(round_, tokens, await asyncio.to_thread(base.chain_with, rounds), root)
         return claim, [delta for deltas in rounds.values() for delta in deltas]
@@ -339,7 +339,7 @@ class Archive:
         An older snapshot would not match the base, and the records that the next start would need to make it
         match would be gone.
         """
-        base = await self._merging.close_up_to(closing.round, lambda: self._late_since is None)
+        base = await self._loop.close_up_to(closing.round, lambda: self._late_since is None)
         if self._late_since is not None:
             await self._reseal()
             return

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 
-from gossamer.node.daemon.phi.state import Merger, Prefix
+from gossamer.node.daemon.phi.state import PhiState, Prefix
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base
 from gossamer.node.daemon.trainer_port import TrainerPort
@@ -23,7 +23,7 @@ from gossamer.protocol import events as ev
 from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.events import MergeOutcome
 from gossamer.protocol.membership.members import listed
-from gossamer.protocol.merge.contributions import Conduct, RoundFigures
+from gossamer.protocol.merge.contributions import ContributionStats, RoundFigures
 from gossamer.protocol.payloads import Fragment
 from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
@@ -43,7 +43,7 @@ OnMerged = Callable[[fx.Merge, RoundFigures | None, bool], None]
 log = logging.getLogger("gossamer.merging")
 
 
-class Merging:
+class MergeLoop:
     """Keeps Phi up to date with the core's ledger, and the trainer with Phi."""
 
     def __init__(
@@ -65,9 +65,9 @@ class Merging:
         self._before_offer = before_offer
         self.seconds = 0.0
         """Wall time spent in merges so far."""
-        self.conduct = Conduct()
+        self.contributions = ContributionStats()
         """Figures of every member's deltas."""
-        self._merger: Merger | None = None
+        self._state: PhiState | None = None
         self._due: fx.Merge | None = None
         self._unoffered: set[int] = set()
         """Fragments that have changed since the trainer was offered them."""
@@ -91,17 +91,17 @@ class Merging:
     @property
     def tokens(self) -> int:
         """Tokens that the swarm has trained on, as counted over all deltas merged."""
-        return self._core.layout.trained_tokens(self._merger.tokens) if self._merger else 0
+        return self._core.layout.trained_tokens(self._state.tokens) if self._state else 0
 
     @property
     def version(self) -> int:
         """Counts the merges so far."""
-        return self._merger.version if self._merger else 0
+        return self._state.version if self._state else 0
 
     @property
     def base(self) -> Base:
         """The part of history that cannot change any more."""
-        return self._merger.base if self._merger else GENESIS
+        return self._state.base if self._state else GENESIS
 
     @property
     def behind(self) -> int:
@@ -122,23 +122,23 @@ class Merging:
         """Which fragment of Phi is out of the range of healthy weights, and by whose deltas, if this run saw
         it happen; empty if none is. It is not offered to the trainer, but merged on: an owner of the swarm
         may yet declare those deltas void."""
-        if self._merger is None or not self._merger.diverged:
+        if self._state is None or not self._state.diverged:
             return ""
-        index = min(self._merger.diverged)
+        index = min(self._state.diverged)
         return f"fragment {index} reached a magnitude of 64{self._diverged_by.get(index, '')}"
 
     # -- the state
 
-    async def begin(self, merger: Merger, tell: Callable[[], None] = lambda: None) -> None:
+    async def begin(self, state: PhiState, tell: Callable[[], None] = lambda: None) -> None:
         """Take over a state, at the start or in place of ours: what was to be merged into that one is not.
 
         `tell` tells the core at once: by the history before, later rounds could be merged than the swarm is
         at.
         """
         async with self._busy:
-            if self._merger is not None:
-                merger.version = self._merger.version + 1
-            self._merger, self._due = merger, None
+            if self._state is not None:
+                state.version = self._state.version + 1
+            self._state, self._due = state, None
             tell()
         self._offer_all()
         self._news.set()
@@ -155,10 +155,10 @@ class Merging:
         return not waiting
 
     async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
-        """A fragment as of a round, see `Merger.prefix`; not before `begin`. Raises MissingChunkError."""
-        assert self._merger is not None
+        """A fragment as of a round, see `PhiState.prefix`; not before `begin`. Raises MissingChunkError."""
+        assert self._state is not None
         async with self._busy:
-            return await asyncio.to_thread(self._merger.prefix, fragment, upto)
+            return await asyncio.to_thread(self._state.prefix, fragment, upto)
 
     async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> Base | None:
         """Make everything up to a round unchangeable; returns the new base, None if ours lies higher.
@@ -166,13 +166,13 @@ class Merging:
         `may_close` is called while no merge is under way. If it returns False, nothing changes, and None is
         returned.
         """
-        if self._merger is None or floor < self._merger.base.round:
+        if self._state is None or floor < self._state.base.round:
             return None
         async with self._busy:
             if not may_close():
                 return None
-            await asyncio.to_thread(self._merger.close_up_to, floor)
-        return self._merger.base
+            await asyncio.to_thread(self._state.close_up_to, floor)
+        return self._state.base
 
     def merge(self, effect: fx.Merge) -> None:
         """The core asks for a merge."""
@@ -195,32 +195,32 @@ class Merging:
             if self._port.attachments != self._attachments:  # a new trainer has no fragments yet
                 self._attachments = self._port.attachments
                 self._offer_all()
-            if self.ready and self._merger is not None:
-                await self._offer(self._merger)
+            if self.ready and self._state is not None:
+                await self._offer(self._state)
 
     # -- merging
 
     async def _merge(self, effect: fx.Merge) -> None:
         async with self._busy:
-            if effect is not self._due or self._merger is None:  # replaced by `begin`
+            if effect is not self._due or self._state is None:  # replaced by `begin`
                 return
-            merger, self._due = self._merger, None
+            state, self._due = self._state, None
             index = self._core.layout.of_round(effect.round).index
-            was_sound = index not in merger.diverged
-            outcome = await self._carry_out(effect, merger)
+            was_sound = index not in state.diverged
+            outcome = await self._carry_out(effect, state)
             self._dispatch(ev.Merged(effect.round, outcome))
         if outcome in (MergeOutcome.CHANGED, MergeOutcome.SAME):
-            self._judge(merger, effect.round)
-            self._on_merged(effect, merger.figures, outcome is MergeOutcome.CHANGED)
+            self._judge(state, effect.round)
+            self._on_merged(effect, state.figures, outcome is MergeOutcome.CHANGED)
         if outcome is MergeOutcome.CHANGED:
             self._unoffered.add(index)
-            if was_sound and index in merger.diverged:
+            if was_sound and index in state.diverged:
                 self._note_diverged(index, effect.round, effect.deltas)
 
-    async def _carry_out(self, effect: fx.Merge, merger: Merger) -> MergeOutcome:
-        round_, deltas, before = effect.round, effect.deltas, merger.version
+    async def _carry_out(self, effect: fx.Merge, state: PhiState) -> MergeOutcome:
+        round_, deltas, before = effect.round, effect.deltas, state.version
         try:
-            if effect.unless_outliers and await asyncio.to_thread(merger.are_outliers, round_, deltas):
+            if effect.unless_outliers and await asyncio.to_thread(state.are_outliers, round_, deltas):
                 names = ", ".join(self._core.roster.label(delta.author) for delta in deltas)
                 if self._limit.allows(names):
                     log.info(
@@ -228,7 +228,7 @@ class Merging:
                     )
                 return MergeOutcome.OUTLIERS
             begun = time.monotonic()
-            await asyncio.to_thread(merger.merge, round_, deltas)
+            await asyncio.to_thread(state.merge, round_, deltas)
             self.seconds += time.monotonic() - begun
         except MissingChunkError as error:
             self._damaged(error.blob)
@@ -238,7 +238,7 @@ class Merging:
                 log.error("%s; trying again", error)
             await asyncio.sleep(RETRY_S)
             return MergeOutcome.FAILED
-        return MergeOutcome.SAME if merger.version == before else MergeOutcome.CHANGED
+        return MergeOutcome.SAME if state.version == before else MergeOutcome.CHANGED
 
     def _note_diverged(self, index: int, round_: int, deltas: tuple[Delta, ...]) -> None:
         """End a training that has diverged: raises DivergedError, if a delta of ours was in it.
@@ -254,12 +254,12 @@ class Merging:
                 " what needs such values."
             )
 
-    def _judge(self, merger: Merger, round_: int) -> None:
+    def _judge(self, state: PhiState, round_: int) -> None:
         """Note what a merge found in its round, and log whose verdicts began or ended: a line for each
         verdict, since anybody may be hundreds of members."""
-        found = merger.figures or RoundFigures({}, None)
+        found = state.figures or RoundFigures({}, None)
         labels = defaultdict[str | None, list[str]](list)
-        for change in self.conduct.note(round_, found, self._core.ledger.void_in(round_)):
+        for change in self.contributions.note(round_, found, self._core.ledger.void_in(round_)):
             labels[change.verdict].append(self._core.roster.label(change.node_id))
         for verdict, alike in labels.items():
             if verdict is None:
@@ -272,46 +272,46 @@ class Merging:
     def _offer_all(self) -> None:
         self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
 
-    async def _offer(self, merger: Merger) -> None:
+    async def _offer(self, state: PhiState) -> None:
         """Offer all changed fragments, except those that diverged or whose last offer was not taken."""
         for index in sorted(self._unoffered):
-            if index not in merger.diverged and self._port.attached and self._port.is_free(index):
+            if index not in state.diverged and self._port.attached and self._port.is_free(index):
                 fragment = self._core.layout.fragments[index]
                 self._unoffered.discard(index)
                 self._before_offer()
-                await self._port.offer(fragment, merger.view(fragment), self._progress(fragment, merger))
+                await self._port.offer(fragment, state.view(fragment), self._progress(fragment, state))
 
-    def _progress(self, fragment: Fragment, merger: Merger) -> control.Phi:
+    def _progress(self, fragment: Fragment, state: PhiState) -> control.Phi:
         """How far a fragment has been merged.
 
         If we started again where the swarm is far behind our own last delta, the trainer need not wait for
         that delta: it is not merged until the swarm has got there.
         """
-        state = merger.state(fragment)
+        progress = state.progress(fragment)
         last = self._core.ledger.last_round(self._core.identity.node_id)
-        own_round = state.own_round
+        own_round = progress.own_round
         if last > self._core.merges.horizon:
             own_round = max(own_round, last - (last - fragment.index) % len(self._core.layout.fragments))
-        return control.Phi(fragment.index, state.merged_round, own_round, state.version)
+        return control.Phi(fragment.index, progress.merged_round, own_round, progress.version)
 
     # -- comparing replicas
 
     async def digest(self) -> tuple[bytes, bytes] | None:
         """Digest of the records merged, and of Phi; None before genesis is here."""
-        if self._merger is None:
+        if self._state is None:
             return None
         async with self._busy:
-            chain = await asyncio.to_thread(self._merger.chain)
-            return chain, await asyncio.to_thread(self._merger.digest)
+            chain = await asyncio.to_thread(self._state.chain)
+            return chain, await asyncio.to_thread(self._state.digest)
 
     async def prefix_digest(self, up_to: int) -> bytes | None:
         """Digest of the records merged up to a round; None if it is closed already, or nothing is here."""
-        if self._merger is None:
+        if self._state is None:
             return None
         async with self._busy:
-            if up_to < self._merger.base.round:
+            if up_to < self._state.base.round:
                 return None
-            return await asyncio.to_thread(self._merger.chain, up_to)
+            return await asyncio.to_thread(self._state.chain, up_to)
 
     async def recent_digest(self) -> tuple[bytes, bytes] | None:
         """What `digest` returns, or returned a moment ago."""

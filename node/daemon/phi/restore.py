@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gossamer.node.daemon.phi import snapshots
-from gossamer.node.daemon.phi.state import Merger
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import RecordStore, StoredHistory
 from gossamer.node.home import Home, manifest_of
@@ -19,9 +19,9 @@ ATTEMPTS_MAX = 3
 """How often a reader starts over because the running daemon has moved on."""
 
 
-def restore_merger(
+def restore_state(
     manifest: Manifest, chunks: ChunkStore, history: StoredHistory, deltas: Sequence[Delta], own_id: bytes
-) -> tuple[Merger | None, tuple[Claim, ...]]:
+) -> tuple[PhiState | None, tuple[Claim, ...]]:
     """The state at the newest snapshot that is whole, if any, and the claims from that one on."""
     for place, claim in enumerate(history.claims):
         # For the newest we know what it holds. An older one held every record up to its round; otherwise its
@@ -34,9 +34,9 @@ def restore_merger(
             phi = snapshots.load(claim.root, manifest.plan().numel, chunks)
         except (MissingChunkError, PayloadError):
             continue
-        merger = Merger(manifest, phi, chunks, own_id, base=history.base, merged=merged)
-        if merger.chain() == claim.digest:
-            return merger, history.claims[place:]
+        state = PhiState(manifest, phi, chunks, own_id, base=history.base, merged=merged)
+        if state.chain() == claim.digest:
+            return state, history.claims[place:]
     return None, ()
 
 
@@ -57,7 +57,7 @@ def is_held(delta: Delta, chunks: ChunkStore) -> bool:
     return all(chunks.fits(blob, size) for blob, size in zip(delta.body.chunks, sizes, strict=True))
 
 
-def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
+def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, PhiState]:
     """Phi as a node's folder has it: all that is merged by now or, with `sealed`, the newest snapshot.
 
     Only reads, and may do so beside a running daemon. The daemon may drop chunks while they are read here. It
@@ -68,19 +68,19 @@ def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, Merger]:
     manifest = manifest_of(home)
     for _ in range(ATTEMPTS_MAX):
         with suppress(MissingChunkError):
-            merger = _fold(home, manifest, sealed=sealed)
-            if merger.diverged:
+            state = _fold(home, manifest, sealed=sealed)
+            if state.diverged:
                 which = "model as of the newest snapshot" if sealed else "model"
                 advice = "" if sealed else "; the newest snapshot may be from before: export it with --sealed"
                 raise DivergedError(
-                    f"fragment {min(merger.diverged)} of the {which} reached a magnitude of 64: it"
+                    f"fragment {min(state.diverged)} of the {which} reached a magnitude of 64: it"
                     f" diverged{advice}"
                 )
-            return manifest, merger
+            return manifest, state
     raise StorageError(f"the model in {home.root} is damaged; start the node, which fetches what is missing")
 
 
-def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> Merger:
+def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> PhiState:
     """The newest snapshot that is whole and, unless `sealed`, the records after it.
 
     Raises MissingChunkError, also if no snapshot is whole, or StorageError.
@@ -101,16 +101,16 @@ def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> Merger:
     if not history.claims:
         raise no_model
     # Phi does not depend on whose folder it is.
-    merger, _ = restore_merger(manifest, chunks, history, deltas, own_id=bytes(32))
-    if merger is None:
+    state, _ = restore_state(manifest, chunks, history, deltas, own_id=bytes(32))
+    if state is None:
         raise MissingChunkError(history.claims[0].root)
     if not sealed:
-        _merge_later(merger, deltas, _acl(home, manifest, credentials), history, chunks)
-    return merger
+        _merge_later(state, deltas, _acl(home, manifest, credentials), history, chunks)
+    return state
 
 
 def _merge_later(
-    merger: Merger, deltas: Sequence[Delta], acl: AccessList, history: StoredHistory, chunks: ChunkStore
+    state: PhiState, deltas: Sequence[Delta], acl: AccessList, history: StoredHistory, chunks: ChunkStore
 ) -> None:
     """Merge the records that a snapshot does not hold, as far as the swarm has come."""
     ledger = Ledger()
@@ -119,11 +119,11 @@ def _merge_later(
         if acl.counts(delta.author, delta.round):
             ledger.add(delta)
     horizon = max(ledger.horizon, history.reach)
-    merged = set(merger.merged_ids())
+    merged = set(state.merged_ids())
     for round_ in sorted({delta.round for delta in deltas}):  # those with nothing that counts, too
         if round_ <= horizon:
             valid = ledger.valid(round_)
-            merger.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
+            state.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
 
 
 def _acl(home: Home, manifest: Manifest, credentials: Sequence[bytes]) -> AccessList:

@@ -38,10 +38,10 @@ payloads go. Nothing can change them any more. So the state is Phi's values, the
 above the base.
 
 **As of a round.** Fragments share no rounds. To get Phi as of round R, each fragment is copied at any time,
-and the merges of its later rounds are taken back from the copy (`Merger.prefix`). So a snapshot is written
+and the merges of its later rounds are taken back from the copy (`PhiState.prefix`). So a snapshot is written
 while merging goes on, a fragment at a time.
 
-**Equality.** `Merger.chain` is a digest of the sets merged, round by round; `Merger.digest` is the root of
+**Equality.** `PhiState.chain` is a digest of the sets merged, round by round; `PhiState.digest` the root of
 Phi's bytes. Equal chains promise equal roots. `gossamer verify` asks nodes for both; a claim in a member's
 record names both.
 
@@ -85,7 +85,7 @@ from gossamer.protocol.payloads import (
 from gossamer.protocol.records import Delta
 
 
-class MergedState(NamedTuple):
+class Progress(NamedTuple):
     """How far a fragment has been merged, for display and for the trainer."""
 
     version: int
@@ -104,7 +104,7 @@ class Prefix(NamedTuple):
     """The records merged into it above the base."""
 
 
-class Merger:
+class PhiState:
     """Phi of every fragment, and which records are in it."""
 
     def __init__(
@@ -182,9 +182,9 @@ class Merger:
             return len(ordinary) < len(deltas)
         return self._usual.are_all_exceeded(fragment, list(found.values()))
 
-    def state(self, fragment: Fragment) -> MergedState:
+    def progress(self, fragment: Fragment) -> Progress:
         """How far a fragment has been merged."""
-        return MergedState(self.version, *self._reach[fragment.index])
+        return Progress(self.version, *self._reach[fragment.index])
 
     @property
     def newest_round(self) -> int:
@@ -295,7 +295,7 @@ KEPT_BYTES = 64 * 1024 * 1024
 
 MERGED_BYTES_PER_VALUE = 4
 """Size of the payloads in memory while a fragment is merged: as much as its Phi takes. If some were on disk,
-the merge would need a copy of its Phi (see `Merger`), so keeping fewer in memory would save nothing."""
+the merge would need a copy of its Phi (see `PhiState`), so keeping fewer in memory would save nothing."""
 
 MEASURED_KEPT = 256
 """Deltas whose norms and samples are kept, the latter at most 256 KiB each: a round's, in a swarm of that
