@@ -131,7 +131,7 @@ def build(options: NodeOptions, edges: Edges) -> Parts:
         home=home,
         core=core,
         port=phi.port,
-        merging=phi.loop,
+        loop=phi.loop,
         archive=phi.archive,
         links=network.links,
         server=network.server,

@@ -67,7 +67,7 @@ class Sources:
     home: Home
     core: Replica
     port: TrainerPort
-    merging: MergeLoop
+    loop: MergeLoop
     archive: Archive
     links: LinkTable
     server: Server
@@ -129,7 +129,7 @@ class Monitor:
             )
 
     def merged(self, round_: int, deltas: tuple[Delta, ...], found: RoundFigures | None) -> None:
-        """Note that a round was merged, or judged again: `MergeLoop.on_judged`."""
+        """Note that a round was merged, or merged again."""
         with self._contained():
             core, known = self._sources.core, self.history.at(round_)
             if round_ <= core.ledger.floor:
