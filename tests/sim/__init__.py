@@ -12,24 +12,20 @@ failure. Safety is checked all along, liveness once all faults have been healed.
 `trace`         what happened, as a hash and, if wanted, as lines
 `network`       hosts, paths, streams that behave like TCP's
 `weather`       what is wrong with the network now: splits of all shapes, loss, corruption
-`exchange`      one HTTP request: a chunk fetched or put
 `disk`          what survives a crash, a power cut, a lost disk
 `trainer`       a stand-in that publishes small real payloads at its own speed
 `fold`          Phi, merged incrementally and from scratch
 `process`       what can be stopped, killed and started again
 `node`          the adapter: carries out the core's effects, as the daemon does
 `archive`       a node's past: snapshots adopted and sealed, rounds closed
-`transfers`     a node's chunk transfers
+`transfers`     a node's chunk transfers, each one HTTP request
 `stage`         what nodes share, and the traits of each
-`liar`          a member that equivocates, forges, withholds and lies
-`gang`          several liars, each for itself and together
+`liar`          members that equivocate, forge, withhold and lie, alone and together
 `faults`        storms: what goes wrong, from when to when
 `scenario`      draws everything about a run from its seed
-`audit`         checkers of safety and of bounds, all along
-`spread`        a checker of how fast payloads spread
+`audit`         checkers of safety, of bounds, and of how fast payloads spread, all along
 `verdicts`      checkers of liveness: convergence, progress, detection
 `world`         puts all of it together and runs one seed
-`result`        the outcome of one seed
 `seeds`         many seeds, on all processors
 `memo`          caches of pure functions, for speed
 `mutants`       deliberately broken variants that the checkers must find

@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.sim.faults import STORMS
-from tests.sim.result import Result
 from tests.sim.scenario import OTHERS, choose
 from tests.sim.seeds import Job, run_all
-from tests.sim.world import simulate
+from tests.sim.world import Result, simulate
 
 FAILURES_SHOWN_MAX = 10
 

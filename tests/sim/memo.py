@@ -9,19 +9,17 @@ confined to a `with` block of the simulator, and the protocol knows nothing of t
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from hashlib import sha512
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import messages
-from gossamer.protocol import replica as intake
+from gossamer.protocol import messages, replica
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.gossip import announce as author
+from gossamer.protocol.gossip import announce
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership import member_records as presence
+from gossamer.protocol.membership import member_records
 from gossamer.protocol.merge.merge import Contribution
 from gossamer.protocol.payloads import Fragment
 from gossamer.protocol.records import Delta, Envelope, RecordKind
@@ -92,39 +90,6 @@ def _sealing(pure: Callable[..., Envelope], opened: dict[Any, Any]) -> Callable[
     return seal
 
 
-class _Stamp:
-    """An identity whose signature is a digest, at a fraction of the cost."""
-
-    def __init__(self, identity: Identity) -> None:
-        self.public_key, self.node_id = identity.public_key, identity.node_id
-
-    @staticmethod
-    def sign(data: bytes) -> bytes:
-        return sha512(data).digest()
-
-
-def _stamping(pure: Callable[..., Envelope], stamped: dict[bytes, Envelope]) -> Callable[..., Envelope]:
-    """Rows, which every node renews every few seconds, are stamped rather than signed.
-
-    Rows that a core has sealed are known to verify, so nobody sees the difference. For anything else, also
-    for a stamped row with one bit changed, the signature is checked, and a stamp does not pass for one.
-    """
-
-    def stamp(identity: Identity, kind: RecordKind, swarm_id: bytes, body: bytes) -> Envelope:
-        envelope = pure(_Stamp(identity), kind, swarm_id, body)
-        stamped[envelope.data] = envelope
-        return envelope
-
-    return stamp
-
-
-def _opening(pure: Callable[..., Envelope], stamped: dict[bytes, Envelope]) -> Callable[..., Envelope]:
-    def open_envelope(data: bytes, swarm_id: bytes) -> Envelope:
-        return stamped.get(data) or pure(data, swarm_id)
-
-    return open_envelope
-
-
 @contextmanager
 def _patched(*patches: Patch) -> Iterator[None]:
     """Wrap functions for a while."""
@@ -136,17 +101,6 @@ def _patched(*patches: Patch) -> Iterator[None]:
     finally:
         for module, name, original in originals:
             setattr(module, name, original)
-
-
-@contextmanager
-def stamped_rows() -> Iterator[None]:
-    """Rows bear no signatures, for the whole life of a swarm."""
-    stamped: dict[bytes, Envelope] = {}
-    with _patched(
-        (presence, "seal", lambda pure: _stamping(pure, stamped)),
-        (intake, "open_envelope", lambda pure: _opening(pure, stamped)),
-    ):
-        yield
 
 
 @contextmanager
@@ -163,13 +117,13 @@ def remembered(encoder: "Encoder | None" = None) -> Iterator[None]:
         return envelope.data
 
     with _patched(
-        (intake, "open_envelope", lambda pure: _remembering(pure, lambda data, swarm_id: data, opened)),
-        (author, "seal", lambda pure: _sealing(pure, opened)),
-        (presence, "seal", lambda pure: _sealing(pure, opened)),
-        (presence, "parse_member_record", lambda pure: _remembering(pure, attrgetter("data"), rows)),
-        (intake, "parse_member_record", lambda pure: _remembering(pure, attrgetter("data"), rows)),
-        (author, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
-        (intake, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
+        (replica, "open_envelope", lambda pure: _remembering(pure, lambda data, swarm_id: data, opened)),
+        (announce, "seal", lambda pure: _sealing(pure, opened)),
+        (member_records, "seal", lambda pure: _sealing(pure, opened)),
+        (member_records, "parse_member_record", lambda pure: _remembering(pure, attrgetter("data"), rows)),
+        (replica, "parse_member_record", lambda pure: _remembering(pure, attrgetter("data"), rows)),
+        (announce, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
+        (replica, "parse_delta", lambda pure: _remembering(pure, by_data, parsed)),
         *([(messages, "decode", lambda pure: _decoding(pure, encoder.said))] if encoder else []),
     ):
         yield

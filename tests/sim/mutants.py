@@ -14,23 +14,16 @@ from math import inf
 from types import ModuleType
 from typing import Any
 
-from gossamer.protocol import ledger, limits, replica
-from gossamer.protocol import records as envelope
+from gossamer.protocol import ledger, limits, records, replica
 from gossamer.protocol.access import acl
 from gossamer.protocol.effects import Effect, Send, Store
 from gossamer.protocol.events import Event, Publish
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.fetching.requests import Wants
-from gossamer.protocol.gossip import announce as author
-from gossamer.protocol.gossip import anti_entropy
-from gossamer.protocol.gossip.announce import Announcer
-from gossamer.protocol.history import clock
-from gossamer.protocol.history import forks as lineages
-from gossamer.protocol.history import joining as absence
-from gossamer.protocol.history import snapshots as sealing
+from gossamer.protocol.gossip import announce, anti_entropy
+from gossamer.protocol.history import clock, forks, joining, snapshots
 from gossamer.protocol.manifest import HistorySection
-from gossamer.protocol.membership import links, swim
-from gossamer.protocol.membership import member_records as presence
+from gossamer.protocol.membership import links, member_records, swim
 from gossamer.protocol.membership.members import Health
 from gossamer.protocol.merge import merge
 from gossamer.protocol.messages import HaveChunks
@@ -43,7 +36,6 @@ Patch = tuple[type | ModuleType, str, Any]
 class Mutant:
     """A broken variant, the scenario in which it should be found, and the verdict that should find it."""
 
-    name: str
     patches: Callable[[], list[Patch]]
     scenario: str
     verdict: str
@@ -71,10 +63,25 @@ class Mutant:
                     setattr(target, name, original)
 
 
+MUTANTS: dict[str, Mutant] = {}
+"""All of them, by the names of the functions that make their patches."""
+
+
+def _mutant(
+    scenario: str, verdict: str, *, nodes: int = 8, minutes: float = 4.0
+) -> Callable[[Callable[[], list[Patch]]], None]:
+    def enter(patches: Callable[[], list[Patch]]) -> None:
+        name = patches.__name__.replace("_", " ")
+        MUTANTS[name] = Mutant(patches, scenario, verdict, nodes, minutes)
+
+    return enter
+
+
 # --- the set and its merge ---------------------------------------------------------------------------------
 
 
-def _merge_in_order_of_arrival() -> list[Patch]:
+@_mutant("calm", "has another Phi than a node with the same records")
+def merge_in_order_of_arrival() -> list[Patch]:
     """The order of arrival matters: no sorting, and the weight cap goes by the first delta alone."""
 
     def unsorted(items: Any, key: Any = None) -> list[Any]:
@@ -90,7 +97,8 @@ def _merge_in_order_of_arrival() -> list[Patch]:
     return [(merge, "sorted", unsorted), (ledger.Ledger, "valid", valid), (merge, "ceiling", ceiling)]
 
 
-def _merge_the_first_three() -> list[Patch]:
+@_mutant("calm", "has merged other records than")
+def merge_the_first_three() -> list[Patch]:
     """A quorum of three: later deltas are too late."""
 
     def valid(self: ledger.Ledger, round_: int) -> list[Delta]:
@@ -101,7 +109,8 @@ def _merge_the_first_three() -> list[Patch]:
     return [(ledger.Ledger, "valid", valid)]
 
 
-def _forget_equivocation() -> list[Patch]:
+@_mutant("liar", "ends with other records of round")
+def forget_equivocation() -> list[Patch]:
     """An author's first record for a round counts, whatever else it signed."""
     original = ledger.Ledger.add
 
@@ -113,43 +122,48 @@ def _forget_equivocation() -> list[Patch]:
     return [(ledger.Ledger, "add", add)]
 
 
-def _trust_any_signature() -> list[Patch]:
-    return [(envelope, "verify", lambda public_key, signature, message: None)]
+@_mutant("liar", "which its author has not on disk")
+def trust_any_signature() -> list[Patch]:
+    return [(records, "verify", lambda public_key, signature, message: None)]
 
 
-def _close_what_is_sealed() -> list[Patch]:
+@_mutant("halves", "the swarm has lost it", minutes=8.0)
+def close_what_is_sealed() -> list[Patch]:
     """Retain nothing: rounds under an agreed snapshot are closed at once, late records or not."""
 
     def closable(agreed_round: int, clock: int, section: HistorySection) -> int:
         return agreed_round
 
-    return [(sealing, "closable_round", closable), (absence, "closable_round", closable)]
+    return [(snapshots, "closable_round", closable), (joining, "closable_round", closable)]
 
 
-def _any_other_history_wins() -> list[Patch]:
+@_mutant("lineages", "has merged other records than", minutes=8.0)
+def any_other_history_wins() -> list[Patch]:
     """Two lineages: each side gives up its own for the other's."""
 
     def winning_claim(own: Claim, others: Any) -> Claim | None:
         said = [claim for claims in others for claim in claims]
         return max((claim for claim in said if claim != own and claim.round <= own.round), default=None)
 
-    return [(lineages, "winning_claim", winning_claim)]
+    return [(forks, "winning_claim", winning_claim)]
 
 
-def _believe_a_lone_voice() -> list[Patch]:
+@_mutant("liar", r"starts from a past up to round \d+ that never was", minutes=16.0)
+def believe_a_lone_voice() -> list[Patch]:
     """Two lineages: the claim with the most tokens wins, whoever makes it."""
 
     def winning_claim(own: Claim, others: Any) -> Claim | None:
         said = [claim for claims in others for claim in claims]
         return max((claim for claim in said if claim.round == own.round and claim > own), default=None)
 
-    return [(lineages, "winning_claim", winning_claim)]
+    return [(forks, "winning_claim", winning_claim)]
 
 
 # --- writing before speaking -------------------------------------------------------------------------------
 
 
-def _speak_before_it_is_stored() -> list[Patch]:
+@_mutant("power", "which its author has not on disk")
+def speak_before_it_is_stored() -> list[Patch]:
     original = replica.Replica._dispatch
 
     def dispatch(self: replica.Replica, event: Event, now: float) -> None:
@@ -161,15 +175,17 @@ def _speak_before_it_is_stored() -> list[Patch]:
     return [(replica.Replica, "_dispatch", dispatch)]
 
 
-def _forget_own_rounds() -> list[Patch]:
+@_mutant("diskloss", "signed two deltas for round", minutes=8.0)
+def forget_own_rounds() -> list[Patch]:
     """A node that lost its disk does not learn from others what it has signed before."""
-    return [(author.Author, "last_round", property(lambda self: self._signed))]
+    return [(announce.Author, "last_round", property(lambda self: self._signed))]
 
 
 # --- the clock, and who was away ---------------------------------------------------------------------------
 
 
-def _who_comes_back_keeps_its_say() -> list[Patch]:
+@_mutant("hangs", "and waits: all are at", nodes=3, minutes=10.0)
+def who_comes_back_keeps_its_say() -> list[Patch]:
     """Two nodes whose trainers hung hold the third one back at the round where they were."""
 
     def progress(self: clock.SwarmClock, inner_steps: int, now: float) -> None:
@@ -179,7 +195,8 @@ def _who_comes_back_keeps_its_say() -> list[Patch]:
     return [(clock.SwarmClock, "progress", progress)]
 
 
-def _who_is_behind_takes_all_back() -> list[Patch]:
+@_mutant("stuck", "no round since .*, though nothing is wrong", minutes=10.0)
+def who_is_behind_takes_all_back() -> list[Patch]:
     """What returning nodes had published before counts for nothing."""
     original = clock.SwarmClock._rounds_of_others
 
@@ -190,7 +207,8 @@ def _who_is_behind_takes_all_back() -> list[Patch]:
     return [(clock.SwarmClock, "_rounds_of_others", rounds)]
 
 
-def _sleep_unnoticed() -> list[Patch]:
+@_mutant("nights", "the swarm has lost it", nodes=4, minutes=8.0)
+def sleep_unnoticed() -> list[Patch]:
     """Two nodes that slept replace the third one's history with theirs, which has a hole."""
     return [(replica.Replica, "_woke", lambda self, now: None)]
 
@@ -198,7 +216,8 @@ def _sleep_unnoticed() -> list[Patch]:
 # --- gossip and fetching -----------------------------------------------------------------------------------
 
 
-def _no_anti_entropy() -> list[Patch]:
+@_mutant("halves", r"lacks .* \([1-9]\d* records,")
+def no_anti_entropy() -> list[Patch]:
     """A node that has caught up once, as it must before it trains, starts no further ledger comparison."""
     original = anti_entropy.AntiEntropy.open_exchange
 
@@ -209,7 +228,8 @@ def _no_anti_entropy() -> list[Patch]:
     return [(anti_entropy.AntiEntropy, "open_exchange", open_exchange)]
 
 
-def _never_give_up_a_fetch() -> list[Patch]:
+@_mutant("liar", r"lacks .* \(0 records, [1-9]\d* payloads\)")
+def never_give_up_a_fetch() -> list[Patch]:
     """A fetch that failed, or that gets no answer, stays under way for as long as its link."""
     return [
         (Fetcher, "failed", lambda self, link, blob, now: None),
@@ -217,12 +237,14 @@ def _never_give_up_a_fetch() -> list[Patch]:
     ]
 
 
-def _wait_for_the_silent() -> list[Patch]:
+@_mutant("liar", "payloads took over 10 s", minutes=5.0)
+def wait_for_the_silent() -> list[Patch]:
     """No hedged requests: a holder that never sends a chunk is waited for until the fetch is given up."""
     return [(Fetcher, "_find_late", lambda self, now: None)]
 
 
-def _believe_the_smallest_size() -> list[Patch]:
+@_mutant("liar", r"lacks .* \(0 records, [1-9]\d* payloads\)", minutes=5.0)
+def believe_the_smallest_size() -> list[Patch]:
     """A chunk counts as no longer than the smallest size that any payload that lists it states."""
 
     def size_of(self: Wants, blob: bytes) -> int:
@@ -231,19 +253,20 @@ def _believe_the_smallest_size() -> list[Patch]:
     return [(Wants, "size_of", size_of)]
 
 
-def _deal_half() -> list[Patch]:
+@_mutant("parts", "half of all payloads took over", minutes=3.0)
+def deal_half() -> list[Patch]:
     """The dealer offers every other chunk, and never the rest."""
-    original = Announcer.deal
+    original = announce.Announcer.deal
 
-    def deal(self: Announcer, delta: Delta, now: float) -> None:
+    def deal(self: announce.Announcer, delta: Delta, now: float) -> None:
         original(self, delta, now)
         outbox = self._context.outbox
         outbox.extend([_halved(effect) for effect in outbox.drain()])
 
-    def end_deal(self: Announcer, record_id: bytes, now: float) -> None:
+    def end_deal(self: announce.Announcer, record_id: bytes, now: float) -> None:
         del self._deals[record_id]
 
-    return [(Announcer, "deal", deal), (Announcer, "_end_deal", end_deal)]
+    return [(announce.Announcer, "deal", deal), (announce.Announcer, "_end_deal", end_deal)]
 
 
 def _halved(effect: Effect) -> Effect:
@@ -253,26 +276,30 @@ def _halved(effect: Effect) -> Effect:
     return effect
 
 
-def _forget_who_holds_parts() -> list[Patch]:
+@_mutant("parts", "half of all payloads took over", minutes=3.0)
+def forget_who_holds_parts() -> list[Patch]:
     """A fetcher takes note of holders of whole payloads only."""
     return [(Fetcher, "hint_part", lambda self, link, key, blob: None)]
 
 
-def _keep_parts_to_oneself() -> list[Patch]:
+@_mutant("parts", "half of all payloads took over", minutes=3.0)
+def keep_parts_to_oneself() -> list[Patch]:
     """A payload is offered to others only once all of it is here."""
-    return [(Announcer, "part", lambda self, record_id, place, links_, now: None)]
+    return [(announce.Announcer, "part", lambda self, record_id, place, links_, now: None)]
 
 
 # --- membership and links ----------------------------------------------------------------------------------
 
 
-def _nobody_is_ever_down() -> list[Patch]:
+@_mutant("power", "believes that .* though it died", minutes=16.0)
+def nobody_is_ever_down() -> list[Patch]:
     """Silent members hold the clock back for ever, and their links are kept."""
 
     return [(swim.Swim, "_judge_silence", lambda self, now: None)]
 
 
-def _suspect_hastily() -> list[Patch]:
+@_mutant("starved", "takes n.* for down, which has been there")
+def suspect_hastily() -> list[Patch]:
     """A few seconds of silence raise a suspicion, which hardly has to last."""
 
     def patience(self: swim.Swim, seconds: float) -> float:
@@ -281,22 +308,28 @@ def _suspect_hastily() -> list[Patch]:
     return [(swim.Swim, "_patience", patience)]
 
 
-def _keep_silent_links() -> list[Patch]:
+@_mutant("ring", "keeps a link to .* on which nothing has moved", nodes=12, minutes=8.0)
+def keep_silent_links() -> list[Patch]:
     """A link to a member that others vouch for is kept even if nothing comes through it."""
     return [(swim.Swim, "silent_links", lambda self, now: set())]
 
 
-def _keep_what_ran_ahead() -> list[Patch]:
+@_mutant(
+    "runaways", "have not converged|ends with other records|has merged other records", nodes=5, minutes=10.0
+)
+def keep_what_ran_ahead() -> list[Patch]:
     """A node that goes back to the others' history keeps all records of its own."""
     return [(ledger.Ledger, "drop_beyond", lambda self, round_: [])]
 
 
-def _void_what_came_and_not_what_comes() -> list[Patch]:
+@_mutant("invited", "keeps round .* which was revoked before", minutes=8.0)
+def void_what_came_and_not_what_comes() -> list[Patch]:
     """What a revoked member signed is taken out, and taken in again from who has not heard of it."""
     return [(acl.AccessList, "counts", lambda self, author, round_: True)]
 
 
-def _the_dead_stay_dead() -> list[Patch]:
+@_mutant("halves", r"lacks .* \([1-9]\d* records,", nodes=12, minutes=8.0)
+def the_dead_stay_dead() -> list[Patch]:
     """Nobody dials a member that is down: partition amnesia."""
     original = links.Links._candidates
 
@@ -313,133 +346,7 @@ def _the_dead_stay_dead() -> list[Patch]:
     return [(links.Links, "_candidates", candidates)]
 
 
-def _spin() -> list[Patch]:
+@_mutant("calm", "spins: next_wake has not moved on", nodes=4, minutes=1.5)
+def spin() -> list[Patch]:
     """A deadline that never moves on."""
-    return [(presence.Presence, "deadline", lambda self: 0.0)]
-
-
-MUTANTS = {
-    mutant.name: mutant
-    for mutant in (
-        Mutant(
-            "merge in order of arrival",
-            _merge_in_order_of_arrival,
-            "calm",
-            "has another Phi than a node with the same records",
-        ),
-        Mutant("merge the first three only", _merge_the_first_three, "calm", "has merged other records than"),
-        Mutant("forget equivocation", _forget_equivocation, "liar", "ends with other records of round"),
-        Mutant("trust any signature", _trust_any_signature, "liar", "which its author has not on disk"),
-        Mutant("close what is sealed", _close_what_is_sealed, "halves", "the swarm has lost it", minutes=8.0),
-        Mutant(
-            "any other history wins",
-            _any_other_history_wins,
-            "lineages",
-            "has merged other records than",
-            minutes=8.0,
-        ),
-        Mutant(
-            "believe a lone voice",
-            _believe_a_lone_voice,
-            "liar",
-            r"starts from a past up to round \d+ that never was",
-            minutes=16.0,
-        ),
-        Mutant(
-            "speak before it is stored",
-            _speak_before_it_is_stored,
-            "power",
-            "which its author has not on disk",
-        ),
-        Mutant(
-            "forget own rounds", _forget_own_rounds, "diskloss", "signed two deltas for round", minutes=8.0
-        ),
-        Mutant(
-            "who comes back keeps its say",
-            _who_comes_back_keeps_its_say,
-            "hangs",
-            "and waits: all are at",
-            nodes=3,
-            minutes=10.0,
-        ),
-        Mutant(
-            "who is behind takes all back",
-            _who_is_behind_takes_all_back,
-            "stuck",
-            "no round since .*, though nothing is wrong",
-            minutes=10.0,
-        ),
-        Mutant("sleep unnoticed", _sleep_unnoticed, "nights", "the swarm has lost it", nodes=4, minutes=8.0),
-        Mutant("no anti-entropy", _no_anti_entropy, "halves", r"lacks .* \([1-9]\d* records,"),
-        Mutant(
-            "never give up a fetch",
-            _never_give_up_a_fetch,
-            "liar",
-            r"lacks .* \(0 records, [1-9]\d* payloads\)",
-        ),
-        Mutant("wait for the silent", _wait_for_the_silent, "liar", "payloads took over 10 s", minutes=5.0),
-        Mutant(
-            "believe the smallest size",
-            _believe_the_smallest_size,
-            "liar",
-            r"lacks .* \(0 records, [1-9]\d* payloads\)",
-            minutes=5.0,
-        ),
-        Mutant("deal half", _deal_half, "parts", "half of all payloads took over", minutes=3.0),
-        Mutant(
-            "forget who holds parts",
-            _forget_who_holds_parts,
-            "parts",
-            "half of all payloads took over",
-            minutes=3.0,
-        ),
-        Mutant(
-            "keep parts to oneself",
-            _keep_parts_to_oneself,
-            "parts",
-            "half of all payloads took over",
-            minutes=3.0,
-        ),
-        Mutant(
-            "nobody is ever down",
-            _nobody_is_ever_down,
-            "power",
-            "believes that .* though it died",
-            minutes=16.0,
-        ),
-        Mutant("suspect hastily", _suspect_hastily, "starved", "takes n.* for down, which has been there"),
-        Mutant(
-            "keep silent links",
-            _keep_silent_links,
-            "ring",
-            "keeps a link to .* on which nothing has moved",
-            nodes=12,
-            minutes=8.0,
-        ),
-        Mutant(
-            "the dead stay dead",
-            _the_dead_stay_dead,
-            "halves",
-            r"lacks .* \([1-9]\d* records,",
-            nodes=12,
-            minutes=8.0,
-        ),
-        Mutant(
-            "keep what ran ahead",
-            _keep_what_ran_ahead,
-            "runaways",
-            "have not converged|ends with other records|has merged other records",
-            nodes=5,
-            minutes=10.0,
-        ),
-        Mutant(
-            "void what came and not what comes",
-            _void_what_came_and_not_what_comes,
-            "invited",
-            "keeps round .* which was revoked before",
-            minutes=8.0,
-        ),
-        Mutant("spin", _spin, "calm", "spins: next_wake has not moved on", nodes=4, minutes=1.5),
-    )
-}
-"""All of them by name."""
+    return [(member_records.Presence, "deadline", lambda self: 0.0)]

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from math import inf
 
+from gossamer.node.daemon.network.address_book import REMEMBER_FIRST_S, REMEMBER_INTERVAL_S, REMEMBERED_MAX
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import RefusedError
@@ -16,7 +17,6 @@ from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.payloads import payload_chunk_sizes, split_payload
 from gossamer.protocol.records import Delta, DeltaBody
 from gossamer.protocol.replica import Replica
-from tests.sim.acquaintances import Acquaintances
 from tests.sim.archive import Archive
 from tests.sim.disk import DamagedChunkError, Disk
 from tests.sim.fold import Fold
@@ -132,8 +132,19 @@ class Node(Process):
         self._carry_out(restored)
         self._carry_out(self.core.announce((self.traits.address,) if self.traits.listens else ()))
         self._set_timer()
-        Acquaintances(self).run()
+        self.soon(REMEMBER_FIRST_S, self._remember, REMEMBER_FIRST_S)
         self.trainer.daemon_is_back()
+
+    def _remember(self, interval: float) -> None:
+        """Write down where members are, soon and then more and more rarely, as `AddressBook` does: the oldest
+        that we dialled, others that are alive, then those that are gone (it may be our network that is)."""
+        known = (self.core.roster.live(), self.core.roster.doubted())
+        members = [member for some in known for member in self.rng.sample(some, len(some))]
+        others = [(address, m.record.node_id) for m in members for address in m.record.body.addresses]
+        if met := dict([*self.core.links.anchors(), *others][:REMEMBERED_MAX]):
+            self.disk.peers = met
+        interval = min(2 * interval, REMEMBER_INTERVAL_S)
+        self.soon(interval, self._remember, interval)
 
     def crash(self) -> None:
         """The process dies; its host resets the connections."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import get_context
 
-from tests.sim.result import Result
 from tests.sim.scenario import choose
-from tests.sim.world import simulate
+from tests.sim.world import Result, simulate
 
 
 @dataclass(frozen=True, slots=True)

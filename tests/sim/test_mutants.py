@@ -56,7 +56,7 @@ def test_every_mutant_is_found() -> None:
 
 
 def test_a_mutant_of_what_is_no_more_is_refused() -> None:
-    mutant = Mutant("stale", lambda: [(replica.Replica, "no_such_method", None)], "calm", "anything")
+    mutant = Mutant(lambda: [(replica.Replica, "no_such_method", None)], "calm", "anything")
     with pytest.raises(AssertionError, match="Replica has no no_such_method to break"), mutant.applied():
         pass
 

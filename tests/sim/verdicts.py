@@ -172,7 +172,7 @@ class Verdicts:
             self.recoveries.append((calm.name, took))
             self.world.say(f"converged {took:.1f} s after {calm.name}")
             healthy_at = calm.begin + calm.patience_s
-            self.world.loop.at(healthy_at, self._check_health, calm)
+            self.world.loop.at(healthy_at, self._check_links, calm)
             self.world.loop.at(healthy_at + STALL_PATIENCE_S, self._check_ready, calm)
         elif took >= calm.patience_s:
             self._explain(calm)
@@ -217,23 +217,6 @@ class Verdicts:
             f" payloads), the first {short(lacking[0].record_id)}; its links lead to {peers}",
         )
 
-    def _check_health(self, calm: _Calm) -> None:
-        if calm is not self._calm:
-            return
-        self._check_links(calm)
-        old_enough = [node for node in self._live() if node.started_at <= calm.begin]
-        for node in old_enough:
-            for other in old_enough:
-                if other is node:
-                    continue
-                member = node.core.roster.get(other.traits.identity.node_id)
-                if member is None or member.health in (Health.DOWN, Health.LEFT):
-                    belief = member.health if member else "unheard of"
-                    self._fail(
-                        node,
-                        f"believes that {other.name} is {belief}, {calm.patience_s:.0f} s after {calm.name}",
-                    )
-
     def _check_ready(self, calm: _Calm) -> None:
         """Every node that was there when the calm began may train by now, whatever is withheld from it."""
         if calm is not self._calm:
@@ -245,6 +228,8 @@ class Verdicts:
 
     def _check_links(self, calm: _Calm) -> None:
         """A link on which nothing moves, though its path is open, must have been given up by now."""
+        if calm is not self._calm:
+            return
         for pipe in self.world.net.stalled:
             here, there = pipe.target.peer, pipe.target
             node = self.world.nodes[here.party.index]
@@ -300,20 +285,18 @@ class Verdicts:
     # -- beliefs
 
     def check_beliefs(self) -> None:
-        """No node that is there takes another one that is there for down: event loops may be slow."""
+        """All nodes that are there know it of each other: event loops may be slow."""
         since = self.world.loop.now - PRESENT_S
         if self.world.fine_since > since:
             return
         present = [node for node in self._live() if node.present_since <= since]
         for node in present:
-            down = {
-                member.record.node_id for member in node.core.roster.doubted() if member.health is Health.DOWN
-            }
             for other in present:
-                if other.traits.identity.node_id in down:
-                    self._fail(
-                        node, f"takes {other.name} for down, which has been there for {PRESENT_S:.0f} s"
-                    )
+                member = node.core.roster.get(other.traits.identity.node_id)
+                if other is not node and (member is None or member.health in (Health.DOWN, Health.LEFT)):
+                    belief = member.health if member else "unheard of"
+                    text = f"takes {other.name} for {belief}, which has been there for {PRESENT_S:.0f} s"
+                    self._fail(node, text)
 
     # -- deaths
 

@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 
 from gossamer.protocol import events as ev
@@ -15,12 +16,10 @@ from tests.protocol.builders import grant, revocation
 from tests.sim import memo
 from tests.sim.audit import CONTROL_BYTES_PER_S_MAX, Audit
 from tests.sim.faults import AMBUSHES, RUNAWAY, STORMS
-from tests.sim.gang import Gang
-from tests.sim.liar import Liar
+from tests.sim.liar import Gang, Liar
 from tests.sim.loop import Loop
 from tests.sim.network import Network
 from tests.sim.node import Node
-from tests.sim.result import Result
 from tests.sim.scenario import CALM_S, CREATED, REST_S, Scenario, Storm
 from tests.sim.stage import Stage
 from tests.sim.trace import Trace, Violation
@@ -61,6 +60,29 @@ def no_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The outcome of one seed, in a form that can be sent between processes."""
+
+    seed: int
+    about: str
+    failure: str | None
+    trace: str
+    """The trace's hash: equal for equal seeds."""
+    cpu_s: float
+    virtual_s: float
+    events: int
+    rounds: int
+    deltas: int
+    recoveries: tuple[tuple[str, float], ...]
+    """Each storm, and the seconds that convergence took after it."""
+    control_bytes_per_s: float
+    """Bytes per second that an average node sends besides payloads."""
+    wakes_per_s: float
+    """Wakes per second of the busiest node in its busiest seconds."""
+    damaged_refused: int
 
 
 class World:
@@ -107,7 +129,7 @@ class World:
         begun = time.process_time()
         failure = None
         bounds = limited(LINKS_MAX=self.scenario.links_max, PAYLOAD_CHUNK_BYTES_MIN=self.scenario.chunk_bytes)
-        with self.remembered, memo.stamped_rows(), no_collections(), bounds:
+        with self.remembered, no_collections(), bounds:
             try:
                 self._play()
             except (Violation, GossamerError) as error:
