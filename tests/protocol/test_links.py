@@ -273,8 +273,10 @@ def test_those_who_left_are_not_dialled_and_those_who_came_back_are():
 
 
 def test_down_members_are_dialled_even_with_links_enough():
-    """All of them may be in our half of a partition."""
+    """All of them may be in our half of a partition. Who is merely suspected mostly answers in a moment: in a
+    calm swarm of 12 nodes (seed 486215926) each false suspicion made a link."""
     bench = Bench()
+    bench.member(60, health=Health.SUSPECT)
     for number in range(1, 2 * limits.LINKS_WANTED):
         bench.member(number)
         bench.up(number)
