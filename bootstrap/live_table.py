@@ -24,16 +24,17 @@ NOTES_SHOWN = 5
 GAP = 2
 """Characters between two columns."""
 
-LEFT = frozenset({"node", "member", "state", "health", "replica", "bad in"})
+LEFT = frozenset({"node", "state", "health", "replica", "bad in"})
 """Columns of words; the others have figures."""
 
-FOLDED_MIN = {"member": 14, "bad in": 12}
-"""Columns that are wrapped if there is no room, and the width that they keep; others never are."""
+NAME_MIN = 14
+"""Characters of a node's name that are shown in any case."""
 
-Rows = Sequence[dict[str, Text]]
-
-GIVE_WAY = ("peers", "in", "out", "steps", "replica", "tokens/s")
-"""Columns of the swarm's table that are left out if the terminal is narrow, in this order."""
+GIVE_WAY = (
+    *("peers", "in", "out", "steps", "up", "down", "replica", "tokens", "judged", "tokens/s"),
+    *("agrees", "loss", "round", "health", "bad in"),
+)
+"""Columns that are left out where a terminal is narrow, in this order."""
 
 STATE_STYLES = {
     "training": "green",
@@ -42,6 +43,8 @@ STATE_STYLES = {
     "joining": "yellow",
     "starting": "yellow",
 }
+
+Row = dict[str, Text]
 
 
 def cell(text: object, style: str = "") -> Text:
@@ -56,25 +59,30 @@ def line(*parts: tuple[str, str], fold: bool = False) -> Text:
     return text
 
 
-def fitted(rows: Rows, width: int, give_way: Sequence[str], *, folds: bool = True) -> Table:
-    """A table of rows that all have the same columns. Those that `give_way` are left out, in this order,
-    until the others fit whole: figures that are cut short say nothing. If it `folds`, names and remarks may
-    be wrapped."""
-    shown = list(rows[0]) if rows else []
-    widths = {name: max(cell_len(name), *(row[name].cell_len for row in rows)) for name in shown}
-    if folds:
-        widths |= {name: min(widths[name], least) for name, least in FOLDED_MIN.items() if name in widths}
-    for name in give_way:
-        if sum(widths[other] + GAP for other in shown) > width:
+def table(rows: Sequence[Row], width: int, lines: int | None = None) -> Table:
+    """A table of rows that all have the same columns, the first of which is "node".
+
+    In `width` characters, columns of `GIVE_WAY` are left out until the others fit: figures that are cut short
+    say nothing. Of more rows than `lines`, the last ones are only counted.
+    """
+    if lines is not None and len(rows) > max(1, lines):
+        rest = len(rows) - max(1, lines) + 1
+        more = dict.fromkeys(rows[0], Text("")) | {"node": Text(f"+ {rest} more", "dim")}
+        rows = [*rows[:-rest], more]
+    shown = list(rows[0])
+    widths = {name: max(cell_len(name), *(row[name].cell_len for row in rows)) + GAP for name in shown}
+    widths["node"] = min(widths["node"], NAME_MIN)
+    for name in GIVE_WAY:
+        if name in shown and sum(widths[other] for other in shown) > width:
             shown.remove(name)
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    found = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for name in shown:
-        can_fold = folds and name in FOLDED_MIN
         justify = "left" if name in LEFT else "right"
-        table.add_column(name, justify=justify, no_wrap=not can_fold, overflow="fold", min_width=widths[name])  # type: ignore[arg-type]
+        found.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    found.columns[0].max_width = width - sum(widths[name] for name in shown[1:]) - GAP
     for row in rows:
-        table.add_row(*(row[name] for name in shown))
-    return table
+        found.add_row(*(row[name] for name in shown))
+    return found
 
 
 def minutes(seconds: float) -> str:
@@ -100,14 +108,11 @@ class Display:
         self._begun = time.monotonic()
         self._training_since: float | None = None
         self._losses: list[float] = []
-        self._phase = "starting"
+        self._phase = ""
         self._printed_at = 0.0
         self._notes: list[str] = []
-        self._live = (
-            Live(console=console, auto_refresh=False, transient=False)
-            if console.is_terminal and not console.is_dumb_terminal
-            else None
-        )
+        can_draw = console.is_terminal and not console.is_dumb_terminal
+        self._live = Live(console=console, auto_refresh=False) if can_draw else None
 
     def __enter__(self) -> "Display":
         if self._live:
@@ -122,84 +127,56 @@ class Display:
 
     def update(self, processes: list[NodeProcess], phase: str) -> None:
         """Show the latest statuses."""
-        self._note(processes)
-        phase = _doing(processes, phase)
+        round_, now = _round(processes), time.monotonic()
+        if round_ and self._training_since is None:
+            self._training_since = now
+        losses = [p.trainer["val_loss"] for p in processes if p.trainer.get("val_loss") is not None]
+        if losses:
+            self._losses = [*self._losses[:1], sum(losses) / len(losses)]
         if self._live:
-            self._live.update(self._frame(processes, phase), refresh=True)
-            return
-        now = time.monotonic()
-        if now - self._printed_at >= PLAIN_INTERVAL_S or phase != self._phase:
+            self._live.update(self._frame(processes, round_, phase), refresh=True)
+        elif now - self._printed_at >= PLAIN_INTERVAL_S or phase != self._phase:
             self._printed_at, self._phase = now, phase
-            self._console.print(self._plain(processes, phase), markup=False, highlight=False)
+            speed = sum(p.trainer.get("tokens_per_s", 0.0) for p in processes)
+            loss = f", validation loss {self._losses[-1]:.3f}" if self._losses else ""
+            text = f"round {round_}/{self._rounds}{loss}, {speed:,.0f} tokens/s, {self._left(round_)} left"
+            self._console.print(f"{self._elapsed()}  {phase}: {text}", markup=False, highlight=False)
 
     def tell(self, text: str) -> None:
         """Show that something happened that was not planned."""
         text = harmless(text)
-        now = minutes(time.monotonic() - self._begun)
-        self._notes.append(f"{now}  {text}")
+        self._notes.append(f"{self._elapsed()}  {text}")
         if not self._live:
-            self._console.print(f"{now}  * {text}", markup=False, highlight=False, soft_wrap=True)
+            shown = f"{self._elapsed()}  * {text}"
+            self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
-    def _note(self, processes: list[NodeProcess]) -> None:
-        if _round(processes) and self._training_since is None:
-            self._training_since = time.monotonic()
-        losses = [p.trainer["val_loss"] for p in processes if p.trainer.get("val_loss") is not None]
-        mean = sum(losses) / len(losses) if losses else None
-        if mean is not None and mean not in self._losses[-1:]:
-            self._losses.append(mean)
+    def _elapsed(self) -> str:
+        return minutes(time.monotonic() - self._begun)
 
     def _left(self, round_: int) -> str:
+        """How long the rest takes, as far as that is known."""
         if self._training_since is None or round_ < 2:
             return "-:--"
         rate = (round_ - 1) / max(1e-3, time.monotonic() - self._training_since)
         return minutes((self._rounds - round_) / rate)
 
-    def _frame(self, processes: list[NodeProcess], phase: str) -> RenderableType:
+    def _frame(self, processes: list[NodeProcess], round_: int, phase: str) -> RenderableType:
         """The whole display. What is below the nodes gets room first: on a short screen Rich cuts the end."""
-        below = self._below(processes)
-        inside = self._console.width - 4
-        taken = self._console.render_lines(below, self._console.options.update_width(inside))
-        rows = [_row(process) for process in processes]
-        fit = max(1, self._console.height - len(taken) - 4)
-        if len(rows) > fit:
-            more = {**dict.fromkeys(rows[0], Text("")), "node": Text(f"+ {len(rows) - fit + 1} more", "dim")}
-            rows = [*rows[: fit - 1], more]
-        shown = Group(fitted(rows, inside, GIVE_WAY), below)
-        return Panel(shown, title=f"{self._title} · {phase}", title_align="left")
-
-    def _below(self, processes: list[NodeProcess]) -> RenderableType:
-        """The progress, the loss, and what happened."""
-        round_ = _round(processes)
-        now = minutes(time.monotonic() - self._begun)
-        progress = Text(f"round {round_}/{self._rounds}, {now} gone, {self._left(round_)} left")
         loss = Text("validation loss  ")
         if self._losses:
-            loss.append(f"{self._losses[-1]:.3f}", style="bold").append(
-                f"  from {self._losses[0]:.3f}", "dim"
-            )
+            loss.append(f"{self._losses[-1]:.3f}", "bold").append(f"  from {self._losses[0]:.3f}", "dim")
         else:
-            loss.append("not measured yet", style="dim")
-        notes = [Text(note, style="yellow") for note in self._notes[-NOTES_SHOWN:]]
-        return Group(Text(), progress, loss, *notes)
-
-    def _plain(self, processes: list[NodeProcess], phase: str) -> str:
-        round_ = _round(processes)
-        speed = sum(p.trainer.get("tokens_per_s", 0.0) for p in processes)
-        loss = f", validation loss {self._losses[-1]:.3f}" if self._losses else ""
-        return (
-            f"{minutes(time.monotonic() - self._begun)}  {phase}: round {round_}/{self._rounds}{loss},"
-            f" {speed:,.0f} tokens/s, {self._left(round_)} left"
+            loss.append("not measured yet", "dim")
+        below = Group(
+            Text(),
+            f"round {round_}/{self._rounds}, {self._elapsed()} gone, {self._left(round_)} left",
+            loss,
+            *(Text(note, style="yellow") for note in self._notes[-NOTES_SHOWN:]),
         )
-
-
-def _doing(processes: list[NodeProcess], phase: str) -> str:
-    """The phase, or what the nodes do instead while none of them trains yet, or any more."""
-    states = {p.status["state"] for p in processes if p.status and p.status["trains"]}
-    if any(p.status is None and not p.ended and not p.killed for p in processes):
-        states.add("starting")
-    if phase != "training" or "training" in states:
-        return phase
-    return next((state for state in ("joining", "starting") if state in states), phase)
+        inside = self._console.width - 4
+        taken = self._console.render_lines(below, self._console.options.update_width(inside))
+        nodes = table([_row(process) for process in processes], inside, self._console.height - len(taken) - 4)
+        return Panel(Group(nodes, below), title=f"{self._title} · {phase}", title_align="left")
 
 
 def _round(processes: list[NodeProcess]) -> int:

@@ -6,14 +6,16 @@ digests compared. If a node dies on the way, that is shown, and the others go on
 """
 
 import asyncio
+import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from rich.console import Console
 
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.live_table import Display, Output, show_summary
-from gossamer.bootstrap.processes import NodeProcess, stop_all, threads_each
+from gossamer.bootstrap.processes import NodeProcess, stop_all
 from gossamer.bootstrap.summary import SwarmSummary, check_result_path, summarise, write_result
 from gossamer.models import TaskError
 from gossamer.models.corpus import load_corpus
@@ -54,19 +56,19 @@ class SwarmOptions:
 
     nodes: int
     rounds: int
-    task: str
+    task: str = "text"
     """The name of a task that comes with Gossamer, or ``FILE.py:CLASS``."""
-    settings: tuple[str, ...]
+    settings: Sequence[str] = ()
     """The task's options, each ``key=value``."""
-    data: tuple[str, ...]
-    codec: str
-    every_steps: int
-    fragments: int
-    seed: int
-    folder: Path | None
-    json_path: Path | None
-    plaintext: bool
-    debug: bool
+    data: Sequence[Path] = ()
+    codec: str = "int4"
+    every_steps: int = manifests.EVERY_STEPS
+    fragments: int = 1
+    seed: int = 0
+    folder: Path | None = None
+    json_path: Path | None = None
+    plaintext: bool = False
+    debug: bool = False
 
 
 class LocalSwarm:
@@ -81,8 +83,6 @@ class LocalSwarm:
         self._console = console or Output()
         self.up_to: int | None = None
         """A round up to which the nodes are asked for a digest of their records."""
-        self._has_joined = False
-        """Whether any node has, or had, the model that the others need to begin."""
         self._starts: set[float] = set()
         """Losses measured before any node had trained; often only one node has measured any."""
         self._is_asked_to_stop = False
@@ -108,11 +108,11 @@ class LocalSwarm:
         """A node of this swarm, not yet started."""
         options = self.options
         args = ["node", "--swarm-id", self._manifest.swarm_id.hex(), "--rounds", str(options.rounds)]
-        args += ["--threads", str(threads_each(options.nodes)), "--device", "cpu"]
+        args += ["--threads", str(max(1, _cores() // options.nodes)), "--device", "cpu"]
         args += ["--evaluate-every", str(max(1, options.rounds // EVALUATIONS))]
         args += ["--task", options.task] if self._manifest.task.source else []
         for path in options.data:
-            args += ["--data", str(Path(path).absolute())]
+            args += ["--data", str(path.absolute())]
         return self._process(name, args)
 
     async def run(self) -> SwarmSummary:
@@ -156,7 +156,7 @@ class LocalSwarm:
         with Display(self._console, self.options.rounds, title) as display:
             display.update(self._everyone, "starting")
             await self.start()
-            await self._watch(display, "training", self.is_over, None)
+            await self._watch(display, "training", self.is_over, inf)
             await self._watch(display, "exchanging", self._all_agree, EXCHANGE_DEADLINE_S)
 
     async def start(self) -> None:
@@ -168,49 +168,44 @@ class LocalSwarm:
             process.start()
 
     async def _watch(
-        self, display: Display, phase: str, is_over: Callable[[], bool], deadline_s: float | None
+        self, display: Display, phase: str, is_over: Callable[[], bool], deadline_s: float
     ) -> None:
         """Refresh statuses and the display until `is_over`, or for at most `deadline_s`."""
         begun = time.monotonic()
         while not is_over():
-            self._check_running(display)
-            await self._show_troubles(display)
+            self._check(display)
             await asyncio.gather(
                 *(
                     process.ask(digest=True, up_to=self.up_to, plaintext=self.options.plaintext)
                     for process in self._everyone
                 )
             )
-            self._has_joined |= any(p.status and p.status["state"] != "joining" for p in self.nodes)
             self._starts.update(s for p in self.nodes if (s := p.trainer.get("val_loss_start")) is not None)
             self.refreshed(display)
             display.update(self._everyone, phase)
-            if deadline_s is not None and time.monotonic() - begun > deadline_s:
+            if time.monotonic() - begun > deadline_s:
                 return
             await asyncio.sleep(REFRESH_S)
 
     def refreshed(self, display: Display) -> None:
         """Called each time all statuses have been refreshed."""
 
-    def _check_running(self, display: Display) -> None:
-        """Show which processes have ended. Raises LocalError if no node is left to train."""
+    def _check(self, display: Display) -> None:
+        """Show which processes have ended, and what the logs say went wrong.
+
+        Raises LocalError if no node is left that can train: they need the model from the bootstrap peer, and
+        a trainer that does not keep ending.
+        """
         for process in self._everyone:
             if process.has_ended():
-                if self.boot.ended and not self._has_joined:
-                    raise LocalError(f"bootstrap ended before any node had the model: {self.boot.ended}")
                 if not self._left:
                     raise LocalError(f"{process.name} ended, and no node is left: {process.ended}")
+                has_model = any(p.status and p.status["state"] != "joining" for p in self._left)
+                if self.boot.ended and not has_model:
+                    raise LocalError(f"bootstrap ended before any node had the model: {self.boot.ended}")
                 display.tell(f"{process.name} ended; the others continue: {process.ended}")
-
-    async def _show_troubles(self, display: Display) -> None:
-        """Show what the logs say went wrong. Raises LocalError for a trainer that makes no progress."""
-        running = [process for process in self._everyone if not process.ended]
-        found = await asyncio.to_thread(lambda: [process.troubles.read() for process in running])
-        for process, lines in zip(running, found, strict=True):
-            for line in lines:
-                display.tell(f"{process.name}: {line} ({process.log_path})")
-            if process.troubles.hopeless:
-                raise LocalError(f"{process.name}: {process.troubles.hopeless}")
+            for text in process.troubles():
+                display.tell(f"{process.name}: {text} ({process.log_path})")
 
     def is_over(self) -> bool:
         """Whether all nodes that have not ended have trained to the last round."""
@@ -221,17 +216,12 @@ class LocalSwarm:
 
         Their ledgers may differ: one that joined late has no records of the rounds in its first snapshot.
         """
-        left = self._left
-        statuses = [process.status or {} for process in left]
+        statuses = [process.status or {} for process in self._left]
         if not all("phi_digest" in status for status in statuses):
             return False
-        merged = {status["merged_digest"] for status in statuses}
         are_busy = any(status["rounds_behind"] or status["payloads_missing"] for status in statuses)
-        have_evaluated = all(
-            process.trainer.get("val_version") == status["version"]
-            for process, status in zip(left, statuses, strict=True)
-        )
-        return len(merged) == 1 and not are_busy and have_evaluated
+        have_evaluated = all(p.trainer.get("val_version") == (p.status or {})["version"] for p in self._left)
+        return len({status["merged_digest"] for status in statuses}) == 1 and not are_busy and have_evaluated
 
     def _sample(self) -> str:
         """A few lines from the first node's model, cut short when time is up or a person presses Ctrl-C. An
@@ -282,28 +272,27 @@ def founded(options: SwarmOptions) -> Iterator[tuple[Manifest, Path]]:
         task=options.task,
         options=_text_options(options) if options.task == "text" else {},
         settings=options.settings,
-        data=[Path(path) for path in options.data],
+        data=options.data,
         codec=options.codec,
         every_steps=options.every_steps,
-        every_seconds=0.0,
         fragments=options.fragments,
         seed=options.seed,
     )
-    folder = _new_folder(options.folder)
-    is_temporary = options.folder is None
+    folder = options.folder.absolute() if options.folder else Path(tempfile.mkdtemp(prefix="gossamer-swarm-"))
+    is_needed = options.folder is not None
     try:
+        _check_empty(folder)
         boot = Home(folder / "bootstrap")
         boot.create()
         boot.adopt(manifest)
         genesis.store(phi, ChunkStore(boot.chunks_path), boot.chunks_path)
         manifests.write(manifest, folder / "swarm.toml", replace=True)
-        try:
-            yield manifest, folder
-        except LocalError:
-            is_temporary &= not any(folder.glob("*.log"))
-            raise
+        yield manifest, folder
+    except LocalError:
+        is_needed |= any(folder.glob("*.log"))
+        raise
     finally:
-        if is_temporary:
+        if not is_needed:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -312,22 +301,23 @@ def _text_options(options: SwarmOptions) -> dict[str, OptionValue]:
     try:
         kind = find_kind("text")
         task: Any = kind.resolve(kind.read(options.settings))
-        load_corpus([Path(path) for path in options.data], int(task["context"]))
+        load_corpus(options.data, int(task["context"]))
     except TaskError as error:
         raise ConfigError(str(error)) from None
     steps = options.rounds * options.every_steps / options.fragments * options.nodes
     return {"horizon_tokens": int(steps * int(task["batch_size"]) * int(task["context"]))}
 
 
-def _new_folder(folder: Path | None) -> Path:
-    """Where the nodes live. Raises ConfigError or StorageError."""
-    if folder is None:
-        return Path(tempfile.mkdtemp(prefix="gossamer-swarm-"))
-    folder = folder.absolute()
+def _check_empty(folder: Path) -> None:
+    """Raise ConfigError or StorageError unless the nodes can live there."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if any(folder.iterdir()):
             raise ConfigError(f"--dir {folder} is not empty; choose a new folder")
     except OSError as error:
         raise StorageError(f"--dir {folder}: {error.strerror}") from None
-    return folder
+
+
+def _cores() -> int:
+    """The CPU cores that this process may use: its nodes share them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -20,66 +20,11 @@ ASK_TIMEOUT_S = 3.0
 STOP_S = 4.5
 POLL_S = 0.05
 
-READ_MAX = 1 << 20
-"""Bytes of a log that are read at a time. No line is as long."""
-
-CAUSES_MAX = 100
-"""How many different causes of trouble are reported for one node."""
-
 ENDS_MAX = 4
 """A trainer that has ended this often will make no progress."""
 
-LINE = re.compile(r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d (?P<level>\w+) +(?P<text>.+)")
-"""A line as `gossamer.node.logs` writes it."""
-
-_PAUSE = re.compile(r" in [0-9.]+ s$")
-
-
-class Troubles:
-    """What goes wrong at a node, found by following its log.
-
-    A supervisor restarts a trainer however often it ends, as is right for a node far from its owner. Here a
-    person watches, who is shown each cause once and does not wait for a trainer that keeps ending.
-    """
-
-    def __init__(self, log_path: Path) -> None:
-        self._path = log_path
-        self._at = 0
-        self._shown: set[str] = set()
-        self._ends = 0
-        self._cause = ""
-
-    def read(self) -> list[str]:
-        """New errors and warnings, each reported once."""
-        fresh = []
-        for line in self._lines():
-            found = LINE.fullmatch(line)
-            if found is None or found["level"] not in ("warning", "error", "critical"):
-                continue
-            text = _PAUSE.sub("", found["text"])
-            self._ends += text.startswith(ENDED % "trainer")
-            self._cause = text if found["level"] != "warning" else self._cause or text
-            if text not in self._shown and len(self._shown) < CAUSES_MAX:
-                self._shown.add(text)
-                fresh.append(text)
-        return fresh
-
-    @property
-    def hopeless(self) -> str:
-        """Why its trainer keeps ending; empty while there is hope."""
-        if self._ends < ENDS_MAX:
-            return ""
-        return f"{self._cause} (its trainer ended {self._ends} times; see {self._path})"
-
-    def _lines(self) -> list[str]:
-        """The next whole lines."""
-        grown = b""
-        with suppress(OSError), open(self._path, "rb") as log:
-            log.seek(self._at)
-            grown = log.read(READ_MAX)
-        end = grown.rfind(b"\n") + 1
-        self._at += end
-        return grown[:end].decode("utf-8", "replace").splitlines()
+LINE = re.compile(r"(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d (?P<level>\w+) +(?P<text>.+?)(?: in [0-9.]+ s)?")
+"""A line as `gossamer.node.logs` writes it. A pause at its end makes it no other trouble."""
 
 
 @dataclass(slots=True)
@@ -95,10 +40,9 @@ class NodeProcess:
     """Whether it was killed on purpose, and has not come back."""
     ended: str = ""
     """How it ended without our doing; empty while it runs."""
-    troubles: Troubles = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.troubles = Troubles(self.log_path)
+    _read_to: int = 0
+    _troubles: set[str] = field(default_factory=set)
+    _trainer_ends: int = 0
 
     def start(self) -> None:
         """Run the command; its log goes to a file beside its folder."""
@@ -125,6 +69,30 @@ class NodeProcess:
         lines = self.log_path.read_text("utf-8", "replace").strip().splitlines() or ["its log is empty"]
         logged = LINE.fullmatch(lines[-1])
         return logged["text"] if logged else lines[-1].removeprefix("gossamer: ")
+
+    def troubles(self) -> list[str]:
+        """Errors and warnings that are new in its log, each reported once.
+
+        A supervisor restarts a trainer however often it ends, as is right for a node far from its owner. Here
+        a person waits: raises LocalError once it has ended ENDS_MAX times.
+        """
+        fresh: list[str] = []
+        with suppress(FileNotFoundError), open(self.log_path, "rb") as log:
+            log.seek(self._read_to)
+            whole, newline, _ = log.read().rpartition(b"\n")
+            self._read_to += len(whole + newline)
+            for line in whole.decode("utf-8", "replace").splitlines():
+                found = LINE.fullmatch(line)
+                if found and found["level"] in ("warning", "error", "critical"):
+                    self._trainer_ends += found["text"].startswith(ENDED % "trainer")
+                    if found["text"] not in self._troubles:
+                        fresh.append(found["text"])
+                        self._troubles.add(found["text"])
+        if self._trainer_ends >= ENDS_MAX:
+            raise LocalError(
+                f"{self.name}: its trainer ended {self._trainer_ends} times; see {self.log_path}"
+            )
+        return fresh
 
     async def address(self) -> str:
         """Where it answers, once it does. Raises LocalError if it ends or takes too long."""
@@ -180,9 +148,3 @@ def stop_all(processes: list[NodeProcess]) -> None:
         child.end(max(0.1, deadline - time.monotonic()))
     for process in processes:
         process.child = None
-
-
-def threads_each(nodes: int) -> int:
-    """CPU threads per trainer when the nodes share this machine's cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    return max(1, cores // nodes)

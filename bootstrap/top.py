@@ -4,12 +4,7 @@ Whatever other nodes have said goes through `line`, so that it cannot steer the 
 """
 
 import asyncio
-import os
-import signal
-import sys
-import termios
 import time
-import tty
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,10 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gossamer.bootstrap.live_table import cell, fitted, line
+from gossamer.bootstrap.live_table import Row, cell, line, table
 from gossamer.node.daemon.dashboard.client import fetch_state
 from gossamer.node.daemon.monitoring.status import one_line
 from gossamer.node.formatting import UNBOUNDED, WRONG_SHAPE, count, size, three_decimals
+from gossamer.node.processes import stop_signals
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.limits import UNIX_S_MAX
 from gossamer.protocol.unix_time import span
@@ -35,17 +31,15 @@ LINES_MIN = 6
 HEALTH_STYLES = {"itself": "bold", "alive": "green", "suspect": "yellow", "down": "red", "left": "dim"}
 REPLICAS = {"same": ("same", "green"), "records": ("merging", ""), "other": ("differs", "red")}
 LEVEL_STYLES = {"warning": "yellow", "error": "red"}
-GIVE_WAY = ("up", "down", "replica", "loss", "tokens", "judged", "tokens/s", "agrees", "round", "health")
-"""Columns that are left out where a terminal is narrow, in this order."""
 
 
-def member_row(member: Json, link: Json | None = None) -> dict[str, Text]:
+def member_row(member: Json, link: Json | None = None) -> Row:
     """A member's line in the tables; with the bytes of our link to it, if there is one."""
     found = member["contributions"]
     agrees, health = found["agreement"], str(member["health"])
     bad = "red" if found["verdict"] else ""
     return {
-        "member": cell(_name(member), bad),
+        "node": cell(_name(member), bad),
         "health": cell(health, HEALTH_STYLES.get(health, "")),
         "round": cell(member["round"]),
         "tokens": cell(count(member["tokens"])),
@@ -74,7 +68,7 @@ def _name(member: Json) -> str:
     return str(member["name"] or member["node_id"][:8])
 
 
-def _members(status: Json) -> list[dict[str, Text]]:
+def _members(status: Json) -> list[Row]:
     links = {link["node_id"]: link for link in status["links"]}
     others = [member_row(member, links.get(member["node_id"])) for member in status["members"]]
     return [member_row({**status["itself"], "health": "itself"}), *others]
@@ -89,7 +83,7 @@ def show_peers(status: Json, console: Console) -> None:
         f", agreement {agreement:.2f} in the newest round with two deltas" if agreement is not None else ""
     )
     console.print(line((title + _invited(status.get("invited_until")), "italic"), fold=True))
-    console.print(fitted(_members(status), console.width, GIVE_WAY))
+    console.print(table(_members(status), console.width))
     for member in (status["itself"], *status["members"]):
         if verdict := member["contributions"]["verdict"]:
             console.print(line((f"{_name(member)}: {verdict}", "dim italic"), fold=True))
@@ -107,7 +101,7 @@ def _invited(until: Any) -> str:
 
 
 def frame(state: Json, problem: str, width: int, height: int) -> RenderableType:
-    """The whole screen, in at most `height` lines of `width` columns. Raises WRONG_SHAPE.
+    """The whole screen, in at most `height` lines of `width` columns. Raises WRONG_SHAPE or OSError.
 
     `state` is empty if there is none yet, and `problem` why nothing new comes.
     """
@@ -118,11 +112,7 @@ def frame(state: Json, problem: str, width: int, height: int) -> RenderableType:
     chunks = f", {state['fetching'][0]} of {state['fetching'][1]} chunks here" if state["fetching"] else ""
     same = f", replica same as {found.count('same')} of {len(found)}" if found else ""
     members, room = _members(state), height - 5  # without the head, the table's heading, and the foot
-    rows = max(1, room - min(LINES_MIN, len(lines)))
-    shown = members[:rows]
-    if len(members) > rows:
-        left_out = cell(f"+ {len(members) - rows + 1} more", "dim")
-        shown[-1] = {**dict.fromkeys(members[0], Text("")), "member": left_out}
+    rows = min(len(members), max(1, room - min(LINES_MIN, len(lines))))
     return Group(
         line(
             (f"{state['swarm']} ", "bold"),
@@ -130,9 +120,9 @@ def frame(state: Json, problem: str, width: int, height: int) -> RenderableType:
         ),
         line((one_line(state) + chunks + same, "")),
         line((problem or state["problem"] or "", "red")),
-        fitted(shown, width, ("bad in", *GIVE_WAY), folds=False),
-        *map(_log_line, lines[-max(1, room - len(shown)) :]),
-        line(("q quits", "dim")),
+        table(members, width, rows),
+        *map(_log_line, lines[-max(1, room - rows) :]),
+        line(("Ctrl-C quits", "dim")),
     )
 
 
@@ -142,27 +132,20 @@ def _log_line(notice: Json) -> Text:
 
 
 def show_top(where: Callable[[], str]) -> None:
-    """Run on this process's terminal, until q or Ctrl-C. Raises ConfigError if there is none."""
+    """Run on this process's terminal, until Ctrl-C. Raises ConfigError if there is none."""
     console = Console()
-    if not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         raise ConfigError(
             "gossamer top needs a terminal that it can draw on; in scripts, use gossamer status --json"
         )
-    fd = sys.stdin.fileno()
-    before = termios.tcgetattr(fd)
-    try:
-        tty.setcbreak(fd)  # keys come as they are pressed, and are not shown
-        asyncio.run(_watch(where, console, fd))
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+    asyncio.run(_watch(where, console))
 
 
-async def _watch(where: Callable[[], str], console: Console, fd: int) -> None:
-    """Draw each second, until a key or a signal."""
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(fd, lambda: over.set() if os.read(fd, 1024) in (b"q", b"Q", b"") else None)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, over.set)
+async def _watch(where: Callable[[], str], console: Console) -> None:
+    """Draw each second, until a signal."""
+    over = asyncio.Event()
+    for number in stop_signals():
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
     state: Json = {}
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while not over.is_set():
@@ -182,4 +165,4 @@ def drawn(state: Json, problem: str, width: int, height: int) -> RenderableType:
     try:
         return frame(state, problem, width, height)
     except (*WRONG_SHAPE, OSError):
-        return frame({}, "what answers there is no admin server of this Gossamer release", width, height)
+        return line(("what answers there is no admin server of this Gossamer release", ""), fold=True)

@@ -29,18 +29,10 @@ def train(world: World, **settings: Any) -> Iterator[Point]:
     options = SwarmOptions(
         nodes=scale.workers,
         rounds=scale.windows * manifest.layout.fragments,
-        task="text",
-        options={},
-        settings=(),
-        data=(),
         codec=manifest.outer.codec,
         every_steps=scale.steps,
         fragments=manifest.layout.fragments,
         seed=world.seed,
-        folder=None,
-        json_path=None,
-        plaintext=False,
-        debug=False,
     )
     with tempfile.TemporaryDirectory(prefix="gossamer-learning-") as name:
         folder = Path(name)

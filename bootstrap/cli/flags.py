@@ -5,11 +5,10 @@
 flags without dashes. Click looks in that order; `NodeOptions` checks the values, wherever they come from.
 """
 
-import difflib
 import inspect
 import os
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,19 +18,20 @@ import typer
 from gossamer.node.options import NodeOptions, flags
 from gossamer.protocol.errors import ConfigError
 
-CONFIG_BYTES_MAX = 1024 * 1024
-
 
 def takes_options(*fields: str, **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of these fields of `NodeOptions` (of all, if none is named), and ``--config``.
 
     Its parameter `options` is filled with what was given. `defaults` replace those of the fields.
     """
-    chosen = {name: flag for name, flag in flags().items() if not fields or name in fields}
-    names = {flag.name.replace("-", "_"): field for field, flag in chosen.items()}
-    parameters = [_parameter("ctx", typer.Context)]
-    for name, field in names.items():
-        flag, default = chosen[field], defaults.get(field, NodeOptions.model_fields[field].default)
+    names: dict[str, str] = {}
+    parameters: list[inspect.Parameter] = []
+    for field, flag in flags().items():
+        if fields and field not in fields:
+            continue
+        name = flag.name.replace("-", "_")
+        names[name] = field
+        default = defaults.get(field, NodeOptions.model_fields[field].default)
         metavar = "" if isinstance(default, bool) else flag.metavar
         option = typer.Option(f"--{flag.name}", help=flag.help, metavar=metavar, show_envvar=False)
         kind: Any = {bool: bool, tuple: list[str], int: str, str: str}.get(type(default), str | None)
@@ -41,19 +41,14 @@ def takes_options(*fields: str, **defaults: object) -> Callable[[Callable[..., N
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def run(ctx: typer.Context, config: Path | None = None, **values: Any) -> None:
+        def run(**values: Any) -> None:
             given = {field: values.pop(name) for name, field in names.items()}
-            try:
-                options = NodeOptions.of(**defaults | given)
-            except ConfigError as error:
-                raise _with_source(error, ctx, config) from None
-            command(options=options, **values)
+            values.pop("config")
+            command(options=NodeOptions.of(**given), **values)
 
         own = [p for p in inspect.signature(command).parameters.values() if p.name != "options"]
-        everything = [*own, *parameters]
-        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in everything]
-        )
+        everything = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *parameters)]
+        run.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in everything}
         return run
 
@@ -69,8 +64,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        with open(path, "rb") as file:
-            found = tomllib.loads(file.read(CONFIG_BYTES_MAX).decode("utf-8-sig"))
+        found = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # tomllib lets ValueErrors of int() through
@@ -78,7 +72,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     known = {str(p.name).replace("_", "-"): str(p.name) for p in ctx.command.params if p.name != "config"}
     for key in found:
         if key not in known:
-            raise ConfigError(f"{path}: {ctx.command_path} has no flag --{key}{did_you_mean(key, known)}")
+            raise ConfigError(f"{path}: {ctx.command_path} has no flag --{key}")
     ctx.default_map = {known[key]: value for key, value in found.items()}
     return path
 
@@ -96,24 +90,6 @@ _Config = Annotated[
 ]
 
 
-def _with_source(error: ConfigError, ctx: typer.Context, config: Path | None) -> ConfigError:
-    """The same error, saying where the wrong value is if it was not given as a flag."""
-    flag, _, problem = str(error).partition(": ")
-    name = flag.removeprefix("--").replace("-", "_")
-    source = ctx.get_parameter_source(name)
-    if source is not None and source.name == "ENVIRONMENT":
-        return ConfigError(f"{ctx.auto_envvar_prefix}_{name.upper()}: {problem}")
-    if source is not None and source.name == "DEFAULT_MAP":
-        return ConfigError(f"{config}: {flag.removeprefix('--')}: {problem}")
-    return error
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 # --- Of several other commands.
 
 
@@ -124,6 +100,11 @@ def a_path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def a_folder(help_: str) -> Any:
+    """The flag --dir."""
+    return typer.Option("--dir", metavar="FOLDER", parser=a_path, help=help_)
+
+
 Plaintext = Annotated[
     bool,
     typer.Option(
@@ -132,23 +113,13 @@ Plaintext = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks.")]
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="A running node: HOST:PORT.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")]
 Member = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir",
-        metavar="FOLDER",
-        parser=a_path,
-        help="Ask as the node in this folder: an invited swarm answers members only.",
-    ),
+    Path | None, a_folder("Ask as the node in this folder: an invited swarm answers members only.")
 ]
 Used = Annotated[
     Path | None,
-    typer.Option(
-        "--dir",
-        metavar="FOLDER",
-        parser=a_path,
-        help="A node's folder; the node may be running. Default: the only one on this machine.",
-    ),
+    a_folder("A node's folder; the node may be running. Default: the only one on this machine."),
 ]
 ManifestPath = Annotated[
     Path | None,
@@ -174,8 +145,7 @@ TaskSettings = Annotated[
     typer.Option("--option", metavar="KEY=VALUE", help="An option of the task. May be repeated."),
 ]
 Preset = Annotated[
-    str | None,
-    typer.Option(help="Size of the built-in GPT: tiny, small, medium or 124m. Default: tiny."),
+    str | None, typer.Option(help="Size of the built-in GPT: tiny, small, medium or 124m. Default: tiny.")
 ]
 Data = Annotated[
     list[Path] | None,
@@ -192,12 +162,12 @@ EverySteps = Annotated[
         help="Inner steps per window, that is, between two deltas of a fragment. Default: 30.",
     ),
 ]
+FRAGMENTS = typer.Option(min=1, max=256, help="Number of parts the model is split into; they take turns.")
 Seed = Annotated[
-    int,
-    typer.Option(min=0, max=2**62, help="Seed of the initial parameters and of the order of the data."),
+    int, typer.Option(min=0, max=2**62, help="Seed of the initial parameters and of the order of the data.")
 ]
 
 
-def all_settings(settings: Iterable[str] | None, **own: str | int | None) -> tuple[str, ...]:
-    """The values of --option, with those of the task's options that have flags of their own."""
-    return (*(settings or ()), *(f"{key}={value}" for key, value in own.items() if value is not None))
+def all_settings(settings: list[str] | None, preset: str | None) -> list[str]:
+    """The values of --option, with that of --preset."""
+    return [*(settings or ()), *([f"preset={preset}"] if preset is not None else ())]

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from gossamer.bootstrap.cli.flags import (
+    FRAGMENTS,
     Codec,
+    Debug,
     EverySteps,
     Preset,
     Seed,
@@ -28,10 +30,7 @@ def init(
     codec: Codec = "int4",
     every_steps: EverySteps = None,
     every_seconds: Annotated[
-        float,
-        typer.Option(
-            min=0, max=86_400, help="Window length in seconds, instead of --every-steps; 0 to count steps."
-        ),
+        float, typer.Option(min=0, max=86_400, help="Window length in seconds, instead of --every-steps.")
     ] = 0.0,
     averaging: Annotated[
         str | None,
@@ -40,21 +39,8 @@ def init(
             " Default: the task's choice."
         ),
     ] = None,
-    fragments: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=256, help="Number of parts the model is split into; they take turns. Default: 4."
-        ),
-    ] = None,
+    fragments: Annotated[int | None, FRAGMENTS] = None,
     seed: Seed = 0,
-    horizon_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="For the task text: tokens over which the learning rate falls to a tenth; 0 keeps it"
-            " constant.",
-        ),
-    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(
@@ -64,8 +50,7 @@ def init(
         ),
     ] = None,
     data: Annotated[
-        list[Path] | None,
-        typer.Option(exists=True, help="Files or folders to test a task of your own on."),
+        list[Path] | None, typer.Option(exists=True, help="Data to test a task of your own on.")
     ] = None,
     trial: Annotated[
         bool, typer.Option("--trial/--no-trial", help="Test a task of your own for one step.")
@@ -75,16 +60,12 @@ def init(
     ] = False,
     owner_key: Annotated[
         Path | None,
-        typer.Option(
-            "--owner-key",
-            help="An existing owner's key, to own this swarm too. Default: a new one with --invited, else"
-            " none.",
-        ),
+        typer.Option(help="An owner's key, to own this swarm too. Default: a new one with --invited."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace existing files, but never an owner's key.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,  # `main` looks for it
+    debug: Debug = False,  # `main` looks for it
 ) -> None:
     """Write a new swarm's manifest: what its nodes agree on.
 
@@ -122,7 +103,7 @@ def init(
     manifest, phi = manifests.create(
         name=name or path.stem,
         task=task,
-        settings=all_settings(option, preset=preset, horizon_tokens=horizon_tokens),
+        settings=all_settings(option, preset),
         weights=weights,
         data=data or (),
         trial=trial,

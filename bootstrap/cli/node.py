@@ -2,15 +2,12 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gossamer.bootstrap.cli.flags import a_path, takes_options
+from gossamer.bootstrap.cli.flags import a_folder, takes_options
 from gossamer.node.options import NodeOptions
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("gossamer.node")
 
@@ -79,13 +76,7 @@ def run(options: NodeOptions) -> None:
 
 def show_id(
     folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir",
-            metavar="FOLDER",
-            parser=a_path,
-            help="A node's folder. Default: ~/.gossamer, whose key nodes without --dir use.",
-        ),
+        Path | None, a_folder("A node's folder. Default: ~/.gossamer, whose key nodes without --dir use.")
     ] = None,
 ) -> None:
     """Print this machine's node id, for an owner to invite.

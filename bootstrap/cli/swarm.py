@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from gossamer.bootstrap.cli.flags import (
+    FRAGMENTS,
     Codec,
     Data,
     Debug,
@@ -15,7 +16,7 @@ from gossamer.bootstrap.cli.flags import (
     Seed,
     TaskName,
     TaskSettings,
-    a_path,
+    a_folder,
     all_settings,
 )
 
@@ -31,18 +32,10 @@ def swarm(
     data: Data = None,
     codec: Codec = "int4",
     every_steps: EverySteps = None,
-    fragments: Annotated[
-        int, typer.Option(min=1, max=256, help="Number of parts the model is split into; they take turns.")
-    ] = 1,
+    fragments: Annotated[int, FRAGMENTS] = 1,
     seed: Seed = 0,
     folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir",
-            metavar="FOLDER",
-            parser=a_path,
-            help="Folder to keep the nodes' folders in. Default: a temporary one.",
-        ),
+        Path | None, a_folder("Folder to keep the nodes' folders in. Default: a temporary one.")
     ] = None,
     json_path: Annotated[
         Path | None,
@@ -65,8 +58,8 @@ def swarm(
         nodes=nodes,
         rounds=rounds,
         task=task,
-        settings=all_settings(option, preset=preset),
-        data=tuple(map(str, data or ())),
+        settings=all_settings(option, preset),
+        data=data or (),
         codec=codec,
         every_steps=every_steps or 30,
         fragments=fragments,

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bootstrap.cli.flags import Address, Member, Plaintext
+from gossamer.bootstrap.cli.flags import Address, AsJson, Member, Plaintext, a_folder
 from gossamer.node.formatting import WRONG_SHAPE, harmless_line
 from gossamer.protocol.errors import ConfigError, UnreachableError
 
 
 def status(
     address: Address,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole status as JSON.")] = False,
+    as_json: AsJson = False,
     folder: Member = None,
     plaintext: Plaintext = False,
 ) -> None:
@@ -50,7 +50,7 @@ def status(
 
 def peers(
     address: Address,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+    as_json: AsJson = False,
     folder: Member = None,
     plaintext: Plaintext = False,
 ) -> None:
@@ -82,23 +82,17 @@ def peers(
 def top(
     address: Annotated[
         str | None,
-        typer.Argument(
-            metavar="ADDRESS",
-            help="A node's admin address, HOST:PORT, as shown in its log.",
-        ),
+        typer.Argument(metavar="ADDRESS", help="A node's admin address, HOST:PORT, as shown in its log."),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
-            help="A node's folder. Default: the only node on this machine, or the only one that trains.",
-        ),
+        a_folder("A node's folder. Default: the only node on this machine, or the only one that trains."),
     ] = None,
 ) -> None:
     """Watch a node and its swarm live in the terminal.
 
-    The key q quits. A browser shows more: open the admin address, by default http://127.0.0.1:7780/. For
-    a node on another machine, forward its port with ssh.
+    Ctrl-C quits. A browser shows more: open the admin address, by default http://127.0.0.1:7780/. For a node
+    on another machine, forward its port with ssh.
 
         gossamer top
         gossamer top --dir ~/.gossamer/0f2aa9b7d875

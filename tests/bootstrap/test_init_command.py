@@ -99,10 +99,9 @@ def test_init_with_existing_weights(run: Run, tmp_path: Path) -> None:
     assert (phi == genesis.parameters(model, two.plan())).all()
 
 
-@pytest.mark.parametrize(("flag", "key"), [("--preset", "preset"), ("--horizon-tokens", "horizon_tokens")])
-def test_an_option_that_has_its_own_flag_is_given_once(run: Run, tmp_path: Path, flag: str, key: str) -> None:
-    outcome = run("init", "my.toml", "--option", f"{key}=5", flag, "4")
-    outcome.assert_user_error(f"option {key!r} is given twice: give it once")
+def test_an_option_that_has_its_own_flag_is_given_once(run: Run, tmp_path: Path) -> None:
+    outcome = run("init", "my.toml", "--option", "preset=5", "--preset", "4")
+    outcome.assert_user_error("option 'preset' is given twice: give it once")
     assert not (tmp_path / "my.toml").exists()
 
 

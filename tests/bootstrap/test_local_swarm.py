@@ -17,7 +17,7 @@ from rich.console import Console
 from gossamer.bootstrap import local_swarm
 from gossamer.bootstrap.live_table import Display
 from gossamer.bootstrap.local_swarm import LocalSwarm, SwarmOptions
-from gossamer.bootstrap.processes import ENDS_MAX, NodeProcess, Troubles
+from gossamer.bootstrap.processes import ENDS_MAX, NodeProcess
 from gossamer.protocol.errors import LocalError
 from tests.bootstrap.summaries import status
 from tests.protocol.builders import SMALL
@@ -41,21 +41,7 @@ class Ended:
 
 @pytest.fixture
 def swarm(tmp_path: Path) -> LocalSwarm:
-    options = SwarmOptions(
-        nodes=2,
-        rounds=3,
-        task="text",
-        settings=(),
-        data=(),
-        codec="int4",
-        every_steps=5,
-        fragments=1,
-        seed=0,
-        folder=tmp_path,
-        json_path=None,
-        plaintext=False,
-        debug=False,
-    )
+    options = SwarmOptions(nodes=2, rounds=3, every_steps=5, folder=tmp_path)
     return LocalSwarm(options, SMALL, tmp_path)
 
 
@@ -93,18 +79,17 @@ def test_how_a_process_ended(tmp_path: Path, exit_status: int, ended: str, befor
 
 
 def test_each_cause_is_reported_once(tmp_path: Path) -> None:
-    log = tmp_path / "node-1.log"
-    troubles = Troubles(log)
-    assert troubles.read() == [], "there is no log yet"
-    write(log, "swarm abc\n12:00:00 info    up\n" + BUG[:20])
-    assert troubles.read() == [], "half a line"
-    write(log, BUG[20:] + "2026-11-27 12:00:02 warning the disk is full\n")
-    assert troubles.read() == ["my_task.py:29, in loss: RuntimeError: my bug", "the disk is full"]
-    write(log, BUG)
-    assert troubles.read() == []
+    process = NodeProcess("node-1", tmp_path / "node-1", [])
+    assert process.troubles() == [], "there is no log yet"
+    write(process.log_path, "swarm abc\n12:00:00 info    up\n" + BUG[:20])
+    assert process.troubles() == [], "half a line"
+    write(process.log_path, BUG[20:] + "2026-11-27 12:00:02 warning the disk is full\n")
+    assert process.troubles() == ["my_task.py:29, in loss: RuntimeError: my bug", "the disk is full"]
+    write(process.log_path, BUG)
+    assert process.troubles() == []
     for pause in ("0.5", "12.5"):
-        write(log, ENDED.replace("0.5", pause))
-    assert troubles.read() == ["the trainer ended (status 1); starting it again"]
+        write(process.log_path, ENDED.replace("0.5", pause))
+    assert process.troubles() == ["the trainer ended (status 1); starting it again"]
 
 
 # -- the swarm
@@ -114,18 +99,17 @@ def test_the_others_go_on_until_nobody_is_left(
     swarm: LocalSwarm, display: Display, shown: io.StringIO
 ) -> None:
     one, two = swarm.nodes
-    swarm._has_joined = True
     one.status = two.status = {"state": "finished", "trains": True, "round": 3}
     one.child = Ended(-9)  # type: ignore[assignment]
     swarm.boot.child = Ended(-15)  # type: ignore[assignment]
-    swarm._check_running(display)
+    swarm._check(display)
     assert "bootstrap ended; the others continue: killed by SIGTERM" in shown.getvalue()
     assert "node-1 ended; the others continue: killed by SIGKILL" in shown.getvalue()
     assert swarm.is_over(), "nobody waits for who is gone"
     two.child = Ended(2)  # type: ignore[assignment]
     two.log_path.touch()
     with pytest.raises(LocalError, match="node-2 ended, and no node is left: its log is empty"):
-        swarm._check_running(display)
+        swarm._check(display)
 
 
 def test_nobody_waits_for_the_model_of_a_bootstrap_peer_that_has_ended(
@@ -134,7 +118,7 @@ def test_nobody_waits_for_the_model_of_a_bootstrap_peer_that_has_ended(
     write(swarm.boot.log_path, "12:00:00 error   cannot listen\n")
     swarm.boot.child = Ended(2)  # type: ignore[assignment]
     with pytest.raises(LocalError, match="^bootstrap ended before any node had the model: cannot listen$"):
-        swarm._check_running(display)
+        swarm._check(display)
 
 
 ALIKE = {
@@ -176,16 +160,16 @@ async def test_nodes_that_never_agree_are_not_waited_for_for_ever(
         await swarm._watch(display, "exchanging", lambda: False, 0.0)
 
 
-async def test_what_goes_wrong_is_shown_once_and_a_trainer_without_progress_ends_it(
+def test_what_goes_wrong_is_shown_once_and_a_trainer_without_progress_ends_it(
     swarm: LocalSwarm, display: Display, shown: io.StringIO, tmp_path: Path
 ) -> None:
     for _ in range(ENDS_MAX - 1):
         write(swarm.nodes[1].log_path, BUG + ENDED)
-        await swarm._show_troubles(display)
+        swarm._check(display)
     assert shown.getvalue().count(f"my bug ({tmp_path / 'node-2.log'})\n") == 1
     write(swarm.nodes[1].log_path, BUG + ENDED)
-    with pytest.raises(LocalError, match="^node-2: .*my bug .its trainer ended 4 times"):
-        await swarm._show_troubles(display)
+    with pytest.raises(LocalError, match="^node-2: its trainer ended 4 times; see .*node-2.log"):
+        swarm._check(display)
 
 
 @pytest.mark.parametrize("by", ["time", "a person"])

@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import re
+import signal
 import sys
 import termios
 import time
@@ -77,12 +78,10 @@ def test_members_with_their_figures_and_verdicts() -> None:
 def test_a_narrow_terminal_shows_who_it_is_and_what_was_bad(name: str) -> None:
     found = status(name)
     for width in range(40, 120, 5):
-        text = peers(found, width)
-        lines = text.splitlines()
-        assert max(map(len, lines)) <= width and "\N{HORIZONTAL ELLIPSIS}" not in text
-        assert "clipped" in text and name[:10] in text
-    head = next(line for line in lines if "member" in line).split()
-    assert " ".join(head).startswith("member health round tokens tokens/s") and head[-2:] == ["bad", "in"]
+        lines = peers(found, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert name[:10] in " ".join(lines) and "20 of the last 20 rounds" in " ".join(lines)
+    assert next(line for line in lines if "node" in line).split()[:2] == ["node", "health"]
 
 
 def test_for_how_long_the_asked_node_is_invited_still() -> None:
@@ -112,7 +111,7 @@ def test_the_screen_fits_and_shows_members_and_log(width: int, height: int, memb
     lines = screen(state, width, height)
     text = "\n".join(lines)
     assert len(lines) <= height and max(map(len, lines)) <= width
-    for part in ("itself", "round 3 (swarm 4)", "2.000", "the disk is full", "line 2", "q quits"):
+    for part in ("itself", "round 3 (swarm 4)", "2.000", "the disk is full", "line 2", "Ctrl-C quits"):
         assert part in text, part
     assert ("more" in text) == (members == 40 and height == 24)
     if members == 3:
@@ -144,8 +143,7 @@ def test_a_server_that_is_no_node_is_one_line(part: dict[str, Any]) -> None:
     assert out.getvalue() == "what answers there is no admin server of this Gossamer release\n"
 
 
-def test_it_wants_a_terminal_to_draw_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
+def test_it_wants_a_terminal_to_draw_on() -> None:
     with pytest.raises(ConfigError, match="needs a terminal"):
         show_top(lambda: "127.0.0.1:7780")
 
@@ -178,8 +176,8 @@ async def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:
             start_new_session=True,
         )
         try:
-            await shows(main, ["watched", "round 1 (swarm 1)", "q quits"])
-            os.write(main, b"q")
+            await shows(main, ["watched", "round 1 (swarm 1)", "Ctrl-C quits"])
+            process.send_signal(signal.SIGINT)
             async with asyncio.timeout(20):
                 assert await process.wait() == 0
             assert termios.tcgetattr(side)[3] == before[3], "the terminal is as it was"

@@ -316,17 +316,13 @@ def main() -> int:
     options = SwarmOptions(
         nodes=given.nodes,
         rounds=given.rounds,
-        task="text",
-        settings=(),
-        data=tuple(given.data),
+        data=[Path(path) for path in given.data],
         codec=given.codec,
         every_steps=given.every_steps,
         fragments=given.fragments,
         seed=given.seed,
         folder=given.dir,
         json_path=given.json,
-        plaintext=False,
-        debug=False,
     )
     try:
         return asyncio.run(_run(options))
