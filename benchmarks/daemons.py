@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.daemon.phi import snapshots
@@ -131,6 +132,31 @@ class Daemons:
         await asyncio.sleep(QUIET_S)
         payload = sum((self._homes[author].chunks_path / name).stat().st_size for name in new)
         return Spread(max(written) - written[author], payload)
+
+    async def train(self, rounds: int, step_s: float) -> float:
+        """Have all nodes publish in each of so many rounds; returns the seconds until all is merged."""
+        begun = time.monotonic()
+        deadline = begun + WAIT_S + 4 * rounds * step_s
+        ends = [len(puppet.rounds) + rounds for puppet in self._puppets]
+        for puppet in self._puppets:
+            puppet.step_s, puppet.paused = step_s, False
+        training = dict(zip(self._puppets, ends, strict=True))
+        while training:
+            for puppet, end in list(training.items()):
+                if len(puppet.rounds) >= end:
+                    puppet.paused = True
+                    del training[puppet]
+            await _tick(deadline)
+        last = max(puppet.rounds[-1] for puppet in self._puppets)
+        await self._until(
+            lambda statuses: all(s["clock"] >= last and not s["rounds_behind"] for s in statuses)
+        )
+        return time.monotonic() - begun
+
+    def processor_seconds(self) -> list[float]:
+        """Processor time that each daemon has taken so far, user and system."""
+        times = (psutil.Process(child.pid).cpu_times() for child in self._children)
+        return [spent.user + spent.system for spent in times]
 
     async def traffic(self) -> Traffic:
         """The bytes that each node has received so far, by its own count."""
