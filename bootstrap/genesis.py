@@ -7,7 +7,8 @@ float32: a multiple of 2**-24 below 1 has at most 24 significant bits, as many a
 1 or more is such a multiple already. The manifest's digest checks it.
 """
 
-import math
+from contextlib import closing
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from gossamer.models.registry import task_names
-from gossamer.models.task_file import is_own_name
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import RecordStore
@@ -73,17 +73,6 @@ def read(manifest: Manifest, path: Path) -> Ints:
     return phi
 
 
-def _has_snapshot(home: Home, manifest: Manifest) -> bool:
-    """Whether a folder holds a later snapshot than genesis; changes nothing in it. Raises StorageError."""
-    if not home.ledger_path.exists():
-        return False
-    store = RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)
-    try:
-        return any(claim.round > 0 for claim in store.load_history().claims)
-    finally:
-        store.close()
-
-
 def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
     """Put Phi_0 into the folder if it is not there: from the file beside the manifest, or from the seed.
 
@@ -91,28 +80,21 @@ def ensure_genesis(home: Home, manifest: Manifest, manifest_path: Path) -> None:
     if the process that rebuilds it has failed and said why.
     """
     chunks = ChunkStore(home.chunks_path)
-    if _has_snapshot(home, manifest) or genesis.is_stored(manifest, chunks):
+    if home.ledger_path.exists():
+        with closing(RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)) as store:
+            if any(claim.round > 0 for claim in store.load_history().claims):
+                return
+    if genesis.is_stored(manifest, chunks):
         return
     file = beside(manifest_path)
     if file.exists():
         genesis.store(read(manifest, file), chunks, home.chunks_path)
-    elif manifest.task.name in task_names():
-        _rebuild(home)
-    elif is_own_name(manifest.task.name):
-        raise ConfigError(
-            f"there is no {file}, which gossamer init wrote with the manifest and which holds the swarm's"
-            " initial parameters: put it there, or join a node that has them (--join)"
-        )
+    elif manifest.task.name in task_names():  # in a process that may import torch, and ends with this one
+        if status := Child("gossamer.node.trainer.genesis", [str(home.root)]).end(inf):
+            raise SystemExit(status)
     else:
         raise ConfigError(
-            f"swarm {manifest.swarm.name!r} trains {manifest.task.name!r}, a script of its own, and only that"
-            " can build its initial parameters: found it with Peer.attach in that script, then join it"
-            " (--join)"
+            f"there is no {file} with the swarm's initial parameters. If gossamer init wrote it with the"
+            " manifest, put it there. A swarm that a script trains is founded by Peer.attach in that script."
+            " Or join a node that has them (--join)"
         )
-
-
-def _rebuild(home: Home) -> None:
-    """Rebuild Phi_0 in a process that may import torch, and ends with this one. Raises SystemExit with its
-    status if it fails; it says why itself."""
-    if status := Child("gossamer.node.trainer.genesis", [str(home.root)]).end(math.inf):
-        raise SystemExit(status)

@@ -247,7 +247,7 @@ def run_swarm(options: SwarmOptions) -> int:
     result = options.json_path
     if result is not None:
         check_result_path(result)
-    console = Output(stderr=result == Path("/dev/stdout"))
+    console = Output()
     with founded(options) as (manifest, folder):
         summary = asyncio.run(LocalSwarm(options, manifest, folder, console).run())
         try:  # the run is over: if writing the result fails, the summary is still shown

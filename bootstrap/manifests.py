@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
@@ -129,8 +129,6 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_WRAPPERS = ("module.", "_orig_mod.")
-"""Prefixes that DistributedDataParallel and torch.compile put before every name."""
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -145,51 +143,46 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """
     tensors = _tensors(path)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    in_file = _naming(list(parameters), tensors)
-    found = {name: tensors.pop(in_file(name)) for name in parameters if in_file(name) in tensors}
+    prefix = _left_out(list(parameters), tensors)
+    found = {name: tensors.pop(at) for name in parameters if (at := name.removeprefix(prefix)) in tensors}
     present = {id(parameters[name]) for name in found}
     for name, parameter in parameters.items():
         if parameter.requires_grad and id(parameter) not in present:
-            nearest = difflib.get_close_matches(in_file(name), tensors, n=1)
+            wanted = name.removeprefix(prefix)
+            nearest = difflib.get_close_matches(wanted, tensors, n=1)
             guess = f"; the most similar name is {nearest[0]!r}" if nearest else ""
-            shape = list(parameter.shape)
             raise ConfigError(
-                f"{path} has no tensor {in_file(name)!r} of shape {shape}, which the model trains{guess}"
+                f"{path} has no tensor {wanted!r} of shape {list(parameter.shape)}, which the model"
+                f" trains{guess}"
             )
-    if unknown := tensors.keys() - {in_file(name) for name, _ in model.named_buffers()}:
+    if unknown := tensors.keys() - {name.removeprefix(prefix) for name, _ in model.named_buffers()}:
         raise ConfigError(f"{path} has a tensor {min(unknown)!r}, which the model does not have")
     for name, values in found.items():
-        _check_fits(parameters[name], values, f"{path}: tensor {in_file(name)!r}")
-        if parameters[name].requires_grad:
+        parameter, what = parameters[name], f"{path}: tensor {name.removeprefix(prefix)!r}"
+        if values.dtype not in _FLOATS:
+            raise ConfigError(
+                f"{what} is {str(values.dtype).removeprefix('torch.')}; weights must be float32, float64,"
+                " bfloat16 or float16 (a quantised model cannot be trained)"
+            )
+        if values.shape != parameter.shape:
+            shape = list(parameter.shape)
+            raise ConfigError(f"{what} has shape {list(values.shape)}, but {shape} in the model")
+        if parameter.requires_grad:
             with torch.no_grad():
-                parameters[name].copy_(values)
+                parameter.copy_(values)
     for name, values in found.items():
         if not torch.allclose(parameters[name], values.float(), rtol=0, atol=0, equal_nan=True):
             raise ConfigError(
-                f"{path}: tensor {in_file(name)!r} differs from the model's: it is frozen there, and must be"
-                " loaded in build_model, or tied to another tensor of the file, which must be left out"
+                f"{path}: tensor {name.removeprefix(prefix)!r} differs from the model's: it is frozen there,"
+                " and must be loaded in build_model, or tied to another tensor of the file, which must be"
+                " left out"
             )
 
 
-def _check_fits(parameter: nn.Parameter, values: Tensor, what: str) -> None:
-    if values.dtype not in _FLOATS:
-        raise ConfigError(
-            f"{what} is {str(values.dtype).removeprefix('torch.')}; weights must be float32, float64,"
-            " bfloat16 or float16 (a quantised model cannot be trained)"
-        )
-    if values.shape != parameter.shape:
-        raise ConfigError(f"{what} has shape {list(values.shape)}, but {list(parameter.shape)} in the model")
-
-
-def _naming(names: Sequence[str], found: Collection[str]) -> Callable[[str], str]:
-    """How the model's names become the file's: the way by which the most names are found."""
+def _left_out(names: Sequence[str], found: Collection[str]) -> str:
+    """What the file leaves out before the model's names: the module without which most names are found."""
     modules = sorted({f"{name.split('.')[0]}." for name in names if "." in name})
-    ways: list[Callable[[str], str]] = [
-        lambda name: name,
-        *(lambda name, wrapper=wrapper: wrapper + name for wrapper in _WRAPPERS),
-        *(lambda name, module=module: name.removeprefix(module) for module in modules),
-    ]
-    return max(ways, key=lambda way: sum(way(name) in found for name in names))
+    return max(("", *modules), key=lambda module: sum(n.removeprefix(module) in found for n in names))
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -201,23 +194,21 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         path = known[0]
     if not path.exists():
         raise ConfigError(f"--from {path}: no such file or folder")
-    tensors: dict[str, Tensor] = {}
+    if path.suffix != ".safetensors" and not path.name.endswith(".index.json"):
+        raise ConfigError(
+            f"--from {path}: only safetensors files are read, since other formats may run code when they are"
+            " opened; convert the weights with safetensors.torch.save_model"
+        )
     try:
-        if path.name.endswith(".index.json"):
-            for name in sorted(set(json.loads(path.read_bytes())["weight_map"].values())):
-                tensors |= load_file(path.parent / Path(name).name)
-        elif path.suffix == ".safetensors":
-            tensors = load_file(path)
-        else:
-            raise ConfigError(
-                f"--from {path}: only safetensors files are read, since other formats may run code when they"
-                " are opened; convert the weights with safetensors.torch.save_model"
-            )
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        files = sorted(set(json.loads(path.read_bytes())["weight_map"].values()))
+        parts = [load_file(path.parent / Path(name).name) for name in files]
+        return {name: tensor for part in parts for name, tensor in part.items()}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"cannot read weights from {path}: {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ConfigError(f"{path} is not an index of safetensors files") from None
-    return tensors
 
 
 # --- A new swarm's manifest: of a task, or of a model at hand.
@@ -332,15 +323,8 @@ def describe(
     Raises ConfigError: the model cannot be shared, or an argument does not fit it (the message says which).
     """
     tensors = _shareable_tensors(model)
-    if not isinstance(options, Mapping | None):
-        raise ConfigError(f"options is {options!r:.60}: give a dict of what the scripts must agree on")
-    if not isinstance(averaging, str | Mapping | None):
-        raise ConfigError(
-            f"averaging is {averaging!r:.60}: give one rule for all matrices, or a dict of rules"
-        )
     for_matrices, by_name = (averaging, {}) if isinstance(averaging, str) else ("rda", averaging or {})
-    unknown = set(by_name) - set(tensors)
-    if unknown:
+    if unknown := set(by_name) - set(tensors):
         raise ConfigError(f"averaging names tensor {min(unknown)!r}, which the model does not train")
     rules = {**_rules(for_matrices, model, tensors), **by_name}
     return _describe(model, rules, {"name": task, "options": dict(options or {})}, **swarm)[0]

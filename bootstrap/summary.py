@@ -38,6 +38,7 @@ class SwarmSummary:
     codec: str
     tokens: int
     data_parallel_bytes: int
+    """What data-parallel training would have sent for the same steps."""
     sample: str
     nodes: list[dict[str, Any]]
     ended: list[str] = field(default_factory=list)
@@ -53,9 +54,7 @@ class SwarmSummary:
     def reasons(self) -> list[str]:
         """Why the run did not go well; empty if it did."""
         start, end = self.val_loss_start, self.val_loss_end
-        found = []
-        if not self.identical:
-            found.append("the replicas are not identical")
+        found = [] if self.identical else ["the replicas are not identical"]
         found += [
             f"{node['name']} published {node['round']} of {self.rounds} rounds"
             for node in self.nodes
@@ -69,15 +68,6 @@ class SwarmSummary:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "ok": self.ok, "reasons": self.reasons}
-
-
-def data_parallel_bytes(parameters: int, steps: list[int]) -> int:
-    """Bytes that data-parallel training would have sent for the same steps.
-
-    A ring all-reduce of fp32 gradients sends ``2 (n - 1) / n`` times their size per worker and step.
-    """
-    n = len(steps)
-    return sum(steps) * parameters * FLOAT32_BYTES * 2 * (n - 1) // n
 
 
 def summarise(
@@ -98,7 +88,10 @@ def summarise(
         val_loss_start=min([*told, *starts], default=None),
         val_loss_end=max(ends, default=None),
         tokens=sum(node["tokens"] for node in nodes),
-        data_parallel_bytes=data_parallel_bytes(facts["parameters"], [node["inner_steps"] for node in nodes]),
+        # A ring all-reduce of fp32 gradients sends 2 (n - 1) / n times their size per worker and step.
+        data_parallel_bytes=sum(node["inner_steps"] for node in nodes)
+        * (facts["parameters"] * FLOAT32_BYTES * 2 * (len(nodes) - 1))
+        // len(nodes),
         nodes=nodes,
         **facts,
     )
@@ -106,22 +99,15 @@ def summarise(
 
 def check_result_path(path: Path) -> None:
     """Raise ConfigError if no result can be written there: that is better known before the run."""
-    if path.is_dir():
-        raise ConfigError(f"--json {path} is a folder; name a file")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"--json {path} is not a file: name one")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--json {path}: there is no folder {path.absolute().parent}")
 
 
 def write_result(path: Path, summary: SwarmSummary) -> None:
-    """Write the result as JSON. A file is there whole or not at all; a pipe or terminal is written into.
-
-    Raises StorageError.
-    """
-    data = json.dumps(summary.to_json(), indent=2).encode() + b"\n"
+    """Write the result as JSON: the file is there whole or not at all. Raises StorageError."""
     try:
-        if path.exists() and not path.is_file():
-            path.write_bytes(data)
-        else:
-            put(path.absolute(), data)
+        put(path.absolute(), json.dumps(summary.to_json(), indent=2).encode() + b"\n")
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None

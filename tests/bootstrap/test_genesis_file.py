@@ -92,20 +92,10 @@ def test_a_folder_takes_its_first_model_from_the_file_once(tmp_path: Path, rng: 
     manifest, phi = swarm(rng)
     home = Home(tmp_path / "d")
     home.create()
-    with pytest.raises(
-        ConfigError, match=r"there is no .*my\.genesis\.safetensors, which gossamer init wrote"
-    ):
+    with pytest.raises(ConfigError, match=r"there is no .*my\.genesis\.safetensors with the swarm's initial"):
         ensure_genesis(home, manifest, tmp_path / "my.toml")
     genesis_file.write(manifest, phi, tmp_path / "my.genesis.safetensors")
     ensure_genesis(home, manifest, tmp_path / "my.toml")
     assert genesis.is_stored(manifest, ChunkStore(home.chunks_path))
     (tmp_path / "my.genesis.safetensors").unlink()
     ensure_genesis(home, manifest, tmp_path / "my.toml")
-
-
-def test_the_first_model_of_a_script_is_the_scripts(tmp_path: Path, rng: np.random.Generator) -> None:
-    manifest, _ = swarm(rng, task="custom")
-    home = Home(tmp_path / "d")
-    home.create()
-    with pytest.raises(ConfigError, match="found it with Peer.attach in that script"):
-        ensure_genesis(home, manifest, tmp_path / "my.toml")

@@ -91,11 +91,6 @@ def test_other_floats_are_converted(tmp_path: Path, dtype: torch.dtype) -> None:
     assert torch.equal(model.head.weight, tensors["head.weight"].float())
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
-def test_what_wrappers_put_before_names(tmp_path: Path, prefix: str) -> None:
-    assert_loaded(load({prefix + name: tensor for name, tensor in state(trained()).items()}, tmp_path))
-
-
 def test_a_base_models_file_fits_the_whole_model(tmp_path: Path) -> None:
     tensors = {
         name.removeprefix("inner."): tensor
