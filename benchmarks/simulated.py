@@ -79,7 +79,8 @@ class Node:
         self.host = Host(swarm.loop, swarm.line)
         self.chunks: set[bytes] = set()
         self.received = Counters()
-        self.ready_at: dict[bytes, float] = {}
+        self.held_at: dict[bytes, float] = {}
+        self._lacking: set[bytes] = set()
         """When a delta's payload was complete here, by record id."""
         self.identity = Identity.from_seed(sha256(f"{swarm.seed}/key {index}".encode()).digest())
         self._ends: dict[int, End] = {}
@@ -104,6 +105,9 @@ class Node:
     def dispatch(self, event: ev.Event) -> None:
         """Give the core an event, and carry out the effects that it returns."""
         self._carry_out(self.core.handle(event, self.swarm.loop.now))
+        arrived = {record_id for record_id in self._lacking if self.core.holds(record_id)}
+        self.held_at.update(dict.fromkeys(arrived, self.swarm.loop.now))
+        self._lacking -= arrived
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -127,10 +131,10 @@ class Node:
                     self._get(effect)
                 case fx.Put():
                     self._put(effect)
-                case fx.Store() if effect.own:
-                    loop.after(SYNC_S, self.dispatch, ev.Stored(effect.delta))
-                case fx.Ready():
-                    self.ready_at.setdefault(effect.delta.record_id, loop.now)
+                case fx.Store():
+                    self._lacking.add(effect.delta.record_id)
+                    if effect.own:
+                        loop.after(SYNC_S, self.dispatch, ev.Stored(effect.delta))
                 case fx.Dial():
                     self.swarm.dial(self, effect.address)
                 case fx.Hangup():
@@ -313,7 +317,7 @@ class Swarm:
         deadline = self.loop.now + give_up_s
         while self.loop.now < deadline:
             self.loop.run(self.loop.now + 0.1)
-            ids = [set(node.core.ledger.ids(round_)) & node.ready_at.keys() for node in self.nodes]
+            ids = [set(node.core.ledger.ids(round_)) & node.held_at.keys() for node in self.nodes]
             if all(len(held) >= deltas for held in ids):
-                return max(node.ready_at[i] for node, held in zip(self.nodes, ids, strict=True) for i in held)
+                return max(node.held_at[i] for node, held in zip(self.nodes, ids, strict=True) for i in held)
         raise TimeoutError(f"not everywhere within {give_up_s:.0f} s of virtual time")

@@ -82,13 +82,6 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A delta and all of its payload are here, or its round lost a record: the round is merged again."""
-
-    delta: Delta
-
-
-@dataclass(frozen=True, slots=True)
 class Merge:
     """Make `deltas` the records that are merged of a round, and answer with `Merged`.
 
@@ -166,7 +159,7 @@ class Notice:
 
 ToPeers = Send | Dial | Hangup | Get | Put | Blame
 ToDisk = Store | StoreCredential | Close
-ToPhi = Ready | Merge | Fetched | Seal | Adopt | Prefetch
+ToPhi = Merge | Fetched | Seal | Adopt | Prefetch
 Effect = ToPeers | ToDisk | ToPhi | Expelled | Notice
 
 

@@ -15,14 +15,14 @@ effects to one outbox, and return what happened where their caller has to know. 
 event concerns. `now` is seconds of a monotonic clock.
 
 **How a delta travels.** `Publish`: the `Author` signs it, never twice for one round, and asks the adapter to
-store it; nothing is said of it yet. `Stored`: it enters the ledger, is `Ready` to be merged, and
-the `Announcer` deals its record and its chunks out to the links. A peer's core gets the record in a message,
-and checks, in this order: signature, bounds, whether the author may train, whether the swarm can be there
-yet. Then `Holdings` adds it to the ledger, has it stored and asks the `Fetcher` for its chunks, and the
-`Announcer` passes the record on to a few links. When all chunks are here it is `Ready` there, too, and
-whoever was sent the record hears that it can be fetched here. What is lost on the way is found by
-`AntiEntropy`, which compares ledgers by digests. Two deltas of one author and round prove that its key signs
-twice: both are void everywhere, for ever.
+store it; nothing is said of it yet. `Stored`: it enters the ledger, its round is due to be merged, and the
+`Announcer` deals its record and its chunks out to the links. A peer's core gets the record in a message, and
+checks, in this order: signature, bounds, whether the author may train, whether the swarm can be there yet.
+Then `Holdings` adds it to the ledger, has it stored and asks the `Fetcher` for its chunks, and the
+`Announcer` passes the record on to a few links. When all chunks are here it is merged there, too, and whoever
+was sent the record hears that it can be fetched here. What is lost on the way is found by `AntiEntropy`,
+which compares ledgers by digests. Two deltas of one author and round prove that its key signs twice: both are
+void everywhere, for ever.
 
 **Timers are data.** No machine waits. Each says when it is due next (`deadline`), `next_wake` is the earliest
 of these, and the adapter sends a `Wake` then. What is done at intervals (member records, dialling, access
@@ -31,7 +31,7 @@ lists, anti-entropy, snapshots) is done in one go, so that an idle node rarely w
 **What follows a grant or a revocation.** Both are sent to all links at once, so that a peer hears of a member
 before it hears of that member's records. A grant lets us ask again for what was passed over while its node
 was a stranger. A revocation cuts the node's links, forgets the member, and takes its deltas after the round
-named out of the ledger: these are `Ready` once more, since their rounds have to be merged without them.
+named out of the ledger: their rounds are merged again without them.
 
 **Sleep.** If the clock jumps, this machine slept: others have given our links up and gone on. We hang up, say
 nothing for the clock, and find out where the swarm is before we sign again (`_woke`).
@@ -40,6 +40,7 @@ nothing for the clock, and find out where the swarm is before we sign again (`_w
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from gossamer.protocol import events as ev
@@ -158,7 +159,7 @@ class Replica:
         self._clock = SwarmClock(self._context, self._author, self._unix_time)
         self.presence = Presence(identity, self.swarm_id, info, self.roster, self.links, rng, self.outbox)
         self._catch_up = CatchUp(self._context, self.anti_entropy, self.fetcher.wants, self._clock)
-        self.merges = MergeSchedule(identity.node_id, self.ledger, self.holdings.holds, self._swarm_state)
+        self.merges = MergeSchedule(identity.node_id, self.ledger)
         credential = _Kind(self._is_known_credential, self._take_in_credential)
         self._kinds = {
             int(RecordKind.DELTA): _Kind(self._is_known_delta, self._take_in_delta),
@@ -214,14 +215,20 @@ class Replica:
         return max(self.clock + 1, self.ledger.horizon)
 
     @property
-    def somebody_trains(self) -> bool:
-        """Whether a live member, or we, made progress lately, so that the swarm will get further."""
-        return self._clock.somebody_trains(self._now)
+    def swarm(self) -> SwarmState:
+        """How far the swarm is, and how far we are with it, as of the last event."""
+        caught_up, now = self.caught_up, self._now
+        return SwarmState(
+            clock=self.clock,
+            horizon=inf if caught_up and self._clock.rests(now) else self.horizon,
+            somebody_trains=self._clock.somebody_trains(now),
+            caught_up=caught_up and self.sealing.joined,
+        )
 
     @property
-    def rests(self) -> bool:
-        """Whether nobody trains any more: the swarm will get no further."""
-        return self._clock.rests(self._now)
+    def rounds_behind(self) -> int:
+        """Number of changed rounds that are not merged, without those that wait for others."""
+        return self.merges.behind(self.swarm, self._now)
 
     @property
     def caught_up(self) -> bool:
@@ -257,12 +264,12 @@ class Replica:
         reach: int = 0,
         credentials: Iterable[bytes] = (),
     ) -> list[Effect]:
-        """Take over what a previous run stored; returns `Ready` for each delta whose payload is here.
+        """Take over what a previous run stored: `deltas`, and the ids of those `held` with their payloads.
 
-        A delta that does not count (any more) is `Ready` too: Phi may hold it. `credentials` are grants and
-        revocations; those that do not verify are left out. `claims` are the snapshots still held, `floor` the
-        round up to which history was closed, `own_last` our last round, in case that has been closed too,
-        `reach` the newest round that was ever merged.
+        The round of a delta that does not count (any more) is merged again, too: Phi may hold it.
+        `credentials` are grants and revocations; those that do not verify are left out. `claims` are the
+        snapshots still held, `floor` the round up to which history was closed, `own_last` our last round, in
+        case that has been closed too, `reach` the newest round that was ever merged.
         """
         self._clock.begin(now)
         self.ledger.close(floor)
@@ -316,18 +323,8 @@ class Replica:
             self._mark_changed(now)
         if now < self.merges.deadline():
             return
-        if (merge := self.merges.plan(now)) is not None:
+        if (merge := self.merges.plan(self.swarm, self.holdings.holds, now)) is not None:
             self.outbox.append(merge)
-
-    def _swarm_state(self) -> SwarmState:
-        return SwarmState(
-            clock=self.clock,
-            horizon=self.horizon,
-            somebody_trains=self.somebody_trains,
-            rests=self.rests,
-            caught_up=self.caught_up,
-            joined=self.sealing.joined,
-        )
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:

@@ -3,8 +3,9 @@
 A delta that is new here is relayed at once to a few links (`Announcer`), and its payload is fetched; once
 that is here, whoever was sent the record hears so. `Holdings` keeps the ledger, the fetching of payloads and
 what is announced of them in step: a delta goes through `add` (its payload is wanted), `arrived` (its payload
-is here: `Ready`) and `close` (its round is history). An equivocation or a revocation can void the delta at
-any point in between; `Ready` then says that its round has to be merged again. The `Author` signs our own.
+is here) and `close` (its round is history). An equivocation or a revocation can void the delta at any point
+in between. Rounds whose set of valid deltas with payloads `changed` are merged again. The `Author` signs our
+own.
 """
 
 import math
@@ -14,7 +15,7 @@ from heapq import nsmallest
 
 from gossamer.protocol import limits
 from gossamer.protocol.context import Context
-from gossamer.protocol.effects import Close, Fetched, Notice, Ready, Store
+from gossamer.protocol.effects import Close, Fetched, Notice, Store
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.ledger import Added
@@ -240,10 +241,10 @@ class Holdings:
         self.revoked = revoked
         for delta in deltas:
             self._ledger.add(delta)
-        self._ready(revoked)
+        self.changed.update(delta.round for delta in revoked)
         for delta in self._ledger:  # Phi may contain the first of two void deltas, as the snapshot does
             if self._ledger.is_void(delta) or self.holds(delta.record_id):
-                self._ready([delta])
+                self.changed.add(delta.round)
             else:
                 self._want(delta, now)
 
@@ -266,7 +267,7 @@ class Holdings:
         match self._ledger.add(delta):
             case Added.NEW:
                 self._held.add(delta.record_id)
-                self._ready([delta])
+                self.changed.add(delta.round)
             case Added.VOIDED:  # our key also signs elsewhere
                 self._held.add(delta.record_id)
                 self._void(delta)
@@ -280,7 +281,7 @@ class Holdings:
         for delta in dropped:
             self._forget(delta.record_id)
         self.revoked = [*self.revoked, *dropped]
-        self._ready(dropped)
+        self.changed.update(delta.round for delta in dropped)
         return len(dropped)
 
     def close(self, floor: int) -> None:
@@ -304,11 +305,6 @@ class Holdings:
             self._forget(delta.record_id)
         self._outbox.append(Close(floor, dropped))
 
-    def _ready(self, deltas: Iterable[Delta]) -> None:
-        for delta in deltas:
-            self.changed.add(delta.round)
-            self._outbox.append(Ready(delta))
-
     def _forget(self, record_id: bytes) -> None:
         """A delta no longer counts: its payload is neither held, nor looked for, nor offered."""
         self._held.discard(record_id)
@@ -325,7 +321,7 @@ class Holdings:
             if other is not None and other.author == delta.author:
                 self._wants.forget(record_id)
                 self.announcer.forget(record_id)
-        self._ready([delta])
+        self.changed.add(delta.round)
         if len(self._ledger.void_rounds(delta.author)) == 1:
             text = f"signed two deltas for round {delta.round}: both are void"
             self._outbox.append(Notice(text, culprit=self._roster.label(delta.author)))
@@ -397,15 +393,15 @@ class Holdings:
             self._complete(delta.record_id, now)
 
     def _complete(self, key: bytes, now: float) -> None:
-        """All chunks of a key are here. A delta is `Ready`, and is offered to links that lack its payload; so
-        is a revoked one, which can be taken out now."""
+        """All chunks of a key are here. A delta's round is merged again, and it is offered to links that lack
+        its payload. A revoked one can be taken out now."""
         delta = self._ledger.get(key)
         if delta is None:
             self._outbox.append(Fetched(key))
-            self._ready(delta for delta in self.revoked if delta.record_id == key)
+            self.changed.update(delta.round for delta in self.revoked if delta.record_id == key)
         else:
             self._held.add(key)
-            self._ready([delta])
+            self.changed.add(delta.round)
             self.announcer.complete(key, now)
 
     def _is_author(self, delta: Delta, link: int) -> bool:

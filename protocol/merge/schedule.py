@@ -48,31 +48,20 @@ class SwarmState(NamedTuple):
     """How far the swarm is, and how far we are with it."""
 
     clock: int
-    horizon: int
-    """The newest round that the swarm can have reached."""
+    horizon: float
+    """The newest round that may be merged, since the swarm can have reached it; infinite if nobody trains any
+    more, for the swarm gets no further then."""
     somebody_trains: bool
-    rests: bool
-    """Whether nobody trains any more."""
     caught_up: bool
-    """Whether we have learned enough from others to train."""
-    joined: bool
+    """Whether we have joined, and have learned enough from others to train."""
 
 
 class MergeSchedule:
     """One node's rounds that wait to be merged, and why. `now` is seconds of its monotonic clock."""
 
-    def __init__(
-        self,
-        own_id: bytes,
-        ledger: Ledger,
-        holds: Callable[[bytes], bool],
-        swarm: Callable[[], SwarmState],
-    ) -> None:
-        """`holds` tells whether the whole payload of a delta is here, `swarm` how far the swarm is now."""
+    def __init__(self, own_id: bytes, ledger: Ledger) -> None:
         self._own_id = own_id
         self._ledger = ledger
-        self._holds = holds
-        self._read = swarm
         self._changed: list[int] = []
         """Rounds whose set of complete, valid records differs from the set merged, in order. Without `retain`
         they are tens of thousands after a restart."""
@@ -86,8 +75,6 @@ class MergeSchedule:
         self._clock, self._clock_moved_at = 0, 0.0
         self._round_seconds: deque[float] = deque(maxlen=PACE_ROUNDS)
         """Seconds that the swarm's last rounds took."""
-        self._swarm = SwarmState(0, 0, somebody_trains=True, rests=False, caught_up=False, joined=False)
-        self._now = 0.0
         self._due = inf
         self.reach = 0
         """The newest round merged, by this run or an earlier one."""
@@ -142,24 +129,24 @@ class MergeSchedule:
         """When `plan` is due."""
         return self._due if self._has_begun and self._under_way is None else inf
 
-    def plan(self, now: float) -> Merge | None:
-        """The merge to ask for now, if any."""
-        self._now = now
-        self._swarm = self._read()
-        self._note_clock(self._swarm.clock, now)
+    def plan(self, swarm: SwarmState, holds: Callable[[bytes], bool], now: float) -> Merge | None:
+        """The merge to ask for now, if any. `holds` tells whether the whole payload of a delta is here."""
+        self._note_clock(swarm.clock, now)
         del self._changed[: bisect_right(self._changed, self._ledger.floor)]
         for round_ in [held for held in self._held_back if held <= self._ledger.floor]:
             del self._held_back[round_]
-        self._see_whether_ready()
-        round_ = next((due for due in reversed(self._mergeable()) if self._rests.get(due, now) <= now), 0)
+        mergeable = self._mergeable(swarm, now)
+        self._see_whether_ready(swarm, mergeable)
+        round_ = next((due for due in reversed(mergeable) if self._rests.get(due, now) <= now), 0)
         if not round_:
             self._due = now + POLL_S if self._changed or not self.ready else inf
             return None
         del self._changed[bisect_left(self._changed, round_)]
         has_waited = self._held_back.pop(round_, None) is not None
-        deltas = tuple(d for d in self._ledger.valid(round_) if self._holds(d.record_id))
+        deltas = tuple(d for d in self._ledger.valid(round_) if holds(d.record_id))
         self._under_way = round_, now
-        return Merge(round_, deltas, unless_outliers=not has_waited and self._stand_alone(round_, deltas))
+        may_wait = not has_waited and round_ >= swarm.clock
+        return Merge(round_, deltas, unless_outliers=may_wait and self._stand_alone(round_, deltas))
 
     def _note_clock(self, clock: int, now: float) -> None:
         """The first reading of the clock says nothing about the swarm's pace."""
@@ -168,36 +155,27 @@ class MergeSchedule:
                 self._round_seconds.append((now - self._clock_moved_at) / (clock - self._clock))
             self._clock, self._clock_moved_at = clock, now
 
-    def _mergeable(self) -> list[int]:
+    def _mergeable(self, swarm: SwarmState, now: float) -> list[int]:
         """The changed rounds that the swarm has reached and that are not held back, in order."""
-        reached = self._changed[: bisect_right(self._changed, self._limit())]
+        reached = self._changed[: bisect_right(self._changed, self.merge_up_to(swarm))]
         if not self._held_back:
             return reached
-        return [round_ for round_ in reached if not self._waits(round_)]
-
-    def _waits(self, round_: int) -> bool:
-        return round_ >= self._swarm.clock and self._now < self._held_back.get(round_, self._now)
+        return [r for r in reached if r < swarm.clock or self._held_back.get(r, now) <= now]
 
     def _stand_alone(self, round_: int, deltas: Sequence[Delta]) -> bool:
-        """Whether the deltas of a round that is still under way are too few to show what is usual in it.
+        """Whether the deltas of a round are too few to show what is usual in it, as our own would.
 
-        Our own delta would show that. Rounds that the swarm had when we came are not under way: training
-        must not begin without them.
+        Rounds that the swarm had when we came do not wait: training must not begin without them.
         """
         few = 0 < len(deltas) < QUORUM_MAX and all(delta.author != self._own_id for delta in deltas)
-        return few and round_ >= self._swarm.clock and round_ > self._found_up_to
+        return few and round_ > self._found_up_to
 
-    def _see_whether_ready(self) -> None:
+    def _see_whether_ready(self, swarm: SwarmState, mergeable: Sequence[int]) -> None:
         """We are ready once all is merged that the swarm had at the moment when we had caught up."""
-        if self.ready or not (self._swarm.caught_up and self._swarm.joined):
+        if self.ready or not swarm.caught_up:
             return
-        if (
-            self._changed
-            and self._changed[-1] > max(self._swarm.horizon, self.reach)
-            and not self._swarm.somebody_trains
-        ):
+        if self._changed and self._changed[-1] > self.merge_up_to(swarm) and not swarm.somebody_trains:
             return  # those rounds may be all the work that others have done
-        mergeable = self._mergeable()
         if self._catch_up_to is None:
             self._catch_up_to = max(mergeable, default=0)
             self._found_up_to = max(self._ledger.rounds(), default=0)
@@ -210,33 +188,18 @@ class MergeSchedule:
 
     # -- what others ask
 
-    @property
-    def horizon(self) -> int:
-        """The newest round that the swarm can have reached. A round once merged counts as reached."""
-        self._swarm = self._read()
-        return max(self._swarm.horizon, self.reach)
-
-    @property
-    def merge_up_to(self) -> float:
-        """The newest round that may be merged; infinite if the swarm rests, since it will get no further."""
-        self._swarm = self._read()
-        return self._limit()
-
-    def _limit(self) -> float:
-        if self._swarm.caught_up and self._swarm.rests:
-            return inf
-        return max(self._swarm.horizon, self.reach)
+    def merge_up_to(self, swarm: SwarmState) -> float:
+        """The newest round that may be merged. A round once merged counts as reached."""
+        return max(swarm.horizon, self.reach)
 
     @property
     def unmerged(self) -> int:
         """Number of changed rounds that are not merged, whatever they wait for."""
         return len(self._changed) + (self._under_way is not None)
 
-    @property
-    def behind(self) -> int:
+    def behind(self, swarm: SwarmState, now: float) -> int:
         """Number of changed rounds that are not merged, without those that wait for others."""
-        self._swarm = self._read()
-        return len(self._mergeable()) + (self._under_way is not None)
+        return len(self._mergeable(swarm, now)) + (self._under_way is not None)
 
     def waiting(self, upto: int) -> list[int]:
         """The changed rounds up to `upto` that are not merged, in order."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from math import inf
 from types import SimpleNamespace
 
 import numpy as np
@@ -64,7 +65,7 @@ class FakeCore:
         self.ahead = 0.0
         """Seconds by which its clock is ahead of the real one: tests let time pass by adding to it."""
         self.fetcher = SimpleNamespace(wants=SimpleNamespace(any_has_holder=False))
-        self.merges = MergeSchedule(own.node_id, ledger, holds, self._swarm)
+        self.merges = MergeSchedule(own.node_id, ledger)
 
     def dispatch(self, event: object) -> None:
         if isinstance(event, Merged):
@@ -73,16 +74,20 @@ class FakeCore:
     def now(self) -> float:
         return time.monotonic() + self.ahead
 
-    def _swarm(self) -> SwarmState:
-        return SwarmState(
-            self.clock, self.horizon, self.somebody_trains, self.rests, self.caught_up, joined=True
-        )
+    @property
+    def swarm(self) -> SwarmState:
+        horizon = inf if self.caught_up and self.rests else self.horizon
+        return SwarmState(self.clock, horizon, self.somebody_trains, self.caught_up)
+
+    @property
+    def rounds_behind(self) -> int:
+        return self.merges.behind(self.swarm, self.now())
 
     async def run(self, merging: MergeLoop) -> None:
         """Ask for what is to be merged, as long as the test goes on."""
         while True:
             if (now := self.now()) >= self.merges.deadline():
-                if (merge := self.merges.plan(now)) is not None:
+                if (merge := self.merges.plan(self.swarm, self.holds, now)) is not None:
                     merging.merge(merge)
             await asyncio.sleep(0.002)
 

@@ -19,9 +19,9 @@ class Swarm:
 
     def __init__(self, floor: int = 0, reach: int = 0, rounds: tuple[tuple[int, int], ...] = ()) -> None:
         """`rounds`: author and round of the deltas that there are at first."""
-        self.state = SwarmState(4, 5, somebody_trains=True, rests=False, caught_up=True, joined=True)
+        self.state = SwarmState(4, 5, somebody_trains=True, caught_up=True)
         self.ledger = Ledger()
-        self.schedule = MergeSchedule(OWN, self.ledger, lambda record_id: True, lambda: self.state)
+        self.schedule = MergeSchedule(OWN, self.ledger)
         for author, round_ in rounds:
             self.ledger.add(unsigned(author, round_))
         self.schedule.begin(floor, reach, 0.0)
@@ -36,9 +36,13 @@ class Swarm:
 
     def asked(self) -> int | None:
         """The round to merge now, if any."""
-        merge = self.schedule.plan(self.now)
+        merge = self.schedule.plan(self.state, lambda record_id: True, self.now)
         self.merge = merge
         return merge and merge.round
+
+    @property
+    def behind(self) -> int:
+        return self.schedule.behind(self.state, self.now)
 
     def answer(self, outcome: MergeOutcome = MergeOutcome.CHANGED) -> None:
         assert self.merge is not None
@@ -60,7 +64,7 @@ def test_what_lies_above_the_floor_is_merged_and_the_newest_first() -> None:
 
 
 def test_nothing_is_merged_before_there_is_a_state() -> None:
-    schedule = MergeSchedule(OWN, Ledger(), lambda record_id: True, lambda: Swarm().state)
+    schedule = MergeSchedule(OWN, Ledger())
     schedule.mark(1, 0.0)
     assert schedule.deadline() == inf
 
@@ -69,7 +73,7 @@ def test_one_merge_is_under_way_at_a_time_and_counts_until_it_is_answered() -> N
     swarm = Swarm(rounds=((1, 3), (1, 4)))
     assert swarm.asked() == 4
     assert swarm.schedule.deadline() == inf and swarm.schedule.waiting(9) == [3, 4]
-    assert swarm.schedule.behind == swarm.schedule.unmerged == 2
+    assert swarm.behind == swarm.schedule.unmerged == 2
     swarm.answer()
     assert swarm.schedule.deadline() <= swarm.now and swarm.schedule.waiting(9) == [3]
 
@@ -117,21 +121,20 @@ def test_what_failed_is_tried_again() -> None:
 def test_a_round_beyond_the_horizon_waits_until_the_swarm_is_there() -> None:
     swarm = Swarm()
     swarm.publish(1, 6)
-    assert swarm.asked() is None and (swarm.schedule.unmerged, swarm.schedule.behind) == (1, 0)
+    assert swarm.asked() is None and (swarm.schedule.unmerged, swarm.behind) == (1, 0)
     swarm.be(horizon=6)
     assert swarm.asked() == 6
 
 
 def test_what_was_reached_once_stays_reached() -> None:
     swarm = Swarm(reach=9, rounds=((1, 6), (1, 9), (1, 10)))
-    assert swarm.merge_all() == [9, 6] and swarm.schedule.horizon == 9
+    assert swarm.merge_all() == [9, 6] and swarm.schedule.merge_up_to(swarm.state) == 9
 
 
 def test_a_swarm_that_rests_gets_no_further() -> None:
     swarm = Swarm(rounds=((1, 9),))
-    swarm.be(rests=True, caught_up=False)
-    assert swarm.asked() is None, "that it rests is not known yet"
-    swarm.be(caught_up=True)
+    assert swarm.asked() is None
+    swarm.be(horizon=inf)
     assert swarm.merge_all() == [9]
 
 
@@ -219,7 +222,7 @@ def test_we_are_ready_when_what_was_there_as_we_caught_up_is_merged() -> None:
     assert swarm.asked() == 5 and swarm.schedule.ready
 
 
-@pytest.mark.parametrize("missing", ["joined", "somebody_trains"])
+@pytest.mark.parametrize("missing", ["caught_up", "somebody_trains"])
 def test_we_are_not_ready_while_the_swarm_may_have_more(missing: str) -> None:
     swarm = Swarm(rounds=((1, 9),))  # beyond the horizon: it may be all that others have done
     swarm.be(**{missing: False})

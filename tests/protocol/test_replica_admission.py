@@ -105,7 +105,7 @@ def test_an_observer_holds_all_and_publishes_nothing(seed):
     assert any("invited to observe" in notice for notice in observer.notices)
     forged, _ = builders.random_delta(np.random.default_rng(0), observer.identity, 1, of=INVITED)
     effects = _give(world, world.nodes[1], forged.data)
-    assert not [e for e in effects if isinstance(e, fx.Store | fx.Ready)]
+    assert not [e for e in effects if isinstance(e, fx.Store)]
     assert not [e for e in effects if isinstance(e, fx.Send) and isinstance(e.message, msg.Records)]
     assert _authors(world.nodes[1]) == {0}
 
@@ -150,7 +150,6 @@ def test_a_revocation_reaches_all_at_once_and_cuts_links(seed):
         node = world.nodes[number]
         assert _authors(node) == {0, 1, 2, 3}
         assert not node.core.holds(outcast.disk[0].record_id)
-        assert node.ready == node.held()
         who = f"{outcast.info.name} ({short(outcast.identity.node_id)})"
         assert any(notice.startswith(f"{who} was revoked by an owner") for notice in node.notices)
     world.run(10.0)
@@ -175,7 +174,7 @@ def test_what_the_revoked_still_send_is_dropped(seed):
 
 
 def test_nothing_is_resurrected_by_a_restart(seed):
-    """The disk holds what was voided, since Phi may: it is Ready, so that Phi is rid of it, and closed."""
+    """The disk holds what was voided, since Phi may: its round is merged again, and closed."""
     world = _swarm(seed, 3)
     for number in range(3):
         world.publish(world.nodes[number], 1)
@@ -187,12 +186,8 @@ def test_nothing_is_resurrected_by_a_restart(seed):
     world.restart(node)
     assert _authors(node) == {0, 1}
     assert voided.record_id not in node.core.ledger
-    effects = world._core(node.identity, node.info, node.blobs).restore(
-        node.disk, [d.record_id for d in node.disk], world.now, credentials=node.credentials
-    )
-    assert fx.Ready(voided) in effects
     world.run(5.0)
-    assert world.agree() and node.ready == node.held()
+    assert world.agree() and node.core.merges.waiting(1) == [1]
     for floor in (1, 2):
         node.core.holdings.close(floor)
     closed = [effect.deltas for effect in node.core.outbox.drain()]

@@ -40,8 +40,8 @@ def test_an_equivocator_is_voided_everywhere(seed, pieces):
     assert world.agree()
     for node in world.running():
         assert list(node.core.ledger.voided()) == [(liar.node_id, 3)]
-        assert node.ready == {d.record_id for d in node.core.ledger.valid(3)}
-        assert len(node.ready) == 1
+        assert node.held() == {d.record_id for d in node.core.ledger.valid(3)}
+        assert len(node.held()) == 1 and node.core.merges.waiting(3) == [3]
         said = f"{short(liar.node_id)} signed two deltas for round 3: both are void"  # nobody has its row
         assert said in node.notices
         assert not node.core.fetcher.wants

@@ -59,7 +59,6 @@ class Node:
     blobs: dict[bytes, bytes] = field(default_factory=dict)
     links: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Our link number -> (their node number, their link number)."""
-    ready: set[bytes] = field(default_factory=set)
     fetched: list[bytes] = field(default_factory=list)
     blames: list[fx.Blame] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -190,7 +189,6 @@ class World:
             node.blobs.clear()
         if backup is not None:
             node.disk[:] = backup
-        node.ready.clear()
         node.trains = False
         node.info = NodeInfo(
             name=node.info.name,
@@ -376,16 +374,6 @@ class World:
                     self._get(node, effect)
                 case fx.Put():
                     self._put(node, effect)
-                case fx.Ready():
-                    ledger = node.core.ledger
-                    ids = ledger.ids(effect.delta.round)
-                    same = {i for i in ids if (d := ledger.get(i)) and d.author == effect.delta.author}
-                    if effect.delta.record_id not in ledger:  # a revocation has removed it
-                        node.ready.discard(effect.delta.record_id)
-                    elif ledger.is_void(effect.delta):
-                        node.ready -= same
-                    else:
-                        node.ready.add(effect.delta.record_id)
                 case fx.Fetched():
                     node.fetched.append(effect.key)
                 case fx.Blame():

@@ -296,7 +296,8 @@ class Spread:
         self._loop = loop
         self._fail = fail
         self._is_watching = False
-        self._born: dict[bytes, float] = {}
+        self._born: dict[bytes, tuple[Delta, float]] = {}
+        """Deltas published in this calm, and when, by the chunks of their payloads."""
         self._took: list[float] = []
         self._came = self._twice = 0
 
@@ -312,21 +313,18 @@ class Spread:
     def published(self, delta: Delta) -> None:
         """A node's own delta is durable."""
         if self._is_watching:
-            self._born[delta.record_id] = self._loop.now
+            self._born.update(dict.fromkeys(delta.body.chunks, (delta, self._loop.now)))
 
-    def held(self, node: "Node", delta: Delta) -> None:
-        """A payload is complete on a node."""
-        born = self._born.get(delta.record_id)
-        if born is None or node.traits.is_liar:
-            return
-        began = max(node.linked_at, node.adopted_at)  # having given up its history, it took no records before
-        if delta.author != node.traits.identity.node_id and began < born:
-            self._took.append(self._loop.now - born)
-
-    def chunk_came(self, *, twice: bool) -> None:
-        """A node received a chunk."""
+    def chunk_came(self, node: "Node", blob: bytes, *, twice: bool) -> None:
+        """A node received a chunk, and knows it. It may have been the last one of a payload."""
         self._came += 1
         self._twice += twice
+        if twice or node.traits.is_liar or blob not in self._born:
+            return
+        delta, born = self._born[blob]
+        began = max(node.linked_at, node.adopted_at)  # having given up its history, it took no records before
+        if node.core.holds(delta.record_id) and began < born:
+            self._took.append(self._loop.now - born)
 
     def judge(self, latency_s: float) -> None:
         """Judge, at the end. `latency_s`: the longest of all paths, seconds."""

@@ -273,8 +273,6 @@ class Node(Process):
                     self.disk.credentials.append(effect.data)
                 case fx.Expelled():
                     self.soon(0.0, self.expelled)
-                case fx.Ready():
-                    self.stage.audit.spread.held(self, effect.delta)
                 case fx.Merge():
                     self._merge_soon(effect)
                 case fx.Dial():

@@ -170,10 +170,11 @@ class Transfers:
     def _arrived(self, blob: bytes, data: bytes) -> None:
         node = self._node
         node.chunks_came += 1
-        node.stage.audit.spread.chunk_came(twice=node.disk.has(blob))
+        twice = node.disk.has(blob)
         node.disk.put(blob, data, node.stage.loop.now)
         node.stage.trace.note(node.stage.loop.now, node.index, 5, blob)
         node.dispatch(ev.ChunkArrived(blob))
+        node.stage.audit.spread.chunk_came(node, blob, twice=twice)
 
     def take(self, blob: bytes, data: bytes) -> bytes | None:
         """A peer puts a chunk to us: accept it if we asked for it."""

@@ -106,7 +106,7 @@ class MergeLoop:
     @property
     def behind(self) -> int:
         """Number of rounds that have changed and are not merged yet, without those that wait."""
-        return self._core.merges.behind
+        return self._core.rounds_behind
 
     @property
     def unmerged(self) -> int:
@@ -149,8 +149,8 @@ class MergeLoop:
         Returns whether that is so. It does not wait for rounds that the swarm cannot have reached, which may
         take hours: if only such rounds are left, it returns False.
         """
-        merges = self._core.merges
-        while (waiting := merges.waiting(round_)) and waiting[0] <= merges.merge_up_to:  # noqa: ASYNC110
+        core, merges = self._core, self._core.merges
+        while (waiting := merges.waiting(round_)) and waiting[0] <= merges.merge_up_to(core.swarm):  # noqa: ASYNC110
             await asyncio.sleep(SETTLE_POLL_S)
         return not waiting
 
@@ -290,7 +290,7 @@ class MergeLoop:
         progress = state.progress(fragment)
         last = self._core.ledger.last_round(self._core.identity.node_id)
         own_round = progress.own_round
-        if last > self._core.merges.horizon:
+        if last > self._core.merges.merge_up_to(self._core.swarm):
             own_round = max(own_round, last - (last - fragment.index) % len(self._core.layout.fragments))
         return control.Phi(fragment.index, progress.merged_round, own_round, progress.version)
 
