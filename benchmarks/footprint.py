@@ -134,7 +134,7 @@ def _prepare(folder: Path, parameters: int) -> tuple[Home, Manifest]:
         delta, payload = random_delta(rng, identity(number), 1, of=manifest, codec="int4", magnitude=1 << 10)
         for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
             chunks.put(blob, piece)
-        records.add([delta], durable=True)
+        records.add([delta])
     records.close()
     return home, manifest
 

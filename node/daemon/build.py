@@ -38,7 +38,6 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.members import NodeInfo
-from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 
 
@@ -51,8 +50,6 @@ class Edges:
     carry_out: Callable[[Iterable[fx.Effect]], None]
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Run a short-lived task of a link."""
-    own_stored: Callable[[Delta], None]
-    """A delta of ours is durable."""
     damaged: Callable[[bytes], None]
     """A chunk on disk, named by its hash, is damaged or gone."""
     merged: OnMerged
@@ -168,7 +165,7 @@ def _store(home: Home, manifest: Manifest, edges: Edges) -> Store:
     records = RecordStore(home.ledger_path, manifest.swarm_id)
     disk = Disk(home.root, home.chunks_path, on_closed=lambda: edges.dispatch(ev.Paused()))
     shelf = SnapshotShelf(chunks, manifest.plan().snapshot_bytes)
-    return Store(home, disk, chunks, shelf, records, RecordWriter(records, disk, edges.own_stored))
+    return Store(home, disk, chunks, shelf, records, RecordWriter(records, disk))
 
 
 def _info(options: NodeOptions, home: Home, fingerprint: bytes) -> NodeInfo:
@@ -212,4 +209,5 @@ def _network(local: LocalNode, store: Store, core: Replica, edges: Edges) -> Net
 def _phi(port: TrainerPort, store: Store, core: Replica, edges: Edges) -> Phi:
     loop = MergeLoop(core, port, edges.dispatch, edges.damaged, edges.merged, edges.before_offer)
     archive = Archive(core, loop, store.chunks, store.records, store.disk, store.shelf, edges.dispatch)
-    return Phi(port, loop, archive, Publisher(store.chunks, store.disk, edges.dispatch, port.send))
+    publisher = Publisher(store.chunks, store.records, store.disk, edges.dispatch, port.send)
+    return Phi(port, loop, archive, publisher)

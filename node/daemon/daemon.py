@@ -65,7 +65,6 @@ from gossamer.protocol.errors import DiskFullError, FolderGoneError, LocalError,
 from gossamer.protocol.identity import short
 from gossamer.protocol.merge.contributions import RoundFigures
 from gossamer.protocol.messages import Want
-from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
 
 STOP_GRACE_S = 2.5
@@ -102,7 +101,6 @@ class Daemon:
                 dispatch=self.dispatch,
                 carry_out=self.carry_out,
                 spawn=self.spawn,
-                own_stored=self._own_stored,
                 damaged=self._damaged,
                 merged=self._merged,
                 before_offer=self.tell_clock,
@@ -265,9 +263,8 @@ class Daemon:
                 case fx.Send():
                     network.links.send(effect.link, effect.message)
                 case fx.Store():
-                    store.writer.add(effect.delta, own=effect.own)
-                    if not effect.own:  # our own is noted once stored: until then it counts nowhere
-                        self.monitor.heard(effect.delta)
+                    self.monitor.heard(effect.delta)
+                    (self.phi.publisher.signed if effect.own else store.writer.add)(effect.delta)
                 case fx.StoreCredential():
                     network.access.keep(effect)
                 case fx.Expelled():
@@ -330,12 +327,6 @@ class Daemon:
             self._unix_offset_s += moved_s
             self.network.links.forget_clocks()
             self.dispatch(ev.TimeSet(self._unix_offset_s))
-
-    def _own_stored(self, delta: Delta) -> None:
-        """Our delta is durable: now the core may announce it, and the trainer may go on."""
-        self.dispatch(ev.Stored(delta))
-        self.monitor.heard(delta)
-        self.phi.publisher.acknowledge(delta.round)
 
     def _damaged(self, blob: bytes) -> None:
         """A chunk on disk turned out damaged."""

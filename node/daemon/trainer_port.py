@@ -20,17 +20,17 @@ from typing import Protocol
 
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.disk import Disk
+from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.node.files import cannot_write
 from gossamer.node.ipc import messages as control
 from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.node.logs import Fault, RateLimit
-from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import Fragment, split_payload
-from gossamer.protocol.records import NO_RECORD, DeltaBody
+from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody
 
 STRIDES = 3
 """How many strides a step may take: steps differ, and one after which a loop evaluates may take long."""
@@ -264,7 +264,7 @@ class TrainerPort:
 
 
 class Publisher:
-    """Takes our trainers' deltas, one after another, even if the trainer has died meanwhile.
+    """Stores and signs the deltas of our trainers, one after another, even if the trainer has died meanwhile.
 
     A delta is acknowledged once its record is durable, or once it is clear that there will be no record.
     """
@@ -272,52 +272,46 @@ class Publisher:
     def __init__(
         self,
         chunks: ChunkStore,
+        records: RecordStore,
         disk: Disk,
-        dispatch: Callable[[ev.Event], list[fx.Effect]],
+        dispatch: Callable[[ev.Event], object],
         send: Callable[[control.ControlMessage], None],
     ) -> None:
         """`send` sends to the trainer, if there is one."""
         self._chunks = chunks
+        self._records = records
         self._disk = disk
         self._dispatch = dispatch
         self._send = send
-        self._waiting: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue(1)
+        # No more than one of each trainer that has come: each waits until its last one is acknowledged.
+        self._waiting: asyncio.Queue[tuple[control.Publish, memoryview]] = asyncio.Queue()
+        self._signed: Delta | None = None
         self.handed_in = 0
         """The last round for which we were handed a delta: none is wanted for this or an earlier round."""
         self.acknowledged = 0
         """The last round whose delta needs nothing more from a trainer."""
 
     def hand_in(self, message: control.Publish, payload: memoryview) -> None:
-        """Have a delta stored and signed; `payload` is released then.
-
-        One waits here already only if another trainer has come while nothing can be stored: it is dropped.
-        """
-        if self._waiting.full():
-            lost, _ = self._waiting.get_nowait()
-            self._waiting.task_done()
-            log.warning("the delta of round %d is lost: a newer one came before it was stored", lost.round)
+        """Have a delta stored and signed; `payload` is released then."""
         self._waiting.put_nowait((message, payload))
         self.handed_in = message.round
 
+    def signed(self, delta: Delta) -> None:
+        """The core has signed the delta that we asked it to sign."""
+        self._signed = delta
+
     async def run(self) -> None:
-        """Store the deltas handed in, until cancelled. A full disk delays this, and nothing else."""
+        """Publish the deltas handed in, until cancelled. A full disk delays this, and nothing else."""
         while True:
             await self._publish(*await self._waiting.get())
             self._waiting.task_done()
 
     async def drained(self) -> None:
-        """Wait until all deltas handed in are signed."""
+        """Wait until all deltas handed in are announced."""
         await self._waiting.join()
 
-    def acknowledge(self, round_: int) -> None:
-        """The deltas for this round and earlier ones need nothing more from a trainer."""
-        self.acknowledged = max(self.acknowledged, round_)
-        self._send(control.Published(round_))
-
     async def _publish(self, message: control.Publish, payload: memoryview) -> None:
-        """Store a payload, then have the core sign for it."""
-        reserved: set[bytes] = set()
-        chunks = await self._disk.write(self._store, payload, reserved)
+        """Store a payload, have the core sign for it, store the record, and only then have it announced."""
         body = DeltaBody(
             round=message.round,
             base=message.base,
@@ -326,24 +320,28 @@ class Publisher:
             loss=message.loss,
             codec=message.codec,
             payload_bytes=len(payload),
-            chunks=chunks,
+            chunks=await self._disk.write(self._store, payload),
             previous=NO_RECORD,
         )
         payload.release()
-        effects = self._dispatch(ev.Publish(body))
-        if not any(isinstance(effect, fx.Store) for effect in effects):
-            self._chunks.release(reserved)
-            self.acknowledge(message.round)
+        self._signed = None
+        self._dispatch(ev.Publish(body))
+        if self._signed is not None:
+            await self._disk.write(self._records.add, [self._signed], own=True)
+            self._dispatch(ev.Stored(self._signed))
+        else:
+            self._chunks.release(body.chunks)
+        self.acknowledged = max(self.acknowledged, message.round)
+        self._send(control.Published(message.round))
 
-    def _store(self, payload: memoryview, reserved: set[bytes]) -> tuple[bytes, ...]:
-        """Put the payload's chunks; those that no earlier delta has reserved are added to `reserved`."""
+    def _store(self, payload: memoryview) -> tuple[bytes, ...]:
+        """Put the payload's chunks, which stay reserved until a sweep finds them in an open record."""
         hashes = []
         for view in split_payload(payload):
             piece = bytes(view)
             blob = sha256(piece).digest()
             # The same chunk in a delta whose round has closed may be about to be dropped.
-            if self._chunks.reserve(blob):
-                reserved.add(blob)
+            self._chunks.reserve(blob)
             self._chunks.put(blob, piece, durable=True)
             hashes.append(blob)
         return tuple(hashes)

@@ -64,7 +64,7 @@ class Folder:
                 self.chunks.put(blob, bytes(piece))
             self.deltas.append(delta)
         with self.records() as store:
-            store.add([delta for delta, _ in made], durable=False)
+            store.add([delta for delta, _ in made])
 
     def state(self, *, upto: int) -> PhiState:
         """A state with all deltas up to a round merged."""

@@ -201,7 +201,7 @@ async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_ma
 ) -> None:
     sealing = Sealing.of_world(world)
     merge_all(sealing.state, world.deltas)
-    genesis, before = sealing.shelf.claims, len(world.chunks)
+    genesis, before = sealing.shelf.claims, len(world.chunks.blobs)
     put = world.chunks.put
     room = iter([None] if full == "chunks" else [])
 
@@ -219,7 +219,7 @@ async def test_a_snapshot_that_the_disk_has_no_room_for_leaves_nothing_and_is_ma
             patch.setattr(sealing.archive._records, "add_snapshot", refuse_records)
         with pytest.raises((OSError, StorageError)):
             await sealing.seal(4)
-    assert len(world.chunks) <= before + (full == "chunks")  # but for what the refusal itself left
+    assert len(world.chunks.blobs) <= before + (full == "chunks")  # but for what the refusal itself left
     assert sealing.shelf.claims == genesis and not sealing.told
 
     claim = await sealing.seal(4)
@@ -307,7 +307,7 @@ async def test_what_came_late_is_sealed_before_it_is_closed(
     state, shelf = world.state(), SnapshotShelf(world.chunks, LAYOUT.snapshot_bytes)
     genesis = Claim(0, 0, GENESIS.chain, snapshots.store(state.phi, world.chunks))
     records.add_snapshot(genesis, [], [])
-    records.add(world.deltas, durable=False)
+    records.add(world.deltas)
     shelf.restore([genesis])
     archive = Archive(core, merging, world.chunks, records, disk_of(tmp_path), shelf, lambda event: None)
     await merging.begin(state)
@@ -406,7 +406,7 @@ async def test_of_a_snapshot_that_was_adopted_nothing_stays_once_another_is(tmp_
     for _ in range(2):
         node.archive._news.set()
         await node.archive._one_thing()
-    assert first.root not in node.chunks and len(node.chunks) == 2
+    assert first.root not in node.chunks and len(node.chunks.blobs) == 2
     assert np.all(snapshots.load(second.root, LAYOUT.numel, node.chunks) == 2)
     node.records.close()
 
@@ -422,7 +422,7 @@ async def test_what_the_core_drops_as_it_goes_back_is_neither_merged_nor_on_disk
         node.chunks.put(one.body.chunks[0], payload)
         core.ledger.add(one)
     kept, gone, back = (one for one, _ in made)
-    node.records.add([kept, gone, back], durable=False)
+    node.records.add([kept, gone, back])
 
     def told(event: Event) -> None:
         if isinstance(event, Adopted):  # as the core answers
@@ -525,7 +525,7 @@ async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
 async def test_what_came_of_a_snapshot_that_is_given_up_goes(tmp_path: Path) -> None:
     """But for what open records need, or Phi may be rid of yet."""
     fetching = Fetching(ChunkStore(tmp_path / "chunks"))
-    kept = len(fetching.chunks)
+    kept = len(fetching.chunks.blobs)
     claim = fetching.claim(b"A", b"B", b"C")
     fetching.chunks.drop(sha256(b"c" * CHUNK_BYTES_MAX).digest())
     fetching.core.ledger = [delta(b"a" * CHUNK_BYTES_MAX)]
@@ -541,7 +541,7 @@ async def test_what_came_of_a_snapshot_that_is_given_up_goes(tmp_path: Path) -> 
     await fetching.look()
     fetching.adopt(None)
     await fetching.look()
-    assert len(fetching.chunks) == kept, "and our own snapshot is whole"
+    assert len(fetching.chunks.blobs) == kept, "and our own snapshot is whole"
 
 
 async def test_a_joiner_whose_network_fails_for_a_while_goes_on_with_what_it_has(tmp_path: Path) -> None:
@@ -566,7 +566,7 @@ class Restarted(Fetching):
 
     def __init__(self, chunks: ChunkStore, *, joined: bool) -> None:
         super().__init__(chunks)
-        self.kept = len(chunks)
+        self.kept = len(chunks.blobs)
         self.fetched = self.claim(b"A", b"B", b"c")
         self.core.sealing.joined = joined
         self.core.sealing.is_in_a_hurry = True  # as until it is known what it goes on with
@@ -613,7 +613,7 @@ async def test_what_had_come_goes_where_a_nodes_own_history_turns_out_to_go_on(t
     assert node.here() == "ab"
     node.core.sealing.is_in_a_hurry = False
     await node.look()
-    assert node.here() == "" and len(node.chunks) == node.kept, "and its own snapshot is whole"
+    assert node.here() == "" and len(node.chunks.blobs) == node.kept, "and its own snapshot is whole"
 
 
 async def test_the_index_of_a_liar_is_removed_as_well(world: World) -> None:

@@ -76,7 +76,7 @@ def test_records_are_folded_in_and_those_without_a_payload_left_out(
         counted = []
         for author in range(3):
             delta, payload = random_delta(rng, identity(author), round_, of=manifest)
-            store.add([delta], durable=False)
+            store.add([delta])
             if author < 2:
                 for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
                     chunks.put(blob, piece)
@@ -84,7 +84,7 @@ def test_records_are_folded_in_and_those_without_a_payload_left_out(
                 known = delta.body.chunks
         phi = phi - merge_round(counted, layout.of_round(round_), manifest.outer)
     lie = replace(delta.body, round=3, base=2, payload_bytes=delta.body.payload_bytes - 1, chunks=known)
-    store.add([builders.signed(identity(1), lie, manifest)], durable=False)
+    store.add([builders.signed(identity(1), lie, manifest)])
     _, state = replay(home)  # while the daemon has the database open
     assert np.array_equal(state.phi, phi), "chunks of another size than the record states are not its own"
     store.close()
@@ -103,7 +103,7 @@ def test_rounds_that_one_author_trained_alone_are_in_the_model_if_they_were_merg
         counted = []
         for author in range(authors):
             delta, payload = random_delta(rng, identity(author), round_, of=manifest)
-            store.add([delta], durable=False)
+            store.add([delta])
             for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
                 chunks.put(blob, piece)
             counted.append(contribution(delta, payload, layout))

@@ -20,6 +20,7 @@ from gossamer.node.daemon.phi.restore import replay
 from gossamer.node.home import keep_better
 from gossamer.protocol import events as ev
 from gossamer.protocol.access.acl import Invitation, Role, parse_grant
+from gossamer.protocol.effects import StoreCredential
 from gossamer.protocol.errors import ConfigError, NotAnsweredError, UnreachableError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
@@ -155,7 +156,7 @@ async def test_a_snapshot_that_holds_what_is_void_is_corrected_by_a_restart(
     claim = Claim(2, state.tokens, state.chain(), root)
     with folder.records() as store:
         store.add_snapshot(claim, deltas, ())
-        store.add_credential(bytes(32), revocation(OUTCAST, folder.manifest))
+        store.add([StoreCredential(bytes(32), revocation(OUTCAST, folder.manifest))])
     expected = await without_the_outcast(folder, tmp_path / "other", 1)
     assert replay(folder.home)[1].digest() == expected[1]
     async with folder.running() as daemon:

@@ -1,8 +1,6 @@
 """Snapshots as chunks, and which of them are kept."""
 
-import asyncio
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,15 +8,11 @@ import pytest
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.snapshots import SnapshotReader, SnapshotShelf, SnapshotWriter
 from gossamer.node.daemon.storage.chunks import ChunkStore
-from gossamer.node.daemon.trainer_port import Publisher
-from gossamer.node.ipc import messages as control
-from gossamer.protocol.effects import Store
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
 from gossamer.protocol.records import Claim
 from tests.node.archives import delta
 from tests.node.chunkfiles import file_of
-from tests.node.full_disk import disk_of
 
 NUMEL = CHUNK_BYTES_MAX // 4 * 2 + 100
 TOTAL = 4 * NUMEL
@@ -111,7 +105,7 @@ def test_the_shelf_keeps_the_newest_two_and_drops_the_rest_from_disk(chunks):
     assert shelf.claims == (claims[2], claims[1])
     assert snapshots.missing(claims[1].root, TOTAL, chunks) == ()
     assert claims[0].root not in chunks
-    assert len(chunks) == len(shelf._owner) == 2 * 4
+    assert len(chunks.blobs) == len(shelf._owner) == 2 * 4
 
 
 def test_a_snapshot_in_use_outlives_its_turn_but_not_for_ever(chunks):
@@ -192,20 +186,13 @@ def test_an_index_that_lists_one_chunk_with_two_sizes_is_refused(chunks):
             SnapshotReader(sha256(index).digest(), TOTAL, chunks).read()
 
 
-async def test_what_we_publish_survives_the_closing_of_what_is_the_same(tmp_path: Path) -> None:
+def test_what_we_publish_survives_the_closing_of_what_is_the_same(chunks):
     """Zeros, say. No record names it yet as those that need it are listed."""
-    chunks = ChunkStore(tmp_path / "chunks")
     shelf, closed = SnapshotShelf(chunks, 0), delta(b"zeros", b"old")
     (zeros, old) = closed.body.chunks
     for blob, data in ((zeros, b"zeros"), (old, b"old")):
         chunks.put(blob, data)
-    publisher = Publisher(
-        chunks, disk_of(tmp_path), lambda event: [Store(delta(b"zeros"), own=True)], lambda message: None
-    )
-    publisher.hand_in(control.Publish(9, 8, 100, 10, 2.0, "int4", 5), memoryview(bytearray(b"zeros")))
-    running = asyncio.create_task(publisher.run())
-    await publisher.drained()
-    running.cancel()
+    chunks.reserve(zeros)
     shelf.sweep({zeros, old}, (), [])
     assert zeros in chunks and old not in chunks
     shelf.sweep({zeros}, (), [delta(b"zeros")])

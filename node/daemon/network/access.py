@@ -73,7 +73,7 @@ class Access:
 
     def keep(self, effect: fx.StoreCredential) -> None:
         """Write a grant or revocation to disk."""
-        self._writer.add_credential(effect.record_id, effect.data)
+        self._writer.add(effect)
         self._spawn(self.keep_own())
 
     async def keep_own(self) -> None:

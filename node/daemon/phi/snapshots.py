@@ -230,7 +230,7 @@ class SnapshotShelf:
             unneeded.difference_update(delta.body.chunks)
             self._chunks.release(delta.body.chunks)
         for blob in unneeded:
-            self._chunks.drop_unreserved(blob)
+            self._chunks.drop(blob)
 
     def _blobs(self, root: bytes) -> tuple[bytes, ...]:
         """The chunks of a snapshot, as far as they are known: its index, then those it lists. Raises

@@ -356,7 +356,7 @@ class Payloads:
         record_id = delta.record_id
         payload = self._recent.get(record_id)
         if payload is None or record_id not in self._measured:
-            data = self._chunks.join(delta.body.chunks)
+            data = b"".join(map(self._chunks.get, delta.body.chunks))
             self.forget(delta)
             try:
                 payload = Payload(delta.body.codec, fragment, data)

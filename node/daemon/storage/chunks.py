@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import NamedTuple
 
 from gossamer.node.files import cannot_write, remove_unfinished, sync_folder, write_atomically
@@ -44,14 +44,6 @@ class _File(NamedTuple):
     length: int
     """Bytes of the file."""
 
-    def chunk_in(self, data: bytes) -> Chunk | None:
-        """The chunk in the file's content, None if that is damaged."""
-        if self.size == self.length:
-            return Chunk(data, None)
-        with suppress(PayloadError):
-            return Chunk(unpack_chunk(data), data)
-        return None
-
 
 class ChunkStore:
     """Content-addressed files under one folder. Blocking: call it from a worker thread."""
@@ -63,13 +55,15 @@ class ChunkStore:
         """
         self._root = root
         self._read_only = read_only
-        self._counting = Lock()
-        self._reserving = Lock()
+        self._lock = RLock()
         self._reserved: set[bytes] = set()
         """Chunks of a record that is about to be signed: nothing else shows yet that they are needed."""
         try:
             if not read_only:
-                _make_folders(root)
+                for name in ("", *_FOLDER_NAMES):
+                    (root / name).mkdir(mode=0o700, exist_ok=True)
+                sync_folder(root.parent)
+                sync_folder(root)
                 remove_unfinished(root.glob("[0-9a-f][0-9a-f]/.*-*"), _NAME.fullmatch)
             here = set(_FOLDER_NAMES).intersection(os.listdir(root))
             self._files = {blob: file for name in here for blob, file in _files_in(root / name)}
@@ -81,13 +75,10 @@ class ChunkStore:
     def __contains__(self, blob: bytes) -> bool:
         return blob in self._files
 
-    def __len__(self) -> int:
-        return len(self._files)
-
     @property
     def blobs(self) -> set[bytes]:
         """All chunks that are here now."""
-        with self._counting:
+        with self._lock:
             return set(self._files)
 
     @property
@@ -110,7 +101,7 @@ class ChunkStore:
         chunk = Chunk.of(bytes(data))
         file = _File(len(chunk.data), len(chunk.as_it_travels))
         write_atomically(self._path(blob, file), chunk.as_it_travels, durable=durable)
-        with self._counting:
+        with self._lock:
             fresh = file.length - self.length(blob)
             self._files[blob] = file
             self._held += fresh
@@ -120,37 +111,26 @@ class ChunkStore:
         name = blob.hex()
         return self._root / name[:2] / f"{name}.{file.size}.{file.length}"
 
-    def drop(self, blob: bytes) -> None:
-        """Remove a chunk that nobody needs any more. Raises OSError."""
-        file = self._files.get(blob)
-        if file is not None:  # forgotten only once it is gone: if that fails, a caller tries again
-            self._path(blob, file).unlink(missing_ok=True)
-            self._forget(blob)
-
-    def reserve(self, blob: bytes) -> bool:
-        """Mark a chunk as needed from now on, whether it is here or about to be put.
-
-        Returns whether it was not reserved before.
-        """
-        with self._reserving:
-            is_new = blob not in self._reserved
+    def reserve(self, blob: bytes) -> None:
+        """Keep a chunk, whether it is here or about to be put, until it is released."""
+        with self._lock:
             self._reserved.add(blob)
-            return is_new
 
     def release(self, blobs: Iterable[bytes]) -> None:
         """Release chunks that may be reserved: their record is known by now, or will never be signed."""
-        if self._reserved:
-            with self._reserving:
-                self._reserved.difference_update(blobs)
+        with self._lock:
+            self._reserved.difference_update(blobs)
 
-    def drop_unreserved(self, blob: bytes) -> None:
+    def drop(self, blob: bytes) -> None:
         """Remove a chunk that no known record needs any more, unless it is reserved. Raises OSError."""
-        with self._reserving:
-            if blob not in self._reserved:
-                self.drop(blob)
+        with self._lock:
+            if (file := self._files.get(blob)) is not None and blob not in self._reserved:
+                # Forgotten only once it is gone: if that fails, a caller tries again.
+                self._path(blob, file).unlink(missing_ok=True)
+                self._forget(blob)
 
     def _forget(self, blob: bytes) -> None:
-        with self._counting:
+        with self._lock:
             self._held -= self.length(blob)
             self._files.pop(blob, None)
 
@@ -160,12 +140,15 @@ class ChunkStore:
 
     def read(self, blob: bytes) -> Chunk:
         """Read a chunk and check it. Raises MissingChunkError; StorageError if it cannot be read just now."""
-        file = self._files.get(blob) or self._put_since(blob)
+        file = self._files.get(blob)
         if file is None:
             raise MissingChunkError(blob)
         path = self._path(blob, file)
         try:
-            chunk = file.chunk_in(path.read_bytes())
+            data = path.read_bytes()
+            chunk = Chunk(data, None) if file.size == file.length else Chunk(unpack_chunk(data), data)
+        except PayloadError:
+            chunk = None
         except OSError as error:
             if error.errno not in (errno.EIO, errno.ENOENT):  # too many open files, say: it passes
                 raise StorageError(f"cannot read {path}: {error.strerror}") from None
@@ -177,38 +160,6 @@ class ChunkStore:
                 self._forget(blob)
             raise MissingChunkError(blob)
         return chunk
-
-    def _put_since(self, blob: bytes) -> _File | None:
-        """A chunk that a daemon has put into a folder that we only look at, since we opened it."""
-        with suppress(OSError):
-            return dict(_files_in(self._root / blob.hex()[:2])).get(blob) if self._read_only else None
-        return None
-
-    def join(self, blobs: Iterable[bytes]) -> bytes:
-        """Read chunks and join them. Raises MissingChunkError for one of them, but only after all damaged
-        ones have been removed, so that they can be fetched again together."""
-        found: list[bytes] = []
-        missing: MissingChunkError | None = None
-        for blob in blobs:
-            try:
-                found.append(self.get(blob))
-            except MissingChunkError as error:
-                missing = error
-        if missing is not None:
-            raise missing
-        return b"".join(found)
-
-
-def _make_folders(root: Path) -> None:
-    """Make the folder of all chunks and those in it, durably, unless they are there. Raises OSError."""
-    if not root.is_dir():
-        root.mkdir(mode=0o700)
-        sync_folder(root.parent)
-    lacking = set(_FOLDER_NAMES) - set(os.listdir(root))
-    for name in lacking:
-        (root / name).mkdir(mode=0o700)
-    if lacking:
-        sync_folder(root)
 
 
 def _files_in(folder: Path) -> Iterator[tuple[bytes, _File]]:

@@ -8,14 +8,16 @@ anti-entropy brings back those that a crash loses.
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossamer.node.daemon.storage.database import Database
 from gossamer.node.daemon.storage.disk import Disk
+from gossamer.node.files import disk_full
+from gossamer.protocol.effects import StoreCredential
 from gossamer.protocol.errors import PeerError, StorageError
 from gossamer.protocol.history.claims import chain, round_digest, total
 from gossamer.protocol.manifest import Manifest
@@ -81,6 +83,15 @@ CREATE TABLE IF NOT EXISTS newest (
 FORMAT = 2
 """Version of the tables and of the chunks beside them, kept in `PRAGMA user_version`."""
 
+_ADVICE = {
+    sqlite3.SQLITE_CANTOPEN: "this user must be able to write to it and to its folder",
+    sqlite3.SQLITE_READONLY: "this user must be able to write to it and to its folder",
+    sqlite3.SQLITE_BUSY: "another program holds it: have it let go",
+    sqlite3.SQLITE_LOCKED: "another program holds it: have it let go",
+    sqlite3.SQLITE_IOERR: "check its disk, which is full or failed",
+}
+"""What to do about an error of SQLite; of any other, the file is damaged."""
+
 _ADD_SNAPSHOT = (
     "INSERT OR REPLACE INTO snapshots SELECT ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM snapshots"
 )
@@ -103,7 +114,10 @@ class StoredHistory:
 
 
 class RecordStore:
-    """The store of records. Blocking: call it from worker threads. Every method raises StorageError."""
+    """The store of records. Blocking, and used from several worker threads: changes wait for each other.
+
+    Every method raises StorageError.
+    """
 
     def __init__(self, path: Path, swarm_id: bytes, *, read_only: bool = False) -> None:
         """Open or create the database; `read_only` leaves it as it is, to only look at a node's records.
@@ -113,46 +127,78 @@ class RecordStore:
         self._path = path
         self._swarm_id = swarm_id
         self._read_only = read_only
-        self._db = Database(path, read_only=read_only)
-        try:
-            with self._db.explained():
+        self._changing = threading.Lock()
+        with self._explained():
+            self._db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+                timeout=10,
+            )
+            try:
                 self._open()
-        except StorageError:
-            self._db.close()
-            raise
+            except BaseException:
+                self._db.close()
+                raise
 
     def _open(self) -> None:
         """Check that the database is our swarm's and, unless it is read-only, make a new one so."""
-        (found,) = self._db.execute("PRAGMA user_version").fetchone()
-        row = self._db.execute("SELECT id FROM swarm").fetchone() if self._db.has("swarm") else None
-        if row is None and not self._read_only:
+        (self._format,) = self._db.execute("PRAGMA user_version").fetchone()
+        if not self._format and not self._read_only:
             begun = f"PRAGMA user_version = {FORMAT}; INSERT INTO swarm VALUES (x'{self._swarm_id.hex()}');"
-            self._db.create(f"BEGIN; {_SCHEMA} {begun} COMMIT;")
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.executescript(f"BEGIN; {_SCHEMA} {begun} COMMIT;")
             self._path.chmod(0o600)
-        if row is not None and found != FORMAT:
+            self._format = FORMAT
+        if self._format not in (0, FORMAT):
             raise StorageError(f"{self._path} is of another release of Gossamer: use that one, or join anew")
-        if row is not None and row[0] != self._swarm_id:
+        if self._rows("SELECT id FROM swarm") not in ([], [(self._swarm_id,)]):
             raise StorageError(f"{self._path} belongs to another swarm; choose another --dir")
 
     def close(self) -> None:
-        """Close the database."""
-        self._db.close()
+        """Close the database. Waits for a thread that still writes: SQLite would go on with a connection that
+        is gone."""
+        with self._changing:
+            self._db.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn errors of SQLite inside the block into a StorageError that says what to do."""
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where it quotes a damaged file
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are details
+            if code == sqlite3.SQLITE_FULL:
+                raise disk_full(self._path) from None
+            advice = _ADVICE.get(code, "if it is damaged, remove it: what others hold is fetched again")
+            raise StorageError(f"cannot use the database {self._path} ({str(error)!a}): {advice}") from None
 
     # -- writing
 
-    def add(self, deltas: Iterable[Delta], *, durable: bool, own_last: int = 0) -> None:
-        """Commit records. With `durable`, as for our own, they survive a power cut once this returns.
-        `own_last` is the newest round of ours among them."""
-        rows = [(delta.record_id, delta.round, delta.data) for delta in deltas]
-        with self._db.transaction(durable=durable) as db:
-            db.executemany("INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)", rows)
-            if own_last:
-                db.execute(_NOTE_NEWEST, ("signed", own_last))
+    @contextmanager
+    def _change(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """All or nothing. With `durable`, the changes survive a power cut once done."""
+        with self._changing, self._explained(), self._db as db:
+            db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            db.execute("BEGIN IMMEDIATE")
+            yield db
 
-    def add_credential(self, record_id: bytes, envelope: bytes) -> None:
-        """Commit a grant or a revocation. Durable."""
-        with self._db.transaction() as db:
-            db.execute("INSERT OR REPLACE INTO credentials VALUES (?, ?)", (record_id, envelope))
+    def add(self, records: Iterable[Delta | StoreCredential], *, own: bool = False) -> None:
+        """Commit records. Those of our `own`, and credentials, survive a power cut once this returns; a round
+        that we signed is known even if its record is lost."""
+        deltas, credentials = [], []
+        for record in records:
+            if isinstance(record, Delta):
+                deltas.append((record.record_id, record.round, record.data))
+            else:
+                credentials.append((record.record_id, record.data))
+        with self._change(durable=own or bool(credentials)) as db:
+            insert = "INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)"
+            db.executemany(insert, deltas)
+            db.executemany("INSERT OR REPLACE INTO credentials VALUES (?, ?)", credentials)
+            if own:
+                db.executemany(_NOTE_NEWEST, [("signed", round_) for _, round_, _ in deltas])
 
     def add_snapshot(self, claim: Claim, covered: Iterable[Delta], keep: Iterable[bytes]) -> None:
         """Note a snapshot that holds the records `covered`; of the older ones, `keep` those roots. Durable.
@@ -160,7 +206,7 @@ class RecordStore:
         Those that still wait to be added are added too, so that it is known what the snapshot holds.
         """
         rows = {delta.record_id: (delta.record_id, delta.round, delta.data) for delta in covered}
-        with self._db.transaction() as db:
+        with self._change() as db:
             db.execute(_ADD_SNAPSHOT, (claim.root, claim.round, claim.tokens, claim.digest))
             # Most were covered by the snapshot before, too: do not rewrite most of a long ledger.
             marked = {row[0] for row in db.execute("SELECT record_id FROM deltas WHERE covered = 1")}
@@ -177,7 +223,7 @@ class RecordStore:
 
     def begin_at(self, claim: Claim, own_last: int) -> None:
         """Begin history at a snapshot obtained from others: everything up to it is closed. Durable."""
-        with self._db.transaction() as db:
+        with self._change() as db:
             db.execute("DELETE FROM snapshots")
             db.execute("DELETE FROM newest WHERE what = 'merged'")
             db.execute(_ADD_SNAPSHOT, (claim.root, claim.round, claim.tokens, claim.digest))
@@ -186,7 +232,7 @@ class RecordStore:
 
     def close_up_to(self, base: Base, own_last: int) -> None:
         """Drop the records that became part of the base. Durable."""
-        with self._db.transaction() as db:
+        with self._change() as db:
             self._close(db, base, own_last)
 
     @staticmethod
@@ -199,12 +245,12 @@ class RecordStore:
     def note_reach(self, round_: int) -> None:
         """Note that rounds up to `round_` were merged, although the records do not show that the swarm has
         reached it."""
-        with self._db.transaction(durable=False) as db:
+        with self._change(durable=False) as db:
             db.execute(_NOTE_NEWEST, ("merged", round_))
 
     def drop(self, record_ids: Iterable[object]) -> None:
         """Forget records that do not count any more, or are damaged. Durable."""
-        with self._db.transaction() as db:
+        with self._change() as db:
             db.executemany("DELETE FROM deltas WHERE record_id = ?", [(one,) for one in record_ids])
 
     # -- reading
@@ -212,7 +258,8 @@ class RecordStore:
     @contextmanager
     def one_state(self) -> Iterator[None]:
         """Loads inside the block see one state, whatever a running daemon commits."""
-        with self._db.one_state():
+        with self._explained(), self._db as db:
+            db.execute("BEGIN")
             yield
 
     def load_credentials(self) -> list[bytes]:
@@ -221,9 +268,6 @@ class RecordStore:
 
     def load_history(self) -> StoredHistory:
         """Read back what `add_snapshot`, `begin_at` and `close_up_to` wrote."""
-        with self._db.explained():
-            if not self._db.has("newest"):  # read-only, of a node whose first start was cut short
-                return StoredHistory(GENESIS, 0, (), frozenset(), 0)
         base = self._rows("SELECT floor, chain, tokens FROM history")
         claims = self._rows("SELECT round, tokens, digest, root FROM snapshots ORDER BY number DESC")
         covered = self._rows("SELECT record_id FROM deltas WHERE covered = 1")
@@ -255,44 +299,30 @@ class RecordStore:
         return found
 
     def _rows(self, query: str) -> list[Any]:
-        with self._db.explained():
-            return self._db.execute(query).fetchall()
+        """All rows; none if we only look at a node whose first start was cut short."""
+        with self._explained():
+            return self._db.execute(query).fetchall() if self._format else []
 
-
-# --- Writes records to disk in batches, durably if any of them is our own.
 
 BACKLOG_MAX = 4096
 """Records that may wait to be written. Beyond that, links have to wait with the records that they bring."""
 
 
 class RecordWriter:
-    """Stores the records that come in. The archive notes in the same store what became of them."""
+    """Stores others' records as they come, all that wait in one transaction."""
 
-    def __init__(self, store: RecordStore, disk: Disk, on_own_stored: Callable[[Delta], None]) -> None:
+    def __init__(self, store: RecordStore, disk: Disk) -> None:
         self._store = store
         self._disk = disk
-        self._on_own_stored = on_own_stored
-        self._waiting: list[tuple[Delta, bool]] = []
-        self._credentials: list[tuple[bytes, bytes]] = []
-        self._news = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._waiting: asyncio.Queue[Delta | StoreCredential] = asyncio.Queue()
         self._has_room = asyncio.Event()
         self._has_room.set()
 
-    def add(self, delta: Delta, *, own: bool) -> None:
-        """Queue a record. For our own, `on_own_stored` is called once it is safe on disk."""
-        self._waiting.append((delta, own))
-        self._news.set()
-        self._idle.clear()
-        if len(self._waiting) > BACKLOG_MAX:
+    def add(self, record: Delta | StoreCredential) -> None:
+        """Queue a record."""
+        self._waiting.put_nowait(record)
+        if self._waiting.qsize() > BACKLOG_MAX:
             self._has_room.clear()
-
-    def add_credential(self, record_id: bytes, data: bytes) -> None:
-        """Queue a grant or a revocation."""
-        self._credentials.append((record_id, data))
-        self._news.set()
-        self._idle.clear()
 
     @property
     def has_room(self) -> bool:
@@ -304,26 +334,16 @@ class RecordWriter:
 
     async def drained(self) -> None:
         """Wait until everything queued is on disk."""
-        await self._idle.wait()
+        await self._waiting.join()
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
-            await self._news.wait()
-            self._news.clear()
-            while self._credentials:
-                await self._disk.write(self._store.add_credential, *self._credentials[0])
-                del self._credentials[0]
-            batch, self._waiting = self._waiting, []
-            own = [delta for delta, is_own in batch if is_own]
-            await self._disk.write(
-                self._store.add,
-                [delta for delta, _ in batch],
-                durable=bool(own),
-                own_last=max((delta.round for delta in own), default=0),
-            )
-            for delta in own:
-                self._on_own_stored(delta)
-            self._has_room.set()
-            if not self._waiting and not self._credentials:
-                self._idle.set()
+            batch = [await self._waiting.get()]
+            while not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            await self._disk.write(self._store.add, batch)
+            for _ in batch:
+                self._waiting.task_done()
+            if self._waiting.qsize() <= BACKLOG_MAX:
+                self._has_room.set()
