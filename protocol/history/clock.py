@@ -124,7 +124,7 @@ class SwarmClock:
 
     def somebody_trains(self, now: float) -> bool:
         """Whether a live member, or we, made progress while we looked, and not long ago."""
-        return any(one.has_moved and not one.is_idle(now) for one in self._activities())
+        return any(one.stride_s and not one.is_idle(now) for one in self._activities())
 
     def rests(self, now: float) -> bool:
         """Whether nobody trains any more, so that the clock will stay where it is."""
@@ -152,7 +152,7 @@ class SwarmClock:
         self._listens_until = now + limits.WAKE_PATIENCE_S
         self.published_round = 0
         for activity in self._activities():
-            activity.forget()
+            activity.moved = -inf
 
     def linked(self, now: float) -> None:
         """A link came up: there is a peer to listen to."""

@@ -67,8 +67,7 @@ class Links:
         self._tried: dict[Target, float] = {}
         """When each target was last dialled: kept a while for members, for ever for bootstrap addresses."""
         self._leads_to: dict[str, bytes] = {}
-        self._group_of: dict[str, str] = {}
-        """Network groups of addresses that were dialled."""
+        """Who answered last at each bootstrap address."""
         self._next_yield = 0.0
 
     def __len__(self) -> int:
@@ -76,6 +75,9 @@ class Links:
 
     def get(self, number: int) -> Link | None:
         return self._links.get(number)
+
+    def down(self, number: int) -> None:
+        self._links.pop(number, None)
 
     def all(self) -> list[Link]:
         return list(self._links.values())
@@ -104,44 +106,39 @@ class Links:
 
     def up(self, event: LinkUp, now: float) -> Goes | None:
         """Take in a new link. Returns the link that has to go, which may be the new one; None if all stay."""
-        self._note_dialled(event)
         link = Link(event.link, event.node_id, event.outbound, event.address, event.group)
         goes = self._instead_of(link, now)
         if goes is None or goes.link != link.number:
             self._links[link.number] = link
+        if event.address is not None:
+            self._dialling.pop(event.address, None)
+            if event.address in self._info.bootstrap:
+                self._leads_to[event.address] = event.node_id
         return goes
 
     def _instead_of(self, link: Link, now: float) -> Goes | None:
         if link.node_id == self._own_id:
             return Goes(link.number, "that is ourselves")
         old = self.to(link.node_id)
-        if old is not None and self._replaces(link, old):
-            return Goes(old.number, "replaced by a newer link")
         if old is not None:
+            # If each end dialled one, both ends keep the one that the smaller node id dialled. Two links in
+            # the same direction mean that the dialler lost the first one, so the newer one counts.
+            if link.outbound in (old.outbound, self._own_id < link.node_id):
+                return Goes(old.number, "replaced by a newer link")
             return Goes(link.number, "already linked")
-        return self._take_ours(link) if link.outbound else self._take_in(link, now)
+        return self._take_ours(link, now) if link.outbound else self._take_in(link, now)
 
-    def _note_dialled(self, event: LinkUp) -> None:
-        if event.address is None:
-            return
-        self._dialling.pop(event.address, None)
-        if event.address in self._info.bootstrap:
-            self._leads_to[event.address] = event.node_id
-        if event.group is not None:
-            self._group_of[event.address] = event.group
-            if len(self._group_of) > limits.MEMBERS_MAX:
-                del self._group_of[next(iter(self._group_of))]
-
-    def _take_ours(self, link: Link) -> Goes | None:
+    def _take_ours(self, link: Link, now: float) -> Goes | None:
         """A link that we dialled stays, unless it is one too many in its network group.
 
         A member that we thought dead may be the first from the other half of a healed partition: its link
         takes the place of another one of its group.
         """
-        group = self._outbound_in(link.group)
+        group = [one for one in self.outbound() if link.group is not None and one.group == link.group]
         if len(group) >= limits.LINKS_PER_GROUP_MAX and len(self._links) >= limits.LINKS_MIN:
             member = self._roster.get(link.node_id)
             if member is not None and member.health is Health.ALIVE:
+                self._tried[link.address or "", link.node_id] = now + limits.REDIAL_DOWN_INTERVAL_S
                 return Goes(link.number, "enough links into that network")
             return Goes(group[-1].number, "making room for a new link into that network")
         if len(self._links) < limits.LINKS_MAX:
@@ -172,23 +169,6 @@ class Links:
 
     def _any(self, links: list[Link]) -> Link:
         return links[self._rng.randrange(len(links))]
-
-    def _outbound_in(self, group: str | None) -> list[Link]:
-        """Our outbound links into a network group, oldest first; None is no group."""
-        if group is None:  # as for nearly all addresses that `_candidates` looks at
-            return []
-        return [link for link in self.outbound() if link.group == group]
-
-    def _replaces(self, link: Link, old: Link) -> bool:
-        """Whether a new link replaces an old one to the same peer.
-
-        If each end dialled one, both ends keep the one that the smaller node id dialled. Two links in the
-        same direction mean that the dialler lost the first one, so the newer one counts.
-        """
-        return link.outbound in (old.outbound, self._own_id < link.node_id)
-
-    def down(self, number: int) -> Link | None:
-        return self._links.pop(number, None)
 
     def dial_failed(self, address: str) -> None:
         self._dialling.pop(address, None)
@@ -239,22 +219,25 @@ class Links:
             if any(address in self._dialling for address in addresses):
                 continue  # two dials to one member would give two links that get in each other's way
             wait = limits.REDIAL_INTERVAL_S if is_alive else limits.REDIAL_DOWN_INTERVAL_S
-            due = [
-                address for address in addresses if self._is_due(address, member.record.node_id, wait, now)
-            ]
-            due = [address for address in due if not (is_alive and self._is_crowded(address))]
+            due = [one for one in addresses if self._is_due((one, member.record.node_id), wait, now)]
             if due:
                 address = due[self._rng.randrange(len(due))]
                 (alive if is_alive else gone).append((address, member.record.node_id))
         shuffle(alive, self._rng)
         shuffle(gone, self._rng)
-        contacts = self._due_contacts(now, linked)
+        # Bootstrap addresses that do not lead to a node we are linked to, whatever name they go by. Those never
+        # tried come first, then those tried longest ago.
+        contacts = sorted(
+            (
+                contact
+                for contact in self._contacts
+                if len(self._links) < limits.LINKS_MIN
+                and self._leads_to.get(contact[0]) not in linked
+                and self._is_due(contact, limits.REDIAL_INTERVAL_S, now)
+            ),
+            key=lambda contact: self._tried.get(contact, -inf),
+        )
         return [*contacts[:1], *alive, *contacts[1:]], gone
-
-    def _is_crowded(self, address: str) -> bool:
-        """Whether an address is known to lead into a network group where we have enough links."""
-        full = len(self._outbound_in(self._group_of.get(address))) >= limits.LINKS_PER_GROUP_MAX
-        return full and len(self._links) >= limits.LINKS_MIN
 
     def _is_missed(self, member: Member) -> bool:
         """Whether a member that is gone should be dialled now and then.
@@ -266,18 +249,5 @@ class Links:
             return member.health is Health.DOWN  # who is merely suspected may answer in a moment
         return any(address in self._info.bootstrap for address in member.record.body.addresses)
 
-    def _is_due(self, address: str, node_id: bytes | None, wait: float, now: float) -> bool:
-        return address not in self._dialling and now - self._tried.get((address, node_id), -inf) >= wait
-
-    def _due_contacts(self, now: float, linked: set[bytes]) -> list[Target]:
-        """Bootstrap addresses that do not lead to a node we are linked to, whatever name they go by. Those
-        never tried come first, then those tried longest ago."""
-        if len(self._links) >= limits.LINKS_MIN:
-            return []
-        due = [
-            (address, node_id)
-            for address, node_id in self._contacts
-            if self._leads_to.get(address) not in linked
-            and self._is_due(address, node_id, limits.REDIAL_INTERVAL_S, now)
-        ]
-        return sorted(due, key=lambda contact: self._tried.get(contact, -inf))
+    def _is_due(self, target: Target, wait: float, now: float) -> bool:
+        return target[0] not in self._dialling and now - self._tried.get(target, -inf) >= wait

@@ -2,7 +2,7 @@
 
 Our record is signed again every few seconds. New records, ours and others', are gathered for a moment and
 sent to a few links in turn, whose peers do the same. No peer is sent a record that it is known to have.
-Urgent records (a member leaves, or was suspected and lives) are relayed at once. Anti-entropy brings what all
+A record of a member that was suspected and lives is relayed at once. Anti-entropy brings what all
 this loses: now and then we tell a link which records we have and how new they are, and each side sends what
 the other lacks.
 """
@@ -18,7 +18,7 @@ from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.events import Progress
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.membership.links import Links
-from gossamer.protocol.membership.members import Health, Member, NodeInfo, Roster
+from gossamer.protocol.membership.members import Health, NodeInfo, Roster
 from gossamer.protocol.messages import Records, RosterSummary, Suspect
 from gossamer.protocol.records import (
     Claim,
@@ -43,19 +43,6 @@ class _News:
 def _within(value: float, bound: float) -> float:
     """Clamp a number to what others accept: a diverged loss shows as the bound."""
     return max(-bound, min(bound, value)) if math.isfinite(value) else bound
-
-
-def _is_worth_sending(member: Member, *, is_known: bool) -> bool:
-    """Whether to send a member's record to a peer; `is_known` if that peer has an older record of the member.
-
-    To a peer that knows the member, the record of a missing member would pass for a sign of life. Any other
-    peer may need the record, since the member may be in the other half of a partition. Only nodes that have
-    known the member themselves send it: otherwise nodes about to forget it would pass it on to newcomers for
-    ever.
-    """
-    if is_known:
-        return not member.is_missing
-    return not (member.health is Health.LEFT or (member.is_missing and member.is_hearsay))
 
 
 class Presence:
@@ -100,8 +87,6 @@ class Presence:
         self._next_roster = 0.0
         self.record, self.data = self._sign()
 
-    # -- what changes
-
     def announce(self, addresses: tuple[str, ...]) -> None:
         """Tell where we can be dialled."""
         self._addresses = addresses
@@ -131,8 +116,6 @@ class Presence:
         self.forget(self._identity.node_id)
         self._push(_News(self.data))
 
-    # -- time
-
     def deadline(self) -> float:
         return self._next_records
 
@@ -156,20 +139,23 @@ class Presence:
     # -- messages
 
     def received(self, record: MemberRecord, link: int, now: float) -> None:
-        """Take in a record, and have it relayed if it is news."""
+        """Take in a record, and have it relayed if it is news: at once if it refutes a suspicion.
+
+        If a record from an earlier run of ours is newer, as after a clock was set back, go beyond it. The next
+        heartbeat says so. If we pushed it at once, a copy of our folder that runs elsewhere would answer at
+        once, and the two of us would flood the swarm.
+        """
         if record.node_id == self._identity.node_id:
-            self._outdo(record)
+            if record.body.age > self.record.age and record.body.incarnation >= self._incarnation:
+                self._incarnation = record.body.incarnation + 1
+                self.outdone += 1
             return
         known = self._roster.get(record.node_id)
-        health, since = (known.health, known.since) if known is not None else (Health.ALIVE, -math.inf)
-        if not self._roster.update(record, now):
-            return
-        news = self._news[record.node_id] = _News(record.data, {link})
-        comes_or_goes = record.body.leaving != (health is Health.LEFT)
-        # One that does so all the time would have every node relay each of its records to four others.
-        is_often = now < since + limits.MEMBERS_INTERVAL_S
-        if health in (Health.SUSPECT, Health.DOWN) or (comes_or_goes and not is_often):
-            self._push(news)
+        was_missing = known is not None and known.is_missing
+        if self._roster.update(record, now):
+            news = self._news[record.node_id] = _News(record.data, {link})
+            if was_missing:
+                self._push(news)
 
     def is_known(self, record: bytes, link: int) -> bool:
         """Whether we have this record already, byte for byte. If so, it need not be sent to that link."""
@@ -204,27 +190,25 @@ class Presence:
         return RosterSummary((own, *ages[: limits.MEMBERS_MAX - 1]), answer)
 
     def exchange(self, link: int, message: RosterSummary) -> None:
-        """Send records that the peer lacks or has older, with our suspicions of them, and let it do the same.
+        """Send records that the peer lacks or has older, and let it do the same.
 
-        A peer that asks again and again is not answered for a while: a few bytes would draw megabytes.
+        Those of members that are missing would pass for a sign of life, and those of members that left are of
+        no use to who never knew them. A peer that asks again and again is not answered for a while: a few
+        bytes would draw megabytes.
         """
         self._rosters[link] += 1
         if self._rosters[link] > limits.ROSTERS_PER_LINK_MAX:
             return
         theirs = {node_id: (incarnation, heartbeat) for node_id, incarnation, heartbeat in message.ages}
-        lacking = [
-            member
+        records = [
+            member.record.data
             for member in self._roster.members()
             if theirs.get(member.record.node_id, (-1, -1)) < member.record.body.age
-            and _is_worth_sending(member, is_known=member.record.node_id in theirs)
+            if member.health is Health.ALIVE or (not member.is_missing and member.record.node_id in theirs)
         ]
-        records = [member.record.data for member in lacking]
         if theirs.get(self._identity.node_id, (-1, -1)) < self.record.age:
             records.append(self.data)
         self._send(records, [link])
-        for member in lacking:
-            if member.is_missing:
-                self._outbox.send(link, Suspect(member.record.node_id, *member.record.body.age))
         if not message.answer:
             self._outbox.send(link, self.summary(answer=True))
 
@@ -232,8 +216,6 @@ class Presence:
         """Send a link the records of all members that are alive, and our own."""
         known = [m.record.data for m in self._roster.members() if m.health is Health.ALIVE]
         self._send([self.data, *known], [link])
-
-    # -- inside
 
     def _send(self, records: list[bytes], links: Iterable[int]) -> None:
         for message in Records.batches([(data, False) for data in records]):
@@ -251,11 +233,10 @@ class Presence:
         links = self._take_turns()
         for link in links:
             self._send([news.data for news in self._news.values() if link not in news.known_to], [link])
-        for node_id, news in list(self._news.items()):
+        for news in self._news.values():
             news.known_to.update(links)
             news.times -= 1
-            if not news.times:
-                del self._news[node_id]
+        self._news = {node_id: news for node_id, news in self._news.items() if news.times}
 
     def _take_turns(self) -> list[int]:
         """The links whose turn it is, new ones first. Every link has its turn, so none is silent for long."""
@@ -271,16 +252,6 @@ class Presence:
         targets = sample(self._links.numbers - news.known_to, limits.PUSH_FANOUT, self._rng)
         news.known_to.update(targets)
         self._send([news.data], targets)
-
-    def _outdo(self, record: MemberRecord) -> None:
-        """If a record from an earlier run of ours is newer, as after a clock was set back, go beyond it.
-
-        The next heartbeat says so. If we pushed it at once, a copy of our folder that runs elsewhere would
-        answer at once, and the two of us would flood the swarm.
-        """
-        if record.body.age > self.record.age and record.body.incarnation >= self._incarnation:
-            self._incarnation = record.body.incarnation + 1
-            self.outdone += 1
 
     def _renew(self) -> None:
         self._has_changed = False

@@ -4,7 +4,6 @@ Only its author writes a record, and the newest (incarnation, heartbeat) wins, s
 gossip can unite like the ledger. Health is each node's own judgement (see `swim`).
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -44,13 +43,11 @@ class Activity:
     """
 
     moved: float
-    """When it last moved; at first, when it was first heard of."""
+    """When it last moved; at first, when it was first heard of. Once it is -inf, it is idle until it moves."""
     at: tuple[int, int] = (0, 0)
     """Its inner steps, and its round."""
     stride_s: float = 0.0
     """How long the last move took; 0 before the first."""
-    patience_s: float = limits.IDLE_MIN_S
-    """How long the next move may take before the node seems idle."""
 
     def note(self, inner_steps: int, round_: int, now: float, *, was_away: bool = False) -> None:
         """Take in how far the node says it is. If it `was_away` (not heard of), the stride is unknown."""
@@ -58,21 +55,11 @@ class Activity:
             self.at = inner_steps, round_
             if not was_away and self.moved > -inf:
                 self.stride_s = min(now - self.moved, limits.STRIDE_MAX_S)
-                self.patience_s = max(limits.IDLE_MIN_S, limits.IDLE_STRIDES * self.stride_s)
             self.moved = now
-
-    def forget(self) -> None:
-        """Disregard what the node did before: it is idle until it moves again."""
-        self.moved = -inf
-
-    @property
-    def has_moved(self) -> bool:
-        """Whether the node has moved since it was first heard of."""
-        return self.stride_s > 0.0
 
     def is_idle(self, now: float) -> bool:
         """Whether the node seems not to train."""
-        return now - self.moved > self.patience_s
+        return now - self.moved > max(limits.IDLE_MIN_S, limits.IDLE_STRIDES * self.stride_s)
 
 
 NAMES_MAX = 6
@@ -104,26 +91,19 @@ class Member:
     """When its health last changed."""
     heard: float
     """When there was last a sign of life: a newer record, or an answer on a link."""
-    answered: float = -math.inf
+    answered: float = -inf
     """When it last spoke on a link to us. A record may have been on its way for seconds; this has not."""
-    received_at: float = -math.inf
+    received_at: float = -inf
     """When its newest record came."""
-    activity: Activity = field(default_factory=lambda: Activity(-math.inf))
+    activity: Activity = field(default_factory=lambda: Activity(-inf))
     downs: int = 0
     """How often it was found to be down. A count, since it may be back before anybody looks."""
-    is_hearsay: bool = True
-    """Whether all we know of it is one record that somebody relayed: it may have been gone by then."""
 
     @property
     def label(self) -> str:
         """How it is called in messages to people: its name, if it has one, and the beginning of its id."""
         name, node_id = self.record.body.name, short(self.record.node_id)
         return f"{name} ({node_id})" if name else node_id
-
-    @property
-    def tokens_per_s(self) -> float:
-        """How fast it says that it trains; 0 if it is gone."""
-        return self.record.body.tokens_per_s if self.health in _LIVE else 0.0
 
     @property
     def is_gone(self) -> bool:
@@ -169,8 +149,6 @@ class Roster:
                 record, Health.ALIVE, now, now, activity=Activity(now)
             )
             self._views.clear()
-        else:
-            known.is_hearsay = False
         self._author_of.pop(known.record.data, None)
         self._author_of[record.data] = record.node_id
         was_away = now - known.received_at > limits.IDLE_MIN_S
@@ -195,7 +173,6 @@ class Roster:
         """Note a sign of life other than a record. It lifts a suspicion unless that is younger."""
         member = self._members.get(node_id)
         if member is not None and member.health is not Health.LEFT:
-            member.is_hearsay = False
             member.heard = max(member.heard, at)
             member.answered = max(member.answered, at)
             if at >= member.since:

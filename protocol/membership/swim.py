@@ -10,13 +10,13 @@ Sources: Das et al., "SWIM" (2002); Dadgar et al., "Lifeguard" (arXiv 1707.00788
 gossip, dialling and displays, and never gates training.
 """
 
-import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.effects import Notice, Outbox
 from gossamer.protocol.membership.members import Health, Member, Roster, listed
-from gossamer.protocol.messages import Ack, Ping, PingFor, Suspect
+from gossamer.protocol.messages import Ack, Ping, PingFor, Records, Suspect
 from gossamer.protocol.sampling import RandomSource, sample
 
 LATE_WAKE_S = 0.5
@@ -32,15 +32,20 @@ class _Probe:
 
 
 @dataclass(slots=True)
-class _Vouch:
-    """A ping that we sent for another node: who asked, under which number last, and whom we pinged."""
+class _Link:
+    node_id: bytes
+    since: float
+    heard: float
+    """When something last came over it."""
+
+
+class _Vouch(NamedTuple):
+    """A ping that we sent for another node: who asked, under which number, and whom we pinged."""
 
     asker: int
     number: int
     target: int
     deadline: float
-    is_answered: bool = False
-    """An answered ping still counts until its deadline, so that only a few are sent for one asker."""
 
 
 class Swim:
@@ -50,9 +55,7 @@ class Swim:
         self._roster = roster
         self._rng = rng
         self._outbox = outbox
-        self._links: dict[int, bytes] = {}
-        self._link_since: dict[int, float] = {}
-        self._link_heard: dict[int, float] = {}
+        self._links: dict[int, _Link] = {}
         self._probes: dict[int, _Probe] = {}
         self._vouching: dict[int, _Vouch] = {}
         self._numbers = 0
@@ -61,35 +64,35 @@ class Swim:
         """0 when we are on time. Grows up to LOCAL_HEALTH_MAX - 1 as we find ourselves slow."""
 
     def link_up(self, link: int, node_id: bytes, now: float) -> None:
-        self._links[link] = node_id
-        self._link_since[link] = self._link_heard[link] = now
+        self._links[link] = _Link(node_id, now, now)
         self._roster.heard_from(node_id, now)
 
     def heard_on(self, link: int, now: float) -> None:
         """Any message on a link shows that it works."""
-        self._link_heard[link] = now
+        self._links[link].heard = now
 
     def silent_links(self, now: float) -> set[int]:
         """Links that are dead though their peers may live: others may reach those, and we do not (yet)."""
         since = now - self._patience(limits.LINK_SILENCE_S)
-        return {link for link, heard in self._link_heard.items() if heard < since}
+        return {number for number, link in self._links.items() if link.heard < since}
 
-    def link_down(self, link: int, now: float) -> None:
+    def link_down(self, number: int, now: float) -> None:
         """A broken link is a reason to ask others at once, not yet a verdict.
 
         One that ends as soon as it is there was turned away: its peer has no room, and has just spoken. In a
         swarm whose nodes are full there are many of these, and few others that can tell.
         """
-        node_id = self._links.pop(link, None)
-        was_turned_away = now - self._link_since.pop(link, now) < limits.PROBE_TIMEOUT_S
-        if node_id is not None:
-            self._roster.heard_from(node_id, self._link_heard.pop(link))
-        self._vouching = {n: v for n, v in self._vouching.items() if link not in (v.asker, v.target)}
-        member = self._roster.get(node_id) if node_id is not None else None
-        if member is None or member.health is not Health.ALIVE or was_turned_away:
+        link = self._links.pop(number)
+        self._roster.heard_from(link.node_id, link.heard)
+        self._vouching = {n: v for n, v in self._vouching.items() if number not in (v.asker, v.target)}
+        member = self._roster.get(link.node_id)
+        if member is None or member.health is not Health.ALIVE or now - link.since < limits.PROBE_TIMEOUT_S:
             return
-        if member.record.node_id not in self._links.values():
-            self._ask_others(member.record.node_id, now)
+        if not self._links_to(link.node_id):
+            self._ask_others(link.node_id, now)
+
+    def _links_to(self, node_id: bytes) -> list[int]:
+        return [number for number, link in self._links.items() if link.node_id == node_id]
 
     def deadline(self) -> float:
         return min([self._next_probe, *(probe.deadline for probe in self._probes.values())])
@@ -119,58 +122,49 @@ class Swim:
 
     def ack(self, link: int, message: Ack, now: float) -> None:
         """An answer to our own probe, or to a ping that we sent for another node, which then hears of it."""
-        if link in self._links:
-            self._roster.heard_from(self._links[link], now)
+        self._roster.heard_from(self._links[link].node_id, now)
         probe = self._probes.get(message.number)
         # Numbers can be guessed: a direct probe is answered by its target only.
-        if probe is not None and (probe.indirect or self._links.get(link) == probe.node_id):
+        if probe is not None and (probe.indirect or self._links[link].node_id == probe.node_id):
             del self._probes[message.number]
             self._roster.heard_from(probe.node_id, now)
         vouch = self._vouching.get(message.number)
-        if vouch is not None and vouch.target == link and not vouch.is_answered:
-            vouch.is_answered = True
+        if vouch is not None and vouch.target == link:
             self._outbox.send(vouch.asker, Ack(vouch.number))
 
     def ping_for(self, link: int, message: PingFor, now: float) -> None:
         """Vouch for a node by pinging it over our link to it.
 
         Its last heartbeat is not enough: that may be from just before it died, and the asker hears the next
-        one as soon as we do. For one asker we ping only a few times, and the same node only once at a time:
-        otherwise an asker could have us flood that node.
+        one as soon as we do. For one asker we ping only a few times: it could have us flood that node.
         """
-        target = next((other for other, node_id in self._links.items() if node_id == message.node_id), None)
-        if target is None:
-            return
-        made = [vouch for vouch in self._vouching.values() if vouch.asker == link and now < vouch.deadline]
-        for vouch in made:
-            if vouch.target == target and not vouch.is_answered:
-                vouch.number = message.number  # the earlier question no longer counts
-                return
-        if len(made) >= limits.VOUCHES_PER_LINK_MAX or len(self._vouching) >= limits.MEMBERS_MAX:
-            return
-        self._numbers += 1
-        deadline = now + limits.INDIRECT_PROBE_TIMEOUT_S
-        self._vouching[self._numbers] = _Vouch(link, message.number, target, deadline)
-        self._outbox.send(target, Ping(self._numbers))
+        targets = self._links_to(message.node_id)
+        made = sum(vouch.asker == link and now < vouch.deadline for vouch in self._vouching.values())
+        if targets and made < limits.VOUCHES_PER_LINK_MAX:
+            self._numbers += 1
+            deadline = now + limits.INDIRECT_PROBE_TIMEOUT_S
+            self._vouching[self._numbers] = _Vouch(link, message.number, targets[0], deadline)
+            self._outbox.send(targets[0], Ping(self._numbers))
 
     def suspicion(self, link: int, message: Suspect, now: float) -> None:
         """A peer suspects a member: believe that, unless we know better.
 
-        If we have a newer record, gossip has missed the peer and will reach it. A member that has just spoken
+        If gossip has brought us a newer record and has missed the peer, it gets that (an older one may be the
+        member's last): in calm swarms of 28 nodes suspicions lasted for seconds. A member that has just spoken
         to us is sent the rumour so that it can refute it: nodes that believe it may have no link to it.
         """
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:
             return
-        is_old = (message.incarnation, message.heartbeat) < member.record.body.age
-        is_cleared = not member.is_hearsay and now - member.since < limits.RUMOUR_PAUSE_S
-        if is_old or is_cleared:
-            return
-        if now - self._answered(member) >= limits.PROBE_TIMEOUT_S:
-            self._suspect(message.node_id, now, source=link)
-            return
-        for to in [to for to, peer in self._links.items() if peer == message.node_id]:
-            self._outbox.send(to, message)
+        if (message.incarnation, message.heartbeat) < member.record.body.age:
+            if now - member.received_at < limits.HEARTBEAT_INTERVAL_S:
+                self._outbox.send(link, Records(((member.record.data, False),)))
+        elif now - member.since >= limits.RUMOUR_PAUSE_S:
+            if now - self._answered(member) >= limits.PROBE_TIMEOUT_S:
+                self._suspect(message.node_id, now, source=link)
+            else:
+                for to in self._links_to(message.node_id):
+                    self._outbox.send(to, message)
 
     # -- judgement
 
@@ -182,8 +176,8 @@ class Swim:
         for probe in self._probes.values():
             probe.began += late
             probe.deadline += late
-        for link in self._link_heard:
-            self._link_heard[link] += late
+        for link in self._links.values():
+            link.heard += late
         for member in self._roster.live():
             member.heard += late
             member.answered += late
@@ -201,19 +195,18 @@ class Swim:
 
     def _probe_the_silent(self, now: float) -> None:
         """Ping the links on which nothing has come for a while, unless their peers are being probed."""
-        silent = [to for to, heard in self._link_heard.items() if heard <= now - limits.PROBE_AFTER_S]
-        probed = {probe.node_id for probe in self._probes.values()} if silent else set()
-        for link in silent:
-            if self._links[link] not in probed:
+        probed = {probe.node_id for probe in self._probes.values()}
+        for number, link in self._links.items():
+            if link.heard <= now - limits.PROBE_AFTER_S and link.node_id not in probed:
                 self._numbers += 1
                 deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
-                self._probes[self._numbers] = _Probe(self._links[link], now, deadline)
-                self._outbox.send(link, Ping(self._numbers))
+                self._probes[self._numbers] = _Probe(link.node_id, now, deadline)
+                self._outbox.send(number, Ping(self._numbers))
 
     def _answered(self, member: Member) -> float:
         """When a member last spoke to us. Links know it first, and the roster only when it matters."""
         node_id = member.record.node_id
-        heard = [self._link_heard[link] for link, peer in self._links.items() if peer == node_id]
+        heard = [link.heard for link in self._links.values() if link.node_id == node_id]
         return max(heard, default=member.answered)
 
     def _lived(self, member: Member, at: float) -> bool:
@@ -227,12 +220,13 @@ class Swim:
         Peers known to be linked to it come first: others can only tell if they are linked to it and their
         records do not show that yet.
         """
-        for number, probe in list(self._probes.items()):
-            if probe.indirect and probe.node_id == node_id:
-                del self._probes[number]
+        earlier = [n for n, probe in self._probes.items() if probe.indirect and probe.node_id == node_id]
+        for number in earlier:
+            del self._probes[number]
         member = self._roster.get(node_id)
-        linked = [to for to, peer in self._links.items() if _are_linked(self._roster.get(peer), member)]
-        others = [link for link, peer in self._links.items() if peer != node_id and link not in linked]
+        peers = {to: link.node_id for to, link in self._links.items() if link.node_id != node_id}
+        linked = [to for to, peer in peers.items() if _are_linked(self._roster.get(peer), member)]
+        others = [to for to in peers if to not in linked]
         self._numbers += 1
         deadline = now + self._patience(limits.INDIRECT_PROBE_TIMEOUT_S)
         self._probes[self._numbers] = _Probe(node_id, now, deadline, indirect=True)
@@ -267,8 +261,7 @@ class Swim:
                     self._suspect(member.record.node_id, now)
             elif member.since < suspected_since:
                 self._roster.judge(member.record.node_id, Health.DOWN, now)
-                if not member.is_hearsay or self._answered(member) > -math.inf:
-                    down.append(member)  # else it may have been gone when we learned of it, as hundreds may
+                down.append(member)
         if down:
             are = "is" if len(down) == 1 else "are"
             self._outbox.append(Notice(f"{listed(member.label for member in down)} {are} down"))

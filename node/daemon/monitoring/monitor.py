@@ -343,7 +343,7 @@ class Monitor:
             role="train" if body.trains and may_train else "observe",
             round=max(body.round, core.ledger.last_round(node_id)),
             tokens=body.tokens,
-            tokens_per_s=member.tokens_per_s if member else body.tokens_per_s,
+            tokens_per_s=0.0 if member and member.is_gone else body.tokens_per_s,
             loss=body.loss or None,
             device=body.device,
             release=body.version,
