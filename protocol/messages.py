@@ -1,7 +1,7 @@
 """What two linked nodes say to each other: one small dataclass per message, positional msgpack on the wire.
 
 `decode` returns a validated message or raises MalformedError; `encode` is its inverse. A field's type says
-how it is read and within which bounds (see `wire`). Adding a message means adding a class here, its name
+within which bounds it is read (see `wire`). Adding a message means adding a class here, its name
 in `Message` and a handler in `replica`.
 """
 
@@ -15,16 +15,18 @@ from gossamer.protocol.identity import NODE_ID_BYTES
 from gossamer.protocol.payloads import HASH_BYTES
 from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import HEADER_BYTES
-from gossamer.protocol.wire import Fields, Reader, blob, blobs, boolean, integer, pack, read, unpack, values
+from gossamer.protocol.wire import array, blob, boolean, integer, pack, read, row, unpack, values
 
 _COMPARED_MAX = limits.COMPARED_PARENTS_MAX * FANOUT
 
+_hash, _round, _number = blob(HASH_BYTES), integer(0, limits.ROUND_MAX), integer(0, limits.COUNTER_MAX)
+
 Flag = Annotated[bool, boolean]
-Number = Annotated[int, integer(0, limits.COUNTER_MAX)]
-Round = Annotated[int, integer(0, limits.ROUND_MAX)]
-Hash = Annotated[bytes, blob(HASH_BYTES)]
+Number = Annotated[int, _number]
+Round = Annotated[int, _round]
+Hash = Annotated[bytes, _hash]
 NodeId = Annotated[bytes, blob(NODE_ID_BYTES)]
-RecordIdList = Annotated[tuple[bytes, ...], blobs(HASH_BYTES, limits.IDS_PER_MESSAGE_MAX)]
+RecordIdList = Annotated[tuple[bytes, ...], array(_hash, limits.IDS_PER_MESSAGE_MAX)]
 
 
 def _entry(item: Any) -> tuple[bytes, bool]:
@@ -34,38 +36,14 @@ def _entry(item: Any) -> tuple[bytes, bool]:
         if type(envelope) is bytes and type(held) is bool:
             if HEADER_BYTES <= len(envelope) <= limits.RECORD_BYTES_MAX:
                 return envelope, held
-    raise MalformedError("records: not an envelope and a flag")
-
-
-def _entries(fields: Fields, name: str) -> tuple[tuple[bytes, bool], ...]:
-    return tuple([_entry(item) for item in fields.array(name, limits.RECORDS_PER_MESSAGE_MAX)])
-
-
-def _table(most: int, **columns: Reader) -> Reader:
-    """At most so many tuples of these fields."""
-
-    def table(fields: Fields, name: str) -> tuple[tuple[Any, ...], ...]:
-        result = []
-        for item in [Fields(item, name) for item in fields.array(name, most)]:
-            result.append(tuple([column(item, of) for of, column in columns.items()]))
-            item.end()
-        return tuple(result)
-
-    return table
-
-
-def _places(fields: Fields, name: str) -> tuple[int, ...]:
-    places = fields.array(name, limits.PAYLOAD_CHUNKS_MAX)
-    if not all(type(place) is int and 0 <= place < limits.PAYLOAD_CHUNKS_MAX for place in places):
-        raise MalformedError("places: not the numbers of chunks")
-    return tuple(places)
+    raise ValueError("holds what is not an envelope and a flag")
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
     """Signed envelopes, each with a flag: whether the sender holds its payload too."""
 
-    entries: Annotated[tuple[tuple[bytes, bool], ...], _entries]
+    entries: Annotated[tuple[tuple[bytes, bool], ...], array(_entry, limits.RECORDS_PER_MESSAGE_MAX)]
 
     @classmethod
     def batches(cls, entries: Sequence[tuple[bytes, bool]]) -> Iterator[Self]:
@@ -91,10 +69,8 @@ class Digest:
     """
 
     level: Annotated[int, integer(0, LEVEL_MAX)]
-    ranges: Annotated[
-        tuple[tuple[int, bytes], ...],
-        _table(_COMPARED_MAX, index=integer(0, limits.ROUND_MAX), digest=blob(HASH_BYTES)),
-    ]
+    ranges: Annotated[tuple[tuple[int, bytes], ...], array(row(_round, _hash), _COMPARED_MAX)]
+    """The index of each range at its level, and its digest."""
     whole: Flag = False
     above: Round = 0
 
@@ -105,11 +81,7 @@ class RecordIds:
 
     rounds: Annotated[
         tuple[tuple[int, tuple[bytes, ...]], ...],
-        _table(
-            _COMPARED_MAX,
-            round=integer(0, limits.ROUND_MAX),
-            record_ids=blobs(HASH_BYTES, limits.IDS_PER_ROUND_MAX),
-        ),
+        array(row(_round, array(_hash, limits.IDS_PER_ROUND_MAX)), _COMPARED_MAX),
     ]
 
 
@@ -126,12 +98,7 @@ class RosterSummary:
 
     ages: Annotated[
         tuple[tuple[bytes, int, int], ...],
-        _table(
-            limits.MEMBERS_MAX,
-            node_id=blob(NODE_ID_BYTES),
-            incarnation=integer(0, limits.COUNTER_MAX),
-            heartbeat=integer(0, limits.COUNTER_MAX),
-        ),
+        array(row(blob(NODE_ID_BYTES), _number, _number), limits.MEMBERS_MAX),
     ]
     answer: Flag
     """Whether this answers another summary, and so wants none back."""
@@ -187,7 +154,7 @@ class AclSummary:
     """Digest of the sender's access list (see `acl`) and, where it differed, the ids of all records in it."""
 
     digest: Hash
-    record_ids: Annotated[tuple[bytes, ...], blobs(HASH_BYTES, limits.ACL_RECORDS_MAX)] = ()
+    record_ids: Annotated[tuple[bytes, ...], array(_hash, limits.ACL_RECORDS_MAX)] = ()
     answer: Flag = False
     """Whether this answers a list of ids, and so wants none back."""
 
@@ -197,7 +164,9 @@ class HaveChunks:
     """The sender now holds these chunks of a delta's payload, numbered from 0."""
 
     record_id: Hash
-    places: Annotated[tuple[int, ...], _places]
+    places: Annotated[
+        tuple[int, ...], array(integer(0, limits.PAYLOAD_CHUNKS_MAX - 1), limits.PAYLOAD_CHUNKS_MAX)
+    ]
 
 
 _OfLedgers = Records | Have | Digest | RecordIds | GetRecords
@@ -206,6 +175,7 @@ Message = _OfLedgers | _OfMembers | Want | Decline | AclSummary | HaveChunks
 KINDS: tuple[type[Message], ...] = get_args(Message)
 """By code on the wire, which begins at 1."""
 _CODES = {kind: code for code, kind in enumerate(KINDS, 1)}
+_KINDS = dict(enumerate(KINDS, 1))
 
 
 def encode(message: Message) -> bytes:
@@ -215,10 +185,8 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes) -> Message:
     """Parse and check a message. Raises MalformedError."""
-    fields = Fields(unpack(data, limits.MESSAGE_BYTES_MAX), "message")
-    code = fields.integer("code", 0, 255)
-    if not 1 <= code <= len(KINDS):
+    value = unpack(data, limits.MESSAGE_BYTES_MAX)
+    if type(value) is not list or not value or type(value[0]) is not int or value[0] not in _KINDS:
         raise MalformedError("message of unknown kind")
-    message = read(KINDS[code - 1], fields)
-    fields.end()
-    return message
+    kind = _KINDS[value[0]]
+    return read(kind, value[1:], kind.__name__)

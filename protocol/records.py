@@ -7,7 +7,7 @@ except for what only the whole set can show (equivocation), or only the time (pl
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs import CODECS
@@ -15,7 +15,7 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
 from gossamer.protocol.limits import RECORD_BYTES_MAX
 from gossamer.protocol.payloads import HASH_BYTES, Layout, length_in, payload_chunk_sizes
-from gossamer.protocol.wire import Fields, boolean, integer, number, pack, read, text, unpack, values
+from gossamer.protocol.wire import array, blob, boolean, integer, number, pack, read, text, unpack, values
 
 # --- Signed envelopes: the only form in which a record travels.
 #
@@ -87,23 +87,28 @@ def open_envelope(data: bytes, swarm_id: bytes) -> Envelope:
 NO_RECORD = bytes(32)
 """Stands for "no earlier delta" in `Delta.previous`."""
 
+_Hash = Annotated[bytes, blob(HASH_BYTES)]
+_Counter = Annotated[int, integer(0, limits.COUNTER_MAX)]
+_Text = Annotated[str, text()]
+_Loss = Annotated[float, number(-limits.LOSS_MAX, limits.LOSS_MAX)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaBody:
     """One node's contribution to one round, without author and signature."""
 
-    round: int
-    base: int
+    round: Annotated[int, integer(1, limits.ROUND_MAX)]
+    base: Annotated[int, integer(1 - limits.FRAGMENTS_MAX, limits.ROUND_MAX)]
     """The round up to which the author had merged this fragment when its window began; negative before
     the first."""
-    tokens: int
-    steps: int
-    loss: float
+    tokens: Annotated[int, integer(1, limits.TOKENS_MAX)]
+    steps: Annotated[int, integer(1, limits.STEPS_MAX)]
+    loss: _Loss
     """Mean training loss over the window, in the task's own unit (nats per token for text)."""
-    codec: str
-    payload_bytes: int
-    chunks: tuple[bytes, ...]
-    previous: bytes
+    codec: _Text
+    payload_bytes: Annotated[int, integer(1, limits.PAYLOAD_CHUNKS_MAX * limits.CHUNK_BYTES_MAX)]
+    chunks: Annotated[tuple[bytes, ...], array(blob(HASH_BYTES), limits.PAYLOAD_CHUNKS_MAX)]
+    previous: _Hash
     """Record id of the author's delta before this one, or NO_RECORD."""
 
     def pack(self) -> bytes:
@@ -133,31 +138,14 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
     """Check a delta's body against the layout it must fit. Raises MalformedError."""
     if envelope.kind is not RecordKind.DELTA:
         raise MalformedError("not a delta")
-    fields = Fields(unpack(envelope.body, limits.RECORD_BYTES_MAX), "delta")
+    body = read(DeltaBody, unpack(envelope.body, limits.RECORD_BYTES_MAX), "delta")
     fragments = len(layout.fragments)
-    round_ = fields.integer("round", 1, limits.ROUND_MAX)
-    base = fields.integer("base", 1 - fragments, round_ - fragments)
-    tokens = fields.integer("tokens", 1, limits.TOKENS_MAX)
-    steps = fields.integer("steps", 1, limits.STEPS_MAX)
-    loss = fields.number("loss", -limits.LOSS_MAX, limits.LOSS_MAX)
-    codec = fields.text("codec")
-    if codec not in CODECS:
-        raise MalformedError(f"delta: unknown codec {codec!r}")
-    largest = length_in(round_, codec, layout)
-    body = DeltaBody(
-        round=round_,
-        base=base,
-        tokens=tokens,
-        steps=steps,
-        loss=loss,
-        codec=codec,
-        payload_bytes=fields.integer("payload_bytes", 1, largest),
-        chunks=fields.blobs("chunks", HASH_BYTES, limits.PAYLOAD_CHUNKS_MAX),
-        previous=fields.blob("previous", HASH_BYTES),
-    )
-    fields.end()
-    if (round_ - base) % fragments:
-        raise MalformedError("delta: base is of another fragment than round")
+    if not 1 - fragments <= body.base <= body.round - fragments or (body.round - body.base) % fragments:
+        raise MalformedError("delta: base is not an earlier round of the same fragment")
+    if body.codec not in CODECS:
+        raise MalformedError(f"delta: unknown codec {body.codec!r}")
+    if body.payload_bytes > length_in(body.round, body.codec, layout):
+        raise MalformedError("delta: a payload longer than its fragment makes it")
     if len(body.chunks) != len(payload_chunk_sizes(body.payload_bytes)):
         raise MalformedError("delta: number of chunks does not fit the payload size")
     return Delta(record_id=envelope.record_id, author=envelope.author, body=body, data=envelope.data)
@@ -166,12 +154,12 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
 class Claim(NamedTuple):
     """A member's signed word on its snapshot. The greater of two claims for one round wins."""
 
-    round: int
-    tokens: int
+    round: Annotated[int, integer(0, limits.ROUND_MAX)]
+    tokens: Annotated[int, integer(0, limits.TOKENS_TOTAL_MAX)]
     """Tokens of all deltas merged up to the round, as `merge.TokenCount` counts them."""
-    digest: bytes
+    digest: _Hash
     """Chain over the rounds' digests of merged records, see `history.claims`."""
-    root: bytes
+    root: _Hash
     """Root of the snapshot's bytes, see `payloads`."""
 
     @property
@@ -184,45 +172,23 @@ Claims = tuple[Claim, ...]
 """The claims of one member, newest first and all different."""
 
 
-def _fingerprint(fields: Fields, name: str) -> bytes:
-    value = fields.blob(name, 0, HASH_BYTES)
-    if len(value) not in (0, HASH_BYTES):
-        raise MalformedError(f"member: field {name} is not 0 or 32 bytes")
-    return value
+def _fingerprint(value: Any) -> bytes:
+    return b"" if value == b"" else bytes(blob(HASH_BYTES)(value))
 
 
-def _addresses(fields: Fields, name: str) -> tuple[str, ...]:
-    return fields.texts(name, limits.ADDRESSES_PER_PEER_MAX)
-
-
-def _prefixes(fields: Fields, name: str) -> tuple[bytes, ...]:
+def _prefixes(value: Any) -> tuple[bytes, ...]:
     size = limits.LINK_PREFIX_BYTES
-    value = fields.blob(name, 0, limits.LINKS_STATED_MAX * size)
-    if len(value) % size:
-        raise MalformedError(f"member: field {name} is not a multiple of {size} bytes")
-    return tuple(value[at : at + size] for at in range(0, len(value), size))
+    joined = blob(0, limits.LINKS_STATED_MAX * size)(value)
+    if len(joined) % size:
+        raise ValueError(f"is not a multiple of {size} bytes")
+    return tuple(joined[at : at + size] for at in range(0, len(joined), size))
 
 
-def _claims(fields: Fields, name: str) -> tuple[Claim, ...]:
-    claims = tuple(_claim(Fields(item, "claim")) for item in fields.array(name, limits.CLAIMS_MAX))
+def _claims(value: Any) -> Claims:
+    claims: Claims = array(lambda item: read(Claim, item, "claim"), limits.CLAIMS_MAX)(value)
     if len(set(claims)) != len(claims):  # each is a vote, and nobody has two
-        raise MalformedError(f"member: field {name} has one twice")
+        raise ValueError("has one twice")
     return claims
-
-
-def _claim(fields: Fields) -> Claim:
-    claim = Claim(
-        round=fields.integer("round", 0, limits.ROUND_MAX),
-        tokens=fields.integer("tokens", 0, limits.TOKENS_TOTAL_MAX),
-        digest=fields.blob("digest", HASH_BYTES),
-        root=fields.blob("root", HASH_BYTES),
-    )
-    fields.end()
-    return claim
-
-
-_Counter = Annotated[int, integer(0, limits.COUNTER_MAX)]
-_Text = Annotated[str, text]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +200,7 @@ class MemberRecordBody:
     heartbeat: _Counter
     leaving: Annotated[bool, boolean]
     trains: Annotated[bool, boolean]
-    addresses: Annotated[tuple[str, ...], _addresses]
+    addresses: Annotated[tuple[str, ...], array(text(), limits.ADDRESSES_PER_PEER_MAX)]
     """``host:port`` where the node may be dialled; empty for one that can only dial out."""
     fingerprint: Annotated[bytes, _fingerprint]
     """SHA-256 of the node's TLS certificate, 32 bytes; empty without TLS."""
@@ -246,7 +212,7 @@ class MemberRecordBody:
     inner_steps: _Counter
     tokens: Annotated[int, integer(0, limits.OWN_TOKENS_MAX)]
     tokens_per_s: Annotated[float, number(0.0, limits.TOKENS_PER_S_MAX)]
-    loss: Annotated[float, number(-limits.LOSS_MAX, limits.LOSS_MAX)]
+    loss: _Loss
     claims: Annotated[tuple[Claim, ...], _claims] = ()
     """The snapshots that the node holds, newest first: what it attests of the sealed past, and can serve."""
     dialled: Annotated[tuple[bytes, ...], _prefixes] = ()
@@ -259,8 +225,7 @@ class MemberRecordBody:
         return (self.incarnation, self.heartbeat)
 
     def pack(self) -> bytes:
-        claims = [(claim.round, claim.tokens, claim.digest, claim.root) for claim in self.claims]
-        return pack([*values(self)[:-2], claims, b"".join(self.dialled)])
+        return pack([*values(self)[:-1], b"".join(self.dialled)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +241,5 @@ def parse_member_record(envelope: Envelope) -> MemberRecord:
     """Check a member record's body. Raises MalformedError."""
     if envelope.kind is not RecordKind.MEMBER:
         raise MalformedError("not a member record")
-    fields = Fields(unpack(envelope.body, limits.RECORD_BYTES_MAX), "member")
-    body = read(MemberRecordBody, fields)
-    fields.end()
+    body = read(MemberRecordBody, unpack(envelope.body, limits.RECORD_BYTES_MAX), "member")
     return MemberRecord(node_id=envelope.author, body=body, data=envelope.data)

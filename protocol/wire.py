@@ -1,15 +1,15 @@
 """msgpack with a bound on everything.
 
-All structured bytes from the network come through `unpack` and `Fields`: positional arrays. The type and
-range of every field are checked before use, so that the rest of the code never meets a surprise. A dataclass
-whose fields are annotated with readers, as ``number: Annotated[int, integer(0, 9)]``, is its own schema:
-`values` gives the array, `read` checks one.
+All structured bytes from the network come through `unpack` and `read`: positional arrays. The type and range
+of every field are checked before use, so that the rest of the code never meets a surprise. A class whose
+fields are annotated with checks, as ``number: Annotated[int, integer(0, 9)]``, is its own schema: `values`
+gives the array, `read` checks one.
 """
 
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import fields as fields_of
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 from unicodedata import ucd_3_2_0
 
@@ -95,124 +95,96 @@ def is_printable(text: str) -> bool:
     return all(c == " " or ucd_3_2_0.category(c) not in _NOT_PRINTABLE for c in text)
 
 
-class Fields:
-    """Reads a positional array field by field. Each reader raises a MalformedError that names the field."""
+# --- Schemas: what the fields of a class may be.
 
-    __slots__ = ("_next", "_values", "_what")
-
-    def __init__(self, value: Any, what: str) -> None:
-        if not isinstance(value, list):
-            raise MalformedError(f"{what}: expected an array")
-        self._values = value
-        self._next = 0
-        self._what = what
-
-    def _take(self, name: str) -> Any:
-        if self._next >= len(self._values):
-            raise MalformedError(f"{self._what}: field {name} is missing")
-        self._next += 1
-        return self._values[self._next - 1]
-
-    def _fail(self, name: str, problem: str) -> MalformedError:
-        return MalformedError(f"{self._what}: field {name} {problem}")
-
-    def integer(self, name: str, low: int, high: int) -> int:
-        value = self._take(name)
-        if type(value) is not int or not low <= value <= high:
-            raise self._fail(name, f"is not an integer from {low} to {high}")
-        return value
-
-    def boolean(self, name: str) -> bool:
-        value = self._take(name)
-        if type(value) is not bool:
-            raise self._fail(name, "is not a boolean")
-        return value
-
-    def refuses(self) -> bool:
-        """Whether the next field is a plain `false` in place of the expected value; if so, skip it."""
-        refused = self._values[self._next : self._next + 1] == [False] and self._values[self._next] is False
-        self._next += refused
-        return refused
-
-    def number(self, name: str, low: float, high: float) -> float:
-        value = self._take(name)
-        if type(value) is not float or not math.isfinite(value) or not low <= value <= high:
-            raise self._fail(name, f"is not a float from {low} to {high}")
-        return value
-
-    def blob(self, name: str, low: int, high: int | None = None) -> bytes:
-        """Bytes, of length `low` exactly, or of length `low` to `high`."""
-        return self._as_blob(name, self._take(name), low, low if high is None else high)
-
-    def text(self, name: str, high: int = TEXT_BYTES_MAX) -> str:
-        """Text of at most `high` bytes for which `is_printable` holds."""
-        return self._as_text(name, self._take(name), high)
-
-    def texts(self, name: str, high: int) -> tuple[str, ...]:
-        """At most `high` printable texts."""
-        return tuple(self._as_text(name, item, TEXT_BYTES_MAX) for item in self.array(name, high))
-
-    def array(self, name: str, high: int) -> list[Any]:
-        value = self._take(name)
-        if not isinstance(value, list) or len(value) > high:
-            raise self._fail(name, f"is not an array of at most {high} items")
-        return value
-
-    def blobs(self, name: str, size: int, high: int) -> tuple[bytes, ...]:
-        """At most `high` byte strings of exactly `size` bytes each."""
-        return tuple(self._as_blob(name, item, size, size) for item in self.array(name, high))
-
-    def _as_text(self, name: str, value: Any, high: int) -> str:
-        if (
-            not isinstance(value, str)
-            or not is_printable(value)
-            or len(value.encode("utf-8", "replace")) > high
-        ):
-            raise self._fail(name, f"is not printable text of at most {high} bytes")
-        return value
-
-    def _as_blob(self, name: str, value: Any, low: int, high: int) -> bytes:
-        if not isinstance(value, bytes) or not low <= len(value) <= high:
-            raise self._fail(name, f"is not {low} to {high} bytes")
-        return value
-
-    def end(self) -> None:
-        """Check that no field is left: two encodings of one meaning would have two hashes."""
-        if self._next != len(self._values):
-            raise MalformedError(f"{self._what}: {len(self._values) - self._next} fields too many")
-
-
-# --- Schemas: how the fields of a dataclass are read.
-
-Reader = Callable[[Fields, str], Any]
+Check = Callable[[Any], Any]
+"""Takes an unpacked value, and returns what it stands for. Raises ValueError that says what it should be."""
 _T = TypeVar("_T")
 
 
-def integer(low: int, high: int) -> Reader:
-    return lambda fields, name: fields.integer(name, low, high)
+def integer(low: int, high: int) -> Check:
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"is not an integer from {low} to {high}")
+        return value
+
+    return check
 
 
-def number(low: float, high: float) -> Reader:
-    return lambda fields, name: fields.number(name, low, high)
+def number(low: float, high: float) -> Check:
+    def check(value: Any) -> float:
+        if type(value) is not float or not math.isfinite(value) or not low <= value <= high:
+            raise ValueError(f"is not a float from {low} to {high}")
+        return value
+
+    return check
 
 
-def boolean(fields: Fields, name: str) -> bool:
-    return fields.boolean(name)
+def boolean(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError("is not a boolean")
+    return value
 
 
-def text(fields: Fields, name: str) -> str:
-    return fields.text(name)
+def blob(low: int, high: int | None = None) -> Check:
+    """Bytes, of length `low` exactly, or of length `low` to `high`."""
+    most = low if high is None else high
+
+    def check(value: Any) -> bytes:
+        if not isinstance(value, bytes) or not low <= len(value) <= most:
+            raise ValueError(f"is not {low} to {most} bytes")
+        return value
+
+    return check
 
 
-def blob(size: int) -> Reader:
-    return lambda fields, name: fields.blob(name, size)
+def text(high: int = TEXT_BYTES_MAX) -> Check:
+    """Text of at most `high` bytes for which `is_printable` holds."""
+
+    def check(value: Any) -> str:
+        is_text = isinstance(value, str) and is_printable(value)
+        if not is_text or len(value.encode("utf-8", "replace")) > high:
+            raise ValueError(f"is not printable text of at most {high} bytes")
+        return str(value)
+
+    return check
 
 
-def blobs(size: int, high: int) -> Reader:
-    return lambda fields, name: fields.blobs(name, size, high)
+def array(item: Check, high: int) -> Check:
+    """At most `high` items, as a tuple."""
+
+    def check(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) > high:
+            raise ValueError(f"is not an array of at most {high} items")
+        return tuple([item(each) for each in value])
+
+    return check
 
 
-_SCHEMAS: dict[type, list[tuple[str, Reader]]] = {}
+def row(*columns: Check) -> Check:
+    """Exactly these fields, as a tuple."""
+
+    def check(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) != len(columns):
+            raise ValueError(f"is not an array of {len(columns)} fields")
+        return tuple([column(each) for column, each in zip(columns, value, strict=True)])
+
+    return check
+
+
+def take(value: Any, what: str, *columns: Check) -> tuple[Any, ...]:
+    """Exactly these fields of `what`. Raises MalformedError."""
+    try:
+        fields: tuple[Any, ...] = row(*columns)(value)
+    except ValueError as error:
+        raise MalformedError(f"{what}: {error}") from None
+    return fields
+
+
+@cache
+def _schema(kind: type) -> list[tuple[str, Check]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [(name, hint.__metadata__[0]) for name, hint in hints.items()]
 
 
 def values(item: Any) -> list[Any]:
@@ -220,9 +192,19 @@ def values(item: Any) -> list[Any]:
     return [getattr(item, name) for name in item.__dataclass_fields__]
 
 
-def read(kind: type[_T], fields: Fields) -> _T:
-    """A dataclass of this kind. Raises MalformedError."""
-    if kind not in _SCHEMAS:
-        hints = get_type_hints(kind, include_extras=True)
-        _SCHEMAS[kind] = [(field.name, hints[field.name].__metadata__[0]) for field in fields_of(kind)]  # type: ignore[arg-type]
-    return kind(**{name: reader(fields, name) for name, reader in _SCHEMAS[kind]})
+def read(kind: type[_T], value: Any, what: str) -> _T:
+    """A dataclass or named tuple of this kind, from the array of its fields.
+
+    Raises MalformedError that names the field of `what`. No field may be left: two encodings of one meaning
+    would have two hashes.
+    """
+    schema = _schema(kind)  # type: ignore[arg-type]
+    if not isinstance(value, list) or len(value) != len(schema):
+        raise MalformedError(f"{what}: not an array of {len(schema)} fields")
+    fields = {}
+    for (name, check), each in zip(schema, value, strict=True):
+        try:
+            fields[name] = check(each)
+        except ValueError as error:
+            raise MalformedError(f"{what}: field {name} {error}") from None
+    return kind(**fields)

@@ -35,7 +35,7 @@ from gossamer.protocol.messages import AclSummary, Records
 from gossamer.protocol.records import HEADER_BYTES, Envelope, RecordKind, open_envelope
 from gossamer.protocol.sampling import RandomSource, sample
 from gossamer.protocol.unix_time import UnixTime, moment, span
-from gossamer.protocol.wire import Fields, pack, unpack
+from gossamer.protocol.wire import array, blob, integer, pack, take, text, unpack
 
 NEVER = 0
 """The value of `Grant.expires` that means no end."""
@@ -96,25 +96,24 @@ def revocation_body(node_id: bytes, last_round: int, issued: int, reason: str) -
     return pack([node_id, last_round, issued, reason])
 
 
+_NODE_ID, _ROLE = blob(NODE_ID_BYTES), integer(Role.OBSERVE, Role.TRAIN)
+_ROUND, _UNIX_S = integer(0, limits.ROUND_MAX), integer(0, limits.UNIX_S_MAX)
+_REASON = text(limits.REASON_BYTES_MAX)
+
+
 def parse_grant(envelope: Envelope) -> Grant:
     """Check a grant's body. Raises MalformedError."""
-    fields = Fields(unpack(envelope.body, limits.CREDENTIAL_BYTES_MAX), "grant")
-    node_id = fields.blob("node_id", NODE_ID_BYTES)
-    role = Role(fields.integer("role", Role.OBSERVE, Role.TRAIN))
-    fields.integer("issued", 0, limits.UNIX_S_MAX)
-    expires = fields.integer("expires", 0, limits.UNIX_S_MAX)
-    fields.end()
-    return Grant(envelope.record_id, envelope.data, node_id, role, expires)
+    node_id, role, _, expires = take(
+        unpack(envelope.body, limits.CREDENTIAL_BYTES_MAX), "grant", _NODE_ID, _ROLE, _UNIX_S, _UNIX_S
+    )
+    return Grant(envelope.record_id, envelope.data, node_id, Role(role), expires)
 
 
 def parse_revocation(envelope: Envelope) -> Revocation:
     """Check a revocation's body. Raises MalformedError."""
-    fields = Fields(unpack(envelope.body, limits.CREDENTIAL_BYTES_MAX), "revocation")
-    node_id = fields.blob("node_id", NODE_ID_BYTES)
-    last_round = fields.integer("last_round", 0, limits.ROUND_MAX)
-    fields.integer("issued", 0, limits.UNIX_S_MAX)
-    reason = fields.text("reason", limits.REASON_BYTES_MAX)
-    fields.end()
+    node_id, last_round, _, reason = take(
+        unpack(envelope.body, limits.CREDENTIAL_BYTES_MAX), "revocation", _NODE_ID, _ROUND, _UNIX_S, _REASON
+    )
     return Revocation(envelope.record_id, envelope.data, node_id, last_round, reason)
 
 
@@ -296,6 +295,8 @@ class AccessList:
 
 PREFIX = "gossamer-invitation:"
 INVITATION_BYTES_MAX = 8192
+_GRANT = blob(HEADER_BYTES, limits.CREDENTIAL_BYTES_MAX)
+_CONTACTS = array(text(), limits.ADDRESSES_PER_PEER_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +321,9 @@ def read_invitation(text: str) -> Invitation:
     if not words.startswith(PREFIX) or len(words) > INVITATION_BYTES_MAX:
         raise ConfigError(f"that is not an invitation; one begins with {PREFIX}")
     try:
-        fields = Fields(unpack(urlsafe_b64decode(words.removeprefix(PREFIX)), INVITATION_BYTES_MAX), "it")
-        swarm_id = fields.blob("swarm_id", 32)
-        envelope = open_envelope(fields.blob("grant", HEADER_BYTES, limits.CREDENTIAL_BYTES_MAX), swarm_id)
-        contacts = fields.texts("contacts", limits.ADDRESSES_PER_PEER_MAX)
-        fields.end()
+        value = unpack(urlsafe_b64decode(words.removeprefix(PREFIX)), INVITATION_BYTES_MAX)
+        swarm_id, grant, contacts = take(value, "it", blob(32), _GRANT, _CONTACTS)
+        envelope = open_envelope(grant, swarm_id)
         if envelope.kind is not RecordKind.GRANT:
             raise ConfigError("that invitation grants nothing")
         return Invitation(swarm_id, parse_grant(envelope), contacts)

@@ -21,12 +21,13 @@ beforehand can insist on it from the very first contact.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from gossamer.protocol.errors import MalformedError, RefusedError, SignatureError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
 from gossamer.protocol.limits import ASK_FRESH_S, CREDENTIAL_BYTES_MAX, UNIX_S_MAX
 from gossamer.protocol.unix_time import span
-from gossamer.protocol.wire import Fields, pack, unpack, values
+from gossamer.protocol.wire import blob, boolean, integer, pack, take, text, unpack, values
 
 PROTOCOL_VERSION = 2
 NONCE_BYTES = 32
@@ -37,6 +38,23 @@ _CLIENT, _SERVER = b"client", b"server"
 
 Vet = Callable[[bytes, bytes], None]
 """Called with the peer's proven node id and its credential; raises RefusedError to turn it away."""
+
+
+_KEY, _SIGNATURE = blob(PUBLIC_KEY_BYTES), blob(SIGNATURE_BYTES)
+_NONCE, _SESSION = blob(NONCE_BYTES), blob(SESSION_BYTES)
+_CREDENTIAL = blob(0, CREDENTIAL_BYTES_MAX)
+_VERSION = integer(PROTOCOL_VERSION, PROTOCOL_VERSION)
+
+
+def _unpack(data: bytes) -> Any:
+    """Raises RefusedError if the peer refuses us, or speaks another version, whose fields may be any."""
+    value = unpack(data, HELLO_BYTES_MAX)
+    first = value[0] if isinstance(value, list) and value else None
+    if first is False:
+        raise RefusedError(take(value, "refusal", boolean, text())[1])
+    if type(first) is int and first != PROTOCOL_VERSION:
+        raise RefusedError(f"the peer speaks protocol version {first}, this node {PROTOCOL_VERSION}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +98,13 @@ class ServerHandshake(_Side):
 
         Raises RefusedError (whose message may be sent with `refusal`), MalformedError or SignatureError.
         """
-        fields = Fields(unpack(hello, HELLO_BYTES_MAX), "hello")
-        version = fields.integer("version", 0, 2**31)
-        if version != PROTOCOL_VERSION:
-            raise RefusedError(f"protocol version {version}, this node speaks {PROTOCOL_VERSION}")
-        swarm_id = fields.blob("swarm_id", 32)
+        _, swarm_id, client_key, nonce, signature, self.peer_credential = take(
+            _unpack(hello), "hello", _VERSION, blob(32), _KEY, _NONCE, _SIGNATURE, _CREDENTIAL
+        )
         if swarm_id != self.swarm_id:
             raise RefusedError(
                 f"this node belongs to swarm {self.swarm_id.hex()[:12]}, not {swarm_id.hex()[:12]}"
             )
-        client_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
-        nonce = fields.blob("nonce", NONCE_BYTES)
-        signature = fields.blob("signature", SIGNATURE_BYTES)
-        self.peer_credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)
-        fields.end()
         transcript = _Transcript(
             swarm_id, self.identity.public_key, client_key, self.nonce, nonce, self.binding
         )
@@ -119,22 +130,12 @@ class ClientHandshake(_Side):
 
     def hello(self, challenge: bytes) -> bytes:
         """Answer the server's Challenge. Raises MalformedError, RefusedError or SignatureError."""
-        fields = Fields(unpack(challenge, HELLO_BYTES_MAX), "challenge")
-        if fields.refuses():
-            raise RefusedError(fields.text("reason"))
-        version = fields.integer("version", 0, 2**31)
-        if version != PROTOCOL_VERSION:
-            raise RefusedError(f"the peer speaks protocol version {version}, this node {PROTOCOL_VERSION}")
-        server_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
-        server_nonce = fields.blob("nonce", NONCE_BYTES)
-        fields.end()
+        _, server_key, nonce = take(_unpack(challenge), "challenge", _VERSION, _KEY, _NONCE)
         if self.expected is not None and node_id_of(server_key) != self.expected:
             raise SignatureError("the node that answers at this address is not the one we dialled")
-        self._transcript = _Transcript(
-            self.swarm_id, server_key, self.identity.public_key, server_nonce, self.nonce, self.binding
-        )
-        signature = self.identity.sign(self._transcript.signed_by(_CLIENT))
         own_key = self.identity.public_key
+        self._transcript = _Transcript(self.swarm_id, server_key, own_key, nonce, self.nonce, self.binding)
+        signature = self.identity.sign(self._transcript.signed_by(_CLIENT))
         return pack([PROTOCOL_VERSION, self.swarm_id, own_key, self.nonce, signature, self.credential])
 
     def finish(self, welcome: bytes) -> tuple[bytes, bytes]:
@@ -144,13 +145,9 @@ class ClientHandshake(_Side):
         """
         if self._transcript is None:
             raise MalformedError("welcome before challenge")
-        fields = Fields(unpack(welcome, HELLO_BYTES_MAX), "welcome")
-        if not fields.boolean("accepted"):
-            raise RefusedError(fields.text("reason"))
-        signature = fields.blob("signature", SIGNATURE_BYTES)
-        session = fields.blob("session", SESSION_BYTES)
-        self.peer_credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)
-        fields.end()
+        _, signature, session, self.peer_credential = take(
+            _unpack(welcome), "welcome", boolean, _SIGNATURE, _SESSION, _CREDENTIAL
+        )
         verify(self._transcript.server_key, signature, self._transcript.signed_by(_SERVER) + session)
         node_id = node_id_of(self._transcript.server_key)
         self.vet(node_id, self.peer_credential)
@@ -162,13 +159,12 @@ class ClientHandshake(_Side):
 ASK_BYTES_MAX = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a signed question proves."""
+class Asker(NamedTuple):
+    """Who signed a question."""
 
     node_id: bytes
     credential: bytes
-    """The asker's grant, or empty. Not judged yet."""
+    """Its grant, or empty. Not judged yet."""
 
 
 def _question(swarm_id: bytes, binding: bytes, unix_s: int, path: str) -> bytes:
@@ -187,15 +183,12 @@ def ask(
     return pack([int(unix_s), identity.public_key, signature, credential])
 
 
-def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, path: str) -> Question:
+def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, path: str) -> Asker:
     """Check a question; returns who asks. Raises MalformedError, SignatureError, or RefusedError if it was
     signed more than `ASK_FRESH_S` from now."""
-    fields = Fields(unpack(data, ASK_BYTES_MAX), "question")
-    asked = fields.integer("unix_s", 0, UNIX_S_MAX)
-    public_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
-    signature = fields.blob("signature", SIGNATURE_BYTES)
-    credential = fields.blob("credential", 0, CREDENTIAL_BYTES_MAX)
-    fields.end()
+    asked, public_key, signature, credential = take(
+        unpack(data, ASK_BYTES_MAX), "question", integer(0, UNIX_S_MAX), _KEY, _SIGNATURE, _CREDENTIAL
+    )
     if abs(asked - unix_s) > ASK_FRESH_S:
         raise RefusedError(f"our clocks differ by {span(abs(asked - unix_s))}; set the one that is wrong")
     try:
@@ -205,7 +198,7 @@ def check_question(data: bytes, swarm_id: bytes, binding: bytes, unix_s: float, 
             f"this node belongs to swarm {swarm_id.hex()[:12]}, but another one was asked for; or somebody"
             " is in the middle"
         ) from None
-    return Question(node_id_of(public_key), credential)
+    return Asker(node_id_of(public_key), credential)
 
 
 def prove(identity: Identity, binding: bytes, nonce: bytes) -> bytes:
@@ -215,9 +208,6 @@ def prove(identity: Identity, binding: bytes, nonce: bytes) -> bytes:
 
 def check_proof(data: bytes, binding: bytes, nonce: bytes) -> bytes:
     """The node id of the node that answers. Raises MalformedError or SignatureError."""
-    fields = Fields(unpack(data, ASK_BYTES_MAX), "proof")
-    public_key = fields.blob("public_key", PUBLIC_KEY_BYTES)
-    signature = fields.blob("signature", SIGNATURE_BYTES)
-    fields.end()
+    public_key, signature = take(unpack(data, ASK_BYTES_MAX), "proof", _KEY, _SIGNATURE)
     verify(public_key, signature, _answer(binding, nonce))
     return node_id_of(public_key)

@@ -128,9 +128,9 @@ def test_truncated_and_extended_bodies(parse, body):
         with pytest.raises(MalformedError):
             parse(packed[:cut])
     fields = unpack(packed, limits.RECORD_BYTES_MAX)
-    with pytest.raises(MalformedError, match="too many"):
+    with pytest.raises(MalformedError, match="not an array of"):
         parse(pack([*fields, None]))
-    with pytest.raises(MalformedError, match="missing"):
+    with pytest.raises(MalformedError, match="not an array of"):
         parse(pack(fields[:-1]))
     with pytest.raises(MalformedError):
         parse(packed + b"\xc0")

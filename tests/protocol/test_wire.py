@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from dataclasses import make_dataclass
+from typing import Annotated
 from unittest.mock import Mock
 
 import msgpack
@@ -13,7 +15,20 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import ARRAYS_MAX
-from gossamer.protocol.wire import Fields, is_printable, pack, unpack
+from gossamer.protocol.wire import (
+    array,
+    blob,
+    boolean,
+    integer,
+    is_printable,
+    number,
+    pack,
+    read,
+    row,
+    take,
+    text,
+    unpack,
+)
 
 SCALARS = st.one_of(
     st.integers(-(2**63), 2**64 - 1),
@@ -74,57 +89,47 @@ def test_size_limit():
         unpack(pack(b"x" * 9), 10)
 
 
-def _fields(*values: object) -> Fields:
-    return Fields(list(values), "thing")
+REFUSED = {
+    "integer": (integer(0, 10), [-1, 11, True, 1.0, "1", b"1", None, [1]]),
+    "number": (number(0.0, 10.0), [math.nan, math.inf, -math.inf, 1, True, "1", 10.5, -0.5]),
+    "boolean": (boolean, [0, 1, None, "true"]),
+    "blob": (blob(3), [b"12", b"1234", "123", bytearray(b"123"), None]),
+    "text": (
+        text(),  # nothing that a terminal should not see
+        ["a\nb", "\x1b[31m", "x" * 257, "é" * 129, b"x", "\u202e", "é\xa0", "\ue000", 1],
+    ),
+    "array": (array(blob(2), 2), [[b"ab"] * 3, [b"abc"], b"ab", (b"ab",)]),
+    "row": (row(boolean, blob(2)), [[True], [True, b"ab", 1], [b"ab", True], True, None]),
+}
 
 
-@pytest.mark.parametrize("value", [-1, 11, True, 1.0, "1", b"1", None, [1]])
-def test_integer_refuses(value):
-    with pytest.raises(MalformedError, match="thing: field n "):
-        _fields(value).integer("n", 0, 10)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_field_may_not_be_is_refused_by_its_name(name):
+    check, wrong = REFUSED[name]
+    kind = make_dataclass("Kind", [("x", Annotated[object, check])])
+    for value in wrong:
+        with pytest.raises(MalformedError, match="thing: field x "):
+            read(kind, [value], "thing")
+        with pytest.raises(MalformedError, match="thing: "):
+            take([value], "thing", check)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1, True, "1", 10.5, -0.5])
-def test_number_refuses(value):
-    with pytest.raises(MalformedError, match="field x"):
-        _fields(value).number("x", 0.0, 10.0)
-
-
-@pytest.mark.parametrize("value", [0, 1, None, "true"])
-def test_boolean_refuses(value):
-    with pytest.raises(MalformedError, match="field b"):
-        _fields(value).boolean("b")
+def test_fields_come_back_as_they_are_and_none_is_left_over():
+    checks = (array(blob(2), 2), row(boolean, integer(0, 1)))
+    assert take([[b"ab", b"cd"], [True, 1]], "thing", *checks) == ((b"ab", b"cd"), (True, 1))
+    kind = make_dataclass("Kind", [("x", Annotated[bool, boolean])])
+    assert read(kind, [True], "thing") == kind(True)
+    for wrong in ([], [True, True], True, None):
+        with pytest.raises(MalformedError, match="thing: not an array of 1 fields"):
+            read(kind, wrong, "thing")
 
 
 def test_text_is_the_same_to_every_python():
     """Tables of Unicode grow, and nodes with those of last year would not take the same revocations."""
     newer = "\U0001fa77 \U0003ffff"  # a character since 2022, and none yet
-    assert _fields(newer).text("t") == newer
+    assert text()(newer) == newer
     every = map(chr, range(0x110000))
     assert all(is_printable(c) for c in every if c.isprintable()), "whatever this Python's tables are"
-
-
-@pytest.mark.parametrize(
-    "value", ["a\nb", "\x1b[31m", "x" * 257, "é" * 129, b"x", "\u202e", "é\xa0", "\ue000", 1]
-)
-def test_text_refuses_what_a_terminal_should_not_see(value):
-    with pytest.raises(MalformedError, match="field t"):
-        _fields(value).text("t")
-    with pytest.raises(MalformedError, match="field t"):
-        _fields([value]).texts("t", 3)
-
-
-@pytest.mark.parametrize("value", [b"12", b"1234", "123", bytearray(b"123"), None])
-def test_blob_refuses(value):
-    with pytest.raises(MalformedError, match="field b"):
-        _fields(value).blob("b", 3)
-
-
-def test_array_limits_and_contents():
-    assert _fields([b"ab", b"cd"]).blobs("bs", 2, 2) == (b"ab", b"cd")
-    for wrong in ([b"ab"] * 3, [b"abc"], b"ab", (b"ab",)):
-        with pytest.raises(MalformedError, match="field bs"):
-            _fields(wrong).blobs("bs", 2, 2)
 
 
 @pytest.mark.parametrize("nested", [False, True])
