@@ -4,8 +4,9 @@ The daemon is a child of the script. One that dies is started again with backoff
 alone. It ends with the script: it is asked to when the script leaves, and its lifeline ends it however the
 script died.
 
-SIGTERM asks the training loops of this process to stop, instead of killing them in the middle of a step. It
-is handled only if no other handler is set, and only once: a second SIGTERM kills at once, as it always did.
+SIGTERM has the training loops of this process publish what they hold, and asks them to stop, instead of
+killing them in the middle of a step: but only once, and a second one kills at once, as it always did. A
+script's own handler is called after ours, and then it alone decides whether to stop.
 """
 
 import logging
@@ -20,6 +21,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from torch import Tensor
 
@@ -52,24 +55,64 @@ log = logging.getLogger("gossamer.peer")
 _imported_in = os.getpid()
 
 
+# --- SIGTERM.
+
+
+class Sigterm:
+    """How this process handles SIGTERM: it calls the callbacks, and then whatever handled SIGTERM before."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+        self._before: Any = signal.SIG_DFL
+        os.register_at_fork(after_in_child=self._callbacks.clear)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the script has no handler of its own."""
+        return self._before is signal.SIG_DFL
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Call a function at SIGTERM, in the main thread."""
+        handler = signal.getsignal(signal.SIGTERM)
+        if threading.current_thread() is not threading.main_thread():
+            if handler is signal.SIG_DFL:
+                log.warning(
+                    "attached outside the main thread, where SIGTERM cannot be handled: it would end the"
+                    " script in the middle of a step. Have a SIGTERM handler call request_stop()"
+                )
+        elif handler not in (signal.SIG_IGN, None, self._handle):
+            self._before = handler
+            signal.signal(signal.SIGTERM, self._handle)
+        self._callbacks.append(callback)
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Call a function no more. After the last, SIGTERM is handled as before."""
+        if callback in self._callbacks:
+            self._callbacks.remove(callback)
+        if not self._callbacks and signal.getsignal(signal.SIGTERM) == self._handle:
+            with suppress(ValueError):  # not the main thread: the handler of before is called all the same
+                signal.signal(signal.SIGTERM, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        callbacks = tuple(self._callbacks)
+        for callback in callbacks:
+            callback()
+        if not self.is_default:
+            self._before(number, frame)
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not callbacks:  # a forked worker, in which no loop would stop
+            signal.raise_signal(signal.SIGTERM)
+
+
+sigterm = Sigterm()
+
+
 # --- The daemon of a script.
-
-_running: "set[DaemonProcess]" = set()
-"""Those that SIGTERM asks to stop."""
-
-os.register_at_fork(after_in_child=_running.clear)
-
-
-def _terminate(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for process in tuple(_running):
-        process.was_terminated = True
-    if not _running:  # a forked worker, in which nothing looks at the flag
-        signal.raise_signal(signal.SIGTERM)
 
 
 class DaemonProcess:
-    """A script's daemon, kept running by a thread, and the script's handling of SIGTERM."""
+    """A script's daemon, kept running by a thread, and whether SIGTERM asks the script to stop."""
 
     def __init__(self, options: NodeOptions | None = None) -> None:
         """`options` are None in a script whose daemon is a child of another rank."""
@@ -77,28 +120,21 @@ class DaemonProcess:
         self._ended: int | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep_running, name="daemon-process", daemon=True)
-        self.was_terminated = False
-        """Whether SIGTERM came."""
+        self._was_terminated = False
 
     def start(self) -> None:
         """Start the daemon, and take over SIGTERM."""
-        is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if is_default and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _terminate)
-        elif is_default:
-            log.warning(
-                "attached outside the main thread, where SIGTERM cannot be handled: it would end the script"
-                " in the middle of a step. Have a SIGTERM handler call request_stop()"
-            )
-        if signal.getsignal(signal.SIGTERM) is _terminate:
-            _running.add(self)
+        sigterm.call(self._terminated)
         if self._service is not None:
             self._thread.start()
+
+    def _terminated(self) -> None:
+        self._was_terminated = sigterm.is_default  # a script that handles SIGTERM itself decides
 
     @property
     def must_stop(self) -> bool:
         """Whether SIGTERM came, or the daemon is done and will not be started again."""
-        return self.was_terminated or self._ended is not None
+        return self._was_terminated or self._ended is not None
 
     @property
     def has_died(self) -> bool:
@@ -121,10 +157,7 @@ class DaemonProcess:
             if self._thread.ident is not None:
                 self._thread.join()
         finally:
-            _running.discard(self)
-            if not _running and signal.getsignal(signal.SIGTERM) is _terminate:
-                with suppress(ValueError):  # not the main thread: SIGTERM kills all the same
-                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            sigterm.forget(self._terminated)
 
     def _keep_running(self) -> None:
         assert self._service is not None

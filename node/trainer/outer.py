@@ -63,6 +63,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as hiding_changes
 
 from gossamer.node.ipc import messages as control
 from gossamer.node.trainer.checkpoint import CheckpointWriter, restore
@@ -76,7 +77,7 @@ from gossamer.node.trainer.payload_writer import PayloadWriter
 from gossamer.node.trainer.phi_updates import PhiUpdates
 from gossamer.node.trainer.ranks import DONE, Rank, RankContext, Word
 from gossamer.node.trainer.watchdogs import IdleWatch, StepBoundary
-from gossamer.protocol.errors import DivergedError, LocalError
+from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.limits import LOSS_MAX, OWN_TOKENS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
@@ -332,9 +333,9 @@ class Leader(Rank):
         change that failed."""
         self._has_diverged = False
         """Whether the model diverged, and the swarm's has not been loaded since."""
-        shared = [tensor for state in self._outer.fragments for tensor in state.theta]
+        self._shared = tuple(tensor for state in self._outer.fragments for tensor in state.theta)
         # Sharded parameters are here as copies; their ranks leave only together, at a step boundary.
-        self._boundary = StepBoundary([] if any(map(is_sharded, model.parameters())) else shared)
+        self._boundary = StepBoundary(() if any(map(is_sharded, model.parameters())) else self._shared)
         self._has_stepped = False
         self._steps_since = 0
         self._published_at = time.monotonic()
@@ -398,27 +399,36 @@ class Leader(Rank):
                 return
             time.sleep(POLL_S)
 
+    def publish_early(self, timeout_s: float) -> bool:
+        if self.team.size > 1 or self._missing or not self._boundary.holds:
+            return False
+        round_ = self._due_at_the_end(timeout_s)
+        if round_ is not None:
+            try:
+                touched = self._touched([], round_)
+            except ConfigError:  # which the next step raises
+                return False
+            # A forward pass may be under way. Its backward pass would refuse parameters that have changed.
+            with hiding_changes(self._shared):
+                round_ = self._change(touched, [], round_)
+            self._boundary.mark()
+        if round_ is not None:
+            log.info("asked to stop: what this node has learnt is published, as round %d", round_)
+        return True
+
     def flush(self, timeout_s: float) -> None:
         self.stop_requested = False
         while self._agree(leaving=1).leaving < self.team.size:
             pass  # a rank that still trains hears of it at its next step
-        left, is_whole = timeout_s, self._is_as_at_the_boundary()
-        if is_whole and self._outer.has_open_windows and not self.finished:
-            # What the window holds can be handed over once the last delta is acknowledged.
-            left -= self._link.wait_free(timeout_s / 2)
-            if not self._link.can_publish:
-                log.warning(
-                    "what this node has learnt since its last delta is not published: its daemon %s",
-                    "has yet to store that one" if self._link.is_attached else "does not answer",
-                )
-        round_ = self._due_at_the_end() if is_whole else None
+        gives_up_at, is_whole = time.monotonic() + timeout_s, self._is_as_at_the_boundary()
+        round_ = self._due_at_the_end(timeout_s / 2) if is_whole else None
         touched = self._touched([], round_)
         self._agree(touched, round_=round_ or 0)
         self._change(touched, [], round_)
         if is_whole and not self._missing:
             self._checkpoint.save(self._outer, self._saved_optimizers, self.progress)
             self._boundary.mark()
-        if not self._link.wait_acknowledged(left):
+        if not self._link.wait_acknowledged(gives_up_at - time.monotonic()):
             log.warning(
                 "the node's daemon has yet to store the delta of round %d, which is lost if the node ends"
                 " before",
@@ -593,12 +603,20 @@ class Leader(Rank):
         round_ = self._pace.due(self._link.own_last, self._link.clock, steps, seconds)
         return None if round_ is not None and 0 < self._stop_round < round_ else round_
 
-    def _due_at_the_end(self) -> int | None:
-        """The round to publish before leaving, however short its window.
+    def _due_at_the_end(self, timeout_s: float) -> int | None:
+        """The round to publish before leaving, however short its window; waits until the last delta is
+        acknowledged, when this one can be handed over.
 
         None if the window holds no step, or if the swarm has not come to that round yet.
         """
-        if self.finished or not self._link.can_publish:
+        if self.finished or not self._outer.has_open_windows:
+            return None
+        self._link.wait_free(timeout_s)
+        if not self._link.can_publish:
+            log.warning(
+                "what this node has learnt since its last delta is not published: its daemon %s",
+                "has yet to store that one" if self._link.is_attached else "does not answer",
+            )
             return None
         # The clock may be unknown, after a sleep. Then the window's delta is published however late it is.
         clock = self._link.clock if self._link.clock >= 0 else self._link.own_last

@@ -7,20 +7,25 @@ follow.
 There is one rule for every way out of the loop (its end, an exception, Ctrl-C, SIGTERM, the end of the
 process): if the parameters are as at the last `step`, the open window is published and a checkpoint saved.
 Otherwise something is half done, and what was saved last stays.
+
+A stop may be asked for where the loop's next step is far away: in an evaluation of minutes, or where a worker
+has been killed by the same signal. SIGTERM and `request_stop` therefore publish the open window at once, by
+the same rule, since a signal's handler runs in the training thread, between two of its instructions. If the
+rule says no, the next step publishes it.
 """
 
 import atexit
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NoReturn, Self, SupportsFloat, SupportsInt
+from typing import Any, Self, SupportsFloat, SupportsInt
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +34,7 @@ from gossamer.node import logs
 from gossamer.node.home import Home
 from gossamer.node.ipc.messages import Report
 from gossamer.node.options import NodeOptions
-from gossamer.node.trainer.attach import DaemonProcess, StartedNode, check_process, start_node
+from gossamer.node.trainer.attach import DaemonProcess, StartedNode, check_process, sigterm, start_node
 from gossamer.node.trainer.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
 from gossamer.node.trainer.data import Schedule, Shard
 from gossamer.node.trainer.metrics import Progress, Reporter
@@ -42,6 +47,9 @@ from gossamer.protocol.manifest import Manifest, from_canonical
 
 LEAVE_S = 2.0
 """How long leaving waits for the last delta to be on disk."""
+
+EARLY_S = 0.5
+"""How long publishing early waits for the delta before to be on disk: a signal's handler may be waiting."""
 
 WARM_UP_STEPS = 20
 """Inner steps over which a fresh inner optimizer's learning rate rises to its place."""
@@ -81,9 +89,13 @@ class Peer:
         """The count of `Rank.applied` that the callbacks were last called for."""
         _, first = named_tensors(model, frozen=True)[0]
         self._reporter = Reporter(str(first.device))
-        self._stepping: int | None = None
-        """The thread that is in `step`. A lock would stay taken if Ctrl-C came between taking it and the
-        `try` that releases it."""
+        self._thread = get_ident()
+        """The training thread."""
+        self._inside: int | None = None
+        """The thread that is changing what this peer holds, in `step` for example. A lock would stay taken if
+        Ctrl-C came between taking it and the `try` that releases it."""
+        self._must_publish = False
+        """Whether a stop has been asked for, and the next step is to publish the open window."""
         self._has_warned_of_stop = False
         """Whether a step has ended with `should_stop`. The next one raises, on all ranks."""
         self._left = False
@@ -112,17 +124,13 @@ class Peer:
         home = Home(folder)
         context = RankContext(Team(dict(named_tensors(model, frozen=True))), stop_round)
         link = DaemonLink(home.socket_path(), manifest)
-        try:
-            if not link.wait_connected(CONNECT_TIMEOUT_S):
-                raise UnreachableError(
-                    f"no daemon has answered at {home.socket_path()} for {CONNECT_TIMEOUT_S:.0f} s"
-                    f" ({link.problem})"
-                )
-            leader = Leader(model, optimizers, manifest, link, context, home.checkpoint_path)
-            return cls(model, leader, optimizers)
-        except BaseException:
-            link.close()
-            raise
+        if not link.wait_connected(CONNECT_TIMEOUT_S):
+            raise UnreachableError(
+                f"no daemon has answered at {home.socket_path()} for {CONNECT_TIMEOUT_S:.0f} s"
+                f" ({link.problem})"
+            )
+        leader = Leader(model, optimizers, manifest, link, context, home.checkpoint_path)
+        return cls(model, leader, optimizers)
 
     @classmethod
     def attach(
@@ -202,13 +210,13 @@ class Peer:
         tensors = parameters_of(model)
         optimizers = checked_optimizers(optimizer, tensors)
         team = team_of(tensors, model)
-        role: Rank | None = None
+        node, role = None, None
         try:
-            node = _start(team, options, manifest, tensors) if team.rank == 0 else None
-            if node is None:
-                role = _follower(model, tensors, team, options)
-            else:
+            if team.rank == 0:
+                node = _started(team, options, manifest, tensors)
                 role = _leader(model, optimizers, team, node)
+            else:
+                role = _follower(model, tensors, team, options)
             peer = cls(model, role, optimizers, node)
             peer._begin_attached(node)
             return peer
@@ -230,6 +238,7 @@ class Peer:
         if not self.begin(on_wait):
             raise self._role.ending()
         atexit.register(self.leave_at_exit)
+        sigterm.call(self._publish_soon)
 
     # -- where the model stands in the swarm
 
@@ -329,7 +338,7 @@ class Peer:
         Raises ValueError if the schedule returns anything but a finite factor of 0 or more.
         """
         warm_up = 1.0 if self.resumed else min(1.0, (self._steps_run + 1) / WARM_UP_STEPS)
-        factor = float(schedule(self.swarm_tokens))  # a tensor for a rate is more than some optimizers take
+        factor = float(schedule(self.swarm_tokens))  # some optimizers take no tensor for a rate
         if not (isfinite(factor) and factor >= 0):
             raise ValueError(f"the schedule returned {factor}: it must return a factor of 0 or more")
         return warm_up * factor
@@ -383,38 +392,31 @@ class Peer:
 
         Raises:
             ValueError: `tokens` is no such count, or `loss` is not one number; the step was not recorded.
-            RuntimeError: the peer has left, `step` is running already, or this is a forked process.
+            RuntimeError: the peer has left, or `step` is running already.
             ConfigError: the model's parameters are not those that it attached with.
             UnreachableError: another rank of this node is gone.
             SystemExit: the loop went on although `should_stop` was true (attached peers only).
         """
-        if self._stepping is not None:
+        if self._inside is not None:
             raise RuntimeError(
                 "step is already running, in another thread or around this callback: a peer has one loop"
             )
-        self._stepping = get_ident()
-        try:
-            self._check_here()
+        with self._changing():
             count, mean = token_count(tokens), mean_loss(loss)
             self._steps_run += 1
             round_ = self._role.step(count, mean)
-            self._after_step()
-            return round_
-        finally:
-            self._stepping = None
-
-    def _after_step(self) -> None:
-        """Call the callbacks. An attached peer also reports, and ends a loop that goes on when told to
-        stop."""
-        if (applied := self._role.applied) != self._applied:  # by this step, or by one that Ctrl-C ended
-            for callback in self._callbacks:
-                callback(self)
-            self._applied = applied  # only now: Ctrl-C may come within a callback
+            if (applied := self._role.applied) != self._applied:  # by this step, or by one that Ctrl-C ended
+                for callback in self._callbacks:
+                    callback(self)
+                self._applied = applied  # only now: Ctrl-C may come within a callback
+        if self._must_publish:
+            self._publish_soon()
         self._report_attached("training")
         if self._role.daemon is not None and self.should_stop:
             if self._has_warned_of_stop:
                 raise self._role.ending()
             self._has_warned_of_stop = True
+        return round_
 
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
@@ -431,22 +433,23 @@ class Peer:
     def request_stop(self) -> None:
         """Ask the training loop to stop: `should_stop` is true from now on or, with several ranks, on all of
         them after their next step. Leaving the loop, in `finish` or at the end of the `with`, fulfils the
-        request.
+        request. The open window is published at once, or by the next step, as at SIGTERM.
 
-        May be called from any thread, and on any rank.
+        May be called from any thread, in a signal's handler, and on any rank.
         """
         self._role.stop_requested = True
+        self._publish_soon()
 
     def drop_progress(self) -> None:
         """After the last round: go back to Phi, and discard what the open windows hold."""
-        self._check_here()
-        self._role.drop_progress()
+        with self._changing():
+            self._role.drop_progress()
 
     def settle(self) -> bool:
         """After `drop_progress`: take over Phi as it changes. Returns whether it did, or may be about to; on
         ranks other than the first, only whether it did."""
-        self._check_here()
-        return self._role.settle()
+        with self._changing():
+            return self._role.settle()
 
     def finish(self, *, quiet_s: float = 2.0, timeout_s: float = 30.0) -> bool:
         """Stop training and hold the swarm's own model, with nothing in it that is this node's alone.
@@ -461,20 +464,19 @@ class Peer:
         Optimizers that have a mode for evaluation, as ScheduleFree has, are in it afterwards.
 
         Raises:
-            RuntimeError: the peer has left, or this is a forked process.
+            RuntimeError: the peer has left.
             ConfigError: the model's parameters are not those that it attached with.
         """
-        self._check_here()
-        begun = time.monotonic()
-        gives_up_at = begun + float(timeout_s)
+        gives_up_at = time.monotonic() + float(timeout_s)
         rests_after = float(quiet_s)  # what is no number is refused before anything is published
-        self._role.await_daemon(timeout_s)
-        self._role.flush(LEAVE_S)
-        for optimizer in self._optimizers:
-            # One that writes averages of its own into the model must not do so after the swarm's is there.
-            if callable(end := getattr(optimizer, "eval", None)):
-                end()
-        self.drop_progress()
+        with self._changing():
+            self._role.await_daemon(timeout_s)
+            self._role.flush(LEAVE_S)
+            for optimizer in self._optimizers:
+                # One that writes averages into the model must not do so once the swarm's is there.
+                if callable(end := getattr(optimizer, "eval", None)):
+                    end()
+            self._role.drop_progress()
         changed = time.monotonic()
         while True:
             is_changing = self.settle()
@@ -496,12 +498,30 @@ class Peer:
         if self._role.daemon is not None:
             self._reporter.report(self, state)
 
-    # -- leaving
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Inside, this thread changes what the peer holds. Raises RuntimeError if the peer has left."""
+        if self._left:
+            raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
+        self._thread = self._inside = get_ident()
+        try:
+            yield
+        finally:
+            self._inside = None
 
-    @property
-    def has_left(self) -> bool:
-        """Whether the peer has left its swarm."""
-        return self._left
+    def _publish_soon(self) -> None:
+        """Publish the open window now, if this is the training thread and the parameters are as at its last
+        step; otherwise the next step does it."""
+        if self._left:
+            return
+        was_due, self._must_publish = self._must_publish, True
+        if self._inside is None and get_ident() == self._thread:
+            with self._changing():
+                self._must_publish = not self._role.publish_early(EARLY_S)
+        if self._must_publish and not was_due and self._role.team.rank == 0:
+            log.info("asked to stop: what this node has learnt is published once its next step is done")
+
+    # -- leaving
 
     def leave(self) -> None:
         """Publish the next round's fragment, save, and stop the daemon, as leaving the `with` does. With
@@ -535,46 +555,27 @@ class Peer:
         # Our own SystemExit comes to all ranks at the same step.
         self._end(together=kind is None or self._has_warned_of_stop)
 
-    def __reduce__(self) -> NoReturn:
-        """Raise TypeError: a copy cannot be the same node, in this process or another."""
-        raise TypeError(
-            "a Peer can be neither copied nor pickled: keep it out of objects that are, such as a model that"
-            " you copy, or the dataset of a worker that is spawned"
-        )
-
     def _end(self, *, together: bool) -> None:
+        """Leave. Who leaves while another thread is in a step publishes nothing: both would write one
+        payload."""
         if os.getpid() != self._pid:
             return
         try:
             if not self._left:
                 self._left = True
                 atexit.unregister(self.leave_at_exit)
-                if (together or self._role.team.size == 1) and self._others_step_is_over():
+                sigterm.forget(self._publish_soon)
+                is_between_steps = self._inside in (None, get_ident())
+                if (together or self._role.team.size == 1) and is_between_steps:
                     self._role.flush(LEAVE_S)
         finally:
             self.close()  # also if the peer has left: Ctrl-C may have cut the first call short
-
-    def _others_step_is_over(self) -> bool:
-        """Wait up to `LEAVE_S` for another thread's step, or both would publish. Returns whether it ended."""
-        deadline = time.monotonic() + LEAVE_S
-        while self._stepping not in (None, get_ident()):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_S)
-        return True
-
-    def _check_here(self) -> None:
-        """Raise RuntimeError if nothing that the model learns from now on can reach the swarm."""
-        if self._left:
-            raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
-        if os.getpid() != self._pid:
-            raise RuntimeError("a peer belongs to the process that attached, not to those forked from it")
 
 
 # --- Attaching: of several ranks, the first starts the node and tells the others.
 
 
-def _start(
+def _started(
     team: Team,
     options: NodeOptions,
     manifest: Manifest | str | os.PathLike[str] | None,
@@ -609,21 +610,19 @@ def _leader(
 
 def _follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Team, options: NodeOptions) -> Rank:
     """Take part in what the first rank does. Raises ConfigError if it failed."""
-    manifest = from_canonical(_from_first(team))
+
+    def from_first() -> bytes:
+        message = team.share(b"")
+        if message[:1] == b"!":
+            raise ConfigError(message[1:].decode())
+        return message[1:]
+
+    manifest = from_canonical(from_first())
     check_fits(tensors, manifest)
     team.bind(manifest.plan())
-    node_id = _from_first(team)
-    daemon = DaemonProcess()
+    link, daemon = Relayed(from_first()), DaemonProcess()
     daemon.start()
-    return Rank(model, manifest, Relayed(node_id), RankContext(team, options.stop_round, daemon))
-
-
-def _from_first(team: Team) -> bytes:
-    """What the first rank says. Raises ConfigError if it failed."""
-    message = team.share(b"")
-    if message[:1] == b"!":
-        raise ConfigError(message[1:].decode())
-    return message[1:]
+    return Rank(model, manifest, link, RankContext(team, options.stop_round, daemon))
 
 
 def _show_log() -> None:
@@ -644,9 +643,7 @@ def _show_log() -> None:
 def token_count(tokens: SupportsInt) -> int:
     """A step's tokens as an int, from any type of number. Raises ValueError if it is not a valid count."""
     try:
-        if isinstance(tokens, Tensor):
-            tokens = tokens.item()  # only one wait for the device
-        count = 0 if isinstance(tokens, bool | np.bool_) else int(tokens)
+        count = int(tokens)
         if count == tokens and 1 <= count <= TOKENS_MAX:
             return count
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several numbers
@@ -659,16 +656,9 @@ def token_count(tokens: SupportsInt) -> int:
 def mean_loss(loss: SupportsFloat | Tensor) -> float | Tensor:
     """A step's loss as a float, or as a tensor [] without its graph. Raises ValueError if it is not one
     number."""
-    if isinstance(loss, Tensor):
-        is_number = loss.numel() == 1 and not loss.is_complex() and not loss.is_meta
-        if not is_number or loss.layout is not torch.strided:
-            raise ValueError(
-                f"loss is {loss.dtype} of shape {list(loss.shape)}: step takes one number, loss.mean()"
-            )
-        return loss.detach().view(())
     try:
-        return float(loss)
-    except (TypeError, ValueError, OverflowError):
+        return loss.detach().view(()) if isinstance(loss, Tensor) else float(loss)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         raise ValueError(
-            f"loss is {loss!r:.60}: step takes the step's mean loss, float('nan') if there is none"
+            f"loss is {loss!r:.60}: step takes the step's mean loss, one number; float('nan') if there is none"
         ) from None

@@ -406,6 +406,12 @@ class Rank:
     def await_daemon(self, timeout_s: float) -> None:
         """Wait for a daemon that has ended and is being started again, if the open window holds anything."""
 
+    def publish_early(self, timeout_s: float) -> bool:
+        """Publish what the open window holds although the loop goes on, if the parameters are as at the last
+        step boundary. Returns whether they were. Several ranks, which may be anywhere in their loops, only
+        publish together, as they leave."""
+        return False
+
     def flush(self, timeout_s: float) -> None:
         """Before leaving: if the parameters are as at the last step boundary, publish what the open window
         holds and save a checkpoint. Wait until the last delta is on disk."""

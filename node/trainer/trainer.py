@@ -83,15 +83,6 @@ class Trainer:
         self._could_be_shown = True
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
-        self._asked_to_stop = False  # not an Event: the signal may interrupt code that holds its lock
-
-    @property
-    def _must_stop(self) -> bool:
-        return self._asked_to_stop or self.peer.should_stop
-
-    def stop(self) -> None:
-        """Ask the loop to end after the current step."""
-        self._asked_to_stop = True
 
     def run(self) -> None:
         """Train until the last round or until asked to stop. Raises TaskError."""
@@ -110,7 +101,7 @@ class Trainer:
         if self.peer.clock == 0 and self._options.evaluate_every:
             self._val_loss_start = self._evaluate()
         self._state = "training"
-        while not self._must_stop and not self.peer.finished:
+        while not self.peer.should_stop and not self.peer.finished:
             self._inner_step(next(batches))
             self._report()
         if self.peer.finished:
@@ -150,7 +141,7 @@ class Trainer:
         self._state = "finished"
         self.peer.drop_progress()
         stale = True
-        while not self._must_stop:
+        while not self.peer.should_stop:
             if self.peer.settle():
                 stale = True
             elif stale:
@@ -184,7 +175,7 @@ class _Ending:
             signal.raise_signal(number)
         if self.trainer is None:
             os._exit(0)
-        self.trainer.stop()
+        self.trainer.peer.request_stop()
 
     def node_is_gone(self) -> None:
         """The supervisor is gone: stop, by force if a step takes too long."""
