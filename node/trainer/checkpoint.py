@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from math import inf, isnan, prod
+from math import inf, prod
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -95,34 +95,6 @@ class _Share:
     """Set in the last share."""
 
 
-def _shares(
-    outer: OuterState, optimizers: Optimizers, progress: Callable[[], Progress], limit: float
-) -> Iterator[_Share]:
-    """Copy all of the state, at least `limit` bytes in each share but the last."""
-    trailer: dict[str, Any] = {"version": VERSION, "tensors": [], "outer": {}, "inner": {}}
-    share, size = _Share(), 0
-    try:
-        for tensors in _groups(outer, optimizers, trailer):
-            trailer["tensors"] += [
-                [str(one.dtype).removeprefix("torch."), list(one.shape)] for one in tensors
-            ]
-            # From a GPU to pinned memory, queued behind its earlier work: nothing waits for it.
-            share.pieces += [one.detach().to("cpu", non_blocking=True, copy=True) for one in tensors]
-            for device in {one.device for one in tensors if one.is_cuda}:
-                event = torch.cuda.Event(blocking=True)  # so that the waiting thread does not spin
-                event.record(torch.cuda.current_stream(device))
-                share.arrived.append(event)
-            size += sum(one.nbytes for one in tensors)
-            if size >= limit or len(share.pieces) >= SHARE_TENSORS:
-                yield share
-                share, size = _Share(), 0
-    except (TypeError, AttributeError, ValueError, LookupError, NotImplementedError):
-        trailer["inner"] = None  # a custom optimizer, perhaps never meant to be saved
-    trailer["progress"] = [progress().steps, progress().tokens]
-    share.trailer = trailer
-    yield share
-
-
 def _groups(outer: OuterState, optimizers: Optimizers, trailer: dict[str, Any]) -> Iterator[list[Tensor]]:
     """Tensors that belong together. The trailer says what they are, and the place of the first of them in
     the file, which is the number of those before it. Raises what a custom optimizer may."""
@@ -181,8 +153,7 @@ def _learnt(optimizer: Any, group: Mapping[str, Any]) -> dict[str, float]:
     (`initial_lr`, `max_lr`). Raises TypeError for tensors, and for a wrapper, whose options are not known.
     """
     own = {key: group[key] for key in group.keys() - _options(type(optimizer).__mro__) - {"params"}}
-    is_nan = any(isinstance(value, float) and isnan(value) for value in own.values())
-    if "lr" in own or is_nan or any(isinstance(value, Tensor | list) for value in own.values()):
+    if "lr" in own or any(isinstance(value, Tensor | list) for value in own.values()):
         raise TypeError("it keeps more than numbers in its groups")
     return {
         key: value
@@ -254,10 +225,6 @@ def _write(path: Path, shares: Iterable[_Share], *, durable: bool) -> None:
         raise
 
 
-class _GivenUp(Exception):
-    """A checkpoint is not to be finished."""
-
-
 class _Writing:
     """A thread that writes one checkpoint.
 
@@ -265,8 +232,9 @@ class _Writing:
     training thread is anywhere in here.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shares: Iterator[_Share]) -> None:
         self._path = path
+        self._shares = shares
         self._queue: SimpleQueue[_Share | None] = SimpleQueue()
         self.is_ready = True
         """Whether all shares so far are written, or the thread has ended."""
@@ -275,8 +243,9 @@ class _Writing:
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def put(self, share: _Share) -> None:
-        """Write one more share; the last has the trailer."""
+    def copy_share(self) -> None:
+        """In the training thread, copy the next share, and have it written."""
+        share = next(self._shares)
         self.is_ready = False
         self._queue.put(share)
 
@@ -287,17 +256,17 @@ class _Writing:
 
     def _run(self) -> None:
         try:
-            _write(self._path, self._shares(), durable=True)
+            _write(self._path, self._copied(), durable=True)
         except Exception as error:
             self.error = error
         self.has_ended = self.is_ready = True
 
-    def _shares(self) -> Iterator[_Share]:
+    def _copied(self) -> Iterator[_Share]:
         is_last = False
         while not is_last:
             share = self._queue.get()
             if share is None:
-                raise _GivenUp
+                raise InterruptedError("given up")
             is_last = share.trailer is not None
             yield share
             del share  # as large as training can spare
@@ -310,31 +279,27 @@ class CheckpointWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._writing: _Writing | None = None
-        self._shares: Iterator[_Share] = iter(())
         self._progress = Progress()
-        self._is_copying = False
-        """Set while a share is copied. If it still is at the next step, an error or Ctrl-C left a hole."""
         self._due_at = -inf
-        self._logged = ""
-        """The logged reason why the last checkpoint could not be written."""
-        self._has_logged_inner = False
+        self._logged: set[str] = set()
 
     def step(self, outer: OuterState, optimizers: Optimizers, progress: Progress) -> None:
         """After an inner step: begin a checkpoint if one is due, and copy the next share of it."""
+        self._progress = progress
         if self._writing is None and time.monotonic() >= self._due_at:
-            self._begin(outer, optimizers)
-        writing, self._progress = self._writing, progress
+            self._writing = self._begun(outer, optimizers)
+        writing = self._writing
         if writing is None or not writing.is_ready:
             return
         if writing.has_ended:
             self._writing = None
             self._note(writing.error)
-        elif self._is_copying:
+            return
+        try:
+            writing.copy_share()
+        except BaseException:  # also Ctrl-C: what was copied for that share is not in the file
             self.close()
-        else:
-            self._is_copying = True
-            writing.put(next(self._shares))
-            self._is_copying = False
+            raise
 
     def save(self, outer: OuterState, optimizers: Optimizers, progress: Progress) -> None:
         """Write a whole checkpoint now, in place of one under way. A failure is only logged.
@@ -344,8 +309,9 @@ class CheckpointWriter:
         never left its peer leaves as the interpreter exits.
         """
         self.close()
+        self._progress = progress
         try:
-            _write(self._path, self._copied(outer, optimizers, lambda: progress, 0), durable=False)
+            _write(self._path, self._shares(outer, optimizers, 0), durable=False)
         except Exception as error:  # also of a device that failed, which has ended training
             self._note(error)
         else:
@@ -357,32 +323,50 @@ class CheckpointWriter:
         if writing is not None:
             writing.give_up()
 
-    def _begin(self, outer: OuterState, optimizers: Optimizers) -> None:
+    def _begun(self, outer: OuterState, optimizers: Optimizers) -> _Writing:
         numels = [slot.numel for state in outer.fragments for slot in state.fragment.slots]
         # A residual, a momentum, and about as much in the inner optimizer: 16 bytes a parameter.
         size, tensors = 16 * sum(numels), 5 * len(numels)
         cost_s = size / BYTES_PER_S + tensors / TENSORS_PER_S
         self._due_at = time.monotonic() + min(max(INTERVAL_MIN_S, cost_s), INTERVAL_MAX_S)
-        limit = max(SHARE_BYTES, size // SHARES)
-        self._shares = self._copied(outer, optimizers, lambda: self._progress, limit)
-        self._is_copying = False
-        self._writing = _Writing(self._path)
+        return _Writing(self._path, self._shares(outer, optimizers, max(SHARE_BYTES, size // SHARES)))
 
-    def _copied(
-        self, outer: OuterState, optimizers: Optimizers, progress: Callable[[], Progress], limit: float
-    ) -> Iterator[_Share]:
-        for share in _shares(outer, optimizers, progress, limit):
-            if share.trailer and share.trailer["inner"] is None and not self._has_logged_inner:
-                log.warning("the inner optimizer's state cannot be saved: after a restart it starts afresh")
-                self._has_logged_inner = True
-            yield share
+    def _shares(self, outer: OuterState, optimizers: Optimizers, limit: float) -> Iterator[_Share]:
+        """Copy all of the state, at least `limit` bytes in each share but the last."""
+        trailer: dict[str, Any] = {"version": VERSION, "tensors": [], "outer": {}, "inner": {}}
+        share, size = _Share(), 0
+        try:
+            for tensors in _groups(outer, optimizers, trailer):
+                trailer["tensors"] += [
+                    [str(one.dtype).removeprefix("torch."), list(one.shape)] for one in tensors
+                ]
+                # From a GPU to pinned memory, queued behind its earlier work: nothing waits for it.
+                share.pieces += [one.detach().to("cpu", non_blocking=True, copy=True) for one in tensors]
+                for device in {one.device for one in tensors if one.is_cuda}:
+                    event = torch.cuda.Event(blocking=True)  # so that the waiting thread does not spin
+                    event.record(torch.cuda.current_stream(device))
+                    share.arrived.append(event)
+                size += sum(one.nbytes for one in tensors)
+                if size >= limit or len(share.pieces) >= SHARE_TENSORS:
+                    yield share
+                    share, size = _Share(), 0
+        except (TypeError, AttributeError, ValueError, LookupError, NotImplementedError):
+            trailer["inner"] = None  # a custom optimizer, perhaps never meant to be saved
+            self._warn("the inner optimizer's state cannot be saved: after a restart it starts afresh")
+        trailer["progress"] = [self._progress.steps, self._progress.tokens]
+        share.trailer = trailer
+        yield share
 
     def _note(self, error: Exception | None) -> None:
-        """Log why a checkpoint could not be written, but not again every few seconds while a disk is full."""
-        problem = "" if error is None else getattr(error, "strerror", None) or repr(error)
-        if problem and problem != self._logged:
-            log.warning("cannot save the trainer's state to %s: %s", self._path, problem)
-        self._logged = problem
+        if error is not None:
+            problem = getattr(error, "strerror", None) or repr(error)
+            self._warn(f"cannot save the trainer's state to {self._path}: {problem}")
+
+    def _warn(self, text: str) -> None:
+        """Log a warning, but not again every few seconds, while a disk is full."""
+        if text not in self._logged:
+            self._logged.add(text)
+            log.warning("%s", text)
 
 
 # --- Reading.

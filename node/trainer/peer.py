@@ -210,7 +210,8 @@ class Peer:
         tensors = parameters_of(model)
         optimizers = checked_optimizers(optimizer, tensors)
         team = team_of(tensors, model)
-        node, role = None, None
+        node: StartedNode | None = None
+        role: Rank | None = None
         try:
             if team.rank == 0:
                 node = _started(team, options, manifest, tensors)
@@ -659,6 +660,7 @@ def mean_loss(loss: SupportsFloat | Tensor) -> float | Tensor:
     try:
         return loss.detach().view(()) if isinstance(loss, Tensor) else float(loss)
     except (TypeError, ValueError, OverflowError, RuntimeError):
+        found = f"of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r:.60}"
         raise ValueError(
-            f"loss is {loss!r:.60}: step takes the step's mean loss, one number; float('nan') if there is none"
+            f"loss is {found}: step takes the step's mean loss, one number, or float('nan') if there is none"
         ) from None

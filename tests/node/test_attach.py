@@ -369,13 +369,15 @@ def test_the_first_sigterm_asks_and_the_second_would_kill() -> None:
 
 @pytest.mark.usefixtures("_signals")
 def test_a_script_that_handles_sigterm_itself_keeps_it() -> None:
-    caught = []
-    signal.signal(signal.SIGTERM, lambda *_: caught.append(1))
+    caught: list[int] = []
+    mine = lambda *_: caught.append(1)  # noqa: E731
+    signal.signal(signal.SIGTERM, mine)
     daemon = DaemonProcess()
     daemon.start()
     signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) != mine, "it is called after ours"
     daemon.stop()
-    assert caught == [1] and not daemon.must_stop
+    assert caught == [1] and not daemon.must_stop and signal.getsignal(signal.SIGTERM) is mine
 
 
 @pytest.mark.usefixtures("_signals")

@@ -320,7 +320,7 @@ def test_what_an_optimizer_learns_in_its_groups_comes_back_and_the_rest_is_as_th
     assert "initial_lr" not in first
 
 
-@pytest.mark.parametrize("best", [float("nan"), torch.tensor(0.3)])
+@pytest.mark.parametrize("best", [[0.3], torch.tensor(0.3)])
 def test_without_what_an_optimizer_learnt_in_its_groups_all_of_it_begins_afresh(tmp_path, best):
     model, outer, _ = make()
     optimizer = in_groups(model)

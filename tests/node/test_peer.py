@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -168,13 +168,6 @@ async def test_a_callback_that_was_interrupted_hears_of_that_phi_at_the_next_ste
         assert came == ["first", "first", "second"]
 
 
-async def test_it_cannot_be_copied_along_with_a_model_that_holds_it(tmp_path: Path) -> None:
-    async with begun(tmp_path) as setup:
-        setup.model.peer = setup.peer
-        with pytest.raises(TypeError, match="a Peer can be neither copied nor pickled"):
-            copy.deepcopy(setup.model)
-
-
 async def test_a_step_within_a_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with begun(tmp_path) as setup:
         with monkeypatch.context() as patched:
@@ -206,7 +199,7 @@ async def test_a_step_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
     async with begun(tmp_path) as setup:
         with pytest.raises(ValueError, match="tokens is 0"):
             setup.peer.step(tokens=0, loss=1.0)
-        with pytest.raises(ValueError, match=r"loss is .* of shape \[2\]"):
+        with pytest.raises(ValueError, match="loss is"):
             setup.peer.step(tokens=1, loss=torch.ones(2))
         assert setup.peer.metrics()["tokens"] == 0
         assert [setup.step() for _ in range(EVERY)] == [None] * (EVERY - 1) + [1]
@@ -287,16 +280,27 @@ async def test_a_dead_daemon_does_not_hold_it_up_and_gets_the_delta_when_it_is_b
 # -- what a script cannot mean
 
 
-@pytest.mark.parametrize("tokens", [True, np.True_, torch.tensor([1, 2]), None, 1.5, 10**400])
+@pytest.mark.parametrize("tokens", [7, 7.0, np.int64(7), np.float32(7), torch.tensor(7), torch.tensor([7.0])])
+def test_tokens_in_any_kind_of_number(tokens: Any) -> None:
+    count = token_count(tokens)
+    assert type(count) is int and count == 7
+
+
+@pytest.mark.parametrize(
+    "tokens", [0, 1.5, math.nan, math.inf, None, "7", torch.tensor([7, 7]), torch.tensor(2.5), 2**41]
+)
 def test_tokens_that_are_none(tokens: Any) -> None:
-    with pytest.raises(ValueError, match="tokens is"):
+    with pytest.raises(ValueError, match=r"tokens is .*a whole number from 1 to 2\*\*40"):
         token_count(tokens)
 
 
-@pytest.mark.parametrize("loss", [torch.ones(1).to_sparse(), torch.ones((), device="meta"), "high", None])
-def test_a_loss_without_a_plain_value(loss: Any) -> None:
-    with pytest.raises(ValueError, match="loss is"):
-        mean_loss(loss)
+def test_a_loss_in_any_kind_of_number_loses_its_graph() -> None:
+    for loss in (0.5, np.float32(0.5), torch.tensor(0.5), torch.tensor([0.5], requires_grad=True) * 1):
+        mean = mean_loss(loss)
+        assert float(mean) == 0.5 and not getattr(mean, "requires_grad", False)
+    for wrong in (None, "low", 10**400, torch.ones(2), torch.ones(0)):
+        with pytest.raises(ValueError, match="loss is .*one number"):
+            mean_loss(wrong)  # type: ignore[arg-type]
 
 
 async def test_a_schedule_or_a_dataset_that_will_not_do(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ class Training(trainer.Trainer):
         self.peer = Mock(
             node_id=bytes(32), progress=Progress(steps), clock=1, should_stop=False, finished=False
         )
-        self._asked_to_stop = False
+        self.peer.request_stop.side_effect = lambda: setattr(self.peer, "should_stop", True)
         self.batches: list[object] = []
         self.drawn: list[float] = []
 
@@ -132,7 +132,7 @@ class Training(trainer.Trainer):
         self.batches.append(batch)
         self.drawn.append(torch.rand(()).item())
         if len(self.batches) == 3:
-            self.stop()
+            self.peer.request_stop()
 
     def _report(self) -> None:
         pass
@@ -167,12 +167,12 @@ async def test_what_is_shown_after_the_last_round_is_the_swarms_model(tmp_path: 
 
         def evaluate(_: object) -> float:
             shown.append(setup.weights())
-            one.stop()
+            one.peer.request_stop()
             return 2.0
 
         one = object.__new__(trainer.Trainer)
         one.peer, one._task, one._model = setup.peer, Mock(evaluate=evaluate), setup.model
-        one._asked_to_stop, one._could_be_shown = False, True
+        one._could_be_shown = True
         one._report = lambda: None  # type: ignore[method-assign]
         await asyncio.to_thread(one._stay)
         assert len(shown) == 1 and np.array_equal(shown[0], published)
