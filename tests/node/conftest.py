@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,6 +14,7 @@ from gossamer.node.trainer import payload_writer as buckets
 from gossamer.node.trainer.fragments import FragmentState
 from gossamer.protocol.records import Delta
 from tests.node.gpus import Room
+from tests.node.wires import End, Ends, Pair, linked, listening
 from tests.protocol.builders import identity, random_delta
 
 GPUS = ["cuda"] if torch.cuda.is_available() else []
@@ -37,6 +38,32 @@ def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU are processed as on a GPU."""
     monkeypatch.setattr(FragmentState, "gpu", torch.device("cpu"))
     monkeypatch.setattr(phi_updates, "Room", Room)
+
+
+@pytest.fixture(params=[True, False], ids=["tls", "plaintext"])
+async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
+    """Two nodes' networks, once with TLS and once without."""
+    dialler, listener = End(1, tls=request.param), End(2, tls=request.param)
+    async with listening(dialler, listener):
+        yield dialler, listener
+
+
+@pytest.fixture
+async def secure() -> AsyncIterator[Ends]:
+    """Two nodes' networks, with TLS."""
+    dialler, listener = End(1), End(2)
+    async with listening(dialler, listener):
+        yield dialler, listener
+
+
+@pytest.fixture
+async def pair(ends: Ends) -> Pair:
+    return *ends, *await linked(*ends)
+
+
+@pytest.fixture
+async def secure_pair(secure: Ends) -> Pair:
+    return *secure, *await linked(*secure)
 
 
 @pytest.fixture

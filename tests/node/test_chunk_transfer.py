@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import ssl
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -41,37 +39,12 @@ from gossamer.protocol.limits import (
 from gossamer.protocol.messages import Decline, Message, Want, decode
 from gossamer.protocol.payloads import Chunk
 from tests.node.trainer_side import until
-from tests.node.wires import End, get_chunk, linked, listening, put
-
-
-@pytest.fixture(params=[True, False], ids=["tls", "plaintext"])
-async def ends(request: pytest.FixtureRequest) -> AsyncIterator[tuple[End, End]]:
-    dialler, listener = End(1, tls=request.param), End(2, tls=request.param)
-    async with listening(dialler, listener):
-        yield dialler, listener
-
-
-@pytest.fixture
-async def secure() -> AsyncIterator[tuple[End, End]]:
-    dialler, listener = End(1), End(2)
-    async with listening(dialler, listener):
-        yield dialler, listener
-
-
-async def serve(handler: object, context: ssl.SSLContext | None) -> tuple[web.AppRunner, str]:
-    """A server that is no node; returns its address."""
-    app = web.Application()
-    app.router.add_get("/{path:.*}", handler)  # type: ignore[arg-type]
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-    return runner, f"127.0.0.1:{runner.addresses[0][1]}"
+from tests.node.wires import End, Ends, Pair, get_chunk, linked, listening, put, serving
 
 
 @pytest.mark.parametrize("size", [1, 300_000, CHUNK_BYTES_MAX])
-async def test_chunks_are_got_and_put(ends: tuple[End, End], size: int) -> None:
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+async def test_chunks_are_got_and_put(pair: Pair, size: int) -> None:
+    _, listener, out, inward = pair
     data = os.urandom(size)
     blob = listener.hold(data)
     assert await get_chunk(out, blob, size) == data
@@ -83,10 +56,9 @@ async def test_chunks_are_got_and_put(ends: tuple[End, End], size: int) -> None:
     assert (out.traffic.payload_sent, inward.traffic.payload_received) == (size, size)
 
 
-async def test_every_chunk_tells_both_what_time_it_is_at_the_other(ends: tuple[End, End]) -> None:
+async def test_every_chunk_tells_both_what_time_it_is_at_the_other(pair: Pair) -> None:
     """Who is only dialled has no answers to read it from."""
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+    _, listener, out, inward = pair
     assert out.clock_offset_s is inward.clock_offset_s is None
     listener.wanted[sha256(b"chunk").digest()] = 5
     await put(out, sha256(b"chunk").digest(), b"chunk")
@@ -99,9 +71,8 @@ async def test_every_chunk_tells_both_what_time_it_is_at_the_other(ends: tuple[E
     assert out.clock_offset_s == pytest.approx(0.0, abs=5.0)
 
 
-async def test_chunks_travel_packed_where_that_is_smaller(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+async def test_chunks_travel_packed_where_that_is_smaller(pair: Pair) -> None:
+    _, listener, out, inward = pair
     data = os.urandom(1000) * 100
     blob, size = listener.hold(data), len(data)
     assert await get_chunk(out, blob, size) == data
@@ -112,9 +83,8 @@ async def test_chunks_travel_packed_where_that_is_smaller(ends: tuple[End, End])
     assert 1000 < out.traffic.payload_sent == inward.traffic.payload_received < 2000
 
 
-async def test_a_packed_chunk_is_no_longer_than_was_asked_for(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+async def test_a_packed_chunk_is_no_longer_than_was_asked_for(pair: Pair) -> None:
+    _, listener, out, inward = pair
     blob = listener.hold(bytes(CHUNK_BYTES_MAX))  # the record that says 1,000 may lie, not who holds it
     with pytest.raises(RefusedError, match="a chunk that is not"):
         await get_chunk(out, blob, 1000)
@@ -124,9 +94,8 @@ async def test_a_packed_chunk_is_no_longer_than_was_asked_for(ends: tuple[End, E
     assert not listener.scores.blamed and (listener.failed, listener.arrived) == ([(inward, blob)], {})
 
 
-async def test_what_is_got_must_be_what_was_asked_for(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, _ = await linked(dialler, listener)
+async def test_what_is_got_must_be_what_was_asked_for(pair: Pair) -> None:
+    _, listener, out, _ = pair
     blob = listener.hold(b"honest")
     with pytest.raises(RefusedError, match="does not have"):
         await get_chunk(out, bytes(32), 6)
@@ -142,10 +111,9 @@ async def test_what_is_got_must_be_what_was_asked_for(ends: tuple[End, End]) -> 
         assert await get_chunk(out, blob, most) == b"honest"
 
 
-async def test_what_is_longer_than_was_asked_for_is_not_read_to_its_end(ends: tuple[End, End]) -> None:
+async def test_what_is_longer_than_was_asked_for_is_not_read_to_its_end(pair: Pair) -> None:
     """It may have none."""
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+    _, listener, out, inward = pair
     blob = listener.hold(os.urandom(4 * CHUNK_BYTES_MAX))
     with pytest.raises(RefusedError, match="a chunk that is not"):
         await get_chunk(out, blob, 6)
@@ -157,9 +125,8 @@ async def test_what_is_longer_than_was_asked_for_is_not_read_to_its_end(ends: tu
     assert inward.traffic.payload_received <= READ_PIECE_BYTES
 
 
-async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+async def test_a_put_must_be_asked_for_and_hold_what_it_says(pair: Pair) -> None:
+    _, listener, out, inward = pair
     blob = sha256(b"honest").digest()
     with pytest.raises(RefusedError, match="did not take"):
         await put(out, blob, b"honest")
@@ -179,9 +146,8 @@ async def test_a_put_must_be_asked_for_and_hold_what_it_says(ends: tuple[End, En
         assert listener.arrived.pop(blob) == b"honest"
 
 
-async def test_a_chunk_that_cannot_be_stored_need_not_be_waited_for(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+async def test_a_chunk_that_cannot_be_stored_need_not_be_waited_for(pair: Pair) -> None:
+    _, listener, out, inward = pair
     blob = sha256(b"data").digest()
     listener.wanted[blob] = 4
     listener.disk_is_full = True
@@ -190,11 +156,8 @@ async def test_a_chunk_that_cannot_be_stored_need_not_be_waited_for(ends: tuple[
     assert listener.failed == [(inward, blob)]
 
 
-async def test_who_finds_our_line_full_is_told_so(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dialler, listener = ends
-    out, _ = await linked(dialler, listener)
+async def test_who_finds_our_line_full_is_told_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    dialler, listener, out, _ = pair
     blob = listener.hold(b"data")
     monkeypatch.setattr(upload_limits, "TURN_PATIENCE_S", 0.05)
     monkeypatch.setattr(UploadLimits, "places", 0)
@@ -210,10 +173,9 @@ async def test_who_finds_our_line_full_is_told_so(
 
 
 async def test_who_was_hung_up_while_it_waited_for_a_place_is_sent_nothing(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+    _, listener, out, inward = pair
     blob = listener.hold(b"data")
     with monkeypatch.context() as patch:
         patch.setattr(upload_limits, "TURN_PATIENCE_S", 3600.0)
@@ -227,12 +189,9 @@ async def test_who_was_hung_up_while_it_waited_for_a_place_is_sent_nothing(
     assert inward.traffic.payload_sent == 0
 
 
-async def test_who_takes_nothing_of_a_chunk_is_cut_off(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_takes_nothing_of_a_chunk_is_cut_off(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_routes, "FETCH_TIMEOUT_S", 0.2)
-    dialler, listener = ends
-    out, _ = await linked(dialler, listener)
+    _, listener, out, _ = pair
     blob = listener.hold(os.urandom(16 * CHUNK_BYTES_MAX))  # more than the system's buffers take
     host, port = listener.address.split(":")
     context = client_context() if listener.tls else None
@@ -247,18 +206,16 @@ async def test_who_takes_nothing_of_a_chunk_is_cut_off(
 
 
 async def test_little_of_a_chunk_waits_in_buffers_where_nobody_sees_how_fast_it_goes_out(
-    secure: tuple[End, End],
+    secure_pair: Pair,
 ) -> None:
-    dialler, listener = secure
-    out, _ = await linked(dialler, listener)
+    _, listener, out, _ = secure_pair
     await get_chunk(out, listener.hold(b"data"), 4)
     guests = list(listener.server.limiter._open)
     assert [guest._transport.get_write_buffer_limits()[1] for guest in guests] == [WRITE_BUFFER_BYTES] * 2
 
 
-async def test_without_a_session_there_is_nothing(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+async def test_without_a_session_there_is_nothing(pair: Pair) -> None:
+    dialler, listener, out, inward = pair
     blob = listener.hold(b"data")
     session = PeerLink(out.node_id, out._socket, os.urandom(32), dialled=out.dialled)
     session.end = dialler  # type: ignore[attr-defined]
@@ -279,33 +236,29 @@ async def test_without_a_session_there_is_nothing(ends: tuple[End, End]) -> None
     assert listener.arrived == {}
 
 
-async def test_requests_of_a_link_are_pinned_to_its_certificate(secure: tuple[End, End]) -> None:
+async def test_requests_of_a_link_are_pinned_to_its_certificate(secure_pair: Pair) -> None:
     """Whoever takes over the address after the handshake gets no session token."""
-    dialler, listener = secure
-    out, _ = await linked(dialler, listener)
+    _, _, out, _ = secure_pair
     seen: list[str] = []
 
     async def thief(request: web.Request) -> web.Response:
         seen.append(request.headers.get(SESSION_HEADER, ""))
         return web.Response(body=b"x")
 
-    context = Certificate.fresh().context
-    runner, address = await serve(thief, context)
     assert out.dialled is not None
-    out.dialled = replace(out.dialled, base_url=f"https://{address}{PREFIX}")
-    with pytest.raises(aiohttp.ClientError):
-        await get_chunk(out, bytes(32), 1)
+    async with serving(thief, Certificate.fresh().context) as address:
+        out.dialled = replace(out.dialled, base_url=f"https://{address}{PREFIX}")
+        with pytest.raises(aiohttp.ClientError):
+            await get_chunk(out, bytes(32), 1)
     assert seen == []
-    await runner.cleanup()
 
 
 @pytest.mark.parametrize("what", ["not here", "not asked for"])
 async def test_chunks_that_are_not_here_or_not_asked_for_come_and_go_slowly(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch, what: str
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setitem(PER_NODE, Resource.MISSES, Allowance(5.0, 3.0))
-    dialler, listener = ends
-    out, _ = await linked(dialler, listener)
+    _, listener, out, _ = pair
     slept: list[float] = []
     sleep = asyncio.sleep
 
@@ -365,14 +318,14 @@ def declined(link: Mock) -> list[Message]:
 
 
 @pytest.fixture
-async def out(secure: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> PeerLink:
+async def out(secure: Ends, monkeypatch: pytest.MonkeyPatch) -> PeerLink:
     """A link that its end has dialled."""
     link, _ = await linked(*secure)
     link.send = Mock()  # type: ignore[method-assign]
     return link
 
 
-async def test_what_was_got_is_stored_and_reported(secure: tuple[End, End], out: PeerLink) -> None:
+async def test_what_was_got_is_stored_and_reported(secure: Ends, out: PeerLink) -> None:
     dialler, listener = secure
     blob = listener.hold(b"data")
     dialler.events.clear()
@@ -387,7 +340,7 @@ async def test_what_was_got_is_stored_and_reported(secure: tuple[End, End], out:
 
 @pytest.mark.parametrize(("answer", "is_blamed"), [(None, False), (b"liar", True)])
 async def test_a_failed_get_is_reported_for_another_try(
-    secure: tuple[End, End], out: PeerLink, answer: bytes | None, is_blamed: bool
+    secure: Ends, out: PeerLink, answer: bytes | None, is_blamed: bool
 ) -> None:
     dialler, listener = secure
     blob = sha256(b"data").digest()
@@ -399,7 +352,7 @@ async def test_a_failed_get_is_reported_for_another_try(
 
 
 async def test_a_get_ends_with_the_cores_patience_and_with_its_link(
-    secure: tuple[End, End], out: PeerLink, monkeypatch: pytest.MonkeyPatch
+    secure: Ends, out: PeerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that answers none, and comes again and again, would have all our connections."""
     dialler, listener = secure
@@ -419,9 +372,7 @@ async def test_a_get_ends_with_the_cores_patience_and_with_its_link(
     assert dialler.failed == [(out, blob)] * 5
 
 
-async def test_what_has_come_is_stored_though_its_link_ends_meanwhile(
-    secure: tuple[End, End], out: PeerLink
-) -> None:
+async def test_what_has_come_is_stored_though_its_link_ends_meanwhile(secure: Ends, out: PeerLink) -> None:
     """Nobody else may have it: its author has just died, say."""
     dialler, listener = secure
     blob = listener.hold(b"data")
@@ -441,7 +392,7 @@ async def test_what_has_come_is_stored_though_its_link_ends_meanwhile(
 
 
 async def test_while_the_disk_takes_nothing_nothing_is_fetched_or_asked_for(
-    secure: tuple[End, End], out: PeerLink
+    secure: Ends, out: PeerLink
 ) -> None:
     dialler, listener = secure
     blob = listener.hold(b"data")
@@ -454,7 +405,7 @@ async def test_while_the_disk_takes_nothing_nothing_is_fetched_or_asked_for(
     assert declined(out) == [Want(blob)]  # type: ignore[arg-type]
 
 
-async def test_what_is_asked_for_is_put_or_declined(secure: tuple[End, End], out: PeerLink) -> None:
+async def test_what_is_asked_for_is_put_or_declined(secure: Ends, out: PeerLink) -> None:
     dialler, listener = secure
     here, gone = dialler.hold(b"here"), bytes(32)
     listener.wanted[here] = 4
@@ -467,7 +418,7 @@ async def test_what_is_asked_for_is_put_or_declined(secure: tuple[End, End], out
 
 
 async def test_a_full_line_is_waited_for_only_with_what_is_here(
-    secure: tuple[End, End], out: PeerLink, monkeypatch: pytest.MonkeyPatch
+    secure: Ends, out: PeerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dialler, _ = secure
     here, gone = dialler.hold(b"here"), bytes(32)
@@ -480,7 +431,7 @@ async def test_a_full_line_is_waited_for_only_with_what_is_here(
 
 
 async def test_asking_for_too_much_is_declined_at_once(
-    secure: tuple[End, End], out: PeerLink, monkeypatch: pytest.MonkeyPatch
+    secure: Ends, out: PeerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dialler, _ = secure
     monkeypatch.setattr(UploadLimits, "places", 0)
@@ -494,7 +445,7 @@ async def test_asking_for_too_much_is_declined_at_once(
 
 
 async def test_small_chunks_that_are_put_are_charged_for(
-    secure: tuple[End, End], out: PeerLink, monkeypatch: pytest.MonkeyPatch
+    secure: Ends, out: PeerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the bytes that travel."""
     dialler, listener = secure
@@ -507,9 +458,7 @@ async def test_small_chunks_that_are_put_are_charged_for(
     assert len(listener.arrived) == 4 and charged == [out.node_id] * 2
 
 
-async def test_a_chunk_that_turns_out_to_be_damaged_is_reported(
-    secure: tuple[End, End], out: PeerLink
-) -> None:
+async def test_a_chunk_that_turns_out_to_be_damaged_is_reported(secure: Ends, out: PeerLink) -> None:
     _, listener = secure
     blob = listener.hold(b"data")
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
@@ -15,10 +13,9 @@ import pytest
 from aiohttp import web
 
 from gossamer.node.daemon.network import links as link_module
-from gossamer.node.daemon.network.links import LinkTable, PeerLink, clock_offset
+from gossamer.node.daemon.network.links import LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.tls import Certificate, client_context
-from gossamer.node.daemon.storage.records import RecordWriter
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import (
@@ -31,144 +28,85 @@ from gossamer.protocol.limits import SEND_QUEUE_BYTES_MAX
 from gossamer.protocol.messages import Message, Ping, Records, decode, encode
 from gossamer.protocol.records import HEADER_BYTES, RecordKind
 from tests.node.trainer_side import until
-from tests.node.wires import End, hung_up, linked, listening
+from tests.node.wires import End, Ends, Pair, hung_up, listening, serving
 
 
-@pytest.fixture(params=[True, False], ids=["tls", "plaintext"])
-async def ends(request: pytest.FixtureRequest) -> AsyncIterator[tuple[End, End]]:
-    dialler, listener = End(1, tls=request.param), End(2, tls=request.param)
-    async with listening(dialler, listener):
-        yield dialler, listener
+async def test_messages_keep_their_order_and_are_counted(secure_pair: Pair) -> None:
+    _, listener, out, inward = secure_pair
+    messages = [bytes([i % 256]) * (i + 1) for i in range(500)]
+    for message in messages:
+        out.send(message)
+    await until(lambda: len(listener.messages) == 500)
+    assert listener.messages == messages
+    total = sum(map(len, messages))
+    assert (out.traffic.sent, inward.traffic.received) == (total, total)
+    assert out.dropped == 0 and out._queued_bytes == 0
 
 
-@pytest.fixture
-async def secure() -> AsyncIterator[tuple[End, End]]:
-    dialler, listener = End(1), End(2)
-    async with listening(dialler, listener):
-        yield dialler, listener
+async def test_a_full_queue_drops_and_counts(secure_pair: Pair) -> None:
+    _, listener, out, _ = secure_pair
+    piece = bytes(1 << 20)
+    for _ in range(20):
+        out.send(piece)  # without a pause: nothing goes out in between
+    fit = SEND_QUEUE_BYTES_MAX // len(piece)
+    assert out.dropped == 20 - fit
+    assert out._queued_bytes <= SEND_QUEUE_BYTES_MAX
+    await until(lambda: len(listener.messages) == fit)
+    out.send(b"room again")
+    await until(lambda: listener.messages[-1] == b"room again")
 
 
-async def serve(handler: object, context: ssl.SSLContext | None) -> tuple[web.AppRunner, str]:
-    """A server that is no node; returns its address."""
-    app = web.Application()
-    app.router.add_get("/{path:.*}", handler)  # type: ignore[arg-type]
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-    return runner, f"127.0.0.1:{runner.addresses[0][1]}"
+async def test_closing_lets_the_queue_out_first(secure_pair: Pair) -> None:
+    dialler, listener, out, _ = secure_pair
+    for i in range(100):
+        out.send(bytes([i]))
+    out.close_soon()
+    await until(lambda: dialler.gone and listener.gone)
+    assert len(listener.messages) == 100
 
 
-async def test_messages_keep_their_order_and_are_counted() -> None:
-    dialler, listener = End(1), End(2)
-    async with listening(dialler, listener):
-        out, inward = await linked(dialler, listener)
-        messages = [bytes([i % 256]) * (i + 1) for i in range(500)]
-        for message in messages:
-            out.send(message)
-        await until(lambda: len(listener.messages) == 500)
-        assert listener.messages == messages
-        total = sum(map(len, messages))
-        assert (out.traffic.sent, inward.traffic.received) == (total, total)
-        assert out.dropped == 0 and out._queued_bytes == 0
-
-
-async def test_a_full_queue_drops_and_counts() -> None:
-    dialler, listener = End(1), End(2)
-    async with listening(dialler, listener):
-        out, _ = await linked(dialler, listener)
-        piece = bytes(1 << 20)
-        for _ in range(20):
-            out.send(piece)  # without a pause: nothing goes out in between
-        fit = SEND_QUEUE_BYTES_MAX // len(piece)
-        assert out.dropped == 20 - fit
-        assert out._queued_bytes <= SEND_QUEUE_BYTES_MAX
-        await until(lambda: len(listener.messages) == fit)
-        out.send(b"room again")
-        await until(lambda: listener.messages[-1] == b"room again")
-
-
-async def test_closing_lets_the_queue_out_first() -> None:
-    dialler, listener = End(1), End(2)
-    async with listening(dialler, listener):
-        out, _ = await linked(dialler, listener)
-        for i in range(100):
-            out.send(bytes([i]))
-        out.close_soon()
-        await until(lambda: dialler.gone and listener.gone)
-        assert len(listener.messages) == 100
-
-
-@pytest.mark.parametrize("tls", [True, False])
+@pytest.mark.parametrize("hangs_up", [False, True])
 @pytest.mark.parametrize("who", ["dialler", "listener"])
 async def test_a_peer_that_takes_nothing_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, who: str, tls: bool
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, who: str, hangs_up: bool
 ) -> None:
-    """As a frozen process: its socket stays open and is never read."""
-    monkeypatch.setattr(link_module, "WRITE_TIMEOUT_S", 0.2)
-    dialler, listener = End(1, tls=tls), End(2, tls=tls)
-    async with listening(dialler, listener):
-        out, inward = await linked(dialler, listener)
-        sender, frozen, end = (out, inward, dialler) if who == "dialler" else (inward, out, listener)
-        stuck = asyncio.Event()
+    """As a frozen process: its socket stays open and is never read. Likewise once it was hung up:
+    it counts as no link any more, and whoever reads slowly enough could keep any number of them."""
+    monkeypatch.setattr(link_module, "CLOSING_TIMEOUT_S" if hangs_up else "WRITE_TIMEOUT_S", 0.1)
+    dialler, listener, out, inward = pair
+    end, sender, other, frozen = dialler, out, listener, inward
+    if who == "listener":
+        end, sender, other, frozen = listener, inward, dialler, out
+    stuck = asyncio.Event()
 
-        async def never(data: bytes) -> None:
-            await stuck.wait()
+    async def never(link: PeerLink, data: bytes) -> None:
+        await stuck.wait()
 
-        other = dialler if who == "listener" else listener
-        monkeypatch.setattr(other, "message", lambda link, data: never(data))
-        begun = time.monotonic()
-        try:
-            while not end.gone and time.monotonic() - begun < 10:
-                sender.send(bytes(1 << 20))
-                await asyncio.sleep(0.005)
-        finally:
-            stuck.set()
-            frozen.close_soon()
-        assert end.gone == [sender], "the link has ended for us, whatever the other does"
-
-
-@pytest.mark.parametrize("tls", [True, False])
-@pytest.mark.parametrize("who", ["dialler", "listener"])
-async def test_a_link_that_was_hung_up_is_cut_though_its_queue_has_not_gone_out(
-    monkeypatch: pytest.MonkeyPatch, who: str, tls: bool
-) -> None:
-    """It counts as no link any more: whoever reads slowly enough could keep any number of them."""
-    monkeypatch.setattr(link_module, "CLOSING_TIMEOUT_S", 0.1)
-    dialler, listener = End(1, tls=tls), End(2, tls=tls)
-    async with listening(dialler, listener):
-        out, inward = await linked(dialler, listener)
-        sender, frozen = (out, inward) if who == "dialler" else (inward, out)
-        end, other = (dialler, listener) if who == "dialler" else (listener, dialler)
-        stuck = asyncio.Event()
-
-        async def never(data: bytes) -> None:
-            await stuck.wait()
-
-        monkeypatch.setattr(other, "message", lambda link, data: never(data))
-        try:
-            while not sender.dropped:
-                sender.send(bytes(1 << 20))
-                await asyncio.sleep(0)
+    monkeypatch.setattr(other, "message", never)
+    begun = time.monotonic()
+    try:
+        while not (sender.dropped if hangs_up else end.gone) and time.monotonic() - begun < 10:
+            sender.send(bytes(1 << 20))
+            await asyncio.sleep(0 if hangs_up else 0.005)
+        if hangs_up:
             sender.close_soon()
-            await until(lambda: end.gone == [sender])
-            assert sender._queue, "and all that waits goes with it"
-        finally:
-            stuck.set()
-            frozen.close_soon()
+        await until(lambda: end.gone == [sender])
+        assert sender._queue or not hangs_up
+    finally:
+        stuck.set()
+        frozen.close_soon()
 
 
-async def test_a_rest_ends_with_the_link() -> None:
-    dialler, listener = End(1), End(2)
-    async with listening(dialler, listener):
-        _, inward = await linked(dialler, listener)
-        resting = asyncio.create_task(inward.while_up(asyncio.sleep(60.0)))
-        await asyncio.sleep(0)
-        inward.close_soon()
-        async with asyncio.timeout(5):
-            assert await resting is None
+async def test_a_rest_ends_with_the_link(secure_pair: Pair) -> None:
+    _, _, _, inward = secure_pair
+    resting = asyncio.create_task(inward.while_up(asyncio.sleep(60.0)))
+    await asyncio.sleep(0)
+    inward.close_soon()
+    async with asyncio.timeout(5):
+        assert await resting is None
 
 
-async def test_nobody_there_is_an_ordinary_error(ends: tuple[End, End]) -> None:
+async def test_nobody_there_is_an_ordinary_error(ends: Ends) -> None:
     dialler, _ = ends
     for address in ("127.0.0.1:1", "no.such.host.invalid:80"):
         with pytest.raises((OSError, TimeoutError, aiohttp.ClientError)):
@@ -190,15 +128,12 @@ async def test_a_server_that_talks_nonsense_is_a_peer_error(first: bytes | str |
         return socket
 
     dialler = End(1)
-    context = Certificate.fresh().context
-    runner, address = await serve(nonsense, context)
-    async with listening(dialler):
+    async with serving(nonsense, Certificate.fresh().context) as address, listening(dialler):
         with pytest.raises((PeerError, TimeoutError)):
             await dialler.dial(address)
-    await runner.cleanup()
 
 
-async def test_a_man_in_the_middle_is_refused(secure: tuple[End, End]) -> None:
+async def test_a_man_in_the_middle_is_refused(secure: Ends) -> None:
     """He relays every byte of the handshake, under a certificate of his own."""
     dialler, listener = secure
 
@@ -220,12 +155,10 @@ async def test_a_man_in_the_middle_is_refused(secure: tuple[End, End]) -> None:
                 await asyncio.gather(back, return_exceptions=True)
         return inward
 
-    context = Certificate.fresh().context
-    runner, address = await serve(relay, context)
-    with pytest.raises((SignatureError, RefusedError)):
-        await dialler.dial(address, listener.identity.node_id)
+    async with serving(relay, Certificate.fresh().context) as address:
+        with pytest.raises((SignatureError, RefusedError)):
+            await dialler.dial(address, listener.identity.node_id)
     assert dialler.links == listener.links == []
-    await runner.cleanup()
     await hung_up(int(address.rpartition(":")[2]))
 
 
@@ -241,19 +174,14 @@ async def test_whom_we_dial_cannot_send_us_on(pinned: bool) -> None:
     async def send_on(request: web.Request) -> web.Response:
         raise web.HTTPFound(f"http://{inner}/admin/shutdown", headers={"Set-Cookie": "a=b"})
 
-    certificate = Certificate.fresh()
-    inside, inner = await serve(note, None)
-    outside, address = await serve(send_on, certificate.context)
-    dialler = End(1)
-    async with listening(dialler):
+    certificate, dialler = Certificate.fresh(), End(1)
+    async with serving(note) as inner, serving(send_on, certificate.context) as address, listening(dialler):
         with pytest.raises(RefusedError, match="redirects us"):
             await dialler.dialler.connect(address, None, certificate.fingerprint if pinned else b"")
     assert not asked
-    await outside.cleanup()
-    await inside.cleanup()
 
 
-async def test_whoever_answers_and_is_turned_away_is_no_link(ends: tuple[End, End]) -> None:
+async def test_whoever_answers_and_is_turned_away_is_no_link(ends: Ends) -> None:
     """An address says nothing of who is there, where it was told without a node id."""
     dialler, listener = ends
     while not dialler.scores.refused_for(listener.identity.node_id):
@@ -264,7 +192,7 @@ async def test_whoever_answers_and_is_turned_away_is_no_link(ends: tuple[End, En
     await until(lambda: listener.links == listener.gone)
 
 
-async def test_another_node_than_expected_is_refused(ends: tuple[End, End]) -> None:
+async def test_another_node_than_expected_is_refused(ends: Ends) -> None:
     dialler, listener = ends
     with pytest.raises(SignatureError, match="not the one we dialled"):
         await dialler.dial(listener, End(3).identity.node_id)
@@ -324,7 +252,7 @@ async def test_the_core_hears_of_links_and_a_peer_blamed_too_often_loses_its_own
 
 def test_each_message_goes_out_as_what_it_is() -> None:
     end, sent = End(0), []
-    end.table._links[7] = cast(PeerLink, SimpleNamespace(send=sent.append))
+    end.table[7] = cast(PeerLink, SimpleNamespace(send=sent.append))
     first, second = Ping(1), Ping(2)
     for message in (first, first, second, Ping(1)):
         end.table.send(7, message)
@@ -336,58 +264,44 @@ DELTA = (bytes([RecordKind.DELTA]) + bytes(HEADER_BYTES), True)
 MEMBER = (bytes([RecordKind.MEMBER]) + bytes(HEADER_BYTES), False)
 
 
-class Full:
-    """The table of a node whose disk takes no records, and what its core is told."""
+async def test_while_the_disk_takes_no_records_only_deltas_wait(
+    secure_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, _, link = secure_pair
+    received: list[Message] = []
+    room = asyncio.Event()
+    writer: Any = SimpleNamespace(has_room=False, room=room.wait)
 
-    def __init__(self) -> None:
-        self.has_room = False
-        self._room = asyncio.Event()
-        self.received: list[Message] = []
-        nothing: Any = None
-        self.table = LinkTable(PeerScores(), nothing, cast(RecordWriter, self), self.dispatch)
-
-    def dispatch(self, event: ev.Event) -> list[fx.Effect]:
+    def dispatch(event: ev.Event) -> list[fx.Effect]:
         assert isinstance(event, ev.Received)
-        self.received.append(decode(event.data))
+        received.append(decode(event.data))
         return []
 
-    async def room(self) -> None:
-        await self._room.wait()
-
-    def make_room(self) -> None:
-        self.has_room = True
-        self._room.set()
-
-    async def receive(self, link: PeerLink, message: Message) -> None:
-        await self.table._receive(link, encode(message))
-
-
-async def test_while_the_disk_takes_no_records_only_deltas_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    dialler, listener = End(1), End(2)
-    async with listening(dialler, listener):
-        _, link = await linked(dialler, listener)
-        full = Full()
-        for message in (Ping(1), Records((MEMBER,))):
-            await full.receive(link, message)
-        assert full.received == [Ping(1), Records((MEMBER,))], "without a wait"
-        waits = asyncio.create_task(full.receive(link, Records((DELTA,))))
-        await asyncio.sleep(0.01)
-        assert not waits.done() and len(full.received) == 2
-        full.make_room()
-        await waits
-        assert full.received[2:] == [Records((DELTA,))], "the disk has caught up"
-        full.has_room = False
-        full._room.clear()
-        monkeypatch.setattr(link_module, "PAUSE_MAX_S", 0.01)
-        await full.receive(link, Records((DELTA, MEMBER)))
-        assert full.received[3:] == [Records((MEMBER,))], "the delta comes again"
-        monkeypatch.setattr(link_module, "PAUSE_MAX_S", 3600.0)
-        await asyncio.wait_for(full.receive(link, Records((DELTA,))), 5)
-        assert full.received[4:] == [Records(())], "nobody waits again for a disk that was waited for in vain"
+    table = LinkTable(PeerScores(), cast(Any, None), writer, dispatch)
+    for message in (Ping(1), Records((MEMBER,))):
+        await table._receive(link, encode(message))
+    assert received == [Ping(1), Records((MEMBER,))], "without a wait"
+    waits = asyncio.create_task(table._receive(link, encode(Records((DELTA,)))))
+    await asyncio.sleep(0.01)
+    assert not waits.done() and len(received) == 2
+    writer.has_room = True
+    room.set()
+    await waits
+    assert received[2:] == [Records((DELTA,))], "the disk has caught up"
+    writer.has_room = False
+    room.clear()
+    monkeypatch.setattr(link_module, "PAUSE_MAX_S", 0.01)
+    await table._receive(link, encode(Records((DELTA, MEMBER))))
+    assert received[3:] == [Records((MEMBER,))], "the delta comes again"
 
 
-def test_a_date_tells_how_far_a_peers_clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_date_tells_how_far_a_peers_clock_is_ahead(
+    secure_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = secure_pair[2]
     monkeypatch.setattr(link_module.time, "time", lambda: 40.5)
-    assert clock_offset("Thu, 01 Jan 1970 00:01:40 GMT") == 60.0
     for date in (None, "", "now", "Thu, 01 Jan 99999 00:01:40 GMT", "Thu, 32 Jan 1970 00:01:40 GMT"):
-        assert clock_offset(date) is None, date
+        link.note_date(date)
+        assert link.clock_offset_s is None, date
+    link.note_date("Thu, 01 Jan 1970 00:01:40 GMT")
+    assert link.clock_offset_s == 60.0

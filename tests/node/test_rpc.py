@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 import time
@@ -16,7 +15,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from gossamer.node.address import Contact, parse_contact
 from gossamer.node.daemon.network import rpc
@@ -45,7 +43,7 @@ from gossamer.protocol.errors import (
 )
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX, MANIFEST_BYTES_MAX
 from gossamer.protocol.records import open_envelope
-from tests.node.wires import End, listening
+from tests.node.wires import End, answering, listening
 from tests.protocol import builders
 from tests.protocol.builders import SMALL, grant, identity, manifest
 
@@ -53,24 +51,6 @@ INVITED = builders.manifest(admission=builders.admission())
 ALICE, BOB = identity(1), identity(2)
 
 Answer = Callable[[], bytes]
-
-
-@contextlib.asynccontextmanager
-async def answering(path: str, answer: Answer, status: int = 200) -> AsyncIterator[str]:
-    """A plain HTTP server with one page; its address."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(body=answer(), status=status)
-
-    app = web.Application()
-    app.router.add_get(f"{PREFIX}/{path}", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 async def manifest_at(*addresses: str, swarm_id: str | None = None) -> Any:
@@ -210,12 +190,6 @@ def test_nobody_waits_for_name_servers_that_do_not_answer(monkeypatch: pytest.Mo
         assert not ended
     finally:
         never.set()
-
-
-INVITED = builders.manifest(admission=builders.admission())
-
-
-ALICE, BOB = identity(1), identity(2)
 
 
 @pytest.fixture

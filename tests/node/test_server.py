@@ -29,22 +29,8 @@ from gossamer.protocol.errors import (
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from tests.net.stranger import linked as stranger_linked
 from tests.node.trainer_side import until
-from tests.node.wires import End, get_chunk, linked, listening
+from tests.node.wires import End, Ends, Pair, get_chunk, linked, listening
 from tests.protocol.builders import SMALL
-
-
-@pytest.fixture(params=[True, False], ids=["tls", "plaintext"])
-async def ends(request: pytest.FixtureRequest) -> AsyncIterator[tuple[End, End]]:
-    dialler, listener = End(1, tls=request.param), End(2, tls=request.param)
-    async with listening(dialler, listener):
-        yield dialler, listener
-
-
-@pytest.fixture
-async def secure() -> AsyncIterator[tuple[End, End]]:
-    dialler, listener = End(1), End(2)
-    async with listening(dialler, listener):
-        yield dialler, listener
 
 
 def limiter_of(end: End) -> ConnectionLimiter:
@@ -78,9 +64,8 @@ async def dribbles_to_its_end(
                     await asyncio.wait_for(reader.read(65536), 0.03)
 
 
-async def test_a_link_carries_messages_both_ways(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+async def test_a_link_carries_messages_both_ways(pair: Pair) -> None:
+    dialler, listener, out, inward = pair
     assert (out.node_id, inward.node_id) == (listener.identity.node_id, dialler.identity.node_id)
     assert out.outbound and not inward.outbound
     assert out.session == inward.session and out.address == listener.address
@@ -101,7 +86,7 @@ async def test_another_swarm_is_refused_with_a_reason() -> None:
         await until(lambda: len(listener.server.limiter) == 0)
 
 
-async def test_whoever_dials_and_is_turned_away_is_told_so(ends: tuple[End, End]) -> None:
+async def test_whoever_dials_and_is_turned_away_is_told_so(ends: Ends) -> None:
     dialler, listener = ends
     while not listener.scores.refused_for(dialler.identity.node_id):
         listener.scores.blame(dialler.identity.node_id, "garbage", Offence.MALFORMED)
@@ -125,7 +110,7 @@ async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_client_that_goes_away_in_the_handshake_did_nothing_wrong(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a few of them behind one address would have everybody there turned away."""
     _, listener = ends
@@ -211,7 +196,7 @@ async def test_who_speaks_no_tls_1_3_is_refused(old: str) -> None:
     assert dialler.links == listener.links == []
 
 
-async def test_stopping_ends_links_and_leaves_no_task(secure: tuple[End, End]) -> None:
+async def test_stopping_ends_links_and_leaves_no_task(secure: Ends) -> None:
     dialler, listener = secure
     await linked(dialler, listener)
     tasks = {t for t in asyncio.all_tasks() if t is not asyncio.current_task()}
@@ -255,7 +240,7 @@ async def test_a_tls_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch) 
         assert listener.server.limiter.counts["tls_failed"] == 3
 
 
-async def test_headers_that_dribble(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_headers_that_dribble(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "STRANGER_TIMEOUT_S", 0.3)
     _, listener = ends
     async with connected(listener, tls=listener.tls) as (reader, writer):
@@ -265,7 +250,7 @@ async def test_headers_that_dribble(ends: tuple[End, End], monkeypatch: pytest.M
     await until(lambda: len(listener.server.limiter) == 0)
 
 
-async def test_a_stranger_that_says_too_much(ends: tuple[End, End]) -> None:
+async def test_a_stranger_that_says_too_much(ends: Ends) -> None:
     _, listener = ends
     async with connected(listener, tls=listener.tls) as (reader, writer):
         path = f"{PREFIX}/chunk/{'ab' * 32}"
@@ -275,7 +260,7 @@ async def test_a_stranger_that_says_too_much(ends: tuple[End, End]) -> None:
 
 
 async def test_a_stranger_has_no_more_time_for_having_been_answered(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "STRANGER_TIMEOUT_S", 0.5)
     _, listener = ends
@@ -288,12 +273,11 @@ async def test_a_stranger_has_no_more_time_for_having_been_answered(
 
 
 async def test_links_and_their_chunks_outlive_what_strangers_have(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "STRANGER_TIMEOUT_S", 0.2)
     monkeypatch.setattr(server_module, "STRANGER_BYTES_MAX", 4096)
-    dialler, listener = ends
-    out, _ = await linked(dialler, listener)
+    dialler, listener, out, _ = pair
     blob = listener.hold(os.urandom(1000))
     await get_chunk(out, blob, 1000)
     await asyncio.sleep(0.5)
@@ -306,7 +290,7 @@ async def test_links_and_their_chunks_outlive_what_strangers_have(
 
 
 async def test_half_open_handshakes_give_way_to_an_honest_hello(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the same address, and opened anew whenever one is closed."""
     monkeypatch.setattr(server_module, "STRANGERS_PER_ADDRESS_MAX", 16)
@@ -343,7 +327,7 @@ async def test_half_open_handshakes_give_way_to_an_honest_hello(
         await until(lambda: listener.messages == [b"and is served"])
 
 
-async def test_too_many_connections_in_all(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_connections_in_all(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "STRANGERS_MAX", 3)
     dialler, listener = ends
     await linked(dialler, listener)
@@ -360,9 +344,7 @@ async def test_too_many_connections_in_all(ends: tuple[End, End], monkeypatch: p
     assert listener.gone == []
 
 
-async def test_where_all_are_members_nobody_gives_way(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_where_all_are_members_nobody_gives_way(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "connections_allowed", lambda: 1)
     dialler, listener = ends
     await linked(dialler, listener)
@@ -372,9 +354,7 @@ async def test_where_all_are_members_nobody_gives_way(
     assert listener.gone == []
 
 
-async def test_an_address_may_only_connect_so_fast(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_address_may_only_connect_so_fast(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PER_ADDRESS, Resource.CONNECTIONS, Allowance(0.01, 5.0))
     dialler, listener = ends
     await linked(dialler, listener)
@@ -389,7 +369,7 @@ async def test_an_address_may_only_connect_so_fast(
 
 
 async def test_an_address_that_is_turned_away_hears_for_how_long(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "origin_of", lambda host: "203.0.113.5")
     dialler, listener = ends
@@ -406,7 +386,7 @@ async def test_an_address_that_is_turned_away_hears_for_how_long(
 
 
 async def test_what_speaks_no_tls_or_no_protocol_of_ours_costs_its_address_nothing(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the probes of a load balancer, behind which all peers may be."""
     monkeypatch.setattr(server_module, "origin_of", lambda host: "203.0.113.5")
@@ -420,9 +400,8 @@ async def test_what_speaks_no_tls_or_no_protocol_of_ours_costs_its_address_nothi
     await linked(dialler, listener)
 
 
-async def test_one_link_may_only_have_so_many_connections(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, _ = await linked(dialler, listener)
+async def test_one_link_may_only_have_so_many_connections(pair: Pair) -> None:
+    _, listener, out, _ = pair
     blob = listener.hold(b"data")
     assert out.dialled is not None
     url = f"{out.dialled.base_url}/chunk/{blob.hex()}"
@@ -437,9 +416,8 @@ async def test_one_link_may_only_have_so_many_connections(ends: tuple[End, End])
     assert statuses.count(429) == 4
 
 
-async def test_what_came_by_a_link_ends_with_the_last_one_of_its_peer(ends: tuple[End, End]) -> None:
-    dialler, listener = ends
-    out, inward = await linked(dialler, listener)
+async def test_what_came_by_a_link_ends_with_the_last_one_of_its_peer(pair: Pair) -> None:
+    dialler, listener, out, inward = pair
     blob = listener.hold(bytes(CHUNK_BYTES_MAX))
     assert out.dialled is not None
     async with contextlib.AsyncExitStack() as stack:
@@ -465,7 +443,7 @@ async def test_what_came_by_a_link_ends_with_the_last_one_of_its_peer(ends: tupl
 
 
 async def test_frames_that_never_become_a_message_are_read_slowly(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Empty pieces of a message that never ends: the message handler hears of none of them."""
     monkeypatch.setitem(PER_NODE, Resource.CPU, Allowance(0.01, 0.001))
@@ -513,7 +491,7 @@ async def test_a_connection_is_read_on_only_where_http_and_its_budget_both_allow
 
 @pytest.mark.parametrize("frame", ["ping", "pong"])
 async def test_control_frames_that_no_node_sends_end_the_link(
-    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch, frame: str
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, frame: str
 ) -> None:
     monkeypatch.setattr(link_module, "CLOSE_TIMEOUT_S", 0.01)  # the stranger does not answer
     _, listener = ends

@@ -5,34 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
-from aiohttp import web
 
 from gossamer.node import verify
-from gossamer.node.daemon.network.links import PREFIX
 from gossamer.protocol.errors import ConfigError, UnreachableError
+from tests.node.wires import answering
 
 Answer = Callable[[], bytes]
-
-
-@contextlib.asynccontextmanager
-async def answering(path: str, answer: Answer, status: int = 200) -> AsyncIterator[str]:
-    """A plain HTTP server with one page; its address."""
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(body=answer(), status=status)
-
-    app = web.Application()
-    app.router.add_get(f"{PREFIX}/{path}", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 class Replica:

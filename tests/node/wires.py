@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
+from aiohttp import web
 
 from gossamer.node.daemon.network.chunk_transfer import ChunkTransfer, put_chunk
-from gossamer.node.daemon.network.links import Dialler, LinkTable, PeerLink
+from gossamer.node.daemon.network.links import PREFIX, Dialler, LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
@@ -25,6 +27,12 @@ from gossamer.protocol.errors import RefusedError, SignatureError
 from gossamer.protocol.payloads import Chunk
 from tests.node.trainer_side import until
 from tests.protocol.builders import SMALL, identity
+
+Ends = tuple["End", "End"]
+"""Who dials, and who listens."""
+
+Pair = tuple["End", "End", PeerLink, PeerLink]
+"""The same, and either one's side of their link."""
 
 
 class _Store(dict[bytes, bytes]):
@@ -213,6 +221,35 @@ async def linked(dialler: End, listener: End) -> tuple[PeerLink, PeerLink]:
     dialler.dial(listener, listener.identity.node_id)
     await until(lambda: dialler.links and listener.links)
     return dialler.links[-1], listener.links[-1]
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]], context: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """A server that is no node, and answers any GET in one way; its address."""
+    app = web.Application()
+    app.router.add_get("/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    try:
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def answering(path: str, answer: Callable[[], bytes], status: int = 200) -> AsyncIterator[str]:
+    """A plain HTTP server with one page below PREFIX; its address."""
+
+    async def handler(request: web.Request) -> web.Response:
+        if request.path != f"{PREFIX}/{path}":
+            raise web.HTTPNotFound
+        return web.Response(body=answer(), status=status)
+
+    async with serving(handler) as address:
+        yield address
 
 
 async def get_chunk(link: Any, blob: bytes, size: int) -> bytes:

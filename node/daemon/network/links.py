@@ -11,7 +11,7 @@ import os
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -45,7 +45,8 @@ PREFIX = "/gossamer/1"
 SESSION_HEADER = "Gossamer-Session"
 """Hex of the session that a link's handshake agreed on: it tells which peer an HTTP request is from."""
 
-HANDSHAKE_TIMEOUT_S = 10.0
+DIAL_TIMEOUT_S = 20.0
+"""For connecting to a peer, and for its part of the handshake."""
 
 WRITE_TIMEOUT_S = 30.0
 """A peer that reads nothing for this long is cut off; it will be dialled again."""
@@ -92,16 +93,6 @@ class Dialled:
     ssl: aiohttp.Fingerprint | ssl.SSLContext | bool
 
 
-def clock_offset(date: str | None) -> float | None:
-    """How many seconds a peer's clock is ahead of ours, from a Date header just received (RFC 9110, 6.6.1):
-    to about a second, which is enough, since the protocol tolerates two minutes."""
-    try:
-        theirs = parsedate_to_datetime(date or "").timestamp()
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return theirs + 0.5 - time.time()
-
-
 class PeerLink:
     """A link whose handshake is done."""
 
@@ -131,10 +122,10 @@ class PeerLink:
         """How long the link was left unread because the peer sends too much."""
         self._socket = socket
         self._connection = socket.get_extra_info("socket")
-        peer = socket.get_extra_info("peername")
-        self.origin = origin_of(str(peer[0])) if peer else None
+        host = str((socket.get_extra_info("peername") or ("",))[0])
+        self.origin = origin_of(host)
         """The name under which the peer's address has its budget; None for this machine's own."""
-        self.group = network_group(str(peer[0])) if peer else None
+        self.group = network_group(host)
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._queued = asyncio.Event()
@@ -157,10 +148,10 @@ class PeerLink:
         return self._ending.is_set()
 
     def note_date(self, date: str | None) -> None:
-        """Note the peer's time, from the Date header of a request or answer that has just begun."""
-        offset_s = clock_offset(date)
-        if offset_s is not None:
-            self.clock_offset_s = offset_s
+        """Note the peer's time, from the Date header of a request or answer that has just begun (RFC 9110,
+        6.6.1): to about a second, which is enough, since the protocol tolerates two minutes."""
+        with suppress(ValueError, TypeError, OverflowError):
+            self.clock_offset_s = parsedate_to_datetime(date or "").timestamp() + 0.5 - time.time()
 
     def socket_name(self) -> tuple[str, int] | None:
         """The address of our end, None if the link is gone."""
@@ -247,7 +238,7 @@ class PeerLink:
                 self._connection.shutdown(SHUT_RDWR)
 
 
-class LinkTable(Mapping[int, PeerLink]):
+class LinkTable(dict[int, PeerLink]):
     """The links that are up, by number. Each is carried here, and its messages are given to the core."""
 
     def __init__(
@@ -257,60 +248,48 @@ class LinkTable(Mapping[int, PeerLink]):
         writer: RecordWriter,
         dispatch: Callable[[ev.Event], list[fx.Effect]],
     ) -> None:
+        super().__init__()
         self.scores = scores
         self._own_addresses = own_addresses
         self._writer = writer
         self._dispatch = dispatch
-        self._links: dict[int, PeerLink] = {}
         self._past_traffic = [0, 0, 0, 0]
         self._encoded: tuple[Message, bytes] | None = None
-        self._waits_for_disk = True
-        """Whether the disk may take records soon: false once a link has waited for that in vain."""
         self.dialled_by_others = 0
         """How often another node has reached us."""
 
-    def __getitem__(self, number: int) -> PeerLink:
-        return self._links[number]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._links)
-
-    def __len__(self) -> int:
-        return len(self._links)
-
     def send(self, number: int, message: Message) -> None:
         """Send over a link, if it is still up. A message to several links in a row is serialised once."""
-        if number not in self._links:
-            return
-        if self._encoded is None or self._encoded[0] is not message:
-            self._encoded = (message, encode(message))
-        self._links[number].send(self._encoded[1])
+        if number in self:
+            if self._encoded is None or self._encoded[0] is not message:
+                self._encoded = (message, encode(message))
+            self[number].send(self._encoded[1])
 
     def hang_up(self, number: int, reason: str) -> None:
         """Close a link once its queue has gone out."""
-        if number in self._links:
+        if number in self:
             log.debug("closing link %d: %s", number, reason)
-            self._links[number].close_soon()
+            self[number].close_soon()
 
     def blame(self, node_id: bytes, reason: str, offence: Offence) -> None:
         """Note an offence of a peer; end its links if that was one too many."""
         if self.scores.blame(node_id, reason, offence):
-            for link in self._links.values():
+            for link in self.values():
                 if link.node_id == node_id:
                     link.close_soon()
 
     def forget_clocks(self) -> None:
         """Our clock was set: forget how far the clocks of our peers are from it."""
-        for link in self._links.values():
+        for link in self.values():
             link.clock_offset_s = None
 
     def traffic(self) -> list[int]:
         """Bytes of all links so far: control sent and received, payload sent and received."""
-        return _sums(self._past_traffic, *(link.traffic.counts for link in self._links.values()))
+        return _sums(self._past_traffic, *(link.traffic.counts for link in self.values()))
 
     async def carry(self, link: PeerLink) -> None:
         """Carry a link that has come up, until it ends."""
-        self._links[link.number] = link
+        self[link.number] = link
         self.dialled_by_others += not link.outbound
         self._own_addresses.learn(link.socket_name())
         self._dispatch(
@@ -319,26 +298,21 @@ class LinkTable(Mapping[int, PeerLink]):
         try:
             await link.run(self._receive)
         finally:
-            del self._links[link.number]
+            del self[link.number]
             self._past_traffic = _sums(self._past_traffic, link.traffic.counts)
             self._dispatch(ev.LinkDown(link.number))
 
     async def _receive(self, link: PeerLink, data: bytes) -> None:
         """Give a message to the core. Returns once the sender may go on, so that its next message is read.
 
-        Deltas wait for a disk that takes no records; if it stays so, anti-entropy brings them later. Member
-        records, pings and all other messages do not wait for the disk.
+        Deltas wait while too many records wait for the disk. If it stays so, or the disk takes nothing,
+        anti-entropy brings them later. Member records, pings and all other messages do not wait.
         """
         size = len(data)
-        begun = time.thread_time()
-        self._waits_for_disk |= self._writer.has_room
         if not self._writer.has_room and (rest := _without_deltas(data)) is not data:
-            parsing_s = time.thread_time() - begun
-            if self._waits_for_disk:
-                await link.while_up(self._writer.room(), PAUSE_MAX_S)
-            self._waits_for_disk = self._writer.has_room
-            data = data if self._waits_for_disk else rest
-            begun = time.thread_time() - parsing_s
+            await link.while_up(self._writer.room(), PAUSE_MAX_S)
+            data = data if self._writer.has_room else rest
+        begun = time.thread_time()
         effects = self._dispatch(ev.Received(link.number, data))
         sent, link.traffic.charged = link.traffic.sent - link.traffic.charged, link.traffic.sent
         pause = self.scores.charge_message(
@@ -444,7 +418,7 @@ class Dialler:
         """
         assert self._client is not None
         base_url = f"{self._local.scheme}://{address}{PREFIX}"
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
             try:
                 socket = await self._client.ws_connect(
                     f"{base_url}/link",
@@ -459,38 +433,27 @@ class Dialler:
                 if error.status == 429 and wait_s.isdecimal():
                     raise RefusedError(f"it turns our address away for another {wait_s} s") from None
                 raise
-        try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                link = await self._shake_hands(socket, address, base_url, expected)
-            if self._links.scores.refused_for(link.node_id):
-                who = short(link.node_id)
-                raise RefusedError(f"{who} answers there, and is turned away for misbehaviour")
-        except TypeError:  # the peer closed, or sent text, where bytes were due
-            await socket.close()
-            raise RefusedError("the peer ended the handshake") from None
-        except BaseException:
-            await socket.close()
-            raise
-        return link
-
-    async def _shake_hands(
-        self, socket: aiohttp.ClientWebSocketResponse, address: str, base_url: str, expected: bytes | None
-    ) -> PeerLink:
-        """Raises PeerError, or TypeError if the peer sends no bytes."""
-        assert self._client is not None
-        tls = socket.get_extra_info("ssl_object")
-        binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
-        shake = ClientHandshake(
-            self._local.identity,
-            self._local.swarm_id,
-            binding,
-            os.urandom(NONCE_BYTES),
-            expected,
-            credential=self._access.own_credential(),
-            vet=self._access.vet,
-        )
-        await socket.send_bytes(shake.hello(await socket.receive_bytes()))
-        node_id, session = shake.finish(await socket.receive_bytes())
+            tls = socket.get_extra_info("ssl_object")
+            binding = fingerprint_of(tls.getpeercert(binary_form=True)) if tls else b""
+            shake = ClientHandshake(
+                self._local.identity,
+                self._local.swarm_id,
+                binding,
+                os.urandom(NONCE_BYTES),
+                expected,
+                credential=self._access.own_credential(),
+                vet=self._access.vet,
+            )
+            try:
+                await socket.send_bytes(shake.hello(await socket.receive_bytes()))
+                node_id, session = shake.finish(await socket.receive_bytes())
+                if self._links.scores.refused_for(node_id):
+                    raise RefusedError(f"{short(node_id)} answers there, and is turned away for misbehaviour")
+            except BaseException as error:
+                await socket.close()
+                if isinstance(error, TypeError):  # the peer closed, or sent text, where bytes were due
+                    raise RefusedError("the peer ended the handshake") from None
+                raise
         pin = aiohttp.Fingerprint(binding) if binding else self._tls
         dialled = Dialled(address, base_url, self._client, pin)
         return PeerLink(node_id, socket, session, credential=shake.peer_credential, dialled=dialled)

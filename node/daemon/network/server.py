@@ -34,7 +34,6 @@ from gossamer.node.address import WILDCARDS, check_plaintext, format_address, is
 from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.chunk_transfer import ChunkTransfer
 from gossamer.node.daemon.network.links import (
-    HANDSHAKE_TIMEOUT_S,
     PREFIX,
     SESSION_HEADER,
     LinkTable,
@@ -61,6 +60,8 @@ from gossamer.protocol.limits import (
     STRANGERS_PER_ADDRESS_MAX,
     TLS_HANDSHAKE_TIMEOUT_S,
 )
+
+HANDSHAKE_TIMEOUT_S = 10.0
 
 IDLE_TIMEOUT_S = 30.0
 """A connection without a request is closed after this."""

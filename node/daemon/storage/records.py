@@ -329,8 +329,9 @@ class RecordWriter:
         return self._has_room.is_set()
 
     async def room(self) -> None:
-        """Wait while the backlog is too long."""
-        await self._has_room.wait()
+        """Wait while the backlog is too long, unless the disk takes nothing at all."""
+        if self._disk.is_writable:
+            await self._has_room.wait()
 
     async def drained(self) -> None:
         """Wait until everything queued is on disk."""
