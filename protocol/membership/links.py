@@ -225,8 +225,8 @@ class Links:
                 (alive if is_alive else gone).append((address, member.record.node_id))
         shuffle(alive, self._rng)
         shuffle(gone, self._rng)
-        # Bootstrap addresses that do not lead to a node we are linked to, whatever name they go by. Those never
-        # tried come first, then those tried longest ago.
+        # Bootstrap addresses that do not lead to a node we are linked to, whatever name they go by. Those
+        # never tried come first, then those tried longest ago.
         contacts = sorted(
             (
                 contact

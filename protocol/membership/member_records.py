@@ -141,9 +141,9 @@ class Presence:
     def received(self, record: MemberRecord, link: int, now: float) -> None:
         """Take in a record, and have it relayed if it is news: at once if it refutes a suspicion.
 
-        If a record from an earlier run of ours is newer, as after a clock was set back, go beyond it. The next
-        heartbeat says so. If we pushed it at once, a copy of our folder that runs elsewhere would answer at
-        once, and the two of us would flood the swarm.
+        If a record from an earlier run of ours is newer, as after a clock was set back, go beyond it. The
+        next heartbeat says so. If we pushed it at once, a copy of our folder that runs elsewhere would answer
+        at once, and the two of us would flood the swarm.
         """
         if record.node_id == self._identity.node_id:
             if record.body.age > self.record.age and record.body.incarnation >= self._incarnation:

@@ -43,7 +43,7 @@ class Activity:
     """
 
     moved: float
-    """When it last moved; at first, when it was first heard of. Once it is -inf, it is idle until it moves."""
+    """When it last moved; at first, when it was first heard of. If -inf, it is idle until it moves."""
     at: tuple[int, int] = (0, 0)
     """Its inner steps, and its round."""
     stride_s: float = 0.0

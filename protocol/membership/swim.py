@@ -150,8 +150,8 @@ class Swim:
         """A peer suspects a member: believe that, unless we know better.
 
         If gossip has brought us a newer record and has missed the peer, it gets that (an older one may be the
-        member's last): in calm swarms of 28 nodes suspicions lasted for seconds. A member that has just spoken
-        to us is sent the rumour so that it can refute it: nodes that believe it may have no link to it.
+        member's last): in calm swarms of 28 nodes suspicions lasted for seconds. A member that has just
+        spoken to us is sent the rumour so that it can refute it: who believes it may have no link to it.
         """
         member = self._roster.get(message.node_id)
         if member is None or member.health is not Health.ALIVE:

@@ -162,7 +162,8 @@ def test_a_roster_does_not_bring_the_missing_back(health):
     row = _row(20)
     bench.receive(row, 1)
     bench.roster.judge(row.node_id, health, bench.now)
-    sent = [bench.machine.exchange(1, RosterSummary(known, answer=True)) for known in ((), ((row.node_id, 0, 1),))]
+    known = (), ((row.node_id, 0, 1),)
+    sent = [bench.machine.exchange(1, RosterSummary(each, answer=True)) for each in known]
     sent.append(bench.machine.send_all(1))
     is_alive = health is Health.ALIVE
     told = [any(row.data in data for _, data in _rows(effects)) for effects in sent]
