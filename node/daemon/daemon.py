@@ -347,6 +347,7 @@ class Daemon:
     def welcome(self) -> control.Welcome:
         """The first message to a new trainer; a `Clock` follows it."""
         self._clock_sent = None
+        self.phi.loop.offer_all()
         core, publisher = self.core, self.phi.publisher
         return control.Welcome(
             core.identity.node_id,

@@ -106,7 +106,7 @@ class TrainerPort:
         self._offered: set[int] = set()
         """Fragments whose last offer the trainer has not taken yet."""
         self.attachments = 0
-        """Number of trainers that have come so far: tells a new one from the one before."""
+        """Number of trainers that have come so far."""
         self.report: control.Report | None = None
         """The last report of a trainer; once that trainer is gone or silent, with a speed of 0."""
         self.pulse = Pulse()

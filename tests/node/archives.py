@@ -13,10 +13,11 @@ from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.phi.loop import MergeLoop
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
-from gossamer.node.daemon.phi.state import PhiState, Prefix
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore
-from gossamer.node.daemon.storage.records import GENESIS, Base
+from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
 from gossamer.protocol.events import Event
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
@@ -58,7 +59,7 @@ def core_with(ledger: Ledger, **changes: Any) -> Any:
 
 def merging_of(core: Any) -> MergeLoop:
     """A merge loop without a trainer."""
-    nobody: Any = SimpleNamespace(attached=False, attachments=0)
+    nobody: Any = SimpleNamespace(attached=False)
     return MergeLoop(
         core,
         nobody,
@@ -120,13 +121,12 @@ class Sealing:
     async def look(self) -> None:
         """Have the archive do one thing, if there is any, and sweep."""
         for _ in range(2):
-            self.archive._news.set()  # so that it does not wait for news
             await self.archive._one_thing()
 
     async def settled(self, round_: int) -> bool:
         return self.is_reached
 
-    async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
+    async def prefix(self, fragment: Fragment, upto: int) -> tuple[Ints, Rounds]:
         found = self.state.prefix(fragment, upto)
         self.between(fragment)
         return found

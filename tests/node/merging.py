@@ -33,13 +33,11 @@ class FakePort:
     """A trainer that takes offers when the test says so."""
 
     def __init__(self) -> None:
-        self.attachments = 0
         self.attached = False
         self.untaken: set[int] = set()
         self.offers: list[tuple[int, control.Phi, Ints]] = []
 
     def attach(self) -> None:
-        self.attachments += 1
         self.attached = True
         self.untaken.clear()
 
@@ -131,13 +129,19 @@ class Setup:
             self.held.add(delta.record_id)
             self.core.merges.mark(delta.round, self.core.now())
 
+    def attach(self) -> None:
+        """A trainer comes, as the daemon tells of it."""
+        self.port.attach()
+        self.loop.offer_all()
+
     def take(self, fragment: int) -> None:
         self.port.untaken.discard(fragment)
         self.loop.look()
 
     async def merged_all(self) -> None:
         await until(lambda: not self.loop.behind)
-        await self.loop.digest()  # which waits for a merge under way
+        async with self.loop._busy:  # until a merge under way has ended
+            pass
 
     def offered(self) -> list[int]:
         return [index for index, _, _ in self.port.offers]

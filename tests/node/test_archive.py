@@ -86,7 +86,6 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
     node.core.ledger = [still_open]
     node.archive.close(Close(5, (closed,)))
     for _ in range(2):
-        node.archive._news.set()
         await node.archive._one_thing()
     history = node.records.load_history()
     assert (history.base.round, history.own_last) == (5, 7)
@@ -168,7 +167,6 @@ async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
     sealing.between = fail
     for _ in range(2):
         sealing.archive._late_since = sealing.archive._late_since and -1e9  # it is quiet
-        sealing.archive._news.set()
         with suppress(StorageError):
             await sealing.archive._one_thing()
     assert sealing.shelf.claims[0].digest == sealing.state.chain(4)
@@ -389,7 +387,6 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
     node.archive.close(Close(100, (closed,)))
     winner = node.adopt(200)
     for _ in range(3):
-        node.archive._news.set()
         await node.archive._one_thing()
     assert node.loop.base == node.records.load_history().base == Base(200, winner.digest, winner.tokens)
     assert closed.body.chunks[0] not in node.chunks
@@ -404,7 +401,6 @@ async def test_of_a_snapshot_that_was_adopted_nothing_stays_once_another_is(tmp_
     assert first.root in node.chunks
     second = node.adopt(200, value=2)
     for _ in range(2):
-        node.archive._news.set()
         await node.archive._one_thing()
     assert first.root not in node.chunks and len(node.chunks.blobs) == 2
     assert np.all(snapshots.load(second.root, LAYOUT.numel, node.chunks) == 2)
@@ -435,7 +431,6 @@ async def test_what_the_core_drops_as_it_goes_back_is_neither_merged_nor_on_disk
     await node.archive._one_thing()
     core.ledger.add(back)
     for _ in range(2):
-        node.archive._news.set()
         await node.archive._one_thing()
     assert node.records.load(LAYOUT) == [kept, back]
     assert gone.body.chunks[0] not in node.chunks and back.body.chunks[0] in node.chunks
@@ -456,7 +451,6 @@ async def test_how_far_rounds_were_merged_is_noted_also_by_who_has_gone_back(tmp
 
     assert await merged(191) == 191
     node.adopt(30)
-    node.archive._news.set()
     await node.archive._one_thing()
     assert node.records.load_history().reach == 0
     assert await merged(33) == 33
@@ -483,14 +477,13 @@ async def test_what_the_core_gives_up_while_it_is_read_is_not_adopted(
     """A large model that lies here already is read for minutes, and its claim may be gone by then."""
     fetching = Fetching(ChunkStore(tmp_path / "chunks"))
     claim = fetching.claim(b"A", b"B", b"C")
-    read = snapshots.SnapshotReader.read
+    load = snapshots.load
 
-    def slowly(reader: snapshots.SnapshotReader) -> Any:
-        lacking = read(reader)
+    def slowly(*arguments: Any) -> Any:
         fetching.adopt(None)
-        return lacking
+        return load(*arguments)
 
-    monkeypatch.setattr(snapshots.SnapshotReader, "read", slowly)
+    monkeypatch.setattr(snapshots, "load", slowly)
     own = fetching.shelf.claims
     fetching.adopt(claim)
     await fetching.look()

@@ -45,12 +45,12 @@ async def test_who_asks_for_the_digest_all_the_time_holds_nothing_up(
 ) -> None:
     monkeypatch.setattr(loop_module, "REST", 10**6)
     await setup.begin(setup.state)
-    first = await setup.loop.recent_digest()
+    first = await setup.loop.digest()
     setup.arrive(*setup.world.deltas)
     await setup.merged_all()
-    assert first == await setup.loop.recent_digest() != await setup.loop.digest(), "of a moment ago"
-    setup.loop._recent_until = 0.0
-    assert await setup.loop.recent_digest() == await setup.loop.digest()
+    assert first == await setup.loop.digest(), "of a moment ago"
+    setup.loop._digest_until = 0.0
+    assert await setup.loop.digest() == (setup.state.chain(), setup.state.digest()) != first
 
 
 async def test_only_what_is_held_is_merged(setup: Setup) -> None:
@@ -70,7 +70,7 @@ async def test_of_how_many_tokens_phi_is_is_told_before_it_is_offered(setup: Set
     told: list[int] = []
     setup.before_offer = lambda: told.append(len(setup.offered()))
     await setup.begin(setup.state)
-    setup.port.attach()
+    setup.attach()
     setup.loop.look()
     await until(lambda: setup.offered() == [0, 1])
     assert told == [0, 1]
@@ -80,20 +80,20 @@ async def test_a_trainer_is_offered_everything_when_it_comes(setup: Setup) -> No
     await setup.begin(setup.state)
     await until(lambda: setup.loop.ready)
     assert setup.port.offers == []
-    setup.port.attach()
+    setup.attach()
     setup.loop.look()
     await until(lambda: setup.offered() == [0, 1])
     # Another one so soon after that nothing was seen in between.
     setup.port.attached = False
     setup.loop.look()
-    setup.port.attach()
+    setup.attach()
     setup.loop.look()
     await until(lambda: setup.offered() == [0, 1, 0, 1])
 
 
 async def test_nothing_is_offered_before_all_that_the_swarm_had_is_merged(setup: Setup) -> None:
     setup.core.caught_up = False
-    setup.port.attach()
+    setup.attach()
     await setup.begin(setup.state)
     setup.arrive(*setup.world.deltas)
     await until(lambda: setup.merged)
@@ -109,7 +109,7 @@ async def test_nothing_is_offered_before_all_that_the_swarm_had_is_merged(setup:
 
 async def test_a_trainer_that_does_not_look_does_not_hold_merging_up(setup: Setup) -> None:
     await setup.begin(setup.state)
-    setup.port.attach()
+    setup.attach()
     setup.loop.look()
     await until(lambda: setup.offered() == [0, 1])
     for delta in setup.world.deltas:
@@ -249,7 +249,7 @@ async def test_who_went_back_to_a_snapshot_from_before_its_own_last_delta_is_off
     setup.core.clock, setup.core.horizon = 4, 5
     setup.ledger.note_last(identity(99).node_id, 91, bytes(32))
     await setup.begin(setup.state)
-    setup.port.attach()
+    setup.attach()
     setup.loop.look()
     await until(lambda: setup.offered() == [0, 1])
     assert [state.own_round for _, state, _ in setup.port.offers] == [90, 91]
@@ -304,7 +304,7 @@ async def test_a_payload_that_cannot_be_read_just_now_is_merged_later(
 async def test_what_others_alone_make_diverge_is_offered_to_nobody_until_it_is_void(setup: Setup) -> None:
     """One key can do that where nobody trains: who would hear that it is revoked, were all nodes gone?"""
     await setup.begin(setup.state)
-    setup.port.attach()
+    setup.attach()
     setup.loop.look()
     await until(lambda: setup.offered() == [0, 1])
     for round_ in (2, 4, 6):

@@ -105,17 +105,17 @@ def test_a_damaged_chunk_changes_nothing_and_is_named(world: World) -> None:
 def test_how_far_a_fragment_has_come(world: World, rng: np.random.Generator) -> None:
     state, ledger = world.state(), Ledger()
     even, odd = LAYOUT.fragments
-    assert (state.progress(even).merged_round, state.progress(even).own_round) == (0, 0)
-    assert (state.progress(odd).merged_round, state.progress(odd).own_round) == (-1, 0)
+    assert state.reach(even) == (0, 0)
+    assert state.reach(odd) == (-1, 0)
     arrive(state, ledger, [d for d in world.deltas if d.round == 3 and d.author != OWN])
-    assert (state.progress(odd).merged_round, state.progress(odd).own_round) == (3, 0)
+    assert state.reach(odd) == (3, 0)
     arrive(state, ledger, [d for d in world.deltas if d.round == 1])
-    assert (state.progress(odd).merged_round, state.progress(odd).own_round) == (3, 1)
+    assert state.reach(odd) == (3, 1)
     arrive(state, ledger, [d for d in world.deltas if d.round == 3 and d.author == OWN])
-    assert (state.progress(odd).merged_round, state.progress(odd).own_round) == (3, 3)
-    assert state.progress(even).merged_round == 0
+    assert state.reach(odd) == (3, 3)
+    assert state.reach(even)[0] == 0
     arrive(state, ledger, [world.make(rng, 0, 3)])
-    assert state.progress(odd).own_round == 1, "ours of round 3 is void"
+    assert state.reach(odd)[1] == 1, "ours of round 3 is void"
 
 
 def test_taking_back_and_closing(world: World) -> None:
@@ -123,8 +123,8 @@ def test_taking_back_and_closing(world: World) -> None:
     arrive(state, Ledger(), world.deltas)
     prefix = [delta for delta in world.deltas if delta.round <= 4]
     parts = [state.prefix(fragment, 4) for fragment in LAYOUT.fragments]
-    assert np.array_equal(np.concatenate([part.phi for part in parts]), world.fold(prefix))
-    rounds = {round_: deltas for part in parts for round_, deltas in part.rounds.items()}
+    assert np.array_equal(np.concatenate([phi for phi, _ in parts]), world.fold(prefix))
+    rounds = {round_: deltas for _, part in parts for round_, deltas in part.items()}
     assert state.base.chain_with(rounds) == state.chain(4)
     assert state.base.tokens_with(rounds, SMALL) == sum(delta.body.tokens for delta in prefix)
     assert np.array_equal(state.phi, world.fold(world.deltas)), "what was asked for is a copy"
@@ -186,7 +186,7 @@ def test_what_liars_claim_adds_up_to_a_number_that_can_be_stored_and_told(
     arrive(state, ledger, world.deltas)
     assert state.tokens == TOKENS_TOTAL_MAX
     prefix = state.prefix(LAYOUT.fragments[0], 4)
-    assert state.base.tokens_with(prefix.rounds, SMALL) == TOKENS_TOTAL_MAX
+    assert state.base.tokens_with(prefix[1], SMALL) == TOKENS_TOTAL_MAX
     for round_ in ledger.rounds()[4:]:
         state.merge(round_, ())
     state.close_up_to(4)

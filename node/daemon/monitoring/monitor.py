@@ -225,7 +225,7 @@ class Monitor:
         up to that round.
         """
         merging = self._sources.loop
-        digests = await merging.recent_digest() if query.get("digest") else None
+        digests = await merging.digest() if query.get("digest") else None
         status = to_json(self.read(), is_for_others=True)
         if digests is not None:
             status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)

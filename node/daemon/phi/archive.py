@@ -32,6 +32,7 @@ from gossamer.protocol.payloads import chunk_sizes, payload_chunk_sizes
 from gossamer.protocol.records import Claim, Delta
 from gossamer.protocol.replica import Replica
 
+POLL_S = 0.5
 PROGRESS_S = 2.0
 
 LATE_S = 3.0
@@ -68,21 +69,18 @@ class Archive:
         """The snapshot to fetch."""
         self._adopts = False
         """Whether it is to be adopted; else it may have to be soon."""
-        self._reader: snapshots.SnapshotReader | None = None
         self._seal_round = 0
         self._sealing = 0
         """The round whose snapshot is being written; 0 if none is."""
         self._closing: fx.Close | None = None
         self._late_since: float | None = None
         """When the first late record was merged that the newest snapshot lacks."""
-        self._late_at = 0.0
-        """When the last such record was merged."""
         self._is_sweep_due = True
         """Whether there may be chunks that nobody needs, such as what an earlier run has left."""
         self._reach = self._reach_noted = 0
         self._limit = RateLimit()
-        self._logged = (0.0, b"", 0)
-        """When progress was last logged, of which snapshot, and how many of its chunks were missing."""
+        self._logged = (0.0, 0)
+        """When progress was last logged, and how many chunks were missing then."""
 
     # -- what the daemon tells us
 
@@ -145,7 +143,7 @@ class Archive:
                 self._dispatch(ev.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
         if self._shelf.is_of_newest(blob):
             log.warning("our newest snapshot was damaged on disk: writing it again")
-            self._late_since, self._late_at = 0.0, time.monotonic()
+            self._late_since = 0.0
             self._news.set()
 
     def note_merged(self, round_: int) -> None:
@@ -156,8 +154,8 @@ class Archive:
             self._reach = reach
             self._news.set()
         if round_ <= max([self._sealing, *(claim.round for claim in self._shelf.claims[:1])]):
-            self._late_at = time.monotonic()
-            self._late_since = self._late_at if self._late_since is None else self._late_since
+            if self._late_since is None:
+                self._late_since = time.monotonic()
             self._news.set()
 
     def progress(self) -> tuple[int, int] | None:
@@ -174,34 +172,27 @@ class Archive:
         while True:
             await self._disk.writable()
             try:
-                await self._one_thing()
+                is_idle = not await self._one_thing()
             except (OSError, StorageError) as error:
                 self._disk.failed(error)
+                continue
+            if is_idle:
+                is_busy = self._wanted is not None or self._is_sweep_due or self._late_since is not None
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S if is_busy else None):
+                        await self._news.wait()
+                self._news.clear()
 
-    async def _one_thing(self) -> None:
-        """Do what comes next or, if nothing is to be done, wait for news."""
+    async def _one_thing(self) -> bool:
+        """Do the first thing that is due, besides sweeping; False if none is."""
         if (reach := self._reach) > self._reach_noted:
             await asyncio.to_thread(self._records.note_reach, reach)
             self._reach_noted = reach  # it may be more by now
         if self._is_sweep_due and self._may_sweep():
             await self._sweep()
-        if not await self._did_something():
-            is_busy = self._wanted is not None or self._is_sweep_due or self._late_since is not None
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.5 if is_busy else None):
-                    await self._news.wait()
-            self._news.clear()
-
-    async def _did_something(self) -> bool:
-        """Do the first thing that is due; False if none is."""
-        if (claim := self._wanted) is not None and self._is_wanted(claim):
-            is_read = await self._fetch(claim)
-            if not is_read or not self._adopts or not self._is_wanted(claim) or self._reader is None:
-                return False
-            phi, self._reader = self._reader.phi, None
-            await self._adopt(claim, phi)
-            return True
-        if claim is not None:
+        if (claim := self._wanted) is not None:
+            if self._is_wanted(claim):
+                return await self._fetch(claim)
             self._want(None)
         if self._closing is not None:
             await self._close(self._closing)
@@ -217,8 +208,6 @@ class Archive:
 
     def _want(self, claim: Claim | None, *, adopts: bool = False) -> None:
         self._wanted, self._adopts = claim, adopts
-        if claim is None:
-            self._reader = None  # it is as large as the model
         self._is_sweep_due = True  # of another one that was wanted so far
 
     def _is_wanted(self, claim: Claim) -> bool:
@@ -227,17 +216,19 @@ class Archive:
         return claim == self._wanted and (not self._adopts or claim == self._core.sealing.adopting)
 
     async def _fetch(self, claim: Claim) -> bool:
-        """Ask for what is missing of a snapshot, and read what is here; returns whether all of it is read.
+        """Ask for what is missing of a snapshot. If nothing is, and it is to be adopted, start from it: returns
+        whether that is done.
 
         A snapshot that cannot be used is given up: the core chooses another, or our own history goes on.
         """
-        if self._reader is None or self._reader.root != claim.root:
-            self._reader = None  # frees its memory before another is allocated
-            size = self._core.layout.snapshot_bytes
-            self._reader = snapshots.SnapshotReader(claim.root, size, self._chunks)
+        layout, phi = self._core.layout, None
         try:
-            lacking = await asyncio.to_thread(self._reader.read)
-        except MissingChunkError:  # its index: asked for next
+            lacking = await asyncio.to_thread(
+                snapshots.missing, claim.root, layout.snapshot_bytes, self._chunks
+            )
+            if self._adopts and not lacking:
+                phi = await asyncio.to_thread(snapshots.load, claim.root, layout.numel, self._chunks)
+        except MissingChunkError:  # one that turned out damaged: asked for next
             return False
         except PayloadError as error:
             log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
@@ -245,15 +236,21 @@ class Archive:
                 self._want(None)
             self._dispatch(ev.Unusable(claim))
             return False
-        if lacking and self._is_wanted(claim):
+        if not self._is_wanted(claim):
+            return False
+        if lacking:
             self._dispatch(ev.Need(claim.key, lacking))
-            at, *last = self._logged
-            now, state = time.monotonic(), (claim.root, len(lacking))
-            if now - at > PROGRESS_S and claim.root in self._chunks and state != tuple(last):
-                self._logged = (now, *state)
-                total = len(chunk_sizes(self._core.layout.snapshot_bytes))
-                log.info("fetching the model of round %d: %d of %d MiB", claim.round, total - state[1], total)
-        return not lacking
+            self._log_progress(claim, len(lacking))
+        if phi is not None:
+            await self._adopt(claim, phi)
+        return phi is not None
+
+    def _log_progress(self, claim: Claim, lacking: int) -> None:
+        at, before = self._logged
+        if time.monotonic() - at > PROGRESS_S and claim.root in self._chunks and lacking != before:
+            self._logged = (time.monotonic(), lacking)
+            total = len(chunk_sizes(self._core.layout.snapshot_bytes))
+            log.info("fetching the model of round %d: %d of %d MiB", claim.round, total - lacking, total)
 
     async def _adopt(self, claim: Claim, phi: Ints) -> None:
         """Start from a snapshot whose chunks are all here. Raises StorageError."""
@@ -315,10 +312,10 @@ class Archive:
         writer = snapshots.SnapshotWriter(self._chunks)
         rounds: dict[int, tuple[Delta, ...]] = {}
         for fragment in self._core.layout.fragments:
-            prefix = await self._loop.prefix(fragment, round_)
-            rounds |= prefix.rounds
-            await asyncio.to_thread(writer.add, prefix.phi)
-            del prefix  # so that only one is in memory
+            phi, of_fragment = await self._loop.prefix(fragment, round_)
+            rounds |= of_fragment
+            await asyncio.to_thread(writer.add, phi)
+            del phi  # so that only one is in memory
         root = await asyncio.to_thread(writer.finish)
         base = self._loop.base
         tokens = await asyncio.to_thread(base.tokens_with, rounds, self._core.manifest)
@@ -327,9 +324,13 @@ class Archive:
 
     async def _reseal(self) -> None:
         """Write the newest snapshot again, with the records that came late. If that fails, it stays due."""
-        late_at = self._late_at
-        if await self._seal(self._shelf.claims[0].round) and self._late_at == late_at:
-            self._late_since = None
+        since, self._late_since = self._late_since, None
+        is_done = False
+        try:
+            is_done = await self._seal(self._shelf.claims[0].round)
+        finally:
+            if not is_done:
+                self._late_since = since
 
     # -- closing and sweeping
 

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 
-from gossamer.node.daemon.phi.state import PhiState, Prefix
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import MissingChunkError
-from gossamer.node.daemon.storage.records import GENESIS, Base
+from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
 from gossamer.node.daemon.trainer_port import TrainerPort
 from gossamer.node.ipc import messages as control
 from gossamer.node.logs import RateLimit
@@ -22,6 +22,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.events import MergeOutcome
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.membership.members import listed
 from gossamer.protocol.merge.contributions import ContributionStats, RoundFigures
 from gossamer.protocol.payloads import Fragment
@@ -71,15 +72,14 @@ class MergeLoop:
         self._due: fx.Merge | None = None
         self._unoffered: set[int] = set()
         """Fragments that have changed since the trainer was offered them."""
-        self._attachments = 0
         self._limit = RateLimit()
         self._diverged_by: dict[int, str] = {}
         """By fragment that diverged here: text that says in which round, and by whose deltas."""
         self._news = asyncio.Event()
         self._busy = asyncio.Lock()
         self._asked = asyncio.Lock()
-        self._recent: tuple[bytes, bytes] | None = None
-        self._recent_until = 0.0
+        self._digest: tuple[bytes, bytes] | None = None
+        self._digest_until = 0.0
 
     # -- how far it is
 
@@ -140,8 +140,7 @@ class MergeLoop:
                 state.version = self._state.version + 1
             self._state, self._due = state, None
             tell()
-        self._offer_all()
-        self._news.set()
+        self.offer_all()
 
     async def settled(self, round_: int) -> bool:
         """Wait until no round up to this one waits to be merged, or is being merged.
@@ -154,7 +153,7 @@ class MergeLoop:
             await asyncio.sleep(SETTLE_POLL_S)
         return not waiting
 
-    async def prefix(self, fragment: Fragment, upto: int) -> Prefix:
+    async def prefix(self, fragment: Fragment, upto: int) -> tuple[Ints, Rounds]:
         """A fragment as of a round, see `PhiState.prefix`; not before `begin`. Raises MissingChunkError."""
         assert self._state is not None
         async with self._busy:
@@ -192,9 +191,6 @@ class MergeLoop:
             self._news.clear()
             if self._due is not None:
                 await self._merge(self._due)
-            if self._port.attachments != self._attachments:  # a new trainer has no fragments yet
-                self._attachments = self._port.attachments
-                self._offer_all()
             if self.ready and self._state is not None:
                 await self._offer(self._state)
 
@@ -269,8 +265,10 @@ class MergeLoop:
 
     # -- offering Phi to the trainer
 
-    def _offer_all(self) -> None:
+    def offer_all(self) -> None:
+        """Offer all fragments: Phi is another one, or the trainer is, and has none yet."""
         self._unoffered.update(fragment.index for fragment in self._core.layout.fragments)
+        self._news.set()
 
     async def _offer(self, state: PhiState) -> None:
         """Offer all changed fragments, except those that diverged or whose last offer was not taken."""
@@ -287,22 +285,26 @@ class MergeLoop:
         If we started again where the swarm is far behind our own last delta, the trainer need not wait for
         that delta: it is not merged until the swarm has got there.
         """
-        progress = state.progress(fragment)
+        merged_round, own_round = state.reach(fragment)
         last = self._core.ledger.last_round(self._core.identity.node_id)
-        own_round = progress.own_round
         if last > self._core.merges.merge_up_to(self._core.swarm):
             own_round = max(own_round, last - (last - fragment.index) % len(self._core.layout.fragments))
-        return control.Phi(fragment.index, progress.merged_round, own_round, progress.version)
+        return control.Phi(fragment.index, merged_round, own_round, state.version)
 
     # -- comparing replicas
 
     async def digest(self) -> tuple[bytes, bytes] | None:
-        """Digest of the records merged, and of Phi; None before genesis is here."""
-        if self._state is None:
-            return None
-        async with self._busy:
-            chain = await asyncio.to_thread(self._state.chain)
-            return chain, await asyncio.to_thread(self._state.digest)
+        """Digest of the records merged, and of Phi, as they are or were a moment ago; None before genesis is
+        here."""
+        async with self._asked:
+            begun = time.monotonic()
+            if self._state is not None and begun >= self._digest_until:
+                async with self._busy:
+                    chain = await asyncio.to_thread(self._state.chain)
+                    self._digest = chain, await asyncio.to_thread(self._state.digest)
+                now = time.monotonic()
+                self._digest_until = now + REST * (now - begun)
+            return self._digest
 
     async def prefix_digest(self, up_to: int) -> bytes | None:
         """Digest of the records merged up to a round; None if it is closed already, or nothing is here."""
@@ -312,13 +314,3 @@ class MergeLoop:
             if up_to < self._state.base.round:
                 return None
             return await asyncio.to_thread(self._state.chain, up_to)
-
-    async def recent_digest(self) -> tuple[bytes, bytes] | None:
-        """What `digest` returns, or returned a moment ago."""
-        async with self._asked:
-            begun = time.monotonic()
-            if begun >= self._recent_until:
-                self._recent = await self.digest()
-                now = time.monotonic()
-                self._recent_until = now + REST * (now - begun)
-            return self._recent

@@ -22,7 +22,6 @@ from gossamer.protocol.payloads import (
     chunk_sizes,
     parse_index,
     root_of,
-    split,
 )
 from gossamer.protocol.records import Claim, Delta
 
@@ -57,22 +56,14 @@ class SnapshotWriter:
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
         self._hashes: list[bytes] = []
-        self._rest = b""
+        self._rest = bytearray()
 
     def add(self, values: Ints) -> None:
         """Take the next values of Phi, any number of them. Raises OSError."""
-        view = _bytes_of(values)
-        if self._rest:
-            head = min(len(view), CHUNK_BYTES_MAX - len(self._rest))
-            self._rest += view[:head]
-            view = view[head:]
-            if len(self._rest) < CHUNK_BYTES_MAX:
-                return
-            self._put(self._rest)
-        whole = len(view) - len(view) % CHUNK_BYTES_MAX
-        for piece in split(view[:whole]):
-            self._put(piece)
-        self._rest = bytes(view[whole:])
+        self._rest += _bytes_of(values)
+        while len(self._rest) >= CHUNK_BYTES_MAX:
+            self._put(self._rest[:CHUNK_BYTES_MAX])
+            del self._rest[:CHUNK_BYTES_MAX]
 
     def finish(self) -> bytes:
         """Store the rest and the index; returns the snapshot's root. Raises OSError."""
@@ -83,11 +74,11 @@ class SnapshotWriter:
             self._chunks.put(root, index, durable=True)
         return root
 
-    def _put(self, piece: bytes | memoryview) -> None:
+    def _put(self, piece: bytearray) -> None:
         blob = sha256(piece).digest()
         self._hashes.append(blob)
         if blob not in self._chunks:
-            self._chunks.put(blob, piece, durable=True)
+            self._chunks.put(blob, bytes(piece), durable=True)
 
 
 def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
@@ -96,71 +87,30 @@ def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, i
 
     Raises MissingChunkError (fetch again) or PayloadError (an impossible index).
     """
-    if lacking := _index_if_missing(root, total, chunks):
-        return lacking
-    return tuple((blob, size) for blob, size in _listed(root, total, chunks) if blob not in chunks)
-
-
-def _index_if_missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
-    return () if root in chunks else ((root, HASH_BYTES * len(chunk_sizes(total))),)
-
-
-def _listed(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
-    """The chunks that the index of a snapshot of `total` bytes lists, as (hash, size).
-
-    Raises MissingChunkError or PayloadError.
-    """
-    listed = tuple(zip(parse_index(chunks.get(root), total), chunk_sizes(total), strict=True))
-    sizes = dict(listed)
-    if any(sizes[blob] != size for blob, size in listed):  # no such chunk can exist, so it would never come
-        raise PayloadError("a snapshot's index lists one chunk with two sizes")
-    return listed
-
-
-class SnapshotReader:
-    """Reads a snapshot while its chunks come, so that little is left to read when the last one is here."""
-
-    def __init__(self, root: bytes, total: int, chunks: ChunkStore) -> None:
-        """Reads the snapshot of `total` bytes with this root."""
-        self.root = root
-        self._total = total
-        self._chunks = chunks
-        self._phi = np.empty(total // 4, dtype="<i4")
-        self._unread: dict[int, tuple[bytes, int]] | None = None
-        """Hash and size of the chunks still to read, by place; None before the index is here."""
-
-    @property
-    def phi(self) -> Ints:
-        """All values, int32; complete once all chunks are read."""
-        return self._phi.astype(np.int32, copy=False)
-
-    def read(self) -> tuple[tuple[bytes, int], ...]:
-        """Read what has come since the last call; returns what is still missing, see `missing`.
-
-        Raises PayloadError for a snapshot that cannot be one of this model, MissingChunkError for an index
-        that turns out damaged, or StorageError.
-        """
-        if lacking := _index_if_missing(self.root, self._total, self._chunks):
-            return lacking
-        if self._unread is None:
-            self._unread = dict(enumerate(_listed(self.root, self._total, self._chunks)))
-        view = memoryview(self._phi.data).cast("B")
-        for place, (blob, size) in list(self._unread.items()):
-            with suppress(MissingChunkError):  # still, or again
-                data, start = self._chunks.get(blob), place * CHUNK_BYTES_MAX
-                if len(data) != size:  # it was here before, as part of something else
-                    raise PayloadError(f"a snapshot's chunk has {len(data)} bytes instead of {size}")
-                view[start : start + size] = data
-                del self._unread[place]
-        return tuple(dict.fromkeys(self._unread.values()))
+    sizes = chunk_sizes(total)
+    if root not in chunks:
+        return ((root, HASH_BYTES * len(sizes)),)
+    lacking: dict[bytes, int] = {}
+    for blob, size in zip(parse_index(chunks.get(root), total), sizes, strict=True):
+        fits = chunks.fits(blob, size)
+        # A liar may list what is here as part of something else, or what nobody can have.
+        if fits is False or lacking.get(blob, size) != size:
+            raise PayloadError("a snapshot's index lists a chunk with another size than it has")
+        if fits is None:
+            lacking[blob] = size
+    return tuple(lacking.items())
 
 
 def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
     """Read a snapshot: int32[numel]. Raises MissingChunkError or PayloadError."""
-    reader = SnapshotReader(root, 4 * numel, chunks)
-    if lacking := reader.read():
+    if lacking := missing(root, 4 * numel, chunks):
         raise MissingChunkError(lacking[0][0])
-    return reader.phi
+    phi = np.empty(numel, dtype="<i4")
+    view = memoryview(phi.data).cast("B")
+    for place, blob in enumerate(parse_index(chunks.get(root), 4 * numel)):
+        data, start = chunks.get(blob), place * CHUNK_BYTES_MAX
+        view[start : start + len(data)] = data
+    return phi.astype(np.int32, copy=False)
 
 
 class SnapshotShelf:

@@ -54,7 +54,6 @@ All of this blocks, and runs in worker threads, one call at a time.
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
@@ -85,25 +84,6 @@ from gossamer.protocol.payloads import (
 from gossamer.protocol.records import Delta
 
 
-class Progress(NamedTuple):
-    """How far a fragment has been merged, for display and for the trainer."""
-
-    version: int
-    merged_round: int
-    """Highest round merged into the fragment; its first base if there is none."""
-    own_round: int
-    """Highest round merged into the fragment that holds a delta of ours."""
-
-
-class Prefix(NamedTuple):
-    """One fragment as of some round."""
-
-    phi: Ints
-    """int32[fragment.numel], a copy."""
-    rounds: Rounds
-    """The records merged into it above the base."""
-
-
 class PhiState:
     """Phi of every fragment, and which records are in it."""
 
@@ -126,7 +106,6 @@ class PhiState:
         self.base = base or GENESIS
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
-        self._phi_digest: tuple[int, bytes] | None = None
         self._usual = UsualRates(own_id)
         self.version = 0
         self.diverged = frozenset(f.index for f in self._layout.fragments if not is_healthy(self.view(f)))
@@ -182,9 +161,10 @@ class PhiState:
             return len(ordinary) < len(deltas)
         return self._usual.are_all_exceeded(fragment, list(found.values()))
 
-    def progress(self, fragment: Fragment) -> Progress:
-        """How far a fragment has been merged."""
-        return Progress(self.version, *self._reach[fragment.index])
+    def reach(self, fragment: Fragment) -> tuple[int, int]:
+        """The highest round merged into a fragment, and the highest with a delta of ours; its first base if
+        there is none."""
+        return self._reach[fragment.index]
 
     @property
     def newest_round(self) -> int:
@@ -193,12 +173,11 @@ class PhiState:
 
     def digest(self) -> bytes:
         """The replica's digest: the root of Phi's snapshot bytes."""
-        if self._phi_digest is None or self._phi_digest[0] != self.version:
-            self._phi_digest = (self.version, snapshots.digest(self.phi))
-        return self._phi_digest[1]
+        return snapshots.digest(self.phi)
 
-    def prefix(self, fragment: Fragment, upto: int) -> Prefix:
-        """A fragment with all rounds above `upto` taken back. Raises MissingChunkError.
+    def prefix(self, fragment: Fragment, upto: int) -> tuple[Ints, Rounds]:
+        """A copy of a fragment with all rounds above `upto` taken back, and the records that are merged into it
+        above the base. Raises MissingChunkError.
 
         Fragments share no rounds. So the prefixes of all fragments, each made at its own time, together are
         Phi of exactly the records that they list, whatever was merged into other fragments meanwhile.
@@ -208,7 +187,7 @@ class PhiState:
         rounds = {r: deltas for r, deltas in self._merged.items() if r % count == fragment.index}
         for round_ in sorted(r for r in rounds if r > upto):
             self._exchange(fragment, phi, rounds.pop(round_), ())
-        return Prefix(phi, rounds)
+        return phi, rounds
 
     def chain(self, upto: int | None = None) -> bytes:
         """Digest of all records merged up to a round, or in all rounds: equal digests promise equal Phi."""
