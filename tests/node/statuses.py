@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar, cast, get_origin
 
 from gossamer.node.daemon.monitoring.status import (
     LinkStatus,
     MemberStatus,
     NodeStatus,
     TrainerStatus,
+    Vitals,
 )
 from gossamer.protocol.merge.contributions import NOTHING_SENT
+
+T = TypeVar("T")
 
 MODEL = {
     "task": "text",
@@ -22,6 +26,14 @@ MODEL = {
     "pace": "30 steps",
     "admission": "open",
 }
+
+
+def _made(kind: type[T], **facts: Any) -> T:
+    """A status of this kind with these fields; the others are 0, False, empty or None."""
+    nothing: dict[Any, Any] = {int: 0, float: 0.0, str: "", bool: False, tuple: ()}
+    kinds = {each.name: get_origin(each.type) or each.type for each in fields(cast(Any, kind))}
+    others = {name: nothing.get(of) for name, of in kinds.items()}
+    return kind(**others | facts)
 
 
 def member(number: int = 1, **changes: Any) -> MemberStatus:
@@ -38,28 +50,15 @@ def member(number: int = 1, **changes: Any) -> MemberStatus:
         "device": "cpu",
         "release": "0.1.0",
         "addresses": (f"192.0.2.{number}:7700",),
-        "dialled": (),
         "heard_s": 0.5,
-        "downs": 0,
-        "replica": None,
-        "replica_round": None,
         "contributions": NOTHING_SENT._asdict(),
     }
-    return MemberStatus(**facts | changes)
+    return _made(MemberStatus, **facts | changes)
 
 
 def link(number: int = 1, **changes: Any) -> LinkStatus:
-    facts: dict[str, Any] = {
-        "node_id": f"{number:02x}" * 32,
-        "outbound": True,
-        "sent": 1000,
-        "received": 2000,
-        "payload_sent": 0,
-        "payload_received": 0,
-        "dropped": 0,
-        "throttled_s": 0.0,
-    }
-    return LinkStatus(**facts | changes)
+    facts = {"node_id": f"{number:02x}" * 32, "outbound": True, "sent": 1000, "received": 2000}
+    return _made(LinkStatus, **facts | changes)
 
 
 def trainer(**changes: Any) -> TrainerStatus:
@@ -80,6 +79,9 @@ def trainer(**changes: Any) -> TrainerStatus:
 
 
 def status(**changes: Any) -> NodeStatus:
+    """Fields of its vitals may be given like its own."""
+    vitals = {"files_free": 1 << 20, "is_ready": True, "has_model": True, "has_trainer": True}
+    vitals |= {each.name: changes.pop(each.name) for each in fields(Vitals) if each.name in changes}
     facts: dict[str, Any] = {
         "time": 1000.0,
         "swarm_id": "ab" * 32,
@@ -90,62 +92,18 @@ def status(**changes: Any) -> NodeStatus:
         "trains": True,
         "release": "0.1.0",
         "folder": "/d",
-        "addresses": (),
-        "reachable": None,
-        "invited_until": None,
         "state": "training",
-        "problem": None,
         "uptime_s": 40.0,
         "round": 3,
         "clock": 4,
         "records": 7,
         "ledger_digest": "cd" * 32,
-        "void": (),
         "sealed_round": 0,
-        "sealed_digest": None,
-        "closed_round": 0,
-        "fetching": None,
-        "payloads_missing": 0,
-        "version": 0,
-        "rounds_behind": 0,
-        "merge_s": 0.0,
         "swarm_tokens": 400,
-        "agreement": None,
         "itself": member(0, name="me"),
-        "members": (),
-        "members_accused": 0,
-        "links": (),
-        "bytes_sent": 0,
-        "bytes_received": 0,
-        "payload_bytes_sent": 0,
-        "payload_bytes_received": 0,
-        "control_bytes_sent": 0,
-        "control_bytes_received": 0,
-        "misbehaviours_seen": 0,
-        "throttled": 0,
-        "greylisted": 0,
-        "turned_away": 0,
         "listener": {},
-        "trainer": None,
         "tasks": 9,
-        "lag_s": 0.0,
-        "late_s": 0.0,
         "disk_free": 1 << 40,
-        "files_free": 1 << 20,
-        "disk_problem": "",
-        "is_ready": True,
-        "has_model": True,
-        "known_addresses": 0,
-        "refusal": "",
-        "fetched_bytes": 0,
-        "missing_is_held": False,
-        "diverged": "",
-        "clock_offsets": (),
-        "clock_contradicted": False,
-        "has_trainer": True,
-        "trainer_starts": 0,
-        "step_overdue_s": 0.0,
-        "own_void": 0,
-        "newer_own_records": 0,
+        "vitals": _made(Vitals, **vitals),
     }
-    return NodeStatus(**facts | changes)
+    return _made(NodeStatus, **facts | changes)

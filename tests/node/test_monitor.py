@@ -25,14 +25,14 @@ from tests.protocol import builders
 async def test_a_founder_that_is_alone_knows_whom_it_dials(tmp_path: Path) -> None:
     """It was given nobody to join, and whom it met is down for it as soon as its network is gone."""
     async with running(founded(tmp_path / "a")) as daemon:
-        assert daemon.monitor.read().known_addresses == 0
+        assert daemon.monitor.read().vitals.known_addresses == 0
         members = [builders.identity(number) for number in (1, 2, 3)]
         for number, member in enumerate(members):
             row = builders.row(member, addresses=(f"10.0.0.{number}:7700",))
             daemon.core.roster.update(row, 0.0)
         daemon.core.roster.judge(members[0].node_id, Health.DOWN, 1.0)
         daemon.core.roster.judge(members[1].node_id, Health.LEFT, 1.0)
-        assert daemon.monitor.read().known_addresses == 2, "nobody dials who has left"
+        assert daemon.monitor.read().vitals.known_addresses == 2, "nobody dials who has left"
 
 
 async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
@@ -47,7 +47,8 @@ async def test_a_full_disk_is_seen_also_where_chunks_have_one_of_their_own(
     async with running(home, observe=True) as daemon:
         await until(lambda: daemon.monitor.health.problem)
         status, _, said = await get(home, "/healthz")
-        assert (status, said["reason"]) == (503, "the disk is full: 3 MiB, 7 files are free")
+        assert (status, said["reason"]) == (503, daemon.monitor.health.problem)
+        assert said["reason"].startswith("the disk is full: 3 MiB, 7 files are free")
         assert "\ngossamer_disk_free_bytes 3.145728e+06\n" in (await get(home, "/metrics"))[2]
 
 
@@ -62,13 +63,13 @@ async def test_what_cannot_be_stored_is_a_problem_though_the_disk_has_room(
     async with running(home) as daemon, training(home) as link:
         disk = FullDisk(daemon.store.chunks, 10**6, monkeypatch, errno.EFBIG)
         publishing = asyncio.create_task(publish(home, link, 1))
-        await until(lambda: daemon.monitor.health.problem)
+        await until(lambda: not daemon.monitor.is_healthy()[0])
         status, _, said = await get(home, "/healthz")
         assert (status, said["healthy"]) == (503, False)
         assert "File too large; nothing is stored, fetched or published" in said["reason"]
         disk.left = 0
         await publishing
-        await until(lambda: daemon.monitor.health.problem is None)
+        await until(lambda: daemon.monitor.is_healthy()[0])
 
 
 async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
@@ -119,10 +120,9 @@ async def test_what_is_about_to_be_written_of_the_past_when_the_node_stops_is_wr
     async with running(home) as daemon, training(home) as link:
         await publish(home, link, 1)
         before = await rounds_of(home, [100])
-        in_thread, never = asyncio.to_thread, asyncio.Event().wait
-        save = daemon.monitor._file.save
+        never = asyncio.Event().wait
         with monkeypatch.context() as busy:
-            busy.setattr(asyncio, "to_thread", lambda do, *a: never() if do == save else in_thread(do, *a))
+            busy.setattr(asyncio, "to_thread", lambda *_, **__: never())
             saving = asyncio.create_task(daemon.monitor._save())
             await asyncio.sleep(0)
         saving.cancel()
@@ -232,7 +232,7 @@ async def test_a_trainer_that_has_no_step_to_do_is_not_late_with_it(tmp_path: Pa
             link.send(report(state=state))
             await until(lambda state=state: daemon.monitor.read().state == state)
             status = daemon.monitor.read()
-            assert status.has_trainer and (status.step_overdue_s != 0.0) == (state == "training")
+            assert status.vitals.has_trainer and (status.vitals.step_overdue_s != 0.0) == (state == "training")
 
 
 async def test_a_fault_in_the_monitor_does_not_stop_the_node(

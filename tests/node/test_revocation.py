@@ -300,9 +300,9 @@ async def test_a_node_knows_until_when_it_is_let_in_and_why_it_is_not(tmp_path: 
     folder.home.keep_invitation(invitation(folder.manifest, folder.identity, expires=ends))
     async with folder.running() as daemon:
         status = daemon.monitor.read()
-        assert (status.invited_until, status.refusal, status.has_model) == (ends, "", True)
+        assert (status.invited_until, status.vitals.refusal, status.vitals.has_model) == (ends, "", True)
         daemon.core._unix_time.set_offset(unix_offset_s() + 3 * 7200)
-        assert "ran out 4.0 hours ago; ask an owner for a new one" in daemon.monitor.read().refusal
+        assert "ran out 4.0 hours ago; ask an owner for a new one" in daemon.monitor.read().vitals.refusal
 
 
 @pytest.mark.parametrize(

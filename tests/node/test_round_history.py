@@ -15,12 +15,12 @@ from gossamer.node.daemon.monitoring.round_history import (
     OWN,
     VOID,
     Entry,
-    HistoryFile,
     Round,
     RoundHistory,
     dump_rounds,
+    load_rounds,
+    save_rounds,
 )
-from gossamer.node.ipc.messages import Report
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.merge.contributions import Figures, RoundFigures
 from gossamer.protocol.records import Delta
@@ -225,40 +225,37 @@ def test_json_tells_tokens_trained_however_many_fragments_there_are(history: Rou
 # -- on disk
 
 
-def saved(history: RoundHistory, path: Path) -> HistoryFile:
-    file = HistoryFile(path)
-    file.save(*history.take_unsaved())
-    return file
+def saved(history: RoundHistory, path: Path, *, anew: bool = False) -> bool:
+    return save_rounds(path, history.take_unsaved(everything=anew), anew=anew)
 
 
 def loaded(path: Path) -> RoundHistory:
     history = RoundHistory(ME, ONE)
-    HistoryFile(path).load(history)
+    history.restore(load_rounds(path))
     return history
 
 
-def evaluated(round_: int, loss: float | None, version: int | None = None) -> Report:
+def evaluated(history: RoundHistory, round_: int, loss: float | None, version: int | None = None) -> None:
     version = round_ if version is None else version
-    return report(val_loss=loss, evaluated_version=version, evaluated_round=round_)
+    history.evaluated(report(val_loss=loss, evaluated_version=version, evaluated_round=round_), 5.0)
 
 
 def test_it_is_kept_over_restarts(tmp_path: Path, history: RoundHistory) -> None:
     path = tmp_path / "h"
     assert rounds_of(loaded(path)) == []
     heard(history, delta(0, 1), delta(1, 1), delta(1, 2))
-    history.evaluated(evaluated(1, 3.0))
-    file = saved(history, path)
+    evaluated(history, 1, 3.0)
+    assert not saved(history, path, anew=True)
     merged(history, delta(1, 2), figures={}, agreement=0.5)
-    history.evaluated(evaluated(2, 2.0))
-    rounds, losses = history.take_unsaved()
-    assert [found.number for found in rounds] == [2] and losses == {2: 2.0}
-    file.save(rounds, losses)
+    evaluated(history, 2, 2.0)
+    saved(history, path)
+    assert len(path.read_bytes().splitlines()) == 3, "only what has changed is appended"
     again = loaded(path)
     assert rounds_of(again) == rounds_of(history), "what was saved later counts"
     assert again.losses_as_json()["losses"] == [[1, 3.0], [2, 2.0]]
-    again.evaluated(evaluated(2, 2.0, 7))  # a trainer that lived on repeats it to the next daemon
+    evaluated(again, 2, 2.0, 7)  # a trainer that lived on repeats it to the next daemon
     assert again.losses_as_json() == {"version": 7, "losses": [[1, 3.0], [2, 2.0]]}
-    assert history.take_unsaved() == ([], {})
+    assert history.take_unsaved(everything=False) == []
 
 
 def test_what_is_damaged_is_skipped_and_gone_with_the_next_save(
@@ -266,16 +263,16 @@ def test_what_is_damaged_is_skipped_and_gone_with_the_next_save(
 ) -> None:
     path = tmp_path / "h"
     heard(history, delta(0, 1), delta(0, 2))
-    saved(history, path)
+    saved(history, path, anew=True)
     whole = path.read_bytes()
-    odd = b'[]\n["round",1]\n["loss"]\n{"a":1}\n7\n["round",1,2,3,4,[["x"]]]\n' + b"[" * 5000 + b"\n\xff\n"
+    odd = b'[]\n["round",1]\n[1]\n{"a":1}\n7\n[1,2,3,4,[["x"]],null]\n' + b"[" * 5000 + b"\n\xff\n"
     for end in range(len(whole) - 1):
         path.write_bytes(odd + whole[:end])
         kept = [found.number for found in rounds_of(loaded(path))]
         assert kept == [1, 2][: len(kept)]
     again = loaded(path)
     heard(again, delta(0, 2), delta(0, 3))
-    saved(again, path)
+    saved(again, path, anew=True)
     assert len(path.read_bytes().splitlines()) == 3
     path.write_bytes(whole)
     assert [found.number for found in rounds_of(loaded(path))] == [1, 2]
@@ -286,38 +283,23 @@ def test_the_file_is_bounded_by_what_it_has_to_hold(
 ) -> None:
     monkeypatch.setattr(round_history, "FILE_BYTES_MAX", 5000)
     monkeypatch.setattr(round_history, "ENTRIES_MAX", 20)
-    path, file = tmp_path / "h", HistoryFile(tmp_path / "h")
+    path, anew = tmp_path / "h", True
     for number in range(1, 301):
         heard(history, delta(1, number), clock=number)
-        file.save(*history.take_unsaved())
-        if file.is_due:
-            history.all_unsaved()
+        anew = saved(history, path, anew=anew)
     assert path.stat().st_size < 5000 + 1000
     assert [found.number for found in rounds_of(loaded(path))][-20:] == list(range(281, 301))
 
 
-def test_what_cannot_be_written_is_saved_with_everything_else_later(
-    tmp_path: Path, history: RoundHistory
-) -> None:
-    heard(history, delta(0, 1))
-    file = HistoryFile(tmp_path / "missing" / "h")
+def test_a_folder_that_is_gone_is_said(tmp_path: Path, history: RoundHistory) -> None:
     with pytest.raises(StorageError, match="cannot write"):
-        file.save(*history.take_unsaved())
-    assert file.is_due
-    history.all_unsaved()
-    (tmp_path / "missing").mkdir()
-    file.save(*history.take_unsaved())
-    assert not file.is_due
-    assert [found.number for found in rounds_of(loaded(tmp_path / "missing" / "h"))] == [1]
+        saved(history, tmp_path / "missing" / "h", anew=True)
 
 
-def test_held_out_losses_are_kept_once_each_and_old_ones_make_room(
-    history: RoundHistory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history.evaluated(None)
+def test_held_out_losses_are_those_of_their_rounds(history: RoundHistory) -> None:
+    history.evaluated(None, 5.0)
     for round_, loss, version in ((0, 5.0, 0), (0, 5.0, 0), (5, 4.0, 7), (6, float("nan"), 8), (7, None, 9)):
-        history.evaluated(evaluated(round_, loss, version))
+        evaluated(history, round_, loss, version)
     assert history.losses_as_json() == {"version": 8, "losses": [[0, 5.0], [5, 4.0]]}
-    monkeypatch.setattr(round_history, "LOSSES_MAX", 2)
-    history.evaluated(evaluated(10, 3.0))
-    assert history.losses_as_json()["losses"] == [[5, 4.0], [10, 3.0]]
+    assert json.loads(dump_rounds(rounds_of(history), None, LAYOUT))["rounds"] == []
+    assert history.oldest() is None, "nobody has trained yet"

@@ -27,7 +27,7 @@ GENESIS = Claim(0, 0, bytes(32), b"g" * 32)
 def test_others_are_not_told_what_concerns_this_machine_alone() -> None:
     status = statuses.status(trainer=statuses.trainer(), members=(statuses.member(1),))
     ours, theirs = to_json(status), to_json(status, is_for_others=True)
-    assert {"folder", "problem", "refusal", "disk_free"} <= ours.keys() - theirs.keys()
+    assert {"folder", "problem", "vitals", "disk_free"} <= ours.keys() - theirs.keys()
     assert theirs.items() <= ours.items() and theirs["trainer"]["loss"] == 2.0
     assert theirs["members"][0]["addresses"] == ["192.0.2.1:7700"]
 

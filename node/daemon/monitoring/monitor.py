@@ -17,15 +17,15 @@ from typing import Any
 from gossamer.node import __version__
 from gossamer.node.daemon.monitoring.events import LogRing, SwarmEvents
 from gossamer.node.daemon.monitoring.health import HealthChecks
-from gossamer.node.daemon.monitoring.round_history import HistoryFile, RoundHistory
+from gossamer.node.daemon.monitoring.round_history import RoundHistory, load_rounds, save_rounds
 from gossamer.node.daemon.monitoring.status import (
     LIVE,
     LinkStatus,
     MemberStatus,
     NodeStatus,
     TrainerStatus,
+    Vitals,
     compare,
-    finite,
     to_json,
 )
 from gossamer.node.daemon.network.links import LinkTable, PeerLink
@@ -99,7 +99,8 @@ class Monitor:
         self.log = LogRing()
         self.events = SwarmEvents()
         self.history = RoundHistory(sources.core.identity.node_id, sources.core.manifest)
-        self._file = HistoryFile(sources.home.history_path)
+        self._save_anew = True
+        """Whether the history's file is to be replaced by what is known now: it may be damaged."""
         self._model = _model(sources.core.manifest, sources.core.layout)
         self._free = _free_in(sources.home)
         self._lags = deque([0.0], maxlen=LAGS)
@@ -112,7 +113,7 @@ class Monitor:
     async def restore(self) -> None:
         """Read back what an earlier run saved, and what the ledger holds beyond that."""
         self.log.begin()
-        await asyncio.to_thread(self._file.load, self.history)
+        self.history.restore(await asyncio.to_thread(load_rounds, self._sources.home.history_path))
         for delta in self._sources.core.ledger:
             self.heard(delta)
 
@@ -181,21 +182,18 @@ class Monitor:
             await self._save()
         self._lags.append(max(0.0, late_s))
         self._latest = status = self.read()
-        self.health.check(status)
+        self.health.check(status, time.monotonic())
         self.events.log(status)
-        self.history.evaluated(self._sources.port.report)
+        self.history.evaluated(self._sources.port.report, time.time())
 
     async def _save(self) -> None:
         """Save what has changed; what cannot be written now is tried again with the next."""
-        if self._file.is_due:
-            self.history.all_unsaved()
-        rounds, losses = self.history.take_unsaved()
+        anew, self._save_anew = self._save_anew, True  # until it is done: this may be cancelled, or fail
+        rounds = self.history.take_unsaved(everything=anew)
+        path = self._sources.home.history_path
         try:
-            await asyncio.to_thread(self._file.save, rounds, losses)
-        except BaseException as error:
-            self._file.is_due = True  # also if this was cancelled: its thread may not even have begun
-            if not isinstance(error, StorageError):
-                raise
+            self._save_anew = await asyncio.to_thread(save_rounds, path, rounds, anew=anew)
+        except StorageError as error:
             log.debug("%s", error)
 
     async def close(self) -> None:
@@ -213,7 +211,7 @@ class Monitor:
 
     def is_healthy(self) -> tuple[bool, str]:
         """Whether the node is healthy, and its problem or its state."""
-        if (problem := self.health.problem) is not None:
+        if problem := self.health.problem or self._sources.disk.problem:
             return False, problem
         state = self._sources.state
         return state in HEALTHY_STATES, state
@@ -237,21 +235,21 @@ class Monitor:
 
     def read(self) -> NodeStatus:
         """The status at this moment."""
-        sources, core, merging = self._sources, self._sources.core, self._sources.loop
-        report, state = sources.port.report, sources.state
-        others = sorted(
-            core.roster.members(), key=lambda m: (m.is_gone, m.record.body.name, m.record.node_id)
-        )
+        sources, core, loop = self._sources, self._sources.core, self._sources.loop
+        report = sources.port.report
+        healthy, reason = self.is_healthy()
         claims = core.sealing.claims
-        members = tuple(self._member(m.record.node_id, m.record.body, m) for m in others)
+        members = tuple(
+            self._member(member.record.node_id, member.record.body, member)
+            for member in sorted(
+                core.roster.members(), key=lambda m: (m.is_gone, m.record.body.name, m.record.node_id)
+            )
+        )
         itself = self._member(core.identity.node_id, core.own_record, None)
         if report is not None:  # newer than what our record tells others
             itself = replace(
                 itself, tokens=report.tokens, device=report.device, tokens_per_s=report.tokens_per_s
             )
-        # When we are alone, the others are down as we see it. We dial those too, but not members that left.
-        dialled = (member for member in others if member.health is not Health.LEFT)
-        addresses = {address for member in dialled for address in member.record.body.addresses}
         sent, received, payload_sent, payload_received = sources.links.traffic()
         is_undialled = self.health.is_found("undialled")
         return NodeStatus(
@@ -267,8 +265,8 @@ class Monitor:
             addresses=tuple(core.own_record.addresses),
             reachable=True if sources.links.dialled_by_others else False if is_undialled else None,
             invited_until=core.acl.invited_until(core.identity.node_id),
-            state=state,
-            problem=self.is_healthy()[1] if not self.is_healthy()[0] else None,
+            state=sources.state,
+            problem=None if healthy else reason,
             uptime_s=round(time.monotonic() - sources.started, 1),
             round=core.own_last,
             clock=core.clock,
@@ -280,11 +278,11 @@ class Monitor:
             closed_round=core.ledger.floor,
             fetching=sources.archive.progress(),
             payloads_missing=len(core.fetcher.wants),
-            version=merging.version,
-            rounds_behind=merging.behind,
-            merge_s=merging.seconds,
-            swarm_tokens=merging.tokens if merging.ready else None,
-            agreement=merging.contributions.agreement,
+            version=loop.version,
+            rounds_behind=loop.behind,
+            merge_s=loop.seconds,
+            swarm_tokens=loop.tokens if loop.ready else None,
+            agreement=loop.contributions.agreement,
             itself=itself,
             members=members,
             members_accused=sum(member.contributions["verdict"] is not None for member in members),
@@ -303,28 +301,38 @@ class Monitor:
             trainer=_trainer(report) if report is not None else None,
             tasks=len(asyncio.all_tasks()),
             lag_s=max(self._lags),
-            late_s=self._lags[-1],
             disk_free=self._free[0],
+            vitals=self._vitals(),
+        )
+
+    def _vitals(self) -> Vitals:
+        """What only the health checks need."""
+        sources, core, port = self._sources, self._sources.core, self._sources.port
+        has_step_to_do = port.attached and sources.state in STEPPING_STATES
+        # When we are alone, the others are down as we see it. We dial those too, but not members that left.
+        dialled = (member for member in core.roster.members() if member.health is not Health.LEFT)
+        addresses = {address for member in dialled for address in member.record.body.addresses}
+        offsets = (link.clock_offset_s for link in sources.links.values())
+        refusal = ""
+        try:
+            core.access.vet(core.identity.node_id, b"", time.monotonic())
+        except RefusedError as error:
+            refusal = str(error)
+        return Vitals(
+            late_s=self._lags[-1],
             files_free=self._free[1],
-            disk_problem=sources.disk.problem,
-            is_ready=merging.ready,
+            is_ready=sources.loop.ready,
             has_model=core.sealing.joined,
             known_addresses=len(addresses.union(core.info.bootstrap)),
-            refusal=self._refusal(),
+            refusal=refusal,
             fetched_bytes=core.fetcher.came,
             missing_is_held=core.fetcher.wants.any_has_holder,
-            diverged=merging.diverged,
-            clock_offsets=tuple(
-                offset for link in sources.links.values() if (offset := link.clock_offset_s) is not None
-            ),
+            diverged=sources.loop.diverged,
+            clock_offsets=tuple(offset for offset in offsets if offset is not None),
             clock_contradicted=core.is_contradicted,
-            has_trainer=sources.port.attached,
-            trainer_starts=sources.port.attachments,
-            step_overdue_s=(
-                sources.port.pulse.overdue_s(time.monotonic())
-                if sources.port.attached and state in STEPPING_STATES
-                else 0.0
-            ),
+            has_trainer=port.attached,
+            trainer_starts=port.attachments,
+            step_overdue_s=port.pulse.overdue_s(time.monotonic()) if has_step_to_do else 0.0,
             own_void=len(core.ledger.void_rounds(core.identity.node_id)),
             newer_own_records=core.presence.outdone,
         )
@@ -356,15 +364,6 @@ class Monitor:
             contributions=self._sources.loop.contributions.of(node_id)._asdict(),
         )
 
-    def _refusal(self) -> str:
-        """Why a member that knows what we know would refuse us; empty if it would let us in."""
-        core = self._sources.core
-        try:
-            core.access.vet(core.identity.node_id, b"", time.monotonic())
-        except RefusedError as error:
-            return str(error)
-        return ""
-
 
 def _model(manifest: Manifest, layout: Layout) -> dict[str, Any]:
     pace = manifest.pace
@@ -387,10 +386,10 @@ def _trainer(report: Report) -> TrainerStatus:
         device=report.device,
         inner_steps=report.inner_steps if has_joined else None,
         tokens=report.tokens if has_joined else None,
-        tokens_per_s=finite(report.tokens_per_s) or 0.0,
-        loss=finite(report.loss) if report.inner_steps else None,
-        val_loss=finite(report.val_loss),
-        val_loss_start=finite(report.val_loss_start),
+        tokens_per_s=report.tokens_per_s,
+        loss=report.loss if report.inner_steps else None,
+        val_loss=report.val_loss,
+        val_loss_start=report.val_loss_start,
         val_version=report.evaluated_version,
         val_round=report.evaluated_round,
         wait_fraction=report.wait_fraction,

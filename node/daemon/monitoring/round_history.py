@@ -8,9 +8,10 @@ Prometheus's.
 
 import json
 import logging
-import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -29,9 +30,6 @@ ENTRIES_MAX = 100_000
 
 ANSWER_ENTRIES_MAX = 32_768
 """Deltas in one answer, about 1 MB of JSON. A page asks again for older rounds."""
-
-LOSSES_MAX = 2_000
-"""How many held-out losses are kept: 10,000 rounds with an evaluation every fifth round."""
 
 AHEAD_MAX = 64
 """How many rounds past the swarm's clock are noted. Since older rounds make room for newer ones, a liar who
@@ -68,6 +66,8 @@ class Round(NamedTuple):
     """Mean cosine of pairs of its deltas."""
     entries: Mapping[bytes, Entry]
     """By author."""
+    val_loss: float | None = None
+    """This node's held-out loss after the round, if it was measured."""
 
     @property
     def counted(self) -> list[Entry]:
@@ -81,14 +81,15 @@ class Round(NamedTuple):
 
     def saved(self) -> list[Any]:
         """As a line of the file has it; `of` reads it."""
-        return [*self[:4], [[author.hex(), *entry] for author, entry in self.entries.items()]]
+        entries = [[author.hex(), *entry] for author, entry in self.entries.items()]
+        return list(self._replace(entries=entries))  # type: ignore[arg-type]
 
     @classmethod
     def of(cls, saved: Iterable[Any]) -> "Round":
         """From a line of the file. Raises TypeError or ValueError."""
-        number, seen, merged_tokens, agreement, entries = saved
+        number, seen, merged_tokens, agreement, entries, val_loss = saved
         read = {bytes.fromhex(author): Entry(*rest) for author, *rest in entries}
-        return cls(int(number), float(seen), merged_tokens, agreement, read)
+        return cls(int(number), float(seen), merged_tokens, agreement, read, val_loss)
 
 
 def dump(data: Any) -> bytes:
@@ -107,6 +108,8 @@ def dump_rounds(rounds: Iterable[Round], oldest: int | None, layout: Layout) -> 
     places: dict[bytes, int] = {}
     lines = []
     for row in rounds:
+        if not row.entries:  # before the first round, where only the loss was measured
+            continue
         counted, agreement, merged = row.counted, row.agreement, row.merged_tokens
         facts = (
             row.number,
@@ -124,8 +127,8 @@ def dump_rounds(rounds: Iterable[Round], oldest: int | None, layout: Layout) -> 
 
 
 class RoundHistory:
-    """The latest rounds, and this node's held-out losses; the oldest are dropped first. Rounds are immutable,
-    so other threads may read them."""
+    """The latest rounds; the oldest are dropped first. Rounds are immutable, so other threads may read
+    them."""
 
     def __init__(self, own_id: bytes, manifest: Manifest) -> None:
         self._own_id = own_id
@@ -140,8 +143,6 @@ class RoundHistory:
         self._highest_merged = 0
         self._changed: set[int] = set()
         self._unsaved: set[int] = set()
-        self._losses: dict[int, float] = {}
-        self._unsaved_losses: set[int] = set()
         self._evaluated_version = -1
         """The version of Phi that the latest held-out loss was measured on; reports repeat it."""
 
@@ -181,8 +182,7 @@ class RoundHistory:
         `void` are authors whose records do not count. `found` is None if nothing was computed.
         """
         self._highest_merged = max(self._highest_merged, min(round_, clock + 1))
-        held = tuple(deltas)
-        row = self._rounds.get(round_)
+        held, row = tuple(deltas), self._rounds.get(round_)
         for delta in held:
             if row is None or delta.author not in row.entries:
                 self.heard(delta, unix_s=unix_s, clock=clock)
@@ -198,7 +198,7 @@ class RoundHistory:
                 flags[author] = flags.get(author, 0) | is_void | (CLIPPED if figures.is_clipped else 0)
         self._put(row.flagged(flags))
 
-    def evaluated(self, report: Report | None) -> None:
+    def evaluated(self, report: Report | None, unix_s: float) -> None:
         """Note a trainer's held-out loss, if it is new and a finite number.
 
         A trainer repeats to a restarted daemon what it told the one before.
@@ -206,9 +206,9 @@ class RoundHistory:
         if report is None or report.val_loss is None or report.evaluated_version == self._evaluated_version:
             return
         self._evaluated_version, round_ = report.evaluated_version, report.evaluated_round
-        if math.isfinite(report.val_loss) and self._losses.get(round_) != report.val_loss:
-            self._put_loss(round_, report.val_loss)
-            self._unsaved_losses.add(round_)
+        if isfinite(report.val_loss) and round_ >= self._begins_after:
+            row = self._rounds.get(round_) or Round(round_, unix_s, None, None, {})
+            self._put(row._replace(val_loss=report.val_loss))
 
     # -- questions
 
@@ -222,8 +222,8 @@ class RoundHistory:
         return [self._rounds[number] for number in self._order[start:end]]
 
     def oldest(self) -> int | None:
-        """The oldest round kept; None if there is none."""
-        return self._order[0] if self._order else None
+        """The oldest round kept that anybody trained in; None if there is none."""
+        return next((number for number in self._order if self._rounds[number].entries), None)
 
     def at(self, round_: int) -> Round | None:
         return self._rounds.get(round_)
@@ -231,7 +231,9 @@ class RoundHistory:
     def losses_as_json(self) -> dict[str, Any]:
         """Held-out losses for the page: the round and loss of each, and the version of Phi of the last
         one."""
-        return {"version": self._evaluated_version, "losses": [list(item) for item in self._losses.items()]}
+        rows = (self._rounds[number] for number in self._order)
+        losses = [[row.number, row.val_loss] for row in rows if row.val_loss is not None]
+        return {"version": self._evaluated_version, "losses": losses}
 
     def take_changed(self) -> list[Round]:
         """The rounds that are new or have changed since the last call, ascending."""
@@ -240,26 +242,16 @@ class RoundHistory:
 
     # -- the file
 
-    def restore(self, rounds: Iterable[Round], losses: Mapping[int, float]) -> None:
+    def restore(self, rounds: Iterable[Round]) -> None:
         """Take over what an earlier run kept."""
-        for row in sorted(rounds, key=lambda row: row.number):
+        for row in sorted(rounds):
             self._put(row)
-        for round_ in sorted(losses):
-            self._put_loss(round_, losses[round_])
         self._changed.clear()
-        self._unsaved.clear()
 
-    def take_unsaved(self) -> tuple[list[Round], dict[int, float]]:
-        """The rounds and losses that have changed since the last call."""
-        rounds, self._unsaved = self._unsaved & self._rounds.keys(), set()
-        losses, self._unsaved_losses = self._unsaved_losses & self._losses.keys(), set()
-        return [self._rounds[number] for number in sorted(rounds)], {
-            r: self._losses[r] for r in sorted(losses)
-        }
-
-    def all_unsaved(self) -> None:
-        """Have everything saved again."""
-        self._unsaved, self._unsaved_losses = set(self._rounds), set(self._losses)
+    def take_unsaved(self, *, everything: bool) -> list[Round]:
+        """The rounds that have changed since the last call, or all that are kept, ascending."""
+        taken, self._unsaved = self._unsaved & self._rounds.keys(), set()
+        return [self._rounds[number] for number in (self._order if everything else sorted(taken))]
 
     # -- inside
 
@@ -279,65 +271,40 @@ class RoundHistory:
             self._entries -= len(self._rounds.pop(oldest).entries)
             self._begins_after = max(self._begins_after, oldest)
 
-    def _put_loss(self, round_: int, loss: float) -> None:
-        self._losses.pop(round_, None)
-        self._losses[round_] = loss
-        if len(self._losses) > LOSSES_MAX:
-            del self._losses[next(iter(self._losses))]
 
 
-class HistoryFile:
-    """The history's file. It blocks: call it from worker threads, one at a time.
+def load_rounds(path: Path) -> list[Round]:
+    """What the file holds, a round a line; a later line replaces an earlier one of the same round.
 
-    Each line is ``["round", ...]`` (see `Round.saved`) or ``["loss", round, loss]``; a later line replaces an
-    earlier one of the same round.
+    Whatever is damaged, such as a tail that a crash cut off, is skipped. Blocks.
     """
+    rounds: dict[int, Round] = {}
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        log.warning("earlier rounds are not known: cannot read %s (%s)", path, error.strerror)
+        return []
+    for line in lines:
+        with suppress(ValueError, TypeError, LookupError, RecursionError):
+            row = Round.of(json.loads(line))
+            rounds[row.number] = row
+    return list(rounds.values())
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.is_due = True
-        """Whether it is damaged or has grown too large: everything is to be saved next, in a new file."""
 
-    def load(self, history: RoundHistory) -> None:
-        """Take over what the file holds. Whatever is damaged, such as a tail that a crash cut off, is
-        skipped."""
-        rounds: dict[int, Round] = {}
-        losses: dict[int, float] = {}
-        try:
-            lines = self._path.read_bytes().splitlines()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            log.warning("earlier rounds are not known: cannot read %s (%s)", self._path, error.strerror)
-            return
-        for line in lines:
-            try:
-                kind, *saved = json.loads(line)
-                if kind == "round":
-                    row = Round.of(saved)
-                    rounds[row.number] = row
-                elif kind == "loss":
-                    losses[int(saved[0])] = float(saved[1])
-            except (ValueError, TypeError, LookupError, RecursionError):
-                continue
-        history.restore(rounds.values(), losses)
-        history.all_unsaved()  # to be written anew: what is damaged goes
+def save_rounds(path: Path, rounds: Iterable[Round], *, anew: bool) -> bool:
+    """Append rounds to the file or, if `anew`, replace it by them. Blocks.
 
-    def save(self, rounds: Iterable[Round], losses: Mapping[int, float]) -> None:
-        """Append rounds and losses or, if that `is_due`, replace the file by them. Raises StorageError."""
-        lines = [["round", *row.saved()] for row in rounds]
-        lines += [["loss", *item] for item in losses.items()]
-        if not lines:
-            return
-        data = b"".join(dump(line) + b"\n" for line in lines)
-        was_due, self.is_due = self.is_due, True  # until it is done, also if this fails
-        try:
-            if was_due:
-                write_atomically(self._path, data)
-                self.is_due = False
-            else:
-                with open(self._path, "ab") as file:
-                    file.write(data)
-                    self.is_due = file.tell() > FILE_BYTES_MAX
-        except OSError as error:
-            raise cannot_write(self._path, error) from None
+    Returns whether it has grown so large that it is to be written anew next. Raises StorageError.
+    """
+    data = b"".join(dump(row.saved()) + b"\n" for row in rounds)
+    try:
+        if anew:
+            write_atomically(path, data)
+            return False
+        with open(path, "ab") as file:
+            file.write(data)
+            return file.tell() > FILE_BYTES_MAX
+    except OSError as error:
+        raise cannot_write(path, error) from None

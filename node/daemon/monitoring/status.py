@@ -21,23 +21,12 @@ LIVE = (Health.ALIVE, Health.SUSPECT)
 STATES = ("joining", "starting", "training", "serving", "finished", "leaving")
 
 
-class Kind(StrEnum):
-    """How Prometheus reads a field. See https://prometheus.io/docs/practices/naming/."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-    """A total since the daemon started. It may fall, for instance when records turn out void."""
-    TOTAL = "total"
-    """A total over all runs: it is counted from the first scrape on."""
-
-
 @dataclass(frozen=True, slots=True)
 class Metric:
     """The Prometheus series of a field."""
 
     name: str
     help: str
-    kind: Kind = Kind.GAUGE
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that tell this field from others of the same name."""
     label: str = ""
@@ -46,14 +35,20 @@ class Metric:
     of: Callable[[Any], Any] = lambda value: value
     """The number in a field's value or, with `label`, the label values in it: each is counted."""
 
+    @property
+    def is_counter(self) -> bool:
+        """Whether it only grows while the daemon runs. Totals that may fall are gauges, for instance where a
+        trainer goes back to its checkpoint, or records turn out void."""
+        return self.name.endswith("_total")
 
-def metric(name: str, help_: str, kind: Kind = Kind.GAUGE, **more: Any) -> Any:
-    """A field that Prometheus gets as ``gossamer_{name}``."""
-    return field(metadata={"metric": Metric(f"gossamer_{name}", help_, kind, **more)})
+
+def metric(name: str, help_: str, **more: Any) -> Any:
+    """A field that Prometheus gets as ``gossamer_{name}``, see https://prometheus.io/docs/practices/naming/."""
+    return field(metadata={"metric": Metric(f"gossamer_{name}", help_, **more)})
 
 
 def link_bytes(**labels: str) -> Any:
-    return metric("link_bytes_total", "Bytes of all links.", Kind.COUNTER, labels=labels)
+    return metric("link_bytes_total", "Bytes of all links.", labels=labels)
 
 
 def local(**metadata: Any) -> Any:
@@ -123,13 +118,9 @@ class TrainerStatus:
 
     state: str
     device: str
-    inner_steps: int | None = metric(
-        "inner_steps_total", "Inner steps of this node's trainer, since the first scrape.", Kind.TOTAL
-    )
-    """Over all runs. None while it joins: its checkpoint is read only then."""
-    tokens: int | None = metric(
-        "tokens_total", "Tokens that this node has trained on, since the first scrape.", Kind.TOTAL
-    )
+    inner_steps: int | None = metric("inner_steps", "Inner steps of this node's trainer, over all runs.")
+    """None while it joins: its checkpoint is read only then."""
+    tokens: int | None = metric("tokens", "Tokens that this node has trained on, over all runs.")
     tokens_per_s: float = metric("tokens_per_second", "Speed of this node's trainer.")
     loss: float | None = metric("training_loss", "Training loss of this node's latest step.")
     val_loss: float | None = metric("validation_loss", "Held-out loss at the last evaluation.")
@@ -137,6 +128,41 @@ class TrainerStatus:
     val_version: int
     val_round: int
     wait_fraction: float = metric("wait_ratio", "Fraction of training time not spent on inner steps.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What only the health checks need."""
+
+    late_s: float
+    """How much later than planned the last look was: the event loop was busy for so long."""
+    files_free: int
+    """How many more files fit on the disk."""
+    is_ready: bool
+    """Whether all that was published before we started is merged."""
+    has_model: bool
+    known_addresses: int
+    """Addresses that lead, or once led, to others."""
+    refusal: str
+    """Why members no longer let this node in, by the credentials that it knows."""
+    fetched_bytes: int
+    missing_is_held: bool
+    """Whether a linked node says that it holds some of what is missing here."""
+    diverged: str
+    """What is out of range in the model, if anything is."""
+    clock_offsets: tuple[float, ...]
+    """How many seconds the clocks of peers are ahead of ours."""
+    clock_contradicted: bool
+    """Whether most others are at rounds that are not possible yet by our clock."""
+    has_trainer: bool
+    trainer_starts: int
+    """How many trainers have come."""
+    step_overdue_s: float
+    """How much later than usual the trainer's next step is, if it has one to do."""
+    own_void: int
+    """In how many rounds our own deltas are void."""
+    newer_own_records: int
+    """How often a member record of ours came that was newer than our own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +212,11 @@ class NodeStatus:
     fetching: tuple[int, int] | None
     """Chunks here, and chunks in all, of the snapshot that is being fetched."""
     payloads_missing: int = metric("payloads_missing", "Payloads that are known of but not fetched yet.")
-    version: int = metric("merges_total", "Merges that changed the model.", Kind.COUNTER)
+    version: int = metric("merges_total", "Merges that changed the model.")
     rounds_behind: int = metric("rounds_behind", "Rounds that have changed and wait to be merged.")
-    merge_s: float = metric("merge_seconds_total", "Wall time spent merging.", Kind.COUNTER)
+    merge_s: float = metric("merge_seconds_total", "Wall time spent merging.")
     swarm_tokens: int | None = metric(
-        "swarm_tokens_total", "Tokens that the swarm has trained on.", Kind.COUNTER
+        "swarm_tokens", "Tokens that the swarm has trained on."
     )
     """None until all that was here at the start is merged: the sum is built up again."""
     agreement: float | None = metric(
@@ -221,7 +247,7 @@ class NodeStatus:
     payload_bytes_received: int = link_bytes(direction="received", kind="payload")
     control_bytes_sent: int = link_bytes(direction="sent", kind="control")
     control_bytes_received: int = link_bytes(direction="received", kind="control")
-    misbehaviours_seen: int = metric("misbehaviours_total", "Messages that broke the protocol.", Kind.COUNTER)
+    misbehaviours_seen: int = metric("misbehaviours_total", "Messages that broke the protocol.")
     throttled: int
     greylisted: int
     turned_away: int
@@ -235,45 +261,13 @@ class NodeStatus:
     lag_s: float = metric(
         "event_loop_lag_seconds", "Longest time in the last minute that the daemon's event loop was busy."
     )
-    late_s: float = local()
-    """How much later than planned the last look was: the event loop was busy for so long."""
     disk_free: int = local(
         metric=Metric(
             "gossamer_disk_free_bytes",
             "Free space on the disk of the node's folder or of its chunks, whichever has less.",
         )
     )
-    files_free: int = local()
-    """How many more files fit on the disk."""
-    disk_problem: str = local()
-    """Why nothing can be written, as logged; empty if it can."""
-
-    # -- what only the health checks need
-    is_ready: bool = local()
-    """Whether all that was published before we started is merged."""
-    has_model: bool = local()
-    known_addresses: int = local()
-    """Addresses that lead, or once led, to others."""
-    refusal: str = local()
-    """Why members no longer let this node in, by the credentials that it knows."""
-    fetched_bytes: int = local()
-    missing_is_held: bool = local()
-    """Whether a linked node says that it holds some of what is missing here."""
-    diverged: str = local()
-    """What is out of range in the model, if anything is."""
-    clock_offsets: tuple[float, ...] = local()
-    """How many seconds the clocks of peers are ahead of ours."""
-    clock_contradicted: bool = local()
-    """Whether most others are at rounds that are not possible yet by our clock."""
-    has_trainer: bool = local()
-    trainer_starts: int = local()
-    """How many trainers have come."""
-    step_overdue_s: float = local()
-    """How much later than usual the trainer's next step is, if it has one to do."""
-    own_void: int = local()
-    """In how many rounds our own deltas are void."""
-    newer_own_records: int = local()
-    """How often a member record of ours came that was newer than our own."""
+    vitals: Vitals = local()
 
     @property
     def live(self) -> int:
@@ -294,6 +288,8 @@ def to_json(status: Any, *, is_for_others: bool = False) -> dict[str, Any]:
 
 
 def _plain(value: Any, is_for_others: bool) -> Any:
+    if isinstance(value, float) and not isfinite(value):
+        return None  # JSON cannot express it
     if isinstance(value, tuple):
         return [_plain(each, is_for_others) for each in value]
     return to_json(value, is_for_others=is_for_others) if is_dataclass(value) else value
@@ -313,11 +309,6 @@ def metrics_of(status: Any) -> Iterable[tuple[Metric, Any]]:
             yield each.metadata["metric"], value
         elif is_dataclass(value):
             yield from metrics_of(value)
-
-
-def finite(value: float | None) -> float | None:
-    """The value, or None if it is not finite: JSON cannot express that."""
-    return value if value is not None and isfinite(value) else None
 
 
 def one_line(status: Mapping[str, Any]) -> str:
