@@ -27,7 +27,7 @@ def run(*, quick: bool) -> list[dict[str, Any]]:
 def _row(name: str, values: np.ndarray, copy_s: float, repeats: int) -> dict[str, Any]:
     codec = CODECS[name]
     section = memoryview(codec.encode(values))
-    decoded = codec.decode(section, values.size)
+    decoded = codec.decode(section, values.size, 0, values.size)
     encode_s = _encode_seconds(name, values, "cpu", repeats)
     decode_s = best_of(lambda: _decode_in_parts(codec, section, values.size), repeats)
     chunks = list(map(bytes, split_payload(section)))

@@ -159,14 +159,15 @@ def encode_payload(codec_name: str, fragment: Fragment, tensors: Iterable[Ints])
 
 
 class Section:
-    """One tensor of a payload, decoded as it is asked for. Its methods raise PayloadError."""
+    """One tensor of a payload: the bytes of its whole section (see `section_starts`), decoded as it is asked
+    for. It and its methods raise PayloadError."""
 
     __slots__ = ("_codec", "_data", "numel")
 
-    def __init__(self, codec: Codec, data: memoryview, numel: int) -> None:
-        self._codec = codec
-        self._data = data
-        self.numel = numel
+    def __init__(self, codec_name: str, data: memoryview, numel: int) -> None:
+        self._codec, self._data, self.numel = CODECS[codec_name], data, numel
+        if len(data) != self._codec.section_bytes(numel):
+            raise PayloadError(f"{codec_name}: a section of {len(data)} bytes for {numel} values")
 
     def __len__(self) -> int:
         """The length of the section in bytes."""
@@ -174,7 +175,7 @@ class Section:
 
     def decode(self, start: int = 0, stop: int | None = None) -> Ints:
         """See `Codec.decode`."""
-        return self._codec.decode(self._data, self.numel, start, stop)
+        return self._codec.decode(self._data, self.numel, start, self.numel if stop is None else stop)
 
     def accumulate(self, start: int, factor: int, sums: Sums) -> None:
         """See `Codec.accumulate`."""
@@ -185,21 +186,14 @@ class Section:
         return self._codec.survey(self._data, self.numel, start, stop, sampling)
 
 
-def section_of(codec_name: str, slot: Slot, data: memoryview) -> Section:
-    """One tensor, from the bytes of its whole section (see `section_starts`)."""
-    return Section(CODECS[codec_name], data, slot.numel)
-
-
 class Payload:
     """A payload cut into its sections, decoded on demand. Raises PayloadError if its length is wrong."""
 
-    __slots__ = ("_codec", "_data", "_fragment", "_starts", "size")
+    __slots__ = ("_codec_name", "_data", "_fragment", "_starts", "size")
 
     def __init__(self, codec_name: str, fragment: Fragment, data: bytes | memoryview) -> None:
-        self._codec = CODECS[codec_name]
-        self._fragment = fragment
-        self._data = memoryview(data)
-        self._starts = section_starts(self._codec, fragment)
+        self._codec_name, self._fragment, self._data = codec_name, fragment, memoryview(data)
+        self._starts = section_starts(CODECS[codec_name], fragment)
         self.size = len(data)
         if self.size != self._starts[-1]:
             raise PayloadError(f"a payload of {self.size} bytes, where its fragment takes {self._starts[-1]}")
@@ -221,7 +215,7 @@ class Payload:
     def section(self, index: int) -> Section:
         """The fragment's tensor `index`, to be decoded in parts."""
         data = self._data[self._starts[index] : self._starts[index + 1]]
-        return Section(self._codec, data, self._fragment.slots[index].numel)
+        return Section(self._codec_name, data, self._fragment.slots[index].numel)
 
 
 def payload_chunk_bytes(total: int) -> int:

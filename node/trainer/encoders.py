@@ -69,7 +69,7 @@ def encode_piece(codec: str, values: Tensor, start: int, section: Tensor, decode
     reference, numbers = CODECS[codec], values.cpu().numpy()
     data = reference.encode(numbers)
     section.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else section)
-    decoded.copy_(torch.from_numpy(reference.decode(memoryview(data), numbers.size)))
+    decoded.copy_(torch.from_numpy(reference.decode(memoryview(data), numbers.size, 0, numbers.size)))
 
 
 def encode_tensor(codec: str, values: Tensor) -> tuple[Tensor, Tensor]:

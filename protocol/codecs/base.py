@@ -1,6 +1,5 @@
 """What a codec is, and the arithmetic that several share."""
 
-from abc import ABC, abstractmethod
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -57,11 +56,11 @@ class Codec(Protocol):
         """Write int32 fixed-point values (any shape, magnitudes below 2**30) as a section."""
         ...
 
-    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
+    def decode(self, section: memoryview, numel: int, start: int, stop: int) -> Ints:
         """Read values `start` to `stop` of a section back, int32[stop - start], magnitudes below 2**30.
 
-        `start` is a multiple of `GRAIN`, and so is `stop` unless it is the end. Raises PayloadError, at least
-        for what is wrong in that part.
+        The section is of the right length. `start` is a multiple of `GRAIN`, and so is `stop` unless it is
+        the end. Raises PayloadError, at least for what is wrong in that part.
         """
         ...
 
@@ -74,24 +73,17 @@ class Codec(Protocol):
         ...
 
 
-class Dense(ABC):
+class Dense(Codec):
     """`accumulate` and `survey` for codecs that write every value, by way of `decode`."""
 
     outer = OuterDefaults(0.5, 0.7, 1.0)
     outer_by_mean = OuterDefaults(0.7, 0.5, 1.0)
 
-    @abstractmethod
-    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
-        """See `Codec.decode`."""
-
     def accumulate(self, section: memoryview, numel: int, start: int, factor: int, sums: Sums) -> None:
-        """See `Codec.accumulate`."""
-        sums += np.multiply(
-            self.decode(section, numel, start, start + sums.size), np.int64(factor), dtype=np.int64
-        )
+        values = self.decode(section, numel, start, start + sums.size)
+        sums += np.multiply(values, np.int64(factor), dtype=np.int64)
 
     def survey(self, section: memoryview, numel: int, start: int, stop: int, sampling: slice) -> Survey:
-        """See `Codec.survey`."""
         values = self.decode(section, numel, start, stop)
         return Survey(sum_of_squares(values), values[sampling])
 

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.protocol.codecs.base import Dense, bit_length, in_blocks, multipliers, values_in_blocks
-from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 
 BLOCK = 256
@@ -67,10 +66,7 @@ class BlockCodec(Dense):
         exponents -= peaks <= (steps >> 1) + (steps >> 3)
         return exponents.clip(0)
 
-    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
-        if len(section) != self.section_bytes(numel):
-            raise PayloadError(f"{self.name}: a section of {len(section)} bytes for {numel} values")
-        stop = numel if stop is None else stop
+    def decode(self, section: memoryview, numel: int, start: int, stop: int) -> Ints:
         blocks, part = -(-numel // BLOCK), slice(start // BLOCK, -(-stop // BLOCK))
         data = np.frombuffer(section, dtype=np.uint8)
         factors = multipliers(data[:blocks][part], self.exponent_max)

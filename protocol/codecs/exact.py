@@ -30,10 +30,7 @@ class ExactCodec(Dense):
         section: bytes = blocks.transpose(0, 2, 1).tobytes() + rest.T.tobytes()
         return section
 
-    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
-        if len(section) != self.section_bytes(numel):
-            raise PayloadError(f"exact: a section of {len(section)} bytes for {numel} values")
-        stop = numel if stop is None else stop
+    def decode(self, section: memoryview, numel: int, start: int, stop: int) -> Ints:
         data = np.frombuffer(section, dtype=np.uint8)[4 * start : 4 * stop]
         whole = data.size - data.size % (4 * BLOCK)
         zigzag = np.empty(stop - start, dtype="<u4")

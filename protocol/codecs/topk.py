@@ -53,8 +53,7 @@ class TopKCodec:
         section: bytes = exponents.tobytes() + entries.astype(np.uint8).tobytes()
         return section
 
-    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
-        stop = numel if stop is None else stop
+    def decode(self, section: memoryview, numel: int, start: int, stop: int) -> Ints:
         positions, levels = self._entries(section, numel, start, stop)
         values = np.zeros(stop - start, dtype=np.int32)
         values[positions] = levels
@@ -77,8 +76,6 @@ class TopKCodec:
         self, section: memoryview, numel: int, start: int, stop: int
     ) -> tuple[npt.NDArray[np.intp], Ints]:
         """Ascending positions, counted from `start`, one per run, and the values there."""
-        if len(section) != self.section_bytes(numel):
-            raise PayloadError(f"topk: a section of {len(section)} bytes for {numel} values")
         data, blocks = np.frombuffer(section, dtype=np.uint8), -(-numel // BLOCK)
         factors = multipliers(data[:blocks][start // BLOCK : -(-stop // BLOCK)], EXPONENT_MAX)
         entries = data[blocks:][start // RUN : -(-stop // RUN)]

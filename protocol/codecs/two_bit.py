@@ -19,7 +19,6 @@ from gossamer.protocol.codecs.base import (
     multipliers,
     values_in_blocks,
 )
-from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
 
 BLOCK = 256
@@ -51,10 +50,7 @@ class TwoBitCodec(Dense):
         packed[is_zero] = 0
         return np.where(is_zero, ZERO_BLOCK, exponents).astype(np.uint8).tobytes() + packed.tobytes()
 
-    def decode(self, section: memoryview, numel: int, start: int = 0, stop: int | None = None) -> Ints:
-        if len(section) != self.section_bytes(numel):
-            raise PayloadError(f"{self.name}: a section of {len(section)} bytes for {numel} values")
-        stop = numel if stop is None else stop
+    def decode(self, section: memoryview, numel: int, start: int, stop: int) -> Ints:
         blocks, part = -(-numel // BLOCK), slice(start // BLOCK, -(-stop // BLOCK))
         data = np.frombuffer(section, dtype=np.uint8)
         factors = multipliers(data[:blocks][part], EXPONENT_MAX, zero_allowed=True)

@@ -121,13 +121,7 @@ def figures(merge: RoundMerge, void: Iterable[bytes] = ()) -> RoundFigures:
     agreements, overall = agreement({c.author: c.sample for c in merge.contributions if c.sample is not None})
     members = {author: Figures(void=True) for author in void}
     for author, treated in merge.treatment().items():
-        members[author] = Figures(
-            stale=not treated.weighed,
-            capped=treated.capped,
-            clipped=treated.clipped,
-            pace=treated.pace,
-            agreement=agreements.get(author),
-        )
+        members[author] = Figures(False, *treated, agreements.get(author))
     return RoundFigures(members, overall)
 
 
@@ -165,7 +159,7 @@ class ContributionStats:
         self._rounds: dict[bytes, dict[int, Figures]] = {}
         self._charges: dict[bytes, frozenset[str]] = {}
         self._summaries: dict[bytes, Summary] = {}
-        """Summaries of members whose figures have not changed since: pages ask for them often."""
+        """By member. Pages ask for them far more often than they change."""
         self.agreement: float | None = None
         """Mean cosine of pairs of deltas in the newest round that had two."""
         self._newest = 0
@@ -188,64 +182,54 @@ class ContributionStats:
         rounds[round_] = of_member
         if len(rounds) > ROUNDS_KEPT:
             del rounds[min(rounds)]
-        before = self._charges.get(author, frozenset())
-        self._charges[author] = _charges(list(rounds.values()), before)
-        self._summaries.pop(author, None)
-        return None if self._charges[author] == before else Change(author, self.of(author).verdict)
+        before, kept = self._charges.get(author, frozenset()), list(rounds.values())
+        charges = self._charges[author] = _charges(kept, before)
+        self._summaries[author] = _summary(kept, charges)
+        return None if charges == before else Change(author, self._summaries[author].verdict)
 
     def _forget_oldest(self) -> None:
         """Forget several at a time: finding them means looking at all, and where keys are free new authors
         come by the thousand."""
         age = {author: (max(rounds), author) for author, rounds in self._rounds.items()}
         for author in nsmallest(max(1, limits.MEMBERS_MAX // FORGOTTEN_SHARE), age, key=age.__getitem__):
-            del self._rounds[author]
-            self._charges.pop(author, None)
-            self._summaries.pop(author, None)
+            del self._rounds[author], self._charges[author], self._summaries[author]
 
     def of(self, author: bytes) -> Summary:
         """A member's figures; zeros if it has sent nothing lately."""
-        if author not in self._rounds:
-            return NOTHING_SENT
-        if author not in self._summaries:
-            self._summaries[author] = self._summary(author)
-        return self._summaries[author]
-
-    def _summary(self, author: bytes) -> Summary:
-        rounds = list(self._rounds[author].values())
-        agreements = [f.agreement for f in rounds if f.agreement is not None]
-        capped = [f.capped for f in rounds if f.capped > 1.0]
-        clipped = [f.clipped for f in rounds if f.is_clipped]
-        return Summary(
-            judged=len(rounds),
-            void=sum(f.void for f in rounds),
-            stale=sum(f.stale for f in rounds),
-            capped=len(capped),
-            cap_factor=_mean(capped) or 1.0,
-            clipped=len(clipped),
-            clip_factor=_mean(clipped) or 1.0,
-            opposed=sum(f.is_opposed for f in rounds),
-            agreement=_mean(agreements),
-            verdict=_verdict(rounds, self._charges.get(author, frozenset())),
-        )
+        return self._summaries.get(author, NOTHING_SENT)
 
 
-_CHARGES: dict[str, Callable[[Figures], bool]] = {
-    "void": lambda figures: figures.void,
-    "stale": lambda figures: figures.stale,
-    "clipped": lambda figures: figures.is_clipped,
-    "opposed": lambda figures: figures.is_opposed,
-    "overweight": lambda figures: figures.is_overweight,
+class _Charge(NamedTuple):
+    """A way in which a member's round can be bad."""
+
+    is_bad: Callable[[Figures], bool]
+    words: Callable[[str, Sequence[Figures]], str]
+    """What a verdict says of it: "clipped in 18 of the last 20 rounds, by 9.8x on average"."""
+
+
+_CHARGES = {
+    "void": _Charge(lambda f: f.void, lambda where, _: f"void (equivocated, or cannot be decoded) {where}"),
+    "stale": _Charge(lambda f: f.stale, lambda where, _: f"too late to count {where}"),
+    "clipped": _Charge(
+        lambda f: f.is_clipped,
+        lambda where, bad: f"clipped {where}, by {_mean([f.clipped for f in bad]):.1f}x on average",
+    ),
+    "opposed": _Charge(lambda f: f.is_opposed, lambda where, _: f"opposed to the others {where}"),
+    "overweight": _Charge(
+        lambda f: f.is_overweight,
+        lambda where, bad: (
+            f"weight capped {where}, by {_mean([f.capped for f in bad]):,.0f}x on average: far faster, or"
+            " overstating its tokens"
+        ),
+    ),
 }
-"""The ways in which a member's round can be bad, in the order in which a verdict names them."""
+"""In the order in which a verdict names them."""
 
 
 def _charges(rounds: Sequence[Figures], before: frozenset[str]) -> frozenset[str]:
     """The charges that stand now, given those that stood before."""
-    return frozenset(
-        name
-        for name, is_bad in _CHARGES.items()
-        if _stands(name, sum(map(is_bad, rounds)), len(rounds), name in before)
-    )
+    bad = {name: sum(map(charge.is_bad, rounds)) for name, charge in _CHARGES.items()}
+    return frozenset(name for name in bad if _stands(name, bad[name], len(rounds), name in before))
 
 
 def _stands(name: str, bad: int, judged: int, stood: bool) -> bool:
@@ -256,27 +240,28 @@ def _stands(name: str, bad: int, judged: int, stood: bool) -> bool:
     return judged >= ROUNDS_MIN and bad >= BLAME_SHARE * judged
 
 
-def _verdict(rounds: Sequence[Figures], charges: frozenset[str]) -> str | None:
-    """The charges in words: "clipped in 18 of the last 20 rounds, by 9.8x on average"; None without any."""
-    said = []
-    for name in (name for name in _CHARGES if name in charges):
-        bad = [figures for figures in rounds if _CHARGES[name](figures)]
-        where = f"in {len(bad)} of the last {len(rounds)} rounds"
-        match name:
-            case "void":
-                said.append(f"void (equivocated, or cannot be decoded) {where}")
-            case "stale":
-                said.append(f"too late to count {where}")
-            case "clipped":
-                said.append(f"clipped {where}, by {_mean([f.clipped for f in bad]):.1f}x on average")
-            case "opposed":
-                said.append(f"opposed to the others {where}")
-            case "overweight":
-                by = f"{_mean([f.capped for f in bad]):,.0f}x"
-                cause = "far faster, or overstating its tokens"
-                said.append(f"weight capped {where}, by {by} on average: {cause}")
-    return "; ".join(said) or None
+def _summary(rounds: Sequence[Figures], charges: frozenset[str]) -> Summary:
+    agreements = [f.agreement for f in rounds if f.agreement is not None]
+    capped = [f.capped for f in rounds if f.capped > 1.0]
+    clipped = [f.clipped for f in rounds if f.is_clipped]
+    parts = []
+    for name, charge in _CHARGES.items():
+        if name in charges:
+            bad = [figures for figures in rounds if charge.is_bad(figures)]
+            parts.append(charge.words(f"in {len(bad)} of the last {len(rounds)} rounds", bad))
+    return Summary(
+        judged=len(rounds),
+        void=sum(f.void for f in rounds),
+        stale=sum(f.stale for f in rounds),
+        capped=len(capped),
+        cap_factor=_mean(capped) if capped else 1.0,
+        clipped=len(clipped),
+        clip_factor=_mean(clipped) if clipped else 1.0,
+        opposed=sum(f.is_opposed for f in rounds),
+        agreement=_mean(agreements) if agreements else None,
+        verdict="; ".join(parts) or None,
+    )
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return fsum(values) / len(values) if values else None
+def _mean(values: Sequence[float]) -> float:
+    return fsum(values) / len(values)

@@ -80,8 +80,8 @@ class Contribution:
 class Treatment(NamedTuple):
     """What a merge did to one contribution, as factors; all but `pace` are at least 1.0."""
 
-    weighed: bool
-    """Whether the contribution counted at all; false if it was too stale."""
+    stale: bool
+    """Whether the contribution was too old to weigh anything."""
     capped: float
     """The factor by which its weight was cut."""
     clipped: float
@@ -191,11 +191,11 @@ class RoundMerge:
         lengths = [sqrt(fsum(n * n for n in c.norms)) for c in self.contributions]
         paces = [length / c.steps for length, c in zip(lengths, self.contributions, strict=True)]
         usual = median_low(paces) if paces else 0.0
-        found = {c.author: Treatment(False, 1.0, 1.0, 1.0) for c in self._stale}
+        found = {c.author: Treatment(True, 1.0, 1.0, 1.0) for c in self._stale}
         for number, (weight, c) in enumerate(self._counted):
             left = sqrt(fsum((n * shrink[number]) ** 2 for n, shrink in zip(c.norms, by_tensor, strict=True)))
             found[c.author] = Treatment(
-                weighed=True,
+                stale=False,
                 capped=weight / self._weights[number],
                 clipped=lengths[number] / left if left > 0.0 else 1.0,
                 pace=paces[number] / usual if usual > 0.0 else 1.0,

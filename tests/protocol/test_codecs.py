@@ -14,6 +14,7 @@ from gossamer.protocol.codecs.base import GRAIN
 from gossamer.protocol.codecs.topk import NOTHING, RUN
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
+from gossamer.protocol.payloads import Section
 
 NAMES = sorted(CODECS)
 SIZES = st.one_of(st.integers(1, 700), st.sampled_from([255, 256, 257, 4095, 4096, 4097, 4352, 8192, 9000]))
@@ -22,7 +23,7 @@ MAGNITUDES = st.integers(0, 29).map(lambda bits: 1 << bits)
 
 
 def _decode(name: str, section: bytes, numel: int) -> np.ndarray:
-    values = CODECS[name].decode(memoryview(section), numel)
+    values = Section(name, memoryview(section), numel).decode()
     assert values.dtype == np.int32
     assert values.shape == (numel,)
     assert np.abs(values.astype(np.int64)).max() < VALUE_LIMIT
@@ -209,7 +210,7 @@ def test_truncated_and_extended_sections_raise(name, seed, numel, data):
     cut = data.draw(st.integers(0, len(section) - 1))
     for wrong in (section[:cut], section + b"\x00", section + section):
         with pytest.raises(PayloadError):
-            CODECS[name].decode(memoryview(wrong), numel)
+            Section(name, memoryview(wrong), numel)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_exact_refuses_values_out_of_range():
         zigzag = (value << 1) ^ (value >> 31)
         section = np.array([zigzag & 0xFFFFFFFF], dtype="<u4").tobytes()
         with pytest.raises(PayloadError, match="outside"):
-            CODECS["exact"].decode(memoryview(section), 1)
+            CODECS["exact"].decode(memoryview(section), 1, 0, 1)
 
 
 # --- topk: entries ----------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def test_topk_positions_lie_within_the_tensor(numel, last):
             assert (decoded[-1] != 0) == (entry != NOTHING and entry % RUN == last)
             continue
         with pytest.raises(PayloadError, match="past the last"):
-            CODECS["topk"].decode(memoryview(section), numel)
+            CODECS["topk"].decode(memoryview(section), numel, 0, numel)
         with pytest.raises(PayloadError, match="past the last"):
             start = numel // GRAIN * GRAIN
             CODECS["topk"].decode(memoryview(section), numel, start, numel)

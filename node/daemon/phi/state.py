@@ -78,7 +78,6 @@ from gossamer.protocol.payloads import (
     Payload,
     Section,
     payload_chunk_bytes,
-    section_of,
     section_starts,
 )
 from gossamer.protocol.records import Delta
@@ -372,4 +371,4 @@ class _Stored:
                 self._last = place, self._chunks.get(self._delta.body.chunks[place])
             first = place * self._chunk_bytes
             data += memoryview(self._last[1])[max(0, start - first) : stop - first]
-        return section_of(self._delta.body.codec, self._fragment.slots[index], memoryview(data))
+        return Section(self._delta.body.codec, memoryview(data), self._fragment.slots[index].numel)
