@@ -24,7 +24,7 @@ from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.node.files import cannot_write
 from gossamer.node.ipc import messages as control
 from gossamer.node.ipc.shared_memory import SharedMemory
-from gossamer.node.logs import Fault, RateLimit
+from gossamer.node.logs import RateLimit
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fixedpoint import Ints
@@ -56,19 +56,16 @@ class Pulse:
     monotonic clock.
     """
 
-    def __init__(self) -> None:
-        self._steps: int | None = None
-        self._stepped_at: float | None = None
-        self._longest_s = 0.0
-
-    def begin(self, now: float) -> None:
+    def __init__(self, now: float) -> None:
         """A trainer has come, and has not reported any steps yet."""
-        self._steps, self._stepped_at, self._longest_s = None, now, 0.0
+        self._steps: int | None = None
+        self._stepped_at = now
+        self._longest_s = 0.0
 
     def note(self, steps: int, now: float) -> None:
         """The trainer reports that it has done `steps` steps so far."""
         if steps != self._steps:
-            if self._steps is not None and self._stepped_at is not None:
+            if self._steps is not None:
                 self._longest_s = max(self._longest_s, now - self._stepped_at)
             self._steps, self._stepped_at = steps, now
 
@@ -79,7 +76,7 @@ class Pulse:
 
     def overdue_s(self, now: float) -> float:
         """How much later its next step is than any so far; negative while it is not late."""
-        return 0.0 if self._stepped_at is None else now - self._stepped_at - self.usual_s
+        return now - self._stepped_at - self.usual_s
 
 
 class Attendant(Protocol):
@@ -99,7 +96,6 @@ class TrainerPort:
     def __init__(self, path: str, manifest: Manifest) -> None:
         self._path = Path(path)
         self._manifest = manifest
-        self._fault = Fault(log, "trainers can be understood again")
         self._limit = RateLimit()
         self._shared: SharedMemory | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -109,8 +105,8 @@ class TrainerPort:
         """Number of trainers that have come so far."""
         self.report: control.Report | None = None
         """The last report of a trainer; once that trainer is gone or silent, with a speed of 0."""
-        self.pulse = Pulse()
-        """The pulse of the trainer that is attached."""
+        self.pulse = Pulse(time.monotonic())
+        """The pulse of the trainer that is attached, or was last."""
         self.done = asyncio.Event()
         """Set while no trainer is attached."""
         self.done.set()
@@ -120,8 +116,8 @@ class TrainerPort:
         return self._writer is not None
 
     def is_free(self, fragment: int) -> bool:
-        """Whether the trainer has taken what it was last offered of this fragment."""
-        return fragment not in self._offered
+        """Whether there is a trainer, which has taken what it was last offered of this fragment."""
+        return self.attached and fragment not in self._offered
 
     async def serve(self, attendant: Attendant) -> None:
         """Accept trainers until cancelled. Raises StorageError if no socket can be made."""
@@ -134,7 +130,7 @@ class TrainerPort:
                     try:
                         connection, _ = await loop.sock_accept(listener)
                     except OSError as error:  # too many files are open just now
-                        self._could_not_attach(error)
+                        self._warn(f"a trainer could not attach: {error.strerror or error}")
                         await asyncio.sleep(ACCEPT_RETRY_S)
                         continue
                     if attending is not None and not attending.done():
@@ -173,18 +169,22 @@ class TrainerPort:
             writer.write(welcome[control.LENGTH_BYTES :])
             async with asyncio.timeout(WELCOME_S):
                 await writer.drain()
-            self._begin(writer)
+            self._writer = writer
+            self.attachments += 1
+            self._offered.clear()
+            self.done.clear()
+            self.pulse = Pulse(time.monotonic())
             attendant.trainer_changed()
             while True:
                 length = control.frame_length(await self._prefix(reader, attendant))
                 self._handle(control.decode(await reader.readexactly(length)), attendant)
         except MalformedError as error:
-            self._fault.failed(f"cannot understand a trainer that runs another release of Gossamer ({error})")
+            self._warn(f"cannot understand a trainer that runs another release of Gossamer ({error})")
         except asyncio.IncompleteReadError:
             pass  # it is gone
         except OSError as error:  # it reads nothing, or there are no files or no memory left just now
             if self._writer is None:
-                self._could_not_attach(error)
+                self._warn(f"a trainer could not attach: {error.strerror or error}")
         finally:
             self._writer = None
             self.done.set()
@@ -195,19 +195,10 @@ class TrainerPort:
                 shared.close()
             self._comes_to_rest(attendant)
 
-    def _begin(self, writer: asyncio.StreamWriter) -> None:
-        """A trainer is attached."""
-        self._writer = writer
-        self.attachments += 1
-        self._offered.clear()
-        self.done.clear()
-        self.pulse.begin(time.monotonic())
-
-    def _could_not_attach(self, error: OSError) -> None:
-        """Log that a trainer could not attach, but seldom: a waiting trainer tries again every moment."""
-        problem = error.strerror or str(error)
+    def _warn(self, problem: str) -> None:
+        """Log why a trainer cannot attach, once in a while: a waiting trainer tries again every moment."""
         if self._limit.allows(problem):
-            log.warning("a trainer could not attach: %s", problem)
+            log.warning("%s", problem)
 
     async def _prefix(self, reader: asyncio.StreamReader, attendant: Attendant) -> bytes:
         """The length prefix of the trainer's next message. Raises IncompleteReadError once it is gone."""
@@ -248,10 +239,9 @@ class TrainerPort:
             writer.transport.abort()
 
     async def offer(self, fragment: Fragment, phi: Ints, message: control.Phi) -> None:
-        """Offer a fragment of Phi, and then send `message` about it, if there is a trainer and it has taken
-        the last offer of that fragment."""
+        """Offer a fragment of Phi that is free, and then send `message` about it."""
         shared = self._shared
-        if not self.attached or shared is None or fragment.index in self._offered:
+        if shared is None or not self.is_free(fragment.index):
             return
         self._offered.add(fragment.index)
         area = shared.phi(fragment)

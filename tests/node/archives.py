@@ -59,7 +59,7 @@ def core_with(ledger: Ledger, **changes: Any) -> Any:
 
 def merging_of(core: Any) -> MergeLoop:
     """A merge loop without a trainer."""
-    nobody: Any = SimpleNamespace(attached=False)
+    nobody: Any = SimpleNamespace(is_free=lambda fragment: False)
     return MergeLoop(
         core,
         nobody,

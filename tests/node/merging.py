@@ -42,7 +42,7 @@ class FakePort:
         self.untaken.clear()
 
     def is_free(self, fragment: int) -> bool:
-        return fragment not in self.untaken
+        return self.attached and fragment not in self.untaken
 
     async def offer(self, fragment: Fragment, phi: Ints, told: control.Phi) -> None:
         assert self.attached and fragment.index not in self.untaken

@@ -124,8 +124,7 @@ async def test_a_full_disk_delays_what_trainers_left_behind(
 
 
 def test_a_step_is_overdue_by_how_long_steps_take() -> None:
-    pulse = Pulse()
-    pulse.begin(100.0)
+    pulse = Pulse(100.0)
     assert pulse.overdue_s(100.0) == 0.0 and pulse.overdue_s(160.0) == 60.0
     pulse.note(500, 160.0)  # so many were done before it came
     assert pulse.usual_s == 0.0
@@ -138,8 +137,7 @@ def test_a_step_is_overdue_by_how_long_steps_take() -> None:
 
 def test_who_evaluates_now_and_then_is_not_overdue_each_time() -> None:
     """With steps of a second and twenty minutes after each hundredth."""
-    pulse, now, late = Pulse(), 0.0, []
-    pulse.begin(now)
+    pulse, now, late = Pulse(0.0), 0.0, []
     for step in range(1000):
         pulse.note(step, now)
         length = 1200.0 if step % 100 == 99 else 1.0

@@ -273,7 +273,7 @@ class MergeLoop:
     async def _offer(self, state: PhiState) -> None:
         """Offer all changed fragments, except those that diverged or whose last offer was not taken."""
         for index in sorted(self._unoffered):
-            if index not in state.diverged and self._port.attached and self._port.is_free(index):
+            if index not in state.diverged and self._port.is_free(index):
                 fragment = self._core.layout.fragments[index]
                 self._unoffered.discard(index)
                 self._before_offer()
