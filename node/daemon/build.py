@@ -96,16 +96,7 @@ class Phi:
     publisher: Publisher
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A daemon, put together."""
-
-    store: Store
-    core: Replica
-    network: Network
-    phi: Phi
-    monitor: Monitor
-    admin: AdminServer
+Parts = tuple[Store, Replica, Network, Phi, Monitor, AdminServer]
 
 
 def build(options: NodeOptions, edges: Edges) -> Parts:
@@ -138,7 +129,7 @@ def build(options: NodeOptions, edges: Edges) -> Parts:
     )
     monitor = Monitor(sources)
     admin = AdminServer(monitor, core.layout, options.admin, token_here())
-    return Parts(store, core, network, phi, monitor, admin)
+    return store, core, network, phi, monitor, admin
 
 
 def unix_offset_s() -> float:

@@ -49,7 +49,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -95,21 +95,18 @@ class Daemon:
         self._clock_sent: tuple[int, int, int, int] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
-        parts = build(
-            options,
-            Edges(
-                dispatch=self.dispatch,
-                carry_out=self.carry_out,
-                spawn=self.spawn,
-                damaged=self._damaged,
-                merged=self._merged,
-                before_offer=self.tell_clock,
-                status=self._status,
-                stopping=self._stopping,
-            ),
+        # `build` makes phi and the monitor, so they are looked up late.
+        edges = Edges(
+            dispatch=self.dispatch,
+            carry_out=self.carry_out,
+            spawn=self.spawn,
+            damaged=lambda blob: self.phi.archive.damaged(blob),  # noqa: PLW0108
+            merged=self._merged,
+            before_offer=self.tell_clock,
+            status=lambda query: self.monitor.answer(query),  # noqa: PLW0108
+            stopping=self._stopping,
         )
-        self.store, self.core, self.network = parts.store, parts.core, parts.network
-        self.phi, self.monitor, self.admin = parts.phi, parts.monitor, parts.admin
+        self.store, self.core, self.network, self.phi, self.monitor, self.admin = build(options, edges)
 
     # -- life
 
@@ -254,7 +251,7 @@ class Daemon:
 
     def carry_out(self, effects: Iterable[fx.Effect]) -> None:
         """Do what the core asks for."""
-        store, network, archive = self.store, self.network, self.phi.archive
+        store, network = self.store, self.network
         for effect in effects:
             match effect:
                 case fx.Send(message=Want() as want) if not store.disk.is_writable:
@@ -282,16 +279,8 @@ class Daemon:
                     self.spawn(network.dialler.dial(effect))
                 case fx.Hangup():
                     network.links.hang_up(effect.link, effect.reason)
-                case fx.Fetched():
-                    archive.chunk_here()
-                case fx.Seal():
-                    archive.seal(effect.round)
-                case fx.Close():
-                    archive.close(effect)
-                case fx.Adopt():
-                    archive.fetch(effect.claim, adopt=True)
-                case fx.Prefetch():
-                    archive.fetch(effect.claim, adopt=False)
+                case fx.Fetched() | fx.Seal() | fx.Close() | fx.Adopt() | fx.Prefetch():
+                    self.phi.archive.carry_out(effect)
                 case fx.Blame():
                     if effect.link in network.links:
                         node_id = network.links[effect.link].node_id
@@ -328,19 +317,11 @@ class Daemon:
             self.network.links.forget_clocks()
             self.dispatch(ev.TimeSet(self._unix_offset_s))
 
-    def _damaged(self, blob: bytes) -> None:
-        """A chunk on disk turned out damaged."""
-        self.phi.archive.damaged(blob)
-
     def _merged(self, merge: fx.Merge, found: RoundFigures | None, has_changed: bool) -> None:
         """A round has been merged."""
         if has_changed:
             self.phi.archive.note_merged(merge.round)
         self.monitor.merged(merge.round, merge.deltas, found)
-
-    async def _status(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """The answer to other nodes that ask for our status."""
-        return await self.monitor.answer(query)
 
     # -- the trainer
 

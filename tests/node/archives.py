@@ -16,6 +16,7 @@ from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
+from gossamer.protocol.effects import Adopt, Seal
 from gossamer.protocol.events import Event
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.ledger import Ledger
@@ -140,10 +141,10 @@ class Sealing:
         """Have the core want this snapshot, or none any more."""
         self.core.sealing.adopting = claim
         if claim is not None:
-            self.archive.fetch(claim, adopt=True)
+            self.archive.carry_out(Adopt(claim))
 
     async def seal(self, round_: int) -> Claim:
-        self.archive.seal(round_)
+        self.archive.carry_out(Seal(round_))
         await self.archive._one_thing()
         return self.shelf.claims[0]
 

@@ -25,7 +25,7 @@ from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
-from gossamer.protocol.effects import Close
+from gossamer.protocol.effects import Adopt, Close, Prefetch, Seal
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.events import Adopted, Event, Need, Unusable
 from gossamer.protocol.ledger import Ledger
@@ -84,7 +84,7 @@ async def test_chunks_that_an_open_round_shares_survive_the_closing_of_another(t
         node.chunks.put(sha256(data).digest(), data)
     closed, still_open = delta(b"old", b"shared"), delta(b"shared", b"new")
     node.core.ledger = [still_open]
-    node.archive.close(Close(5, (closed,)))
+    node.archive.carry_out(Close(5, (closed,)))
     for _ in range(2):
         await node.archive._one_thing()
     history = node.records.load_history()
@@ -139,7 +139,7 @@ async def test_a_snapshot_that_has_to_wait_for_the_swarm_is_written_once_that_ha
     sealing = Sealing.of_world(world)
     merge_all(sealing.state, world.deltas)
     sealing.is_reached = False
-    sealing.archive.seal(4)
+    sealing.archive.carry_out(Seal(4))
     await sealing.archive._one_thing()
     assert not sealing.told and sealing.shelf.claims[0].round == 0
     sealing.is_reached = True
@@ -232,7 +232,7 @@ async def test_while_the_disk_takes_nothing_no_snapshot_is_begun(
     merge_all(sealing.state, world.deltas)
     with monkeypatch.context() as patch:
         disk = FullDisk(world.chunks, 10**6, patch)
-        sealing.archive.seal(4)
+        sealing.archive.carry_out(Seal(4))
         running = asyncio.create_task(sealing.archive.run())
         await until(lambda: not sealing.disk.is_writable)
         await asyncio.sleep(0.05)
@@ -312,7 +312,7 @@ async def test_what_came_late_is_sealed_before_it_is_closed(
     late, *rest = world.deltas
     assert late.round == 1
     arrive(state, ledger, rest)
-    archive.seal(4)
+    archive.carry_out(Seal(4))
     await archive._one_thing()
 
     def comes() -> None:
@@ -325,7 +325,7 @@ async def test_what_came_late_is_sealed_before_it_is_closed(
         comes()
     else:
         await busy.acquire()
-    archive.close(Close(2, ()))
+    archive.carry_out(Close(2, ()))
     closing = asyncio.create_task(archive._one_thing())
     if arrives != "before":
         await asyncio.sleep(0)
@@ -373,7 +373,7 @@ class Adopting:
         root = snapshots.store(np.full(LAYOUT.numel, value, np.int32), self.chunks)
         winner = Claim(round_, 12345, bytes([7]) * 32, root)
         self.core.sealing.adopting = winner
-        self.archive.fetch(winner, adopt=True)
+        self.archive.carry_out(Adopt(winner))
         return winner
 
 
@@ -384,7 +384,7 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
     node = Adopting(tmp_path)
     await node.begin()
     closed = node.closed()
-    node.archive.close(Close(100, (closed,)))
+    node.archive.carry_out(Close(100, (closed,)))
     winner = node.adopt(200)
     for _ in range(3):
         await node.archive._one_thing()
@@ -423,7 +423,7 @@ async def test_what_the_core_drops_as_it_goes_back_is_neither_merged_nor_on_disk
     def told(event: Event) -> None:
         if isinstance(event, Adopted):  # as the core answers
             dropped = tuple(core.ledger.drop_beyond(100))
-            node.archive.close(Close(event.claim.round, dropped))
+            node.archive.carry_out(Close(event.claim.round, dropped))
 
     node.told = told
     await node.begin()
@@ -463,7 +463,7 @@ async def test_what_the_core_no_longer_adopts_does_not_hold_up_sealing(world: Wo
     merge_all(sealing.state, world.deltas)
     gone = Claim(4, 1, bytes(32), bytes(32))
     sealing.adopt(gone)
-    sealing.archive.seal(4)
+    sealing.archive.carry_out(Seal(4))
     await sealing.archive._one_thing()
     assert sealing.told == [Need(gone.key, ((gone.root, HASH_BYTES),))]
     sealing.adopt(None)
@@ -506,8 +506,8 @@ async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
     if is_adopted:
         sealing.adopt(lie)
     else:
-        sealing.archive.fetch(lie, adopt=False)
-    sealing.archive.seal(4)
+        sealing.archive.carry_out(Prefetch(lie))
+    sealing.archive.carry_out(Seal(4))
     await sealing.archive._one_thing()
     assert sealing.told[0] == Unusable(lie) and sealing.archive.progress() is None
     sealing.adopt(None)

@@ -89,19 +89,18 @@ class Archive:
 
         `credentials` are grants that we were given in other ways.
         """
-        stored = await asyncio.to_thread(self._records.load, self._core.layout)
-        history = await asyncio.to_thread(self._records.load_history)
-        kept = await asyncio.to_thread(self._records.load_credentials)
-        own_id = self._core.identity.node_id
+        core, records = self._core, self._records
+        stored = await asyncio.to_thread(records.load, core.layout)
+        history = await asyncio.to_thread(records.load_history)
         state, claims = await asyncio.to_thread(
-            restore_state, self._core.manifest, self._chunks, history, stored, own_id
+            restore_state, core.manifest, self._chunks, history, stored, core.identity.node_id
         )
         if state is not None:
             self._shelf.restore(claims)
             await self._loop.begin(state)
-        elif history.claims and not self._core.info.bootstrap:
+        elif history.claims and not core.info.bootstrap:
             raise StorageError("our copy of the model is damaged; fetch it again with --join HOST:PORT")
-        return self._core.restore(
+        return core.restore(
             stored,
             [delta.record_id for delta in stored if is_held(delta, self._chunks)],
             time.monotonic(),
@@ -109,27 +108,19 @@ class Archive:
             floor=history.base.round,
             own_last=history.own_last,
             reach=history.reach,
-            credentials=[*kept, *credentials],
+            credentials=[*await asyncio.to_thread(records.load_credentials), *credentials],
         )
 
-    def fetch(self, claim: Claim, *, adopt: bool) -> None:
-        """Fetch a snapshot, in place of any other, and start from it if it is to be adopted."""
-        self._want(claim, adopts=adopt)
-        self._news.set()
-
-    def seal(self, round_: int) -> None:
-        """Snapshot everything up to a round."""
-        self._seal_round = round_
-        self._news.set()
-
-    def close(self, effect: fx.Close) -> None:
-        """Drop the rounds that are closed."""
-        earlier = self._closing.deltas if self._closing else ()
-        self._closing = fx.Close(effect.round, earlier + effect.deltas)
-        self._news.set()
-
-    def chunk_here(self) -> None:
-        """Chunks that were asked for have arrived."""
+    def carry_out(self, effect: fx.Fetched | fx.Seal | fx.Close | fx.Adopt | fx.Prefetch) -> None:
+        """Have the worker do what the core asks for; a snapshot is fetched in place of any other."""
+        match effect:
+            case fx.Seal():
+                self._seal_round = effect.round
+            case fx.Close():
+                earlier = self._closing.deltas if self._closing else ()
+                self._closing = fx.Close(effect.round, earlier + effect.deltas)
+            case fx.Adopt() | fx.Prefetch():
+                self._want(effect.claim, adopts=isinstance(effect, fx.Adopt))
         self._news.set()
 
     def damaged(self, blob: bytes) -> None:
@@ -216,10 +207,10 @@ class Archive:
         return claim == self._wanted and (not self._adopts or claim == self._core.sealing.adopting)
 
     async def _fetch(self, claim: Claim) -> bool:
-        """Ask for what is missing of a snapshot. If nothing is, and it is to be adopted, start from it: returns
-        whether that is done.
+        """Ask for what is missing of a snapshot. If nothing is, start from it if it is to be adopted.
 
-        A snapshot that cannot be used is given up: the core chooses another, or our own history goes on.
+        Returns whether it was adopted. One that cannot be used is given up: the core chooses another, or our
+        own history goes on.
         """
         layout, phi = self._core.layout, None
         try:

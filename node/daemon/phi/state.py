@@ -175,8 +175,8 @@ class PhiState:
         return snapshots.digest(self.phi)
 
     def prefix(self, fragment: Fragment, upto: int) -> tuple[Ints, Rounds]:
-        """A copy of a fragment with all rounds above `upto` taken back, and the records that are merged into it
-        above the base. Raises MissingChunkError.
+        """A copy of a fragment with all rounds above `upto` taken back, and the records that are merged into
+        it above the base. Raises MissingChunkError.
 
         Fragments share no rounds. So the prefixes of all fragments, each made at its own time, together are
         Phi of exactly the records that they list, whatever was merged into other fragments meanwhile.
