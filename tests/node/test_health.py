@@ -70,9 +70,7 @@ FINDINGS: dict[str, tuple[float, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.name in FINDINGS], ids=lambda c: c.name)
-def test_what_is_wrong_is_logged_now_and_then(
-    checked: Checked, check: health.Check
-) -> None:
+def test_what_is_wrong_is_logged_now_and_then(checked: Checked, check: health.Check) -> None:
     after_s, facts, logged = FINDINGS[check.name]
     facts = ({} if check.name == "refused" else LINKED) | facts
     assert checked.for_s(10, **LINKED) == [] and checked.problem is None
@@ -130,11 +128,16 @@ def test_progress_begins_the_wait_anew(checked: Checked) -> None:
     ("facts", "end"),
     [
         ({}, "3 known address(es); check this machine's network, and --join"),
-        ({"has_model": False}, "it has no model yet: start a node of the swarm; check this machine's network"),
+        (
+            {"has_model": False},
+            "it has no model yet: start a node of the swarm; check this machine's network",
+        ),
         ({"refusal": REFUSAL}, f"they no longer let it in: {REFUSAL}"),
     ],
 )
-def test_a_node_that_is_alone_says_why_where_it_knows(checked: Checked, facts: dict[str, Any], end: str) -> None:
+def test_a_node_that_is_alone_says_why_where_it_knows(
+    checked: Checked, facts: dict[str, Any], end: str
+) -> None:
     lines = checked.for_s(60, known_addresses=3, links=(), **facts)
     assert any(end in line for line in lines if line.startswith("alone"))
 
@@ -170,8 +173,14 @@ def test_the_first_problem_of_the_table_is_the_reason_and_all_are_logged(checked
         ((), ""),
         ((29.0, -29.0, 3.0), ""),
         ((1.0, 5000.0, 0.0), ""),
-        ((-100.0,), "this machine's clock and that of 1 peer(s) differ by 100 s: set the one that is wrong (NTP)"),
-        ((-99.0, -100.0), "this machine's clock and that of 2 peer(s) differ by 99 s: set the one that is wrong (NTP)"),
+        (
+            (-100.0,),
+            "this machine's clock and that of 1 peer(s) differ by 100 s: set the one that is wrong (NTP)",
+        ),
+        (
+            (-99.0, -100.0),
+            "this machine's clock and that of 2 peer(s) differ by 99 s: set the one that is wrong (NTP)",
+        ),
         ((0.5, 3600.0), ""),  # ours and one of them agree
         ((-3600.0, 0.5, -3600.0, -0.5), ""),
         ((-100.0, -90.0, 7.0), "this machine's clock is 90 s ahead of the clocks of 3 peers; set it (NTP)"),

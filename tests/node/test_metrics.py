@@ -7,7 +7,6 @@ import math
 import re
 from pathlib import Path
 
-import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families

@@ -80,28 +80,30 @@ CHECKS = (
         name="space",
         finds=lambda now, _: (
             (now.disk_free < DISK_FREE_MIN or now.vitals.files_free < FILES_FREE_MIN)
-            and f"the disk is full: {now.disk_free >> 20} MiB, {now.vitals.files_free} files are free; publishing and"
-            " fetching pause when nothing is left"
+            and f"the disk is full: {now.disk_free >> 20} MiB, {now.vitals.files_free} files are free;"
+            " publishing and fetching pause when nothing is left"
         ),
     ),
     Check(
         name="refused",
-        finds=lambda now, _: not now.links and now.vitals.refusal,  # whoever is linked may have a slower clock
+        # Whoever is linked may have a slower clock.
+        finds=lambda now, _: not now.links and now.vitals.refusal,
     ),
     Check(
         name="diverged",
         finds=lambda now, _: (
             now.vitals.diverged
-            and f"the model diverged: {now.vitals.diverged}; nothing is published until an owner revokes the member"
-            " that caused it (gossamer revoke); or start a new swarm from what gossamer export --sealed writes"
+            and f"the model diverged: {now.vitals.diverged}; nothing is published until an owner revokes the"
+            " member that caused it (gossamer revoke); or start a new swarm from what gossamer"
+            " export --sealed writes"
         ),
     ),
     Check(
         name="early",
         finds=lambda now, _: (
             now.vitals.clock_contradicted
-            and "by this machine's clock, it is too early for the round that the other nodes are at; what they"
-            " publish is refused: set it (NTP), unless theirs was wrong when the swarm was made"
+            and "by this machine's clock, it is too early for the round that the other nodes are at; what"
+            " they publish is refused: set it (NTP), unless theirs was wrong when the swarm was made"
         ),
     ),
     Check(
@@ -128,8 +130,8 @@ CHECKS = (
         name="trainer ends",
         finds=lambda now, before: (
             now.vitals.trainer_starts > max(before.vitals.trainer_starts, STARTS_FREE)
-            and f"the trainer has been started {now.vitals.trainer_starts} times, and just now again; if it keeps"
-            " ending, its own log says why"
+            and f"the trainer has been started {now.vitals.trainer_starts} times, and just now again; if it"
+            " keeps ending, its own log says why"
         ),
         lasts_s=TRAINER_S,
     ),
@@ -158,8 +160,8 @@ CHECKS = (
         name="alone",
         finds=lambda now, _: (
             (now.vitals.known_addresses and not now.links)  # a founder that waits dials nobody
-            and f"alone: no link for {ALONE_S:.0f} s, though this node dials {now.vitals.known_addresses} known"
-            f" address(es); {_why_alone(now)}"
+            and f"alone: no link for {ALONE_S:.0f} s, though this node dials {now.vitals.known_addresses}"
+            f" known address(es); {_why_alone(now)}"
         ),
         is_problem=False,
         after_s=ALONE_S,
@@ -208,8 +210,8 @@ CHECKS = (
         name="slow",
         finds=lambda now, _: (
             SLOW_S < now.vitals.late_s <= SLEEP_MIN_S  # longer: it slept, which the core logs
-            and f"this node was busy for {now.vitals.late_s:.1f} s and answered nobody; it has too little CPU (train"
-            " with fewer threads), or its disk hangs"
+            and f"this node was busy for {now.vitals.late_s:.1f} s and answered nobody; it has too little CPU"
+            " (train with fewer threads), or its disk hangs"
         ),
         is_problem=False,
     ),
@@ -240,7 +242,8 @@ def clock_problem(offsets: Iterable[float]) -> str:
         return ""
     if len(known) < PEERS_MIN:
         theirs = f"that of {len(known)} peer(s)"
-        return f"this machine's clock and {theirs} differ by {abs(off):.0f} s: set the one that is wrong (NTP)"
+        differ = f"differ by {abs(off):.0f} s"
+        return f"this machine's clock and {theirs} {differ}: set the one that is wrong (NTP)"
     which = "behind" if off > 0 else "ahead of"
     return f"this machine's clock is {abs(off):.0f} s {which} the clocks of {len(known)} peers; set it (NTP)"
 

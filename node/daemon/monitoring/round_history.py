@@ -272,7 +272,6 @@ class RoundHistory:
             self._begins_after = max(self._begins_after, oldest)
 
 
-
 def load_rounds(path: Path) -> list[Round]:
     """What the file holds, a round a line; a later line replaces an earlier one of the same round.
 

@@ -215,9 +215,7 @@ class NodeStatus:
     version: int = metric("merges_total", "Merges that changed the model.")
     rounds_behind: int = metric("rounds_behind", "Rounds that have changed and wait to be merged.")
     merge_s: float = metric("merge_seconds_total", "Wall time spent merging.")
-    swarm_tokens: int | None = metric(
-        "swarm_tokens", "Tokens that the swarm has trained on."
-    )
+    swarm_tokens: int | None = metric("swarm_tokens", "Tokens that the swarm has trained on.")
     """None until all that was here at the start is merged: the sum is built up again."""
     agreement: float | None = metric(
         "agreement_ratio", "Mean cosine of pairs of deltas in the newest round with two deltas, -1 to 1."
@@ -267,7 +265,7 @@ class NodeStatus:
             "Free space on the disk of the node's folder or of its chunks, whichever has less.",
         )
     )
-    vitals: Vitals = local()
+    vitals: Vitals = field(metadata={"local": True})
 
     @property
     def live(self) -> int:
