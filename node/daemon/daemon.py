@@ -160,7 +160,7 @@ class Daemon:
                 self._begin(host, port, admin)
                 await self._stopping.wait()
                 until = time.monotonic() + STOP_GRACE_S + FAREWELL_S
-                if not access.is_expelled:
+                if access.expelled is None:
                     await self._take_leave()
                 # Otherwise the next start would not know these credentials.
                 with suppress(TimeoutError):
@@ -265,7 +265,7 @@ class Daemon:
                 case fx.StoreCredential():
                     network.access.keep(effect)
                 case fx.Expelled():
-                    network.access.expelled(effect.reason)
+                    network.access.expelled = effect.reason
                     self.stop()
                 case fx.Merge():
                     self.phi.loop.merge(effect)

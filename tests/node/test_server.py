@@ -469,13 +469,13 @@ async def test_a_connection_is_read_on_only_where_http_and_its_budget_both_allow
     with theirs:
         _, writer = await asyncio.open_connection(sock=ours)
         line: Any = writer.transport
-        connection = Connection(ConnectionLimiter(asyncio.Protocol, None, PeerScores()))
+        connection = Connection(ConnectionLimiter(None, PeerScores()), asyncio.Protocol)
         connection._transport = line
         connection.pause_for(0.01)
         connection.resume_reading()
         assert not line.is_reading()
         connection.pause_reading()
-        await until(lambda: connection._paused_until is None)
+        await until(lambda: "budget" not in connection._held_by)
         assert not line.is_reading()
         connection.resume_reading()
         assert line.is_reading()

@@ -36,15 +36,16 @@ class Access:
         stopping: asyncio.Event,
     ) -> None:
         """Once `stopping` is set, nothing more is delivered: tasks that write to disk end or have ended."""
-        self._stopping = stopping
         self._core = core
         self._home = home
         self._writer = writer
         self._dispatch = dispatch
         self._spawn = spawn
-        self._expelled: str | None = None
+        self._stopping = stopping
         self._own_kept = b""
         self._keeping_own = asyncio.Lock()
+        self.expelled: str | None = None
+        """Why an owner has revoked us, which may be empty; None if none has."""
 
     # -- others
 
@@ -83,13 +84,13 @@ class Access:
             if self.answers_anyone or data in (b"", self._own_kept):
                 return
             swarm_id = self._core.swarm_id
-            grant = parse_grant(open_envelope(data, swarm_id))
             try:
-                await asyncio.to_thread(keep_grant, self._home, swarm_id, grant)
+                await asyncio.to_thread(
+                    keep_grant, self._home, swarm_id, parse_grant(open_envelope(data, swarm_id))
+                )
+                self._own_kept = data
             except LocalError as error:
                 log.warning("%s: the next start of this node may use an older invitation", error)
-            else:
-                self._own_kept = data
 
     # -- ourselves
 
@@ -99,25 +100,15 @@ class Access:
         try:
             self.vet(own, b"")
         except PeerError as error:
-            is_revoked = acl.revocation_of(own) is not None
-            raise ConfigError(
-                str(error) if is_revoked else f"{error}; start it with --invite INVITATION"
-            ) from None
+            hint = "" if acl.revocation_of(own) else "; start it with --invite INVITATION"
+            raise ConfigError(f"{error}{hint}") from None
         if self._core.info.trains and acl.role_of(own) is not Role.TRAIN:
             raise ConfigError(
                 "this node was invited to observe, not to train; start it with gossamer node --observe"
             )
 
-    @property
-    def is_expelled(self) -> bool:
-        return self._expelled is not None
-
-    def expelled(self, reason: str) -> None:
-        """An owner has revoked us. The reason is the owner's, and may be empty."""
-        self._expelled = reason
-
     def check_expelled(self) -> None:
         """Raises ConfigError if an owner has revoked us."""
-        if self._expelled is not None:
-            because = f": {self._expelled}" if self._expelled else ""
+        if self.expelled is not None:
+            because = f": {self.expelled}" if self.expelled else ""
             raise ConfigError(f"an owner of this swarm has revoked this node{because}")

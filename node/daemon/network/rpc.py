@@ -23,7 +23,7 @@ from aiohttp import web
 from gossamer.node.address import Contact, check_is_swarm, parse_address, parse_contact
 from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.links import PREFIX
-from gossamer.node.daemon.network.listening import Resolver
+from gossamer.node.daemon.network.listening import Resolver, why_not
 from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of
 from gossamer.node.home import Home
 from gossamer.protocol.access.handshake import NONCE_BYTES, ask, check_proof, check_question, prove
@@ -246,13 +246,8 @@ def _reason(error: Exception, plaintext: bool) -> str:
     if isinstance(error, aiohttp.ClientResponseError):
         return "the server there does not speak HTTP"
     if isinstance(error, OSError) and error.errno:
-        known = os.strerror(error.errno) if error.errno > 0 else error.strerror  # negative: name not found
-        return str(known).lower()
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, ConnectionError | aiohttp.ClientConnectionError):
-        return "the connection was closed"
-    return type(error).__name__
+        return why_not(error)
+    return "no answer in time" if isinstance(error, TimeoutError) else "the connection was closed"
 
 
 def asker_of(home: Home) -> Asker:

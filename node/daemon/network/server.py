@@ -82,17 +82,19 @@ class Connection(asyncio.Protocol):
     reads on only if the connection allows it too.
     """
 
-    def __init__(self, limiter: "ConnectionLimiter") -> None:
+    def __init__(self, limiter: "ConnectionLimiter", new_http: Callable[[], asyncio.Protocol]) -> None:
         self._limiter = limiter
+        self._new_http = new_http
         self._transport: asyncio.Transport | None = None
         self._http: asyncio.Protocol | None = None
-        self._early: list[bytes] = []
+        self._early = b""
         self._received = 0
         self._timer: asyncio.TimerHandle | None = None
         """When a stranger's time is over."""
         self._tls: asyncio.Task[None] | None = None
-        self._http_reads = True
-        self._paused_until: asyncio.TimerHandle | None = None
+        self._held_by: set[str] = set()
+        """Why nothing is read now: HTTP wants no more (``http``), or the peer has spent its ``budget``."""
+        self._pause: asyncio.TimerHandle | None = None
         self.origin: str | None = None
         self.node_id: bytes | None = None
         """The node id whose connection it is, once that is proven."""
@@ -121,22 +123,20 @@ class Connection(asyncio.Protocol):
                 transport, self, context, server_side=True, ssl_handshake_timeout=TLS_HANDSHAKE_TIMEOUT_S
             )
         except OSError:
-            self._tls = None
             self._cut_for("tls_failed")
             self._limiter.remove(self)
             return
-        self._tls = None
         if secure is not None and self in self._limiter:
             secure.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
             self._transport = secure
             self._begin_http()
 
     def _begin_http(self) -> None:
-        self._http = self._limiter.new_protocol()
+        self._http = self._new_http()
         self._http.connection_made(cast(asyncio.BaseTransport, self))
-        early, self._early = self._early, []
-        for data in early:
-            self._http.data_received(data)
+        if self._early:
+            self._http.data_received(self._early)
+        self._early = b""
 
     def data_received(self, data: bytes) -> None:
         if self.node_id is None:
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
                 self._cut_for("too_many_bytes")
                 return
         if self._http is None:
-            self._early.append(data)
+            self._early += data
             return
         begun = time.thread_time()
         self._http.data_received(data)
@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._limiter.remove(self)
-        for timer in (self._timer, self._paused_until):
+        for timer in (self._timer, self._pause):
             if timer is not None:
                 timer.cancel()
         if self._http is not None:
@@ -179,29 +179,23 @@ class Connection(asyncio.Protocol):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def pause_reading(self) -> None:
+    def pause_reading(self, held_by: str = "http") -> None:
         assert self._transport is not None
-        self._http_reads = False
+        self._held_by.add(held_by)
         self._transport.pause_reading()
 
-    def resume_reading(self) -> None:
+    def resume_reading(self, held_by: str = "http") -> None:
         assert self._transport is not None
-        self._http_reads = True
-        if self._paused_until is None:
+        self._held_by.discard(held_by)
+        if not self._held_by and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def pause_for(self, seconds: float) -> None:
         """Read nothing for a while, whatever the HTTP server wants."""
-        assert self._transport is not None
-        if self._paused_until is not None:
-            self._paused_until.cancel()
-        self._transport.pause_reading()
-        self._paused_until = asyncio.get_running_loop().call_later(seconds, self._end_pause)
-
-    def _end_pause(self) -> None:
-        self._paused_until = None
-        if self._http_reads and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
+        if self._pause is not None:
+            self._pause.cancel()
+        self.pause_reading("budget")
+        self._pause = asyncio.get_running_loop().call_later(seconds, self.resume_reading, "budget")
 
     def abort(self) -> None:
         """End the connection at once."""
@@ -234,14 +228,7 @@ def connection_of(request: web.Request) -> Connection:
 class ConnectionLimiter:
     """All accepted connections: how many there may be, and from where."""
 
-    def __init__(
-        self,
-        new_protocol: Callable[[], asyncio.Protocol],
-        tls: ssl.SSLContext | None,
-        scores: PeerScores,
-    ) -> None:
-        """`new_protocol` makes one of the HTTP server's protocols."""
-        self.new_protocol = new_protocol
+    def __init__(self, tls: ssl.SSLContext | None, scores: PeerScores) -> None:
         self.tls = tls
         self.scores = scores
         self.counts: Counter[str] = Counter()
@@ -267,39 +254,33 @@ class ConnectionLimiter:
         }
 
     def strangers(self) -> list[Connection]:
-        return [connection for connection in self._open if connection.node_id is None]
+        return self.connections_of(None)
 
-    def connections_of(self, node_id: bytes) -> list[Connection]:
+    def connections_of(self, node_id: bytes | None) -> list[Connection]:
         return [connection for connection in self._open if connection.node_id == node_id]
 
     def admit(self, connection: Connection) -> bool:
-        """Accept a new connection if it is allowed; strangers may have to give way. Returns whether it is."""
+        """Accept a new connection if it is allowed; a stranger may have to give way: of the same address if
+        that has too many, else of the address with the most. Returns whether it is."""
         self.counts["connections"] += 1
         if not self.scores.may_connect(connection.origin):
             self.counts["too_fast"] += 1
-        elif not self._make_room(connection.origin):
-            self.counts["no_room"] += 1
-        else:
-            self._open[connection] = None
-            return True
-        return False
-
-    def remove(self, connection: Connection) -> None:
-        self._open.pop(connection, None)
-
-    def _make_room(self, origin: str | None) -> bool:
-        """Make a stranger give way if there is no room: of the same address if that has too many, else of the
-        address with the most. Returns whether one more connection fits."""
+            return False
         strangers = self.strangers()
-        same = [connection for connection in strangers if connection.origin == origin]
+        same = [stranger for stranger in strangers if stranger.origin == connection.origin]
         if len(same) >= STRANGERS_PER_ADDRESS_MAX:
             self._gives_way(same[0])
         elif len(strangers) >= STRANGERS_MAX or len(self._open) >= connections_allowed():
             if not strangers:
+                self.counts["no_room"] += 1
                 return False
-            busiest = Counter(connection.origin for connection in strangers).most_common(1)[0][0]
-            self._gives_way(next(one for one in strangers if one.origin == busiest))
+            busiest = Counter(stranger.origin for stranger in strangers).most_common(1)[0][0]
+            self._gives_way(next(stranger for stranger in strangers if stranger.origin == busiest))
+        self._open[connection] = None
         return True
+
+    def remove(self, connection: Connection) -> None:
+        self._open.pop(connection, None)
 
     def _gives_way(self, connection: Connection) -> None:
         self.counts["gave_way"] += 1
@@ -329,7 +310,7 @@ class Server:
         self.families: frozenset[AddressFamily] = frozenset()
         """The kinds of address by which this node can be reached, once it listens."""
         tls = local.certificate.context if local.certificate else None
-        self.limiter = ConnectionLimiter(self._new_protocol, tls, links.scores)
+        self.limiter = ConnectionLimiter(tls, links.scores)
         self._sessions: dict[bytes, PeerLink] = {}
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -354,18 +335,17 @@ class Server:
             auto_decompress=False,
         )
         await self._runner.setup()
-        new = partial(Connection, self.limiter)
-        try:
+        assert self._runner.server is not None
+        new = partial(Connection, self.limiter, self._runner.server)
+        for attempt in (port,) if port or not last else (last, 0):
             try:
-                self._listener = await listen(new, host, port or last, BACKLOG)
-            except OSError:
-                if port or not last:
-                    raise
-                self._listener = await listen(new, host, 0, BACKLOG)
-        except OSError as error:
+                self._listener = await listen(new, host, attempt, BACKLOG)
+                break
+            except OSError as error:
+                problem = f"cannot listen on {format_address(host, port)}: {why_not(error)}"
+        else:
             await self._runner.cleanup()
-            problem = f"cannot listen on {format_address(host, port)}: {why_not(error)}"
-            raise ConfigError(f"{problem}; choose another --listen") from None
+            raise ConfigError(f"{problem}; choose another --listen")
         self.families = families_of(self._listener)
         bound_host, bound_port = self._listener.sockets[0].getsockname()[:2]
         if is_loopback(bound_host) and not is_loopback(host):  # as /etc/hosts often has it
@@ -373,11 +353,6 @@ class Server:
         elif bound_host not in (*WILDCARDS, "127.0.0.1", "::1"):
             self.bound_to = str(bound_host)
         return int(bound_port)
-
-    def _new_protocol(self) -> asyncio.Protocol:
-        assert self._runner is not None
-        assert self._runner.server is not None
-        return self._runner.server()
 
     def close(self) -> None:
         """Accept no more connections, and end those of strangers and the links that others have dialled."""
@@ -484,7 +459,7 @@ class Server:
 
     async def _shake_hands(self, socket: web.WebSocketResponse, request: web.Request) -> PeerLink | None:
         """Shake hands with a peer that dialled us; None if that failed."""
-        scores, session = self._links.scores, os.urandom(32)
+        scores, session, offence = self._links.scores, os.urandom(32), Offence.HANDSHAKE
         shake = ServerHandshake(
             self._local.identity,
             self._local.swarm_id,
@@ -502,13 +477,15 @@ class Server:
                     raise RefusedError(reason)
                 connection_of(request).proves(node_id, is_link=True)
                 await socket.send_bytes(welcome)
+            return PeerLink(node_id, socket, session, credential=shake.peer_credential)
         except RefusedError as error:
             await socket.send_bytes(refusal(str(error)))
             return None
-        except (PeerError, TypeError, OSError) as error:
+        except TimeoutError:
+            offence = Offence.STALLED
+        except PeerError as error:
             log.debug("handshake with %s failed: %s", request.remote, error)
-            if isinstance(error, PeerError | TimeoutError):  # a peer that merely went away did nothing wrong
-                offence = Offence.STALLED if isinstance(error, TimeoutError) else Offence.HANDSHAKE
-                scores.blame_address(origin_of(request.remote or ""), offence)
-            return None
-        return PeerLink(node_id, socket, session, credential=shake.peer_credential)
+        except (TypeError, OSError):
+            return None  # it merely went away, and did nothing wrong
+        scores.blame_address(origin_of(request.remote or ""), offence)
+        return None
