@@ -16,11 +16,9 @@ from aiohttp import web
 
 from gossamer.node.daemon.network import chunk_transfer as chunk_routes
 from gossamer.node.daemon.network import server as server_module
-from gossamer.node.daemon.network import upload_limits
-from gossamer.node.daemon.network.chunk_transfer import READ_PIECE_BYTES
+from gossamer.node.daemon.network.chunk_transfer import READ_PIECE_BYTES, UploadLimits
 from gossamer.node.daemon.network.links import PREFIX, SESSION_HEADER, PeerLink
 from gossamer.node.daemon.network.tls import WRITE_BUFFER_BYTES, Certificate, client_context
-from gossamer.node.daemon.network.upload_limits import UploadLimits
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
@@ -159,7 +157,7 @@ async def test_a_chunk_that_cannot_be_stored_need_not_be_waited_for(pair: Pair) 
 async def test_who_finds_our_line_full_is_told_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     dialler, listener, out, _ = pair
     blob = listener.hold(b"data")
-    monkeypatch.setattr(upload_limits, "TURN_PATIENCE_S", 0.05)
+    monkeypatch.setattr(chunk_routes, "TURN_PATIENCE_S", 0.05)
     monkeypatch.setattr(UploadLimits, "places", 0)
     declined: list[bytes] = []
     monkeypatch.setattr(
@@ -178,8 +176,8 @@ async def test_who_was_hung_up_while_it_waited_for_a_place_is_sent_nothing(
     _, listener, out, inward = pair
     blob = listener.hold(b"data")
     with monkeypatch.context() as patch:
-        patch.setattr(upload_limits, "TURN_PATIENCE_S", 3600.0)
-        patch.setattr(upload_limits, "STALL_CHECK_S", 0.01)
+        patch.setattr(chunk_routes, "TURN_PATIENCE_S", 3600.0)
+        patch.setattr(chunk_routes, "STALL_CHECK_S", 0.01)
         patch.setattr(UploadLimits, "places", 0)
         asks = asyncio.create_task(get_chunk(out, blob, 4))
         await until(inward.uploads.sending.locked)
@@ -290,7 +288,7 @@ async def test_small_chunks_and_declined_ones_are_asked_for_slowly_too(
     monkeypatch.setitem(PER_NODE, Resource.MISSES, Allowance(0.001, 3.0))
     monkeypatch.setattr(limits, "PAUSE_MAX_S", 0.0123)
     if is_busy:
-        monkeypatch.setattr(upload_limits, "UPLOADS_MAX", 0)
+        monkeypatch.setattr(chunk_routes, "UPLOADS_MAX", 0)
     dialler, listener = End(1, tls=False), End(2, tls=False)
     blob = listener.hold(chunk)
     slept: list[float] = []
@@ -357,7 +355,7 @@ async def test_a_get_ends_with_the_cores_patience_and_with_its_link(
     """A peer that answers none, and comes again and again, would have all our connections."""
     dialler, listener = secure
     monkeypatch.setattr(UploadLimits, "places", 0)
-    monkeypatch.setattr(upload_limits, "TURN_PATIENCE_S", 3600.0)
+    monkeypatch.setattr(chunk_routes, "TURN_PATIENCE_S", 3600.0)
     blob = listener.hold(b"data")
     async with asyncio.timeout(5):
         await dialler.transfers.get(out, fx.Get(out.number, blob, 4, 0.001))
@@ -423,9 +421,9 @@ async def test_a_full_line_is_waited_for_only_with_what_is_here(
     dialler, _ = secure
     here, gone = dialler.hold(b"here"), bytes(32)
     monkeypatch.setattr(UploadLimits, "places", 0)
-    monkeypatch.setattr(upload_limits, "TURN_PATIENCE_S", 3600.0)
+    monkeypatch.setattr(chunk_routes, "TURN_PATIENCE_S", 3600.0)
     await asyncio.wait_for(dialler.transfers.put(out, gone), 5)
-    monkeypatch.setattr(upload_limits, "TURN_PATIENCE_S", 0.05)
+    monkeypatch.setattr(chunk_routes, "TURN_PATIENCE_S", 0.05)
     await dialler.transfers.put(out, here)
     assert declined(out) == [Decline(gone), Decline(here)]  # type: ignore[arg-type]
 
@@ -435,7 +433,7 @@ async def test_asking_for_too_much_is_declined_at_once(
 ) -> None:
     dialler, _ = secure
     monkeypatch.setattr(UploadLimits, "places", 0)
-    monkeypatch.setattr(upload_limits, "TURN_PATIENCE_S", 3600.0)
+    monkeypatch.setattr(chunk_routes, "TURN_PATIENCE_S", 3600.0)
     blob = dialler.hold(b"data")
     puts = [asyncio.create_task(dialler.transfers.put(out, blob)) for _ in range(ASKS_PER_LINK_MAX + 5)]
     await until(lambda: len(declined(out)) == ASKS_PER_LINK_MAX + 5 - UPLOADS_PER_MEMBER_MAX)  # type: ignore[arg-type]

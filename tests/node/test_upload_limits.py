@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.daemon.network import upload_limits as limits_module
-from gossamer.node.daemon.network.upload_limits import (
+from gossamer.node.daemon.network import chunk_transfer as limits_module
+from gossamer.node.daemon.network.chunk_transfer import (
     BUFFERED_BYTES,
     FLOW_S,
     PACE_AT_FIRST,
@@ -21,10 +21,10 @@ from gossamer.node.daemon.network.upload_limits import (
     SHARE_BYTES_PER_S,
     STALL_S,
     BusyError,
-    PeerUploads,
     Upload,
     UploadLimits,
 )
+from gossamer.node.daemon.network.links import PeerUploads
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import limits
 from gossamer.protocol.limits import (

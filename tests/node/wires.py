@@ -13,13 +13,12 @@ from typing import Any
 import psutil
 from aiohttp import web
 
-from gossamer.node.daemon.network.chunk_transfer import ChunkTransfer, put_chunk
+from gossamer.node.daemon.network.chunk_transfer import ChunkTransfer, UploadLimits, put_chunk
 from gossamer.node.daemon.network.links import PREFIX, Dialler, LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.network.tls import Certificate, LocalNode
-from gossamer.node.daemon.network.upload_limits import UploadLimits
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.protocol import events as ev
 from gossamer.protocol.access.rate_limits import Stock

@@ -1,13 +1,26 @@
-"""Chunks over HTTP, both ways, as the core has scheduled them (`Get`, `Put`, `Want`).
+"""Chunks over HTTP, both ways, as the core has scheduled them (`Get`, `Put`, `Want`), and which go out when.
 
 Whoever has dialled makes the requests: it gets chunks from its peer, and puts to it what the peer asks for.
 `serve` and `take` are the other end of both. A body is a chunk as it travels, packed or as it is. Here only
 its length and its hash are checked. While the disk takes nothing, nothing is fetched.
+
+A peer that asks while we are busy, or that has used up its ration, is declined at once and turns to another
+holder. Otherwise everybody would wait at the nodes with many links, while the same chunks were available
+nearby.
+
+If too many bodies share our line, all of them come too late, and the parts that have come are thrown away. So
+only as many bodies are sent at a time as the line has lately carried at SHARE_BYTES_PER_S each: few on a slow
+line, many side by side on a fast one. Only what peers read shows how fast the line is. So a peer that reads
+next to nothing holds no place, and peers known to be slow compete for places only with each other. On a slow
+line that is all of them.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from email.utils import formatdate
 from hashlib import sha256
 
@@ -15,15 +28,22 @@ import aiohttp
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from gossamer.node.daemon.network.links import SESSION_HEADER, Dialled, LinkTable, PeerLink
+from gossamer.node.daemon.network.links import SESSION_HEADER, LinkTable, PeerLink, PeerUploads
 from gossamer.node.daemon.network.tls import WRITE_BUFFER_BYTES, cut
-from gossamer.node.daemon.network.upload_limits import BusyError, Upload, UploadLimits
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.disk import Disk
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
-from gossamer.protocol.errors import Offence, PayloadError, PeerError, RefusedError, StorageError
+from gossamer.protocol.access.rate_limits import Rations
+from gossamer.protocol.errors import (
+    GossamerError,
+    Offence,
+    PayloadError,
+    PeerError,
+    RefusedError,
+    StorageError,
+)
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import (
     ASKS_PER_LINK_MAX,
@@ -32,6 +52,10 @@ from gossamer.protocol.limits import (
     FETCH_TIMEOUT_S,
     FETCHES_PER_LINK_MAX,
     SMALL_CHUNK_BYTES,
+    TURN_PATIENCE_S,
+    UPLOAD_SLOT_S,
+    UPLOADS_MAX,
+    UPLOADS_PER_MEMBER_MAX,
 )
 from gossamer.protocol.messages import Decline, Want, encode
 from gossamer.protocol.payloads import Chunk, packed_size, unpack_chunk
@@ -50,7 +74,209 @@ DISK_PATIENCE_S = 2.0
 """For the disk to be writable. Less than FETCH_OVERDUE_S: a peer that was not even asked must not pass for a
 slow one."""
 
+SHARE_BYTES_PER_S = 32 * 1024
+"""The least that a body should get of the line: a MiB in 32 s. Its reader waits 48 s for that, but buffers
+make a line seem faster than it is. If this were more, many readers with slow lines of their own would be
+mistaken for one slow line of ours."""
+
+PLACES_MIN = 2
+"""With two, the line is not idle between two chunks, nor while a reader pauses."""
+
+PACE_AT_FIRST = 128 * 1024
+"""Bytes per second that the line is assumed to carry until it has shown more: 1 Mbit/s."""
+
+FAST_BYTES_PER_S = 256 * 1024
+"""2 Mbit/s: a line that has carried more is fast, and so is a peer that read its last chunks faster."""
+
+PACE_HALF_LIFE_S = 120.0
+"""Half-life of the best rate that the line has carried, while it carries anything: lines change."""
+
+FLOW_S = 8.0
+"""The line's rate is averaged over this time."""
+
+PIECE_BYTES = 32 * 1024
+STALL_S = 4.0
+"""Bodies are sent in pieces. A peer that reads less than one piece in this time holds no place: that is half
+the rate of the slowest holder worth waiting for (FETCH_TIMEOUT_S), since two share a line."""
+
+LARGE_PIECE_BYTES = 256 * 1024
+"""Size of the pieces on a fast line, for peers that are not known to be slow: small ones cost CPU time."""
+
+BUFFERED_BYTES = 256 * 1024
+"""Up to this many bytes may merely fill a link's buffers. Only more shows how fast line and peer are."""
+
+STALL_CHECK_S = 0.5
+"""How often the waiter that is next checks whether a body has stalled."""
+
 log = logging.getLogger("gossamer.chunk_transfer")
+
+
+class BusyError(GossamerError):
+    """Too much is being sent, or the member's ration is used up: other holders may have the chunk."""
+
+
+class Upload:
+    """One body that may be sent now."""
+
+    def __init__(self, limits: "UploadLimits", peer: PeerUploads) -> None:
+        self._limits = limits
+        self.peer = peer
+        self.began = self._since = limits.clock()
+        if self.began - peer.free_at > FLOW_S:
+            peer.filled = 0  # by now its buffers may be empty
+        self.size = 0
+        """Bytes of it that have gone out."""
+        self._is_over = False
+
+    def pieces(self, data: bytes) -> Iterator[memoryview]:
+        """The body in the pieces to send: each piece has gone out when the next one is asked for. It may have
+        to be sent again from its beginning, if a connection turns out to be closed."""
+        rest = memoryview(data)
+        while rest:
+            is_fast = self._limits.is_fast and not self.peer.is_slow
+            size = LARGE_PIECE_BYTES if is_fast else PIECE_BYTES
+            piece, rest = rest[:size], rest[size:]
+            yield piece
+            self.sent(len(piece))
+
+    def sent(self, size: int) -> None:
+        filling = min(size, BUFFERED_BYTES - self.peer.filled)
+        self.peer.filled += filling
+        self._limits.carried(size - filling)  # the rest has gone out for sure
+        self.size += size
+        self._since = self._limits.clock()
+
+    def is_stalled(self) -> bool:
+        return self._limits.clock() - self._since > STALL_S
+
+    def all_sent(self) -> None:
+        """Only the answer is missing. On a slow line a large body keeps its place until that comes, since the
+        line is busy with our buffers."""
+        if self.size <= PIECE_BYTES or self._limits.is_fast:
+            self.end()
+
+    def end(self) -> None:
+        """The chunk has been sent, or never will be. May be called more than once."""
+        if not self._is_over:
+            self._is_over = True
+            self._limits.left(self)
+            self.peer.sending.release()
+
+
+class UploadLimits:
+    """All chunks that are sent, and the line that they share."""
+
+    def __init__(self, store: ChunkStore | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Members' rations are measured against the `store`; without one there are no rations."""
+        self.clock = clock
+        self._store = store
+        self._rations = Rations()
+        self._begun: dict[object, tuple[float, bytes]] = {}
+        """For the uploads that count, oldest first: when each began, and for which node id."""
+        self._crossing: set[Upload] = set()
+        self._next = {is_slow: asyncio.Lock() for is_slow in (False, True)}
+        """Two queues for a place, one for slow peers and one for the others. The waiter that is next holds
+        the lock; the others of its kind wait for the lock, in order."""
+        self._changed = asyncio.Event()
+        self._flow = 0.0
+        """Bytes per second, averaged over FLOW_S."""
+        self._pace = float(PACE_AT_FIRST)
+        """The best `_flow` lately."""
+        self._at = clock()
+
+    @contextmanager
+    def counted(self, node_id: bytes, blob: bytes) -> Iterator[None]:
+        """Count an upload while the block runs. Raises BusyError if there is no room, or no ration left. One
+        that takes long no longer counts, and no member gets all the room: so no peer can block us."""
+        now = self.clock()
+        self._begun = {key: one for key, one in self._begun.items() if one[0] >= now - UPLOAD_SLOT_S}
+        theirs = sum(of_one == node_id for _, of_one in self._begun.values())
+        if len(self._begun) >= UPLOADS_MAX or theirs >= UPLOADS_PER_MEMBER_MAX:
+            raise BusyError("busy")
+        store = self._store
+        if store is not None and not self._rations.take(node_id, store.length(blob), store.stock, now):
+            raise BusyError("the ration is used up")
+        key = object()
+        self._begun[key] = now, node_id
+        try:
+            yield
+        finally:
+            self._begun.pop(key, None)
+
+    @asynccontextmanager
+    async def place(self, peer: PeerUploads) -> AsyncIterator[Upload]:
+        """Wait until a body may go to a peer: when there is room on the line, after those before it on the
+        link.
+
+        Raises BusyError if there is no room for TURN_PATIENCE_S, not counting the time for those bodies.
+        """
+        asked_at = self.clock()
+        await peer.sending.acquire()
+        try:
+            patience = max(asked_at, peer.free_at) + TURN_PATIENCE_S - self.clock()
+            async with asyncio.timeout(patience), self._next[peer.is_slow]:
+                while not self._has_room_for(peer):
+                    self._changed.clear()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(STALL_CHECK_S):
+                            await self._changed.wait()
+        except BaseException as error:
+            peer.sending.release()
+            if isinstance(error, TimeoutError):
+                raise BusyError("busy") from None
+            raise
+        upload = Upload(self, peer)
+        self._crossing.add(upload)
+        try:
+            yield upload
+        finally:
+            upload.end()
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the line has lately carried so much that it would be idle while an answer is on its way."""
+        self._age()
+        return self._pace > FAST_BYTES_PER_S
+
+    @property
+    def places(self) -> int:
+        """How many bodies may be sent at a time."""
+        self._age()
+        return max(PLACES_MIN, int(self._pace / SHARE_BYTES_PER_S))
+
+    def _has_room_for(self, peer: PeerUploads) -> bool:
+        rivals = [upload for upload in self._crossing if peer.is_slow or not upload.peer.is_slow]
+        return sum(not upload.is_stalled() for upload in rivals) < self.places
+
+    # -- what the bodies show of the line
+
+    def carried(self, size: int) -> None:
+        self._age()
+        self._flow += size / FLOW_S
+        if self._flow > self._pace:
+            self._pace = self._flow
+            self._changed.set()
+
+    def left(self, upload: Upload) -> None:
+        self._age()
+        self._crossing.discard(upload)
+        peer = upload.peer
+        peer.free_at = self.clock()
+        peer.size += upload.size  # several small bodies tell as much as one large one
+        peer.seconds += peer.free_at - upload.began
+        if peer.size > BUFFERED_BYTES:
+            peer.is_slow = peer.size < FAST_BYTES_PER_S * peer.seconds
+            peer.size /= 2
+            peer.seconds /= 2
+        self._changed.set()
+
+    def _age(self) -> None:
+        """Let the averages age. The pace ages only while something is sent: an idle line tells nothing."""
+        now = self.clock()
+        self._flow *= math.exp((self._at - now) / FLOW_S)
+        if self._crossing:
+            self._pace *= 0.5 ** ((now - self._at) / PACE_HALF_LIFE_S)
+        self._at = now
 
 
 class ChunkTransfer:
@@ -121,7 +347,8 @@ class ChunkTransfer:
 
     async def get_chunk(self, link: PeerLink, blob: bytes, size: int) -> bytes:
         """Fetch a chunk of at most `size` bytes. Raises PeerError, OSError or aiohttp.ClientError."""
-        way = _way_of(link)
+        way = link.dialled
+        assert way is not None, "the core gets chunks from those that we dialled"
         async with way.http.get(
             f"{way.base_url}/chunk/{blob.hex()}",
             headers={SESSION_HEADER: link.session.hex()},
@@ -277,7 +504,8 @@ class _Body(aiohttp.payload.Payload):
 
 async def put_chunk(link: PeerLink, blob: bytes, chunk: Chunk, upload: Upload) -> None:
     """Send a chunk in its place. Raises PeerError, OSError or aiohttp.ClientError."""
-    way, body = _way_of(link), chunk.as_it_travels
+    way, body = link.dialled, chunk.as_it_travels
+    assert way is not None, "the core has chunks put to those that we dialled"
     async with way.http.put(
         f"{way.base_url}/chunk/{blob.hex()}",
         data=_Body(body, upload),
@@ -294,8 +522,3 @@ async def put_chunk(link: PeerLink, blob: bytes, chunk: Chunk, upload: Upload) -
 def headers_of(chunk: Chunk) -> dict[str, str]:
     """HTTP headers for a body that is a chunk as it travels."""
     return {} if chunk.frame is None else {ENCODING_HEADER: ZSTD}
-
-
-def _way_of(link: PeerLink) -> Dialled:
-    assert link.dialled is not None, "the core asks those who dialled us to put"
-    return link.dialled

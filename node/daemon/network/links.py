@@ -7,6 +7,7 @@ Accepted links come from `server`.
 
 import asyncio
 import logging
+import math
 import os
 import ssl
 import time
@@ -28,14 +29,19 @@ from gossamer.node.daemon.network.address_book import OwnAddresses
 from gossamer.node.daemon.network.listening import Resolver, sockets_at
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of
-from gossamer.node.daemon.network.upload_limits import PeerUploads
 from gossamer.node.daemon.storage.records import RecordWriter
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.access.handshake import NONCE_BYTES, ClientHandshake
 from gossamer.protocol.errors import ConfigError, Offence, PeerError, RefusedError
 from gossamer.protocol.identity import short
-from gossamer.protocol.limits import FETCH_TIMEOUT_S, MESSAGE_BYTES_MAX, PAUSE_MAX_S, SEND_QUEUE_BYTES_MAX
+from gossamer.protocol.limits import (
+    FETCH_TIMEOUT_S,
+    MESSAGE_BYTES_MAX,
+    PAUSE_MAX_S,
+    PUTS_PER_LINK_MAX,
+    SEND_QUEUE_BYTES_MAX,
+)
 from gossamer.protocol.messages import Message, Records, decode, encode
 from gossamer.protocol.records import RecordKind
 
@@ -91,6 +97,27 @@ class Dialled:
     base_url: str
     http: aiohttp.ClientSession
     ssl: aiohttp.Fingerprint | ssl.SSLContext | bool
+
+
+class PeerUploads:
+    """What goes out over one link, and how fast its peer reads it."""
+
+    def __init__(self) -> None:
+        self.sending = asyncio.Lock()
+        """Held while a body waits for its place and goes out. Bodies go one after another, since the first
+        of several chunks is of use before all have been sent."""
+        self.puts = asyncio.Semaphore(PUTS_PER_LINK_MAX)
+        self.asked = 0
+        """Chunks that the peer has asked us to put and not yet received."""
+        self.is_slow = False
+        """Whether the peer is known to read slowly."""
+        self.free_at = -math.inf
+        """When the last body to it ended."""
+        self.filled = 0
+        """Bytes that have filled its connections' buffers since these were empty, up to what they hold."""
+        self.size = 0.0
+        self.seconds = 0.0
+        """Bytes and seconds of its bodies, the latest weighing most."""
 
 
 class PeerLink:
