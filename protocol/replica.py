@@ -144,7 +144,7 @@ class Replica:
         self._unix_time = UnixTime(unix_offset_s)
         self.access = Access(self.acl, self.links, rng, self._unix_time, self.outbox)
         self.membership = Swim(self.roster, rng, self.outbox)
-        self.fetcher = Fetcher(fits, rng)
+        self.fetcher = Fetcher(fits, rng, self.outbox)
         self.holdings = Holdings(self._context, self.fetcher)
         self.announcer = self.holdings.announcer
         self.anti_entropy = AntiEntropy(self._context, self.announcer)
@@ -308,7 +308,7 @@ class Replica:
             self._woke(now)
         self._state_our_own()
         self._dispatch(event, now)
-        self.outbox.extend(self.fetcher.plan(now))
+        self.fetcher.plan(now)
         self._catch_up.observe(now)
         self._plan_merge(now)
         return self.outbox.drain()

@@ -7,18 +7,20 @@ One rule says what becomes of a request in vain: the link *rests* from that chun
 and somebody else is asked. A link that said that it holds the chunk, and still has not brought it after a few
 tries or is silent, is *doubted*: as part of this key it is asked like any other that has said nothing, until
 it brings a chunk.
+
+How many bytes may be under way at a time is a *window*, smaller where our own line brings them too late
+(`test_requests` shows what happens without it). Peers send as soon as they are asked, and all of them share
+our line. On a slow line each gets so small a share that no chunk is in time, and the parts that have come are
+thrown away. Nobody tells us how fast our line is; only what it brings shows that. So the window grows with
+each chunk that comes in good time, and falls to what came meanwhile when transfers are given up.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 
 from gossamer.protocol import limits
-from gossamer.protocol.backoff import Backoff
-
-Pick = tuple[int, bytes, bytes]
-"""A link to ask, the key, and the chunk."""
 
 
 @dataclass(slots=True)
@@ -37,8 +39,6 @@ class WantedKey:
     """When a link last said that it holds another part: more is on its way to our neighbours."""
     got_at: float = -inf
     """When the last chunk came."""
-    search_at: float = inf
-    """When anybody may be asked for it next, while no link is known to hold any of it."""
 
     @property
     def has_holder(self) -> bool:
@@ -49,13 +49,6 @@ class WantedKey:
     def may_be_guessed_at(self) -> float:
         """When links that have not said that they hold the chunks may be asked for them too."""
         return max(self.since, self.heard_at) + limits.FETCH_RETRY_S
-
-    def is_orphan(self, now: float) -> bool:
-        """Whether no link has said that it holds any of it, and none of it has come for
-        `ORPHAN_PATIENCE_S`."""
-        return not (self.has_holder or self.doubted) and max(self.since, self.got_at) <= (
-            now - limits.ORPHAN_PATIENCE_S
-        )
 
     def holders_of(self, blob: bytes) -> set[int]:
         part = self.parts.get(blob)
@@ -71,6 +64,8 @@ class _Chunk:
 
     keys: dict[bytes, None] = field(default_factory=dict)
     size: int = 0
+    rests: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Until when each link that did not bring it is not asked for it again, and how long that was in all."""
 
 
 class Wants:
@@ -81,12 +76,10 @@ class Wants:
         self._fits = fits
         self._wants: dict[bytes, WantedKey] = {}
         self._chunks: dict[bytes, _Chunk] = {}
-        self._with_holder: dict[bytes, WantedKey] = {}
-        """The wants of which a link is known to hold some chunk."""
-        self.lost_holders: list[bytes] = []
-        """Keys newly wanted without a known holder, until they are looked for."""
-        self.longer: list[bytes] = []
-        """Chunks that may be longer than was thought when they were asked for."""
+        self.with_holder: dict[bytes, WantedKey] = {}
+        """The wants of which a link is known to hold some chunk, in the order in which to fetch them."""
+        self.without_holder: dict[bytes, WantedKey] = {}
+        """All others, in the order in which to look for them."""
 
     # -- what is wanted
 
@@ -108,21 +101,19 @@ class Wants:
             if fits is None:
                 missing[blob] = size
         if missing and key not in self._wants:
-            self._wants[key] = WantedKey({}, now)
-            self.lost_holders.append(key)
+            self._wants[key] = self.without_holder[key] = WantedKey({}, now)
         for blob, size in missing.items():
             self._wants[key].missing[blob] = size
             chunk = self._chunks.setdefault(blob, _Chunk())
             chunk.keys[key] = None
-            if 0 < chunk.size < size:  # a link that failed it may have been cut short
-                self.longer.append(blob)
             chunk.size = max(chunk.size, size)
         return bool(missing)
 
     def forget(self, key: bytes) -> None:
         """Stop wanting a key (its record became void, or describes something that cannot exist)."""
         want = self._wants.pop(key, None)
-        self._with_holder.pop(key, None)
+        self.with_holder.pop(key, None)
+        self.without_holder.pop(key, None)
         for blob in want.missing if want else ():
             chunk = self._chunks[blob]
             del chunk.keys[key]
@@ -161,11 +152,26 @@ class Wants:
 
     # -- who has it
 
-    def held_by(self, link: int, key: bytes, blob: bytes | None = None) -> None:
-        """A link's peer holds one chunk of a key or, without `blob`, all of them."""
-        want = self._wants[key]
-        (want.holders if blob is None else want.parts.setdefault(blob, set())).add(link)
-        self._file(key, want)
+    def held_by(self, link: int, key: bytes, blobs: Iterable[bytes]) -> None:
+        """A link's peer has come to hold these chunks: it may be asked for them at once."""
+        for blob in blobs:
+            self._chunks[blob].rests.pop(link, None)
+        self._file(key, self._wants[key])
+
+    def rest(self, link: int, blob: bytes, now: float, least: float) -> float:
+        """A link did not bring a chunk: it is not asked for it again for `least` s, or for twice as long as
+        the last time. Returns for how long."""
+        if (chunk := self._chunks.get(blob)) is None:
+            return 0.0
+        _, before = chunk.rests.get(link, (0.0, 0.0))
+        wait = max(least, min(2 * before, limits.FETCH_REST_MAX_S))
+        chunk.rests[link] = (now + wait, wait)
+        return wait
+
+    def rests(self, link: int, blob: bytes, now: float) -> bool:
+        """Whether a link is not to be asked for a chunk now."""
+        chunk = self._chunks.get(blob)
+        return chunk is not None and chunk.rests.get(link, (-inf, 0.0))[0] > now
 
     def doubt(self, link: int, key: bytes) -> None:
         """A link does not bring what it said that it holds of a key."""
@@ -174,8 +180,10 @@ class Wants:
             want.doubted.add(link)
 
     def link_down(self, link: int) -> None:
-        for key, want in list(self._with_holder.items()):
+        for key, want in list(self.with_holder.items()):
             self._drop_holder(link, key, want)
+        for chunk in self._chunks.values():
+            chunk.rests.pop(link, None)
 
     def _drop_holder(self, link: int, key: bytes, want: WantedKey) -> None:
         want.holders.discard(link)
@@ -184,16 +192,17 @@ class Wants:
         self._file(key, want)
 
     def put_last(self, keys: Iterable[bytes]) -> None:
-        """From now on these keys come last among those that somebody is known to hold."""
+        """From now on these keys come last among those with a holder, or those without."""
         for key in keys:
-            if key in self._with_holder:
-                self._with_holder[key] = self._with_holder.pop(key)
+            wants = self.with_holder if key in self.with_holder else self.without_holder
+            wants[key] = wants.pop(key)
 
     def _file(self, key: bytes, want: WantedKey) -> None:
-        if want.has_holder:
-            self._with_holder.setdefault(key, want)
-        elif self._with_holder.pop(key, None) is not None:
-            self.lost_holders.append(key)
+        here, there = self.with_holder, self.without_holder
+        if not want.has_holder:
+            here, there = there, here
+        here.setdefault(key, want)
+        there.pop(key, None)
 
     # -- what others ask
 
@@ -248,28 +257,14 @@ class Wants:
         """Number of chunks missing of all keys wanted since `by` or earlier, with or without holders."""
         return sum(len(want.missing) for want in self._wants.values() if want.since <= by)
 
-    def without_holder(self) -> list[bytes]:
-        """The keys of which nobody is known to hold any chunk."""
-        return [key for key in self._wants if key not in self._with_holder]
-
-    @property
-    def with_holder(self) -> Mapping[bytes, WantedKey]:
-        """The wants of which somebody is known to hold some chunk, in the order in which to fetch them."""
-        return self._with_holder
-
     @property
     def any_has_holder(self) -> bool:
         """Whether somebody is known to hold any chunk that is missing."""
-        return bool(self._with_holder)
+        return bool(self.with_holder)
 
     def since(self, key: bytes) -> float:
         """Since when chunks of a key have been missing."""
         return self._wants[key].since
-
-    def is_sought(self, key: bytes, now: float) -> bool:
-        """Whether a key has been wanted for so long that others may have given up on it."""
-        want = self._wants.get(key)
-        return want is not None and want.since <= now - limits.ORPHAN_PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,15 +281,12 @@ class Request:
     """When the request is given up."""
     is_guess: bool
     """Whether the link's peer has not said that it holds the chunk."""
-    is_search: bool
-    """Whether nobody is known to hold any chunk of the key."""
     came_before: int
-    lost_before: int
-    """Bytes that had come, and that had been lost, when this request began: see `Requests`."""
+    """Bytes that had come when this request began."""
 
 
 class Requests:
-    """What is under way from which link, and who rests from what.
+    """What is under way from which link.
 
     Each chunk is under way once. If it takes too long it is *late*: it may still come, and meanwhile it is
     asked for as if it was not under way.
@@ -308,31 +300,34 @@ class Requests:
         """Number of requests under way, late ones included, of each link that is up."""
         self.came = 0
         """Bytes of all chunks that came, each counted at the largest size that it might have had."""
-        self.lost = 0
-        """Bytes of requests given up for which our own line may be to blame: see `window`."""
-        self._rests: dict[tuple[int, bytes], Backoff] = {}
-        self._swept_at = 0.0
+        self.window = limits.FETCH_WINDOW_BYTES_AT_FIRST
 
     def __iter__(self) -> Iterator[Request]:
-        return chain(self.current.values(), self.late.values())
-
-    def link_up(self, link: int) -> None:
-        self.load[link] = 0
+        return chain(self.late.values(), self.current.values())
 
     def link_down(self, link: int) -> None:
         for request in [request for request in self if request.link == link]:
             self.end(request)
         self.load.pop(link, None)
-        self._rests = {which: rest for which, rest in self._rests.items() if which[0] != link}
 
-    def begin(self, pick: Pick, size: int, now: float, *, is_guess: bool, is_search: bool) -> Request:
+    def is_full(self, of_guesses: bool | None = None) -> bool:
+        """Whether no other transfer may begin: of those that are guesses, of those that are none, or of all.
+
+        Guesses, which bring little, are counted apart: silence there must not keep us from chunks that
+        somebody is known to hold. What is late fills the window only.
+        """
+        under_way = sum(of_guesses in (None, request.is_guess) for request in self.current.values())
+        most = limits.GUESSES_MAX if of_guesses else limits.FETCHES_MAX
+        sizes = (request.size for request in self if of_guesses in (None, request.is_guess))
+        return under_way >= most or sum(sizes) >= self.window
+
+    def begin(self, link: int, key: bytes, blob: bytes, size: int, now: float, *, is_guess: bool) -> Request:
         """Ask a link for a chunk that is not under way, or is late."""
-        link, key, blob = pick
         # A peer sends one chunk after another: those under way on its link come first.
         queued = size + sum(request.size for request in self if request.link == link)
         per_chunk = limits.FETCH_TIMEOUT_S - limits.FETCH_PATIENCE_S
         deadline = now + limits.FETCH_PATIENCE_S + per_chunk * queued / limits.CHUNK_BYTES_MAX
-        request = Request(link, key, blob, size, now, deadline, is_guess, is_search, self.came, self.lost)
+        request = Request(link, key, blob, size, now, deadline, is_guess, self.came)
         self.current[blob] = request
         self.load[link] += 1
         return request
@@ -351,46 +346,22 @@ class Requests:
         """The requests for a chunk, oldest first."""
         return [requests[blob] for requests in (self.late, self.current) if blob in requests]
 
-    def arrived(self, blob: bytes) -> list[Request]:
-        """A chunk is here: all requests for it are over. Returns them, oldest first."""
+    def arrived(self, blob: bytes, now: float) -> tuple[Request | None, float]:
+        """A chunk is here: all requests for it are over. Returns the oldest, if any, and its share (from 0
+        to 1) of the patience with it."""
         over = self.of(blob)
         for request in over:
             self.end(request)
-        self.came += over[0].size if over else 0
-        return over
+        if not over:
+            return None, 0.0
+        first = over[0]
+        share = min(1.0, max(0.0, now - first.began) / (first.deadline - first.began))
+        self.came += first.size
+        if share < limits.FETCH_SHARE_GOOD:
+            self.window = min(limits.FETCH_WINDOW_BYTES_MAX, self.window + first.size)
+        return first, share
 
-    def sizes(self, *, of_searches: bool) -> list[int]:
-        """The sizes of the chunks that are under way and not late: of searches, or of all others."""
-        return [request.size for request in self.current.values() if request.is_search == of_searches]
-
-    @property
-    def twice(self) -> int:
-        """Number of chunks that are late, and under way from somebody else too."""
-        return sum(blob in self.current for blob in self.late)
-
-    # -- rests
-
-    def rest(self, link: int, blob: bytes, now: float, least: float, most: float) -> Backoff:
-        """A link did not bring a chunk: it is not asked for it again for `least` s, or for twice as long as
-        the last time, at most `most`."""
-        rest = Backoff.after(self._rests.get((link, blob)), now, least, most, limits.TARDY_REST_MAX_S)
-        self._rests[link, blob] = rest
-        return rest
-
-    def rests_until(self, link: int, blob: bytes) -> float:
-        """The earliest time at which a link may be asked for a chunk."""
-        rest = self._rests.get((link, blob))
-        return rest.until if rest is not None else -inf
-
-    def end_rest(self, link: int, blob: bytes, now: float) -> None:
-        """A link may be asked for a chunk at once: it has come to hold it, or the chunk may be longer than it
-        was asked for. If that is in vain too, it rests for longer than before."""
-        rest = self._rests.get((link, blob))
-        if rest is not None:
-            self._rests[link, blob] = rest.ended(now)
-
-    def sweep(self, now: float) -> None:
-        """Forget old rests, now and then: payloads that nobody has cause thousands."""
-        if now >= self._swept_at + limits.FETCH_RETRY_MAX_S:
-            self._swept_at = now
-            self._rests = {which: rest for which, rest in self._rests.items() if rest.forgotten_at > now}
+    def given_up(self, over: Collection[Request]) -> None:
+        """Some transfers are given up: our line brings no more than what came meanwhile."""
+        came = self.came - min(request.came_before for request in over)
+        self.window = max(limits.FETCH_WINDOW_BYTES_MIN, min(self.window, came))

@@ -349,15 +349,14 @@ class Holdings:
         """A link's peer holds some chunks of a delta's payload."""
         real = [place for place in places if place < len(delta.body.chunks)]
         for place in real:
-            self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place])
+            self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place], now)
         self.announcer.holds_parts(delta.record_id, real, link, now)
 
     def arrived(self, blob: bytes, now: float) -> None:
         """A chunk is stored. Each chunk of a payload that has several is offered as it comes.
 
         A chunk that thousands of payloads list is offered only as part of those known first: a peer that
-        lacks the chunk lacks it for them too. If a payload was looked for long, all links hear of it:
-        they may not have asked for a while.
+        lacks the chunk lacks it for them too.
         """
         self._wants.rule_out(blob)
         keys = self._wants.keys_of(blob)
@@ -367,9 +366,6 @@ class Holdings:
             if delta is None:
                 continue
             others = self._links.numbers - self._wants.holders_of(key, blob)
-            if self._wants.is_sought(key, now):
-                for link in others:
-                    self.announcer.promise(key, link)
             if len(delta.body.chunks) > 1 and key in offered:
                 chosen = set(sample(others, limits.PART_FANOUT, self._rng))
                 for place, other in enumerate(delta.body.chunks):

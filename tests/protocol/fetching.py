@@ -6,7 +6,7 @@ import random
 from hashlib import sha256
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Get, Send
+from gossamer.protocol.effects import Get, Outbox, Send
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.messages import Want
 
@@ -26,7 +26,8 @@ class Net:
         self.have: set[bytes] = set()
         self.true_sizes: dict[bytes, int] = {}
         """The true sizes of chunks whose size is not the one asked for."""
-        self.fetcher = Fetcher(self._fits, random.Random(seed))
+        self.outbox = Outbox()
+        self.fetcher = Fetcher(self._fits, random.Random(seed), self.outbox)
         self.links = dict(links or {})
         self.fetched: list[bytes] = []
         self.sizes: dict[bytes, int] = {}
@@ -54,7 +55,8 @@ class Net:
     def plan(self) -> list[tuple[int, bytes]]:
         before = self.fetcher.requests.current.copy()
         started = []
-        for effect in self.fetcher.plan(self.now):
+        self.fetcher.plan(self.now)
+        for effect in self.outbox.drain():
             if isinstance(effect, Get):
                 link, blob = effect.link, effect.blob
                 assert self.links[link], "a Get needs a link that we dialled"
@@ -70,8 +72,9 @@ class Net:
                 assert blob in self.late, "asked for twice at a time"
             started.append((link, blob))
         requests = self.fetcher.requests
-        assert len(requests.sizes(of_searches=False)) <= limits.FETCHES_MAX
-        assert len(requests.sizes(of_searches=True)) <= limits.SEARCHES_MAX
+        guesses = sum(request.is_guess for request in requests.current.values())
+        assert len(requests.current) - guesses <= limits.FETCHES_MAX
+        assert len(requests.current) <= limits.FETCHES_MAX + limits.GUESSES_MAX
         under_way = [request.link for request in requests]
         assert all(under_way.count(link) <= limits.FETCHES_PER_LINK_MAX for link in self.links)
         assert requests.load == {link: under_way.count(link) for link in self.links}
@@ -85,6 +88,12 @@ class Net:
 
     def fail(self, blob: bytes) -> None:
         self.fetcher.failed(self.flights[blob], blob, self.now)
+
+    def hint(self, link: int, key: int) -> None:
+        self.fetcher.hint(link, key_of(key))
+
+    def hint_part(self, link: int, key: int, chunk: int) -> None:
+        self.fetcher.hint_part(link, key_of(key), blob_of(chunk), self.now)
 
     def drop(self, link: int) -> None:
         del self.links[link]

@@ -60,7 +60,7 @@ class Node:
         self.context = replace(builders.context(of=MANIFEST), info=info)
         self.told = Told()
         self.is_stalled = False
-        fetcher = Fetcher(lambda blob, size: None, self.context.rng)
+        fetcher = Fetcher(lambda blob, size: None, self.context.rng, self.context.outbox)
         fetcher.is_stalled = lambda key, now: self.is_stalled  # type: ignore[method-assign]
         author: Any = SimpleNamespace(last_round=own_last)
         self.sealing = Sealing(

@@ -37,7 +37,7 @@ class Bench:
         self.context = builders.context(links=links)
         self.ledger = self.context.ledger
         self.have: set[bytes] = set()
-        self.fetcher = Fetcher(lambda blob, size: blob in self.have or None, self.context.rng)
+        self.fetcher = Fetcher(self._fits, self.context.rng, self.context.outbox)
         for link in range(1, links + 1):
             self.fetcher.link_up(link, outbound=True)
         holdings = Holdings(self.context, self.fetcher)
@@ -45,8 +45,15 @@ class Bench:
         self.announcer = builders.Drained(holdings.announcer, self.context.outbox)
         self.author = builders.Drained(Author(self.context, holdings), self.context.outbox)
 
+    def _fits(self, blob: bytes, size: int) -> bool | None:
+        return blob in self.have or None
+
     def add(self, delta: Delta, source: int = 2) -> list[Effect]:
         self.holdings.add(delta, source, 0.0)
+        return self.context.outbox.drain()
+
+    def plan(self, now: float = 0.0) -> list[Effect]:
+        self.fetcher.plan(now)
         return self.context.outbox.drain()
 
     def chunk(self, blob: bytes, now: float) -> list[Effect]:
@@ -197,7 +204,7 @@ def test_a_chunk_that_comes_twice_in_a_payload_is_announced_in_both_places() -> 
     delta = builders.unsigned(1, 1, payload_bytes=SIZE, chunks=(zeros, zeros, other))
     bench.add(delta)
     bench.holdings.parts_known_to(delta, (0, 1), 1, 0.0)
-    assert [effect.blob for effect in bench.fetcher.plan(0.0) if isinstance(effect, Get)] == [zeros]
+    assert [effect.blob for effect in bench.plan() if isinstance(effect, Get)] == [zeros]
     bench.chunk(zeros, 1.0)
     assert bench.announcer.wake(2.0) == [Send(2, HaveChunks(delta.record_id, (0, 1)))]
 
@@ -207,9 +214,9 @@ def test_who_claims_chunks_that_there_are_not_is_not_believed() -> None:
     delta = _delta(2)
     bench.add(delta)
     bench.holdings.parts_known_to(delta, (2, limits.PAYLOAD_CHUNKS_MAX - 1), 1, 0.0)
-    assert bench.fetcher.plan(0.0) == []
+    assert bench.plan() == []
     bench.holdings.parts_known_to(delta, (2, 1), 1, 0.0)
-    assert [get.blob for get in bench.fetcher.plan(0.0) if isinstance(get, Get)] == [delta.body.chunks[1]]
+    assert [get.blob for get in bench.plan() if isinstance(get, Get)] == [delta.body.chunks[1]]
 
 
 def test_whose_payloads_are_lacking_up_to_a_round() -> None:
@@ -225,17 +232,16 @@ def test_whose_payloads_are_lacking_up_to_a_round() -> None:
 
 @pytest.mark.parametrize(
     ("source", "now", "announced_to"),
-    [(1, 1.0, [1]), (2, 1.0, []), (2, limits.ORPHAN_PATIENCE_S, [1, 3])],
-    ids=["its author waits to hear of it", "nobody else asked", "all, if it was looked for long"],
+    [(1, 1.0, [1]), (2, 1.0, [])],
+    ids=["its author waits to hear of it", "nobody else asked"],
 )
 def test_who_is_told_that_a_payload_is_here(source, now, announced_to) -> None:
     bench = Bench()
     author = builders.identity(1)
     delta = builders.signed(author, builders.body_of(b"x", "int8", 2, 2))
-    bench.fetcher.plan(0.0)
     bench.add(delta, source)
     bench.holdings.known_to(delta.record_id, source, held=True, now=0.0)
-    bench.fetcher.plan(now)
+    bench.plan(now)
     bench.chunk(delta.body.chunks[0], now)
     sent = bench.announcer.wake(now + limits.OFFER_DELAY_S)
     assert sent == [Send(link, Have((delta.record_id,))) for link in announced_to]
@@ -345,7 +351,7 @@ def test_what_nobody_would_take_is_not_signed(loss):
 
 def test_who_may_not_train_signs_nothing():
     context = builders.context(of=builders.manifest(admission=builders.admission()))
-    author = Author(context, Holdings(context, Fetcher(lambda blob, size: None, context.rng)))
+    author = Author(context, Holdings(context, Fetcher(lambda blob, size: None, context.rng, context.outbox)))
     author.publish(body(1))
     assert isinstance(context.outbox.drain()[0], Notice) and author.last_round == 0
 

@@ -352,7 +352,7 @@ class Beginner:
         context = replace(builders.context(), info=info)
         self.links, self.ledger = context.links, context.ledger
         self.anti_entropy = AntiEntropy(context, Announcer(context, set()))
-        self.fetcher = Fetcher(lambda blob, size: None, context.rng)
+        self.fetcher = Fetcher(lambda blob, size: None, context.rng, context.outbox)
         self.clock = SimpleNamespace(is_contradicted=False, read=lambda now: 0)
         self.catch_up = CatchUp(context, self.anti_entropy, self.fetcher.wants, cast(Any, self.clock))
 

@@ -257,7 +257,7 @@ class Audit:
             ("wakes a second", rate, WAKES_PER_S_MAX * max(1, len(self.liars))),
             ("links", len(links), limits.LINKS_MAX),
             ("dials", len(core.links._dialling), limits.DIALS_AT_ONCE_MAX),
-            ("requests", len(requests.current), limits.FETCHES_MAX + limits.SEARCHES_MAX),
+            ("requests", len(requests.current), limits.FETCHES_MAX + limits.GUESSES_MAX),
             ("requests on a link", max(load.values(), default=0), limits.FETCHES_PER_LINK_MAX),
             ("deals", len(core.announcer._deals), deals_max),
             ("members", len(core.roster.members()), limits.MEMBERS_MAX),

@@ -80,7 +80,7 @@ def _mutant(
 # --- the set and its merge ---------------------------------------------------------------------------------
 
 
-@_mutant("calm", "has another Phi than a node with the same records")
+@_mutant("calm", "another Phi than")
 def merge_in_order_of_arrival() -> list[Patch]:
     """The order of arrival matters: no sorting, and the weight cap goes by the first delta alone."""
 
@@ -109,7 +109,7 @@ def merge_the_first_three() -> list[Patch]:
     return [(ledger.Ledger, "valid", valid)]
 
 
-@_mutant("liar", "ends with other records of round")
+@_mutant("liar", r"ends with other records of round|lacks .* \([1-9]\d* records,")
 def forget_equivocation() -> list[Patch]:
     """An author's first record for a round counts, whatever else it signed."""
     original = ledger.Ledger.add
@@ -240,7 +240,7 @@ def never_give_up_a_fetch() -> list[Patch]:
 @_mutant("liar", "payloads took over 10 s", minutes=5.0)
 def wait_for_the_silent() -> list[Patch]:
     """No hedged requests: a holder that never sends a chunk is waited for until the fetch is given up."""
-    return [(Fetcher, "_find_late", lambda self, now: None)]
+    return [(Fetcher, "_find_late", lambda self, now: set())]
 
 
 @_mutant("liar", r"lacks .* \(0 records, [1-9]\d* payloads\)", minutes=5.0)
@@ -279,7 +279,7 @@ def _halved(effect: Effect) -> Effect:
 @_mutant("parts", "half of all payloads took over", minutes=3.0)
 def forget_who_holds_parts() -> list[Patch]:
     """A fetcher takes note of holders of whole payloads only."""
-    return [(Fetcher, "hint_part", lambda self, link, key, blob: None)]
+    return [(Fetcher, "hint_part", lambda self, link, key, blob, now: None)]
 
 
 @_mutant("parts", "half of all payloads took over", minutes=3.0)
