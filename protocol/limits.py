@@ -234,10 +234,6 @@ longer than joiners wait."""
 ROSTER_PATIENCE_S = 2.0
 """A joiner listens this long before it decides how many members there are."""
 
-PREFETCH_AFTER_S = 0.05
-"""Meanwhile, after this time, it begins to fetch the snapshot that most members known so far claim: the
-first node that it links to sends the records of all others at once."""
-
 NAMED_PATIENCE_S = 30.0
 """A joiner waits this long for nodes at its join addresses to claim what others do; they may be behind."""
 

@@ -195,8 +195,8 @@ class Replica:
     @property
     def clock_to_publish_by(self) -> int:
         """The round clock for our trainer: `BEFORE_ALL_ROUNDS` while we do not know where the swarm is."""
-        is_away = self.sealing.starts_over or self.sealing.may_be_outlived or self._clock.listens(self._now)
-        return self.clock if self.caught_up and not is_away else BEFORE_ALL_ROUNDS
+        is_back = self.sealing.knows_where_it_is and not self._clock.listens(self._now)
+        return self.clock if self.caught_up and is_back else BEFORE_ALL_ROUNDS
 
     @property
     def is_contradicted(self) -> bool:
@@ -337,7 +337,7 @@ class Replica:
             case ev.Stored():
                 self._stored(event.delta, now)
             case ev.Paused():
-                self._clock.paused()
+                self._clock.published_round = 0  # the others need not wait until we can publish again
                 self.presence.changed()
             case ev.ChunkArrived():
                 self.holdings.arrived(event.blob, now)

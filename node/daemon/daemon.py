@@ -279,7 +279,7 @@ class Daemon:
                     self.spawn(network.dialler.dial(effect))
                 case fx.Hangup():
                     network.links.hang_up(effect.link, effect.reason)
-                case fx.Fetched() | fx.Seal() | fx.Close() | fx.Adopt() | fx.Prefetch():
+                case fx.Fetched() | fx.Seal() | fx.Close() | fx.Adopt():
                     self.phi.archive.carry_out(effect)
                 case fx.Blame():
                     if effect.link in network.links:

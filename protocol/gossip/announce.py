@@ -221,14 +221,10 @@ class Holdings:
         """Whether the whole payload of a delta is here."""
         return record_id in self._held
 
-    def share_lacking(self, round_: int, now: float) -> float:
-        """The share of the ledger's authors whose payloads of rounds up to `round_` are still missing here.
-
-        Only payloads that somebody may hold are considered.
-        """
+    def lacks_payloads(self, round_: int, now: float) -> bool:
+        """Whether payloads of rounds up to `round_` that somebody may hold are still missing here."""
         deltas = [self._ledger.get(key) for key in self._wants.lacking(now, now)]
-        lacking = {delta.author for delta in deltas if delta is not None and delta.round <= round_}
-        return len(lacking) / len({delta.author for delta in self._ledger}) if lacking else 0.0
+        return any(delta is not None and delta.round <= round_ for delta in deltas)
 
     # -- deltas
 

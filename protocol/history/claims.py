@@ -187,9 +187,9 @@ class PeerClaims:
             for member in self._roster.members()
         )
 
-    def share_lacking(self, round_: int, now: float) -> float:
-        """The share, 0 to 1, of authors with payloads up to a round that another node holds and we lack."""
-        return self._holdings.share_lacking(round_, now)
+    def lacks_payloads(self, round_: int, now: float) -> bool:
+        """Whether another node holds a payload of a round up to this one, and we lack it."""
+        return self._holdings.lacks_payloads(round_, now)
 
     def _claims_of(self, record: MemberRecord) -> Claims:
         """A member's claims, without those that cannot be true."""

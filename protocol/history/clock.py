@@ -13,7 +13,7 @@ from gossamer.protocol.unix_time import UnixTime
 
 
 class SwarmClock:
-    """Reads the round clock off the rows and deltas of the live members."""
+    """Reads the round clock off the records and deltas of the live members."""
 
     def __init__(self, context: Context, author: Author, unix_time: UnixTime) -> None:
         """`author`: the author of our own deltas."""
@@ -76,16 +76,12 @@ class SwarmClock:
         members = len(self._roster.live())
         if members <= limits.CLOCK_CACHED_ABOVE_MEMBERS:
             return self._find(now)
-        read_as = self._own_standing
+        read_as = self._author.last_round, self.published_round, self._ledger.floor
         if read_as == self._read_as and now < self._reads_until:
             return self._reading
         self._reading, self._read_as = self._find(now), read_as
         self._reads_until = now + members * limits.CLOCK_KEPT_PER_MEMBER_S
         return self._reading
-
-    @property
-    def _own_standing(self) -> tuple[int, int, int]:
-        return self._author.last_round, self.published_round, self._ledger.floor
 
     def _find(self, now: float) -> int:
         """The round that the members are at.
@@ -105,7 +101,8 @@ class SwarmClock:
         known, said = self._rounds_of_others(now)
         members, newest = len(known) + self._trains, max(known, default=0)
         is_possible = self.allows(newest, now)
-        self.is_contradicted = not is_possible and self._are_impossible(known, now)
+        impossible = 0 if is_possible else sum(not self.allows(round_, now) for round_ in known)
+        self.is_contradicted = 2 * impossible > sum(map(bool, known))
         if self.published_round and not self._own.is_idle(now):
             said.append(own)
         if self._trains:
@@ -117,10 +114,6 @@ class SwarmClock:
             return max(own, self._ledger.reached(but=self._author.node_id))
         clock = max(self._ledger.floor, round_clock(said, members))
         return clock if len(said) == len(known) else max(clock, round_clock(known, members))
-
-    def _are_impossible(self, rounds: list[int], now: float) -> bool:
-        """Whether the swarm cannot have reached most of the rounds that were published."""
-        return 2 * sum(not self.allows(round_, now) for round_ in rounds) > sum(map(bool, rounds))
 
     def somebody_trains(self, now: float) -> bool:
         """Whether a live member, or we, made progress while we looked, and not long ago."""
@@ -142,10 +135,6 @@ class SwarmClock:
         if not self.listens(now):
             self.published_round = round_
         self._own.note(self._inner_steps, round_, now)
-
-    def paused(self) -> None:
-        """We cannot publish. The others need not wait until we can, even if most of them cannot either."""
-        self.published_round = 0
 
     def woke(self, now: float) -> None:
         """This machine slept: we do not know what the others have done meanwhile."""

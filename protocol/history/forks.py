@@ -39,28 +39,46 @@ class Forks:
         """`author`: knows the last round that we have signed."""
         self._author = author
         self._differs_since: float | None = None
-        """Since when a claim for a round that we claim has won against ours, now and then."""
+        """Since when another history has won against ours, now and then."""
         self._differed_at = 0.0
-        self._behind_since: float | None = None
-        """Since when most members have been at rounds that we have closed."""
         self._yields: deque[float] = deque(maxlen=limits.FORK_DOUBLINGS_MAX)
         """When we gave up our history for another one, lately."""
 
-    def adopted(self) -> None:
-        """Our history is another one now."""
-        self._differs_since = self._behind_since = None
-
-    def unusable(self) -> None:
-        """Nobody can adopt the winner: any other difference has to last as long again."""
+    def begin_anew(self) -> None:
+        """Our history is another one now, or nobody can adopt the winner: what comes has to last as long."""
         self._differs_since = None
 
-    def outweighed(
-        self, own: Claim, claimed: Mapping[int, Claim], peers: PeerClaims, now: float
+    def verdict(
+        self, own: Claim, claimed: Mapping[int, Claim], floor: int, peers: PeerClaims, now: float
     ) -> Defeat | None:
-        """Whether another claim for a round that we have claimed outweighs ours, and stays.
+        """Whether another history than ours wins, and has done so for long enough.
 
         `own`: our newest claim. `claimed`: what we have claimed lately and stand by, by round; where rounds
-        are fast, members seldom claim our newest. Node ids are free in an open swarm, so members that never
+        are fast, members seldom claim our newest. `floor`: the round up to which we have closed. A difference
+        has to last longer each time that we yield, and longer where payloads may explain it.
+        """
+        defeat = self._left_behind(floor, peers, now) or self._outweighed(own, claimed, peers, now)
+        if defeat is None:
+            return None
+        if self._differs_since is None or now - self._differed_at > DIFFERENCE_KEPT_S:
+            self._differs_since = now
+        self._differed_at = now
+        while self._yields and now - self._yields[0] > limits.FORK_MEMORY_S:
+            self._yields.popleft()
+        patience = limits.FORK_PATIENCE_S * 2.0 ** len(self._yields)
+        if peers.lacks_payloads(defeat.winner.round, now):
+            patience = max(patience, limits.FORK_MINORITY_PATIENCE_S)
+        if now - self._differs_since < patience:
+            return None
+        self._yields.append(now)
+        return defeat
+
+    def _outweighed(
+        self, own: Claim, claimed: Mapping[int, Claim], peers: PeerClaims, now: float
+    ) -> Defeat | None:
+        """Whether another claim for a round that we have claimed outweighs ours.
+
+        Node ids are free in an open swarm, so members that never
         contributed have no voice against our history. Nor does a claim against our history count once all
         members that made it are out of sight: what we published since, and they do not have, may be the
         difference.
@@ -72,33 +90,25 @@ class Forks:
         fresh = {claim for one in members if now - one.said_at <= FRESH_S for claim in one.claims}
         disputed = _disputed(claimed, contributors) or [own]
         for ours in disputed:
-            winner = winning_claim(ours, [_voice(ours, of_one, claimed) for of_one in contributors])
-            if winner in fresh:
+            # What a member shares with us holds all that came before.
+            voices = [
+                (ours,) if _shared(of_one, claimed) >= ours.round else of_one for of_one in contributors
+            ]
+            winner = winning_claim(ours, voices)
+            if winner is not None and winner in fresh:
                 break
         else:
             # Where rounds are fast, members seldom claim the very round that we do: silence proves nothing.
             if any(claim.round == disputed[0].round for of_one in contributors for claim in of_one):
                 self._differs_since = None
             return None
-        assert winner is not None
-        if self._differs_since is None or now - self._differed_at > DIFFERENCE_KEPT_S:
-            self._differs_since = now
-        self._differed_at = now
-        patience = self._patience(now)
-        if peers.share_lacking(
-            ours.round, now
-        ):  # what comes late may explain it, and is older than our claim
-            patience = max(patience, limits.FORK_MINORITY_PATIENCE_S)
-        if now - self._differs_since < patience:
-            return None
-        self._yields.append(now)
         text = (
             f"A FORK: the swarm's history up to round {winner.round} has deltas of {winner.tokens} tokens,"
             f" ours {ours.tokens}; starting again from the swarm's snapshot, keeping the open window"
         )
         return Defeat(winner, text)
 
-    def left_behind(self, floor: int, peers: PeerClaims, now: float) -> Defeat | None:
+    def _left_behind(self, floor: int, peers: PeerClaims, now: float) -> Defeat | None:
         """Whether the other history, that of most members, is at rounds up to `floor`, which we have closed.
 
         A fast node that was cut off goes by its own clock alone, and may be hours ahead of the others when it
@@ -108,17 +118,15 @@ class Forks:
         have not. Absent members count against it: those present may be mostly liars for a moment.
         """
         said = [one for one in peers.members() if one.trains and one.claims and now - one.said_at <= FRESH_S]
-        behind = [one for one in said if _is_behind(one, floor)]
+        behind = [
+            one for one in said if 0 < one.round <= floor and all(claim.round < floor for claim in one.claims)
+        ]
         ours = int(self._author.last_round > 0)
         if not behind or 2 * len(behind) <= ours + max(len(said), peers.authors()):
-            self._behind_since = None
             return None
-        if self._behind_since is None:
-            self._behind_since = now
         winner = believable(behind)
-        if winner is None or now - self._behind_since < self._patience(now):
+        if winner is None:
             return None
-        self._yields.append(now)
         at, last = max(one.round for one in behind), self._author.last_round
         text = (
             f"A FORK: cut off from most members, we closed rounds up to {floor}, while they are at round"
@@ -130,22 +138,6 @@ class Forks:
                 f", and we publish again in {last - at} rounds, once the others are past those that we signed"
             )
         return Defeat(winner, text)
-
-    def _patience(self, now: float) -> float:
-        """How long a difference has to last before we give up our history: longer each time."""
-        while self._yields and now - self._yields[0] > limits.FORK_MEMORY_S:
-            self._yields.popleft()
-        return limits.FORK_PATIENCE_S * 2.0 ** len(self._yields)
-
-
-def _is_behind(one: PeerClaim, floor: int) -> bool:
-    return 0 < one.round <= floor and all(claim.round < floor for claim in one.claims)
-
-
-def _voice(ours: Claim, of_one: Claims, claimed: Mapping[int, Claim]) -> Claims:
-    """What a member says about `ours`, one of the claims in `claimed`. What it shares with us holds all that
-    came before."""
-    return (ours,) if _shared(of_one, claimed) >= ours.round else of_one
 
 
 def _disputed(claimed: Mapping[int, Claim], others: Iterable[Claims]) -> Sequence[Claim]:

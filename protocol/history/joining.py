@@ -19,15 +19,10 @@ from gossamer.protocol.history.claims import PeerClaim, closable_round, quorum
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import QUORUM_MAX
+from gossamer.protocol.membership.members import listed
 from gossamer.protocol.records import Claim
 
 REMIND_S = 15.0
-PREFETCHES_MAX = 3
-"""Snapshots that a joiner begins to fetch before it believes in one: a liar that changes its claim all the
-time cannot make it fetch for ever."""
-
-NAMED_TOLD_MAX = 4
-"""How many members are named for each of two claims that contradict each other."""
 
 
 class Joining:
@@ -37,67 +32,33 @@ class Joining:
         self._outbox = context.outbox
         self._trusted = frozenset(context.info.trusted)
         """The node ids that the user has named, if any: then only their claims count."""
-        self._heard_since: float | None = None
-        self._reminded_at = 0.0
-        self._prefetching: Claim | None = None
-        self._prefetches = 0
+        self._heard_since = inf
+        self._reminded_at = -inf
 
     def choose(self, members: Sequence[PeerClaim], now: float) -> Claim | None:
         """The claim to start from, None as long as there is none."""
         peers = [member for member in members if member.claims]
-        waited = self._waited(peers, now)
+        if not peers:
+            return None
+        self._heard_since = min(self._heard_since, now)
+        waited = now - self._heard_since
         if waited < limits.ROSTER_PATIENCE_S:
             return None
-        best = self._best(peers, patient=waited < limits.NAMED_PATIENCE_S)
-        if best is None:
-            self._remind(peers, now)
+        best = self.best(peers, patient=waited < limits.NAMED_PATIENCE_S)
+        if best is None and now - self._reminded_at >= REMIND_S:
+            self._reminded_at = now
+            text = f"waiting for {len(peers)} members to agree on a snapshot to start from{_dispute(peers)}"
+            if self._trusted:
+                text = "waiting for a snapshot from a member named with --trust"
+            self._outbox.append(Notice(text))
         return best
 
-    def prefetch(self, members: Sequence[PeerClaim], now: float) -> Claim | None:
-        """What to begin to fetch while we hear of more members, if that is news: what most members claim.
-
-        The snapshot is adopted only if it is believed in the end. If another one is, some bytes came in vain.
-        """
-        peers = [member for member in members if member.claims]
-        if not limits.PREFETCH_AFTER_S <= self._waited(peers, now) < limits.ROSTER_PATIENCE_S:
-            return None
-        if self._trusted:
-            peers = [peer for peer in peers if peer.node_id in self._trusted]
-        counts = _support(peers)
-        best = max(counts, key=lambda claim: (counts[claim], claim), default=None)
-        before = self._prefetching
-        if best is None or self._prefetches >= PREFETCHES_MAX or (before and counts[before] >= counts[best]):
-            return None
-        self._prefetching = best
-        self._prefetches += 1
-        return best
-
-    def _waited(self, peers: Sequence[PeerClaim], now: float) -> float:
-        """For how long members have told us of claims; -1 if there are none."""
-        if not peers:
-            return -1.0
-        if self._heard_since is None:
-            self._heard_since = now
-        return now - self._heard_since
-
-    def prefers_another(self, claim: Claim, members: Sequence[PeerClaim]) -> bool:
-        """Whether we would start from another claim by now."""
-        return self._best([member for member in members if member.claims]) not in (claim, None)
-
-    def _best(self, peers: Sequence[PeerClaim], *, patient: bool = False) -> Claim | None:
+    def best(self, peers: Sequence[PeerClaim], *, patient: bool = False) -> Claim | None:
+        """The claim that we would start from by now."""
         if self._trusted:
             claims = (claim for peer in peers if peer.node_id in self._trusted for claim in peer.claims)
             return max(claims, default=None)
         return believable(peers, patient=patient)
-
-    def _remind(self, peers: Sequence[PeerClaim], now: float) -> None:
-        if now - self._reminded_at < REMIND_S:
-            return
-        self._reminded_at = now
-        text = f"waiting for {len(peers)} members to agree on a snapshot to start from{_dispute(peers)}"
-        self._outbox.append(
-            Notice("waiting for a snapshot from a member named with --trust" if self._trusted else text)
-        )
 
 
 def _support(peers: Iterable[PeerClaim]) -> Counter[Claim]:
@@ -146,24 +107,20 @@ def _unrivalled(support: Mapping[Claim, int], named: Collection[Claim]) -> Itera
 
 
 def _dispute(peers: Sequence[PeerClaim]) -> str:
-    """Which members contradict which, in words; empty if none do."""
+    """Which members contradict which about the newest round that is disputed, in words; empty if none do."""
     support = _support(peers)
     claimed = Counter(claim.round for claim in support)
     newest = max((round_ for round_, claims in claimed.items() if claims > 1), default=None)
     if newest is None:
         return ""
-    sides = sorted((claim for claim in support if claim.round == newest), key=lambda c: (-support[c], c))
-    said = "; others: ".join(_who(peers, side) for side in sides[:2])
+    sides = []
+    for side in sorted((one for one in support if one.round == newest), key=lambda one: (-support[one], one))[
+        :2
+    ]:
+        behind = sorted((not one.is_named, one.node_id) for one in peers if side in one.claims)
+        sides.append(listed(short(id_) + " (at a join address)" * (not last) for last, id_ in behind))
+    said = "; others: ".join(sides)
     return f". They contradict each other about round {newest}: {said}. Say whom to believe: --trust NODE_ID"
-
-
-def _who(peers: Sequence[PeerClaim], claim: Claim) -> str:
-    behind = sorted(
-        (one for one in peers if claim in one.claims), key=lambda one: (not one.is_named, one.node_id)
-    )
-    names = [short(one.node_id) + " (at a join address)" * one.is_named for one in behind[:NAMED_TOLD_MAX]]
-    more = f" and {len(behind) - NAMED_TOLD_MAX} more" if len(behind) > NAMED_TOLD_MAX else ""
-    return ", ".join(names) + more
 
 
 # --- When a node that has just started knows enough to train.
@@ -186,16 +143,19 @@ class CatchUp:
         self._began = inf
         self._linked_at = -inf
         """When there was last somebody to learn from."""
-        self._synced_at: float | None = None
         self._refuses = False
         """Whether we have refused what others publish, because by our clock it cannot exist yet."""
+        self._next_look = -inf
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._synced_at: float | None = None
         self._lacking = inf
         """The smallest number of chunks so far that were missing of what we wait for."""
         self._moved_at = inf
         """When that number was reached."""
         self._minority_since = inf
         """Since when only a minority's payloads have been missing of what we wait for."""
-        self._next_look = -inf
 
     def observe(self, now: float) -> None:
         """After each event, look whether a peer's ledger has been seen, and how its payloads get on."""
@@ -206,28 +166,23 @@ class CatchUp:
         if self._synced_at is not None and (not self._lacking or now < self._next_look):
             return
         self._next_look = now + LOOK_INTERVAL_S
-        if self._is_misled():
-            self._synced_at, self._refuses = None, True
-            self._lacking = self._moved_at = self._minority_since = inf
+        if now <= self._began + limits.CLOCK_PATIENCE_S and self._is_contradicted():
+            self._refuses = True
+            self._begin_anew()
         elif self._refuses:  # what was refused is asked for again
             self._refuses = self._anti_entropy.synced_once = False
         elif self._synced_at is None:
             self._synced_at = now if self._anti_entropy.synced_once else None
         else:
-            self._count_lacking(self._synced_at)
+            lacking = self._wants.chunks_lacking(self._synced_at)
+            if lacking < self._lacking:
+                self._lacking, self._moved_at = lacking, now
+            is_minority = self._lacks_few(self._synced_at)
+            self._minority_since = min(self._minority_since, now) if is_minority else inf
 
-    def _is_misled(self) -> bool:
-        """Whether we refuse what the others publish, and still hope that our clock will be set."""
-        if self._now > self._began + limits.CLOCK_PATIENCE_S:
-            return False
+    def _is_contradicted(self) -> bool:
         self._clock.read(self._now)  # a node that has just started has hardly read it
         return self._clock.is_contradicted
-
-    def _count_lacking(self, synced_at: float) -> None:
-        lacking = self._wants.chunks_lacking(synced_at)
-        if lacking < self._lacking:
-            self._lacking, self._moved_at = lacking, self._now
-        self._minority_since = min(self._minority_since, self._now) if self._lacks_few(synced_at) else inf
 
     def is_done(self, *, has_signed: bool) -> bool:
         """Whether we may train: there is nobody to learn from, or we have a peer's ledger and its payloads.
@@ -245,9 +200,8 @@ class CatchUp:
           clock has been set, as happens a moment after a machine without a clock battery starts, but not for
           ever, since the others may be liars.
         """
-        return self._has_learned(has_signed) and not self._refuses
-
-    def _has_learned(self, has_signed: bool) -> bool:
+        if self._refuses:
+            return False
         long_alone = self._now > max(self._began, self._linked_at) + limits.RESUME_PATIENCE_S
         if not self._links and (self._is_first or (long_alone and not self._signs)):
             return True
@@ -305,69 +259,46 @@ class TimeAway:
         """The newest round that we knew of when we went away."""
         self.looks_until = 0.0
         """Until when we look for what we have missed: infinite before that begins, 0 once it is over."""
-        self._outlived_since: float | None = None
-        """Since when the members that we hear say that we were outlived."""
+        self.outlived_since: float | None = None
+        """Since when the members that we hear say that the swarm went on without us; not settled yet."""
         self.starts_over = False
         """Whether we have given up our history, and the swarm's snapshot is not here yet. If all that went on
         are gone by then, a restart goes on from what is on disk."""
-
-    # -- what happens
 
     def came_back(self, extent: int, has_history: bool) -> None:
         """We are back, and knew of rounds up to `extent` when we went.
 
         If we have heard of nobody since our last return, for want of a network, that was no return.
         """
-        if self.looks_until == inf or self.starts_over:
-            return
-        self.extent = extent
-        self._outlived_since = None
-        self.looks_until = inf if has_history else 0.0
+        if self.looks_until < inf and not self.starts_over:
+            self.extent, self.outlived_since = extent, None
+            self.looks_until = inf if has_history else 0.0
 
-    def give_up(self) -> None:
-        """We start over."""
-        self.starts_over, self.looks_until = True, 0.0
-
-    def over(self) -> None:
-        """Our history begins at a snapshot that we have adopted."""
-        self.starts_over, self.looks_until, self._outlived_since = False, 0.0, None
-
-    # -- what is heard of the others
-
-    @property
-    def may_be_outlived(self) -> bool:
-        """Whether the members that we hear say that the swarm went on without us; not settled yet."""
-        return self._outlived_since is not None
+    def settle(self, *, starts_over: bool) -> None:
+        """We start over, or have missed nothing (more)."""
+        self.starts_over, self.looks_until, self.outlived_since = starts_over, 0.0, None
 
     def is_outlived(self, clock: int, members: Sequence[PeerClaim], now: float) -> bool:
-        """Whether the members that we left have closed rounds, while we were away, that we never heard of."""
-        if now >= self.looks_until:
-            self.looks_until, self._outlived_since = 0.0, None
-            return False
-        if members or self._is_first or clock > self.extent + ROUNDS_UNDER_WAY:
-            self.looks_until = min(self.looks_until, now + RETURN_S)
-        if not self._is_ahead(clock, members):
-            self._outlived_since = None
-            return False
-        if self._outlived_since is None:
-            self._outlived_since = now
-        return now - self._outlived_since >= limits.ROSTER_PATIENCE_S  # the first to be heard may be a liar
-
-    def who_went_on(self, members: Sequence[PeerClaim]) -> list[PeerClaim]:
-        """The members that claim something newer than all that we knew."""
-        return [member for member in members if self._went_on(member)]
-
-    def _went_on(self, member: PeerClaim) -> bool:
-        return bool(member.claims) and member.claims[0].round > self.extent
-
-    def _is_ahead(self, clock: int, members: Sequence[PeerClaim]) -> bool:
-        """Whether somebody went on, to where all that we know of is closed.
+        """Whether the members that we left have closed rounds, while we were away, that we never heard of.
 
         Who does not train moves no clock. So where all that trained are gone, or come back as we do, those at
         our join addresses tell how far the swarm went.
         """
-        ahead = self.who_went_on(members)
-        reached = clock
-        if not any(member.round and not self._went_on(member) for member in members):
+        if now >= self.looks_until:
+            self.settle(starts_over=False)
+            return False
+        if members or self._is_first or clock > self.extent + ROUNDS_UNDER_WAY:
+            self.looks_until = min(self.looks_until, now + RETURN_S)
+        ahead, reached = self.who_went_on(members), clock
+        if not any(member.round and member not in ahead for member in members):
             reached = max([clock, *(member.claims[0].round for member in ahead if member.is_named)])
-        return bool(ahead) and closable_round(reached, reached, self._section) > self.extent
+        if not ahead or closable_round(reached, reached, self._section) <= self.extent:
+            self.outlived_since = None
+            return False
+        if self.outlived_since is None:
+            self.outlived_since = now
+        return now - self.outlived_since >= limits.ROSTER_PATIENCE_S  # the first to be heard may be a liar
+
+    def who_went_on(self, members: Sequence[PeerClaim]) -> list[PeerClaim]:
+        """The members that claim something newer than all that we knew."""
+        return [member for member in members if member.claims and member.claims[0].round > self.extent]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gossamer.protocol import limits
 from gossamer.protocol.context import Context
-from gossamer.protocol.effects import Adopt, Notice, Prefetch, Seal
+from gossamer.protocol.effects import Adopt, Notice, Seal
 from gossamer.protocol.events import Need
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Author, Holdings
@@ -23,15 +23,14 @@ from gossamer.protocol.history.claims import (
     roundest,
     sealed_round,
 )
-from gossamer.protocol.history.forks import Defeat, Forks
+from gossamer.protocol.history.forks import Forks
 from gossamer.protocol.history.joining import Joining, TimeAway
 from gossamer.protocol.records import Claim, Claims
 
 LOOK_INTERVAL_S = 2.5
 """A look is due at every second of the turns that a node takes (see `replica`)."""
 
-JOINING_LOOK_S = 0.05
-RETURN_LOOK_S = 0.25
+HURRIED_LOOK_S = 0.25
 """A node that has no snapshot to start from looks more often, as does one that has just come back."""
 
 CLAIMED_MAX = 32
@@ -77,19 +76,14 @@ class Sealing:
         return bool(self.claims)
 
     @property
-    def starts_over(self) -> bool:
-        """Whether we have given up our history, and the swarm's snapshot is not here yet."""
-        return self._away.starts_over
-
-    @property
-    def may_be_outlived(self) -> bool:
-        """Whether the members that we hear say that the swarm went on without us; not settled yet."""
-        return self._away.may_be_outlived
+    def knows_where_it_is(self) -> bool:
+        """Whether our history is that of the swarm, as far as we know: else we publish nothing."""
+        return not self._away.starts_over and self._away.outlived_since is None
 
     @property
     def is_in_a_hurry(self) -> bool:
         """Whether to look at `deadline`, without waiting for the next turn."""
-        return not self.joined or self._away.looks_until > 0.0
+        return self._away.looks_until > 0.0 or not (self.joined or self.adopting)
 
     def restore(self, claims: Claims, floor: int, extent: int = 0) -> None:
         """Take over what a previous run held, which knew of rounds up to `extent`."""
@@ -105,7 +99,7 @@ class Sealing:
 
     def sealed(self, claims: Claims) -> None:
         """Our snapshots have changed."""
-        if self.starts_over:
+        if self._away.starts_over:
             return  # that snapshot was still being written, and is of the history that we gave up
         if self.claims and claims[0].round <= self.claims[0].round:
             # A late record: of our earlier claims, only those of closed rounds are sure to hold still.
@@ -118,8 +112,8 @@ class Sealing:
     def adopted(self, claim: Claim) -> None:
         """Phi is now that snapshot: our history begins there."""
         self.claims = (claim,)
-        self._away.over()
-        self._forks.adopted()
+        self._away.settle(starts_over=False)
+        self._forks.begin_anew()
         self._claimed = {claim.round: claim}
         self.floor = claim.round
         self.adopting = None
@@ -132,7 +126,7 @@ class Sealing:
         self._fetcher.wants.forget(claim.key)
         if self.adopting is not None and self.adopting.root == claim.root:
             self.adopting = None
-            self._forks.unusable()
+            self._forks.begin_anew()
 
     def deadline(self) -> float:
         return self._next_look
@@ -141,9 +135,8 @@ class Sealing:
         """Look at what the others claim, if that is due. `clock`: the swarm's round."""
         if now < self._next_look:
             return
-        self._next_look = now + self._look_interval(now)
+        self._next_look = now + (HURRIED_LOOK_S if self.is_in_a_hurry else LOOK_INTERVAL_S)
         members = self._peers.members()
-        claims = [member.claims for member in members]
         if self.adopting is not None:
             if self._is_to_be_given_up(self.adopting, members, now):
                 self._fetcher.wants.forget(self.adopting.key)
@@ -152,33 +145,22 @@ class Sealing:
             self._join(members, now)
         elif self._away.is_outlived(clock, members, now):
             self._start_over(members, now)
-        elif not self.may_be_outlived:
-            defeat = self._forks.left_behind(self.floor, self._peers, now)
-            if defeat is None:
-                defeat = self._forks.outweighed(self.claims[0], self._claimed, self._peers, now)
-                settled = self._settled(clock, now)
-                self._seal(settled)
-                self._close(settled, claims)
+        elif self.knows_where_it_is:
+            settled = self._settled(clock, now)
+            defeat = self._forks.verdict(self.claims[0], self._claimed, self.floor, self._peers, now)
+            self._seal(settled)
+            self._close(settled, [member.claims for member in members])
             if defeat is not None:
-                self._yield(defeat, now)
-
-    def _look_interval(self, now: float) -> float:
-        if not self.joined and self.adopting is None:
-            return JOINING_LOOK_S
-        return RETURN_LOOK_S if now < self._away.looks_until else LOOK_INTERVAL_S
+                self._outbox.append(Notice(defeat.text))
+                self._adopt(defeat.winner, now)
 
     # -- where our history begins
 
     def _join(self, members: Sequence[PeerClaim], now: float) -> None:
-        if self._is_first:
-            self._adopt(self._peers.genesis, now)
-            return
-        if self.starts_over:
+        if self._away.starts_over:
             members = self._away.who_went_on(members)
-        if (early := self._joining.prefetch(members, now)) is not None:
-            self._seek(early)
-            self._outbox.append(Prefetch(early))
-        elif (best := self._joining.choose(members, now)) is not None:
+        best = self._peers.genesis if self._is_first else self._joining.choose(members, now)
+        if best is not None:
             self._adopt(best, now)
 
     def _start_over(self, members: Sequence[PeerClaim], now: float) -> None:
@@ -187,20 +169,19 @@ class Sealing:
             " starting again from its snapshot"
         )
         self._outbox.append(Notice(text))
-        self._away.give_up()
+        self._away.settle(starts_over=True)
         self.claims, self._is_first = (), False
         self._claimed.clear()
         self._joining = Joining(self._context)
         self._join(members, now)
 
-    def _yield(self, defeat: Defeat, now: float) -> None:
-        self._outbox.append(Notice(defeat.text))
-        self._adopt(defeat.winner, now)
-
     def _adopt(self, claim: Claim, now: float) -> None:
-        self.adopting = claim
+        """Fetch a snapshot from now on, and no other one."""
+        if self._sought is not None and self._sought.root != claim.root:
+            self._fetcher.wants.forget(self._sought.key)
+        self.adopting = self._sought = claim
         self._claimed_at = now
-        self._seek(claim)
+        self._fetcher.fetch_between(claim.key, self._is_in_what_is_sought)
         self._outbox.append(Adopt(claim))
 
     def _is_to_be_given_up(self, claim: Claim, members: Sequence[PeerClaim], now: float) -> bool:
@@ -210,16 +191,10 @@ class Sealing:
             self._claimed_at = now
         if now - self._claimed_at > GONE_AFTER_S:
             return True
-        return self._fetcher.is_stalled(claim.key, now) and self._joining.prefers_another(claim, members)
+        peers = [member for member in members if member.claims]
+        return self._fetcher.is_stalled(claim.key, now) and self._joining.best(peers) not in (claim, None)
 
     # -- the snapshot that is being fetched
-
-    def _seek(self, claim: Claim) -> None:
-        """Fetch this snapshot from now on, and no other one."""
-        if self._sought is not None and self._sought.root != claim.root:
-            self._fetcher.wants.forget(self._sought.key)
-        self._sought = claim
-        self._fetcher.fetch_between(claim.key, self._is_in_what_is_sought)
 
     def _is_in_what_is_sought(self, record_id: bytes) -> bool:
         """Whether the snapshot sought covers a delta's round, so that its payload will not be needed."""

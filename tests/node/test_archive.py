@@ -25,7 +25,7 @@ from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
-from gossamer.protocol.effects import Adopt, Close, Prefetch, Seal
+from gossamer.protocol.effects import Adopt, Close, Seal
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.events import Adopted, Event, Need, Unusable
 from gossamer.protocol.ledger import Ledger
@@ -492,10 +492,7 @@ async def test_what_the_core_gives_up_while_it_is_read_is_not_adopted(
     assert fetching.archive.progress() is None
 
 
-@pytest.mark.parametrize("is_adopted", [True, False])
-async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
-    world: World, is_adopted: bool
-) -> None:
+async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(world: World) -> None:
     """A liar lists a chunk that all have, of another size."""
     sealing = Sealing.of_world(world)
     merge_all(sealing.state, world.deltas)
@@ -503,10 +500,7 @@ async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
     world.chunks.put(short, b"short")
     lie = Claim(8, 2**59, bytes(32), root_of([short]))
     world.chunks.put(lie.root, short)
-    if is_adopted:
-        sealing.adopt(lie)
-    else:
-        sealing.archive.carry_out(Prefetch(lie))
+    sealing.adopt(lie)
     sealing.archive.carry_out(Seal(4))
     await sealing.archive._one_thing()
     assert sealing.told[0] == Unusable(lie) and sealing.archive.progress() is None

@@ -1,6 +1,6 @@
 """Made-up histories: what members claim, and a node that looks at their claims."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,7 +31,8 @@ class Told:
     heard: Sequence[Claims] | None = None
     known: int = 0
     """How many authors are known."""
-    lacking: Callable[[int], float] = lambda round_: 0.0
+    lacking: int = 1000
+    """The first round whose payloads are not all here."""
     genesis: Claim = GENESIS
 
     def members(self) -> Sequence[PeerClaim]:
@@ -43,8 +44,8 @@ class Told:
     def authors(self) -> int:
         return self.known
 
-    def share_lacking(self, round_: int, now: float) -> float:
-        return self.lacking(round_)
+    def lacks_payloads(self, round_: int, now: float) -> bool:
+        return round_ >= self.lacking
 
     def unusable(self, root: bytes) -> None:
         pass
@@ -80,13 +81,12 @@ class Node:
 sealing_of = Node
 
 
-def drive(sealing, start, seconds, clock=0, others=(), lacking=0.0):
+def drive(sealing, start, seconds, clock=0, others=(), lacking=1000):
     """Wake it twice a second; returns all effects."""
     result = []
     for tick in range(int(seconds * 2) + 1):
-        result += sealing.wake(
-            start + tick / 2, clock, Told(list(map(PeerClaim, others)), lacking=lambda round_: lacking)
-        )
+        told = Told(list(map(PeerClaim, others)), lacking=lacking)
+        result += sealing.wake(start + tick / 2, clock, told)
     return result
 
 

@@ -219,15 +219,12 @@ def test_who_claims_chunks_that_there_are_not_is_not_believed() -> None:
     assert [get.blob for get in bench.plan() if isinstance(get, Get)] == [delta.body.chunks[1]]
 
 
-def test_whose_payloads_are_lacking_up_to_a_round() -> None:
+def test_payloads_up_to_a_round_are_lacking_once_somebody_may_hold_them() -> None:
     bench = Bench()
-    assert bench.holdings.share_lacking(9, 0.0) == 0.0
-    for author in range(3):
-        bench.holdings.add(builders.unsigned(author, 3), 2, float(author))
-    bench.holdings.add_own(builders.unsigned(3, 3))
-    bench.add(builders.unsigned(3, 7))
-    shares = [bench.holdings.share_lacking(*at) for at in ((2, 0.0), (3, 0.0), (3, 2.0), (7, 2.0))]
-    assert shares == [0.0, 1 / 4, 3 / 4, 1.0]
+    bench.holdings.add(builders.unsigned(1, 3), 2, 1.0)
+    bench.holdings.add_own(builders.unsigned(2, 2))
+    lacks = [bench.holdings.lacks_payloads(*at) for at in ((2, 1.0), (3, 0.0), (3, 1.0), (7, 1.0))]
+    assert lacks == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

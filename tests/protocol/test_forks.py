@@ -169,8 +169,8 @@ def test_a_difference_is_no_fork_while_payloads_are_missing_but_they_are_waited_
     sealing = joined(claim(16, tokens=5, mark=1))
     others = [(claim(16, tokens=9, mark=2),)] * 3
     patience = limits.FORK_MINORITY_PATIENCE_S
-    assert not kinds(drive(sealing, 0.0, patience - 10, clock=16, others=others, lacking=0.5), Adopt)
-    assert kinds(drive(sealing, patience, 5, clock=16, others=others, lacking=0.3), Adopt)
+    assert not kinds(drive(sealing, 0.0, patience - 10, clock=16, others=others, lacking=16), Adopt)
+    assert kinds(drive(sealing, patience, 5, clock=16, others=others, lacking=16), Adopt)
 
 
 def test_payloads_of_later_rounds_explain_no_difference():
@@ -178,7 +178,7 @@ def test_payloads_of_later_rounds_explain_no_difference():
     peers_ = [PeerClaim((claim(16, tokens=9, mark=2),))] * 3
     effects = []
     for tick in range(2 * int(limits.FORK_PATIENCE_S) + 6):
-        effects += sealing.wake(tick / 2, 16, Told(peers_, lacking=lambda round_: float(round_ > 16)))
+        effects += sealing.wake(tick / 2, 16, Told(peers_, lacking=17))
     assert kinds(effects, Adopt)
 
 

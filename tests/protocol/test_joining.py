@@ -134,17 +134,9 @@ def test_the_users_word_is_enough_and_nobody_elses_is():
     assert joining.choose([*liars(5), *honest(1)], 110.0) == TRUE
 
 
-def test_where_only_the_users_word_counts_nothing_is_fetched_for_anybody_elses():
-    """Not even in case it turns out to be believed."""
-    joining, _ = joiner(bytes([1, 0]))
-    joining.prefetch(liars(5), 0.0)
-    assert joining.prefetch(liars(5), limits.PREFETCH_AFTER_S) is None
-    assert joining.prefetch([*liars(5), *honest(1)], limits.PREFETCH_AFTER_S) == TRUE
-
-
 def test_a_joiner_says_who_contradicts_whom_and_not_too_often():
     joining, outbox = joiner()
-    members = [*map(told_of, honest(1, TRUE)), *liars(6)]
+    members = [*map(told_of, honest(1, TRUE)), *liars(7)]
     assert not any(joining.choose(members, 100.0 + second) for second in range(40))
     texts = [effect.text for effect in outbox]
     assert len(texts) == -(-(40 - limits.ROSTER_PATIENCE_S) // REMIND_S)
@@ -215,7 +207,7 @@ def test_who_comes_back_and_goes_on_by_itself_has_missed_nothing(others):
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     for tick in range(60):
         sealing.wake(tick / 2, 20 + 2 * tick, Told(list(map(PeerClaim, others))))
-    assert not sealing.starts_over and sealing.joined
+    assert sealing.knows_where_it_is and sealing.joined
 
 
 @pytest.mark.parametrize(
@@ -231,7 +223,7 @@ def test_where_only_who_does_not_train_went_on_a_join_address_is_believed(is_nam
     back = PeerClaim((claim(16),), b"back", round=stayed)
     for tick in range(20):
         sealing.wake(tick / 2, 20, Told([observer, back]))
-    assert sealing.starts_over is is_believed and sealing.joined is not is_believed
+    assert sealing.joined is not is_believed
     assert sealing.adopting == (claim(96) if is_believed else None)
 
 
@@ -259,7 +251,7 @@ def test_whose_network_comes_late_looks_once_it_hears_of_others(alone):
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     assert drive(sealing, 0.0, 4 * RETURN_S, clock=alone) == []
     drive(sealing, 4 * RETURN_S + 0.5, limits.ROSTER_PATIENCE_S, clock=100, others=[(claim(96), claim(88))])
-    assert sealing.starts_over is (alone == 20)
+    assert sealing.joined is (alone != 20)
 
 
 def slept():
@@ -273,7 +265,7 @@ def slept():
 def finds_out(sealing, now, members):
     """Look for long enough to be sure that the swarm went on to round 100."""
     sealing.wake(now - limits.ROSTER_PATIENCE_S, 100, Told(members))
-    assert sealing.may_be_outlived and not sealing.starts_over
+    assert sealing.joined and not sealing.knows_where_it_is
     return sealing.wake(now, 100, Told(members))
 
 
@@ -283,11 +275,11 @@ def test_the_first_to_be_heard_after_a_return_is_not_believed_alone():
     sealing.restore((claim(16), claim(8)), 0, extent=20)
     liar = PeerClaim((claim(5_000_000),), b"liar")
     assert not sealing.wake(0.0, 5_000_000, Told([liar]))
-    assert sealing.may_be_outlived
+    assert not sealing.knows_where_it_is
     others = [PeerClaim((claim(16), claim(8)), b"friend %d" % number) for number in range(3)]
     for tick in range(2 * int(RETURN_S)):
         assert not kinds(sealing.wake(0.5 + tick / 2, 22, Told([liar, *others])), Adopt)
-        assert not sealing.starts_over and not sealing.may_be_outlived
+        assert sealing.joined and sealing.knows_where_it_is
 
 
 @pytest.mark.parametrize("woke_in_between", [False, True])
@@ -298,9 +290,9 @@ def test_who_slept_for_longer_than_rounds_are_kept_begins_anew(woke_in_between):
     others = [PeerClaim((claim(96), claim(88)), b"friend"), PeerClaim((claim(96), claim(88)), b"new")]
     effects = [effect for tick in range(10) for effect in sealing.wake(100 + tick / 2, 100, Told(others))]
     assert kinds(effects, Adopt) == [Adopt(claim(96))]
-    assert sealing.starts_over
+    assert not sealing.joined and not sealing.knows_where_it_is
     sealing.adopted(claim(96))
-    assert not sealing.starts_over
+    assert sealing.knows_where_it_is
 
 
 def test_who_begins_anew_does_not_start_from_the_snapshot_of_one_that_was_away_too():

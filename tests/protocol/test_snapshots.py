@@ -3,9 +3,8 @@
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
+from gossamer.protocol.effects import Adopt, Close, Notice, Seal
 from gossamer.protocol.history.claims import PeerClaim, genesis_claim
-from gossamer.protocol.history.joining import PREFETCHES_MAX
 from gossamer.protocol.history.snapshots import CLAIMED_MAX, GONE_AFTER_S, LOOK_INTERVAL_S
 from tests.protocol.histories import MANIFEST, Told, claim, drive, joined, kinds, sealing_of
 
@@ -43,33 +42,6 @@ def test_a_joiner_believes_whom_it_was_told_to():
     members = [*[PeerClaim((claim(16, mark=9),))] * 5, PeerClaim((claim(8),), b"friend")]
     assert kinds(sealing.wake(0.0, 0, Told(members)), Adopt) == []
     assert kinds(sealing.wake(3.0, 0, Told(members)), Adopt) == [Adopt(claim(8))]
-
-
-def test_a_joiner_fetches_what_most_claim_while_it_listens():
-    sealing = sealing_of(is_first=False)
-    others = [(claim(16), claim(8)), (claim(8),), (claim(8),)]
-    effects = drive(sealing, 0.0, limits.ROSTER_PATIENCE_S - 0.5, others=others)
-    assert effects == [Prefetch(claim(8))]
-    assert sealing.adopting is None
-    assert drive(sealing, limits.ROSTER_PATIENCE_S, 0.0, others=others) == [Adopt(claim(8))]
-
-
-def test_what_is_fetched_early_is_not_adopted_unless_enough_claim_it():
-    sealing = sealing_of(is_first=False)
-    first = drive(sealing, 0.0, 0.5, others=[(claim(8, mark=2),)])
-    assert first == [Prefetch(claim(8, mark=2))]
-    others = [(claim(8, mark=2),), *[(claim(8),)] * 3]
-    later = drive(sealing, 1.0, 2.0, others=others)
-    assert later == [Prefetch(claim(8)), Adopt(claim(8))]
-
-
-def test_who_changes_its_claim_all_the_time_is_not_followed_for_ever():
-    sealing = sealing_of(is_first=False)
-    effects = []
-    for tick in range(15):
-        effects += sealing.wake(tick * 0.1, 0, Told([PeerClaim((claim(8, mark=1 + tick),))]))
-    assert len(kinds(effects, Prefetch)) == PREFETCHES_MAX
-    assert not kinds(effects, Adopt)
 
 
 def test_a_joiner_without_agreement_says_so_and_goes_on_trying():

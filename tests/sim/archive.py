@@ -32,7 +32,6 @@ class Archive:
         self._node = node
         self.claims: tuple[Claim, ...] = ()
         self._adopting: Claim | None = None
-        self._prefetching: Claim | None = None
         self._seal_round = 0
         self._late = 0
         self._used: dict[bytes, float] = {}
@@ -86,12 +85,7 @@ class Archive:
 
     def adopt(self, claim: Claim) -> None:
         """Fetch a snapshot and start from it."""
-        self._adopting, self._prefetching = claim, None
-        self.look()
-
-    def prefetch(self, claim: Claim) -> None:
-        """Begin to fetch a snapshot that is not to be adopted yet."""
-        self._prefetching = claim
+        self._adopting = claim
         self.look()
 
     def look(self) -> None:
@@ -101,8 +95,6 @@ class Archive:
         if self._adopting is not None:
             if self._is_here(self._adopting):
                 self._begin_at(self._adopting)
-        elif self._prefetching is not None:
-            self._is_here(self._prefetching)
         else:
             self._seal_if_settled()
 
@@ -125,7 +117,7 @@ class Archive:
         return False
 
     def _retry(self, claim: Claim) -> None:
-        if claim in (self._adopting, self._prefetching):
+        if claim == self._adopting:
             self.look()
 
     def _begin_at(self, claim: Claim) -> None:

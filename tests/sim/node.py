@@ -287,8 +287,6 @@ class Node(Process):
                     self.archive.close(effect)
                 case fx.Adopt():
                     self.archive.adopt(effect.claim)
-                case fx.Prefetch():
-                    self.archive.prefetch(effect.claim)
                 case fx.Blame():
                     end = self.links.get(effect.link)
                     self._tell(f"blames {end.peer.party if end else 'a peer'}: {effect.reason}")

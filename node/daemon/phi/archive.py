@@ -1,4 +1,4 @@
-"""The node's past: carries out what the core decides about it (Seal, Close, Adopt, Prefetch).
+"""The node's past: carries out what the core decides about it (Seal, Close, Adopt).
 
 One worker does all of it, one thing after another, and only while the disk takes what it writes. It writes
 snapshots while merging goes on, from copies of Phi's fragments, one at a time, with the later rounds taken
@@ -67,8 +67,6 @@ class Archive:
         self._news = asyncio.Event()
         self._wanted: Claim | None = None
         """The snapshot to fetch."""
-        self._adopts = False
-        """Whether it is to be adopted; else it may have to be soon."""
         self._seal_round = 0
         self._sealing = 0
         """The round whose snapshot is being written; 0 if none is."""
@@ -111,7 +109,7 @@ class Archive:
             credentials=[*await asyncio.to_thread(records.load_credentials), *credentials],
         )
 
-    def carry_out(self, effect: fx.Fetched | fx.Seal | fx.Close | fx.Adopt | fx.Prefetch) -> None:
+    def carry_out(self, effect: fx.Fetched | fx.Seal | fx.Close | fx.Adopt) -> None:
         """Have the worker do what the core asks for; a snapshot is fetched in place of any other."""
         match effect:
             case fx.Seal():
@@ -119,8 +117,8 @@ class Archive:
             case fx.Close():
                 earlier = self._closing.deltas if self._closing else ()
                 self._closing = fx.Close(effect.round, earlier + effect.deltas)
-            case fx.Adopt() | fx.Prefetch():
-                self._want(effect.claim, adopts=isinstance(effect, fx.Adopt))
+            case fx.Adopt():
+                self._want(effect.claim)
         self._news.set()
 
     def damaged(self, blob: bytes) -> None:
@@ -197,17 +195,17 @@ class Archive:
 
     # -- fetching and adopting
 
-    def _want(self, claim: Claim | None, *, adopts: bool = False) -> None:
-        self._wanted, self._adopts = claim, adopts
+    def _want(self, claim: Claim | None) -> None:
+        self._wanted = claim
         self._is_sweep_due = True  # of another one that was wanted so far
 
     def _is_wanted(self, claim: Claim) -> bool:
         """Whether we, and the core, still want a snapshot: if nobody has it any more, our own history goes
         on."""
-        return claim == self._wanted and (not self._adopts or claim == self._core.sealing.adopting)
+        return claim == self._wanted == self._core.sealing.adopting
 
     async def _fetch(self, claim: Claim) -> bool:
-        """Ask for what is missing of a snapshot. If nothing is, start from it if it is to be adopted.
+        """Ask for what is missing of a snapshot. If nothing is, start from it.
 
         Returns whether it was adopted. One that cannot be used is given up: the core chooses another, or our
         own history goes on.
@@ -217,7 +215,7 @@ class Archive:
             lacking = await asyncio.to_thread(
                 snapshots.missing, claim.root, layout.snapshot_bytes, self._chunks
             )
-            if self._adopts and not lacking:
+            if not lacking:
                 phi = await asyncio.to_thread(snapshots.load, claim.root, layout.numel, self._chunks)
         except MissingChunkError:  # one that turned out damaged: asked for next
             return False
