@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,30 +80,45 @@ def reads(
     return clock.read(NOW)
 
 
-def test_one_that_is_behind_does_not_take_back_those_who_restarted():
-    """Of three, one could not publish for long (a full disk), and the two others start again."""
-    assert reads(53, [(52, False), (32, True)]) == 52
-    assert reads(52, [(53, False), (32, True)]) == 52
-    assert reads(32, [(53, False), (52, False)], has_say=True) == 52
-
-
-def test_one_that_is_behind_does_not_hold_up_who_goes_on_while_another_idles():
-    assert reads(52, [(53, True), (32, True)], has_say=True, idle=(0,)) == 52
-
-
-def test_who_goes_on_while_others_are_away_or_hang_waits_for_nobody():
-    assert reads(80, [(52, False), (53, False)], has_say=True) == 80
-    assert reads(80, [(52, True), (53, True)], has_say=True, idle=(0, 1)) == 80
-    assert reads(53, [(80, True), (52, False)]) == 80
-
-
-def test_who_joins_has_no_say_and_drags_nobody():
-    assert reads(0, [(52, True), (52, True), (51, True)], floor=48) == 52
-    assert reads(52, [(52, True), (51, True), (0, False), (0, False)], has_say=True) >= 51
-
-
-def test_of_three_one_that_lies_does_not_race_one_that_has_just_come_back():
-    assert reads(53, [(553, True), (53, True)]) == 53
+@pytest.mark.parametrize(
+    ("own", "others", "changes", "clock"),
+    [
+        (53, [(52, False), (32, True)], {}, 52),
+        (52, [(53, False), (32, True)], {}, 52),
+        (32, [(53, False), (52, False)], {"has_say": True}, 52),
+        (52, [(53, True), (32, True)], {"has_say": True, "idle": (0,)}, 52),
+        (80, [(52, False), (53, False)], {"has_say": True}, 80),
+        (80, [(52, True), (53, True)], {"has_say": True, "idle": (0, 1)}, 80),
+        (53, [(80, True), (52, False)], {}, 80),
+        (0, [(52, True), (52, True), (51, True)], {"floor": 48}, 52),
+        (52, [(52, True), (51, True), (0, False), (0, False)], {"has_say": True}, 52),
+        (53, [(553, True), (53, True)], {}, 53),
+        (53, [(10**9, True), (10**9, True), (53, True)], {"has_say": True}, 53),
+        (53, [(10**9, True), (10**9, True), (52, False)], {"has_say": True}, 53),
+        (0, [(5, True)], {"floor": 48}, 48),
+        (0, [(53, False), (52, False), (32, True)], {"trains": False}, 52),
+        (5, [], {"trains": False, "has_say": True}, 5),
+    ],
+    ids=[
+        "one that is behind does not take back two of three that start again",
+        "whoever of them reads",
+        "nor does it read so itself",
+        "one that is behind does not hold up who goes on while another idles",
+        "who goes on waits for nobody that is away",
+        "nor for anybody that hangs",
+        "nor is who comes back ahead of it",
+        "who joins has no say",
+        "and drags nobody",
+        "of three one that lies does not race one that has just come back",
+        "most of a small swarm cannot race it to where it cannot be yet",
+        "nor by what is known of one",
+        "the swarm is not where its history is closed already",
+        "who only looks on reads the same",
+        "it published all the same, before",
+    ],
+)
+def test_what_a_node_reads(own, others, changes, clock):
+    assert reads(own, others, **changes) == clock
 
 
 def test_who_was_invited_to_look_on_has_no_say_whatever_it_says():
@@ -110,18 +126,6 @@ def test_who_was_invited_to_look_on_has_no_say_whatever_it_says():
     assert clock_of(53, others, observers=(0, 1)).read(NOW) == 53
     assert clock_of(53, others, looking_on=(0, 1)).read(NOW) == 53
     assert clock_of(53, others).read(NOW) == 553
-
-
-def test_most_of_a_small_swarm_cannot_race_it_to_where_it_cannot_be_yet():
-    far = 10**9
-    assert reads(53, [(far, True), (far, True), (53, True)], has_say=True) == 53
-    assert reads(53, [(far, True), (far, True), (52, False)], has_say=True) == 53, (
-        "nor by what is known of one"
-    )
-
-
-def test_the_swarm_is_not_where_its_history_is_closed_already():
-    assert reads(0, [(5, True)], floor=48) == 48
 
 
 def test_whoever_has_not_published_yet_neither_contradicts_our_clock_nor_bears_it_out():
@@ -189,11 +193,6 @@ def test_a_swarm_does_not_rest_while_we_have_still_to_hear_of_it():
     clock.woke(NOW)
     assert not clock.rests(NOW) and not clock.rests(NOW + 0.9 * limits.WAKE_PATIENCE_S)
     assert clock.rests(NOW + limits.WAKE_PATIENCE_S)
-
-
-def test_who_only_looks_on_reads_the_same():
-    assert reads(0, [(53, False), (52, False), (32, True)], trains=False) == 52
-    assert reads(5, [], trains=False, has_say=True) == 5, "it published all the same, before"
 
 
 def test_of_many_members_a_reading_is_kept_for_a_moment_and_of_few_it_is_not():

@@ -51,15 +51,27 @@ def test_a_lone_liar_that_waits_for_its_moments_wins_no_contest(says):
         assert not kinds(drive(sealing, start + 20, 20.0, clock=16, others=answer), Adopt)
 
 
-@pytest.mark.parametrize("at", [claim(8), claim(24)], ids=["behind", "further"])
-def test_three_liars_win_no_contest_about_a_round_that_most_do_not_claim(at):
-    """Whose machine is fast claims a round before the others, and who has come back, or has no room to write,
-    one that they do not claim any more: three of any number were believed about it after half a minute."""
-    lie = claim(16, tokens=2**59, mark=7)
-    sealing = joined(claim(16, tokens=5))
-    others = [*[(lie,)] * 3, *[(at,)] * 4]
-    took = 2 * 300.0 + 2 * limits.FORK_PATIENCE_S
-    assert not kinds(drive(sealing, 0.0, took, clock=16, others=others), Adopt)
+LIE = claim(16, tokens=2**59, mark=7)
+RIVAL = claim(16, tokens=9, mark=2)
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "seconds"),
+    [
+        (claim(16, tokens=5), [*[(LIE,)] * 3, *[(claim(8),)] * 4], 660),
+        (claim(16, tokens=5), [*[(LIE,)] * 3, *[(claim(24),)] * 4], 660),
+        (claim(16, tokens=9), [(claim(16, tokens=5, mark=2),)], 60),
+        (claim(16, tokens=9), [(claim(16, tokens=5, mark=2),)] * 5, 25),
+    ],
+    ids=[
+        "three liars about a round that most, who are behind, do not claim",
+        "three liars about a round that most have left behind",
+        "the heavier history",
+        "a record that takes its time around a ring: 20 s where links die as it is published",
+    ],
+)
+def test_our_history_stays(ours, others, seconds):
+    assert not kinds(drive(joined(ours), 0.0, seconds, clock=16, others=others), Adopt)
 
 
 def two_rounds(mark=1, tokens=5):
@@ -122,7 +134,7 @@ def test_a_late_record_leaves_what_we_claimed_of_closed_rounds():
 def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
     """It alone has a delta that it published late, and the others' rows are from before they could know."""
     sealing = joined(claim(16, tokens=5, mark=1))
-    winner = claim(16, tokens=9, mark=2)
+    winner = RIVAL
     for tick in range(100):
         said = [PeerClaim((winner,), said_at=min(tick / 2, 3.0))] * 3
         assert not kinds(sealing.wake(tick / 2, 16, Told(said)), Adopt)
@@ -137,7 +149,7 @@ def test_who_is_cut_off_does_not_yield_to_what_was_said_before():
 def test_a_claim_of_nobody_who_is_there_is_not_adopted():
     """Those who made it are down: there is nobody to fetch it from."""
     sealing = joined(claim(16, tokens=5))
-    gone = (claim(16, tokens=9, mark=2),)
+    gone = (RIVAL,)
     for tick in range(200):
         effects = sealing.wake(
             2.5 * tick, 16, Told([PeerClaim((claim(16, tokens=4, mark=3),))], heard=[gone] * 3)
@@ -159,15 +171,9 @@ def test_names_without_deltas_have_no_voice_against_our_history():
     assert kinds(effects, Adopt), "those who contribute have one"
 
 
-def test_the_heavier_history_stays():
-    sealing = joined(claim(16, tokens=9, mark=1))
-    others = [(claim(16, tokens=5, mark=2),)]
-    assert not kinds(drive(sealing, 0.0, 60, clock=16, others=others), Adopt)
-
-
 def test_a_difference_is_no_fork_while_payloads_are_missing_but_they_are_waited_for_only_a_while():
     sealing = joined(claim(16, tokens=5, mark=1))
-    others = [(claim(16, tokens=9, mark=2),)] * 3
+    others = [(RIVAL,)] * 3
     patience = limits.FORK_MINORITY_PATIENCE_S
     assert not kinds(drive(sealing, 0.0, patience - 10, clock=16, others=others, lacking=16), Adopt)
     assert kinds(drive(sealing, patience, 5, clock=16, others=others, lacking=16), Adopt)
@@ -175,35 +181,24 @@ def test_a_difference_is_no_fork_while_payloads_are_missing_but_they_are_waited_
 
 def test_payloads_of_later_rounds_explain_no_difference():
     sealing = joined(claim(16, tokens=5, mark=1))
-    peers_ = [PeerClaim((claim(16, tokens=9, mark=2),))] * 3
-    effects = []
-    for tick in range(2 * int(limits.FORK_PATIENCE_S) + 6):
-        effects += sealing.wake(tick / 2, 16, Told(peers_, lacking=17))
-    assert kinds(effects, Adopt)
-
-
-def test_a_record_that_takes_its_time_around_a_ring_makes_no_forks():
-    """Where links die as it is published, 20 s go by until they are noticed and it is everywhere."""
-    sealing = joined(claim(16, tokens=9, mark=1))
-    others = [(claim(16, tokens=5, mark=2),)] * 5
-    assert not kinds(drive(sealing, 0.0, 25.0, clock=16, others=others), Adopt)
+    patience = limits.FORK_PATIENCE_S + 3
+    assert kinds(drive(sealing, 0.0, patience, clock=16, others=[(RIVAL,)] * 3, lacking=17), Adopt)
 
 
 def test_a_difference_that_shows_now_and_then_is_one_all_the_same():
     """With fast rounds members have seldom sealed the very round that we have."""
     sealing = joined(claim(16, tokens=5, mark=1))
-    differs, elsewhere = [(claim(16, tokens=9, mark=2),)] * 3, [(claim(24, tokens=12, mark=2),)] * 3
     effects = []
     for period in range(int(limits.FORK_PATIENCE_S) // 8 + 2):
-        effects += drive(sealing, period * 8.0, 3.0, clock=16, others=differs)
-        effects += drive(sealing, period * 8.0 + 4.0, 3.0, clock=16, others=elsewhere)
-    assert kinds(effects, Adopt) == [Adopt(claim(16, tokens=9, mark=2))]
+        for start, claimed in ((0.0, RIVAL), (4.0, claim(24, tokens=12, mark=2))):
+            effects += drive(sealing, period * 8.0 + start, 3.0, clock=16, others=[(claimed,)] * 3)
+    assert kinds(effects, Adopt) == [Adopt(RIVAL)]
 
 
 @pytest.mark.parametrize("some_differ", [True, False])
 def test_a_difference_that_members_of_our_round_end_begins_anew(some_differ):
     sealing, patience = joined(claim(16, tokens=5, mark=1)), limits.FORK_PATIENCE_S
-    differs = [(claim(16, tokens=9, mark=2),)] * 3
+    differs = [(RIVAL,)] * 3
     agrees = [(claim(16, tokens=5, mark=1),)] * 3 + differs[:some_differ]
     effects = drive(sealing, 0.0, patience - 5, clock=16, others=differs)
     effects += drive(sealing, patience - 4, 2.0, clock=16, others=agrees)
@@ -213,7 +208,7 @@ def test_a_difference_that_members_of_our_round_end_begins_anew(some_differ):
 
 def test_a_difference_from_long_ago_is_a_new_one():
     sealing = joined(claim(16, tokens=5, mark=1))
-    differs = [(claim(16, tokens=9, mark=2),)] * 3
+    differs = [(RIVAL,)] * 3
     effects = drive(sealing, 0.0, 3.0, clock=16, others=differs)
     effects += drive(sealing, 3.5, 2 * DIFFERENCE_KEPT_S, clock=16, others=[])
     effects += drive(sealing, 4.0 + 2 * DIFFERENCE_KEPT_S, 3.0, clock=16, others=differs)
@@ -251,14 +246,8 @@ def at(round_, claims, node_id, said_at=float("inf")):
 
 
 SLOW = [at(38 - n, (claim(32), claim(24)), bytes([n])) for n in range(4)]
-
-
 LIAR = at(5, (claim(0, mark=7),), b"liar")
-
-
 BESIDE = at(117, (claim(112, mark=9),), b"fast too")
-
-
 STARTED = at(0, (claim(32),), b"just started")
 
 

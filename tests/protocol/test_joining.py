@@ -51,66 +51,55 @@ def told_of(peer: PeerClaim) -> PeerClaim:
     return peer._replace(is_named=True)
 
 
-def test_two_honest_members_outvote_one_liar():
-    assert believable([*honest(2), *liars(1)]) == TRUE
+RICH_LIE, RICH_FAR_LIE = LIE._replace(tokens=2**59), FAR_LIE._replace(tokens=2**59)
+NAMED = told_of(honest(1)[0])
+BEHIND = told_of(PeerClaim((claim_of(0),), b"founder without its disk"))
 
 
-@pytest.mark.parametrize("lie", [LIE, FAR_LIE], ids=["about our round", "about one far ahead"])
-def test_three_liars_move_no_joiner_of_a_larger_swarm(lie):
-    assert believable([*honest(5), *liars(3, lie)]) == TRUE
+@pytest.mark.parametrize(
+    ("members", "believed"),
+    [
+        ([*honest(2), *liars(1)], TRUE),
+        ([*honest(5), *liars(3)], TRUE),
+        ([*honest(5), *liars(3, FAR_LIE)], TRUE),
+        ([*honest(3, TRUE), *liars(3)], None),
+        ([*honest(3), *liars(2), *honest(1, OLDER)], OLDER),
+        ([*honest(3, NEWER, TRUE), *honest(2, TRUE, OLDER)], NEWER),
+        ([*honest(2, NEWER, TRUE), *honest(3, TRUE, OLDER)], TRUE),
+        ([*honest(4, TRUE), *honest(3, OLDER), *liars(3, FAR_LIE)], TRUE),
+        ([NAMED, *honest(3)[1:], *liars(100, LIE, FAR_LIE)], TRUE),
+        ([NAMED, *liars(1)], TRUE),
+        ([*honest(5), *map(told_of, liars(1, LIE, claim_of(8, mark=9)))], None),
+        ([NAMED, *honest(5)[1:], *map(told_of, liars(1, RICH_LIE)), *liars(4, RICH_LIE)[1:]], TRUE),
+        ([NAMED, *honest(5)[1:], *map(told_of, liars(1, RICH_FAR_LIE)), *liars(4, RICH_FAR_LIE)[1:]], TRUE),
+        ([told_of(honest(1, NEWER, TRUE)[0]), NAMED, *honest(5, NEWER, TRUE)[2:]], TRUE),
+        ([*honest(5), BEHIND], TRUE),
+    ],
+    ids=[
+        "two honest members outvote a liar",
+        "three liars move no joiner of a larger swarm",
+        "nor about a round far ahead",
+        "of two halves nobody can tell",
+        "what two halves do not dispute",
+        "the newest that most members make",
+        "while a snapshot is being written",
+        "without a majority the most common that nothing contradicts",
+        "who was named before any number of names",
+        "of two members the one that was named",
+        "a named liar is not believed alone, nor is anybody else: only the user can tell",
+        "of two named members the one with whom more agree, whatever tokens the lie has",
+        "whatever its round",
+        "of what two named members claim what all of them have",
+        "a named member that is behind holds nobody up",
+    ],
+)
+def test_whom_a_joiner_believes(members, believed):
+    assert believable(members) == believed
 
 
-def test_of_two_halves_nobody_can_tell():
-    assert believable([*honest(3, TRUE), *liars(3)]) is None
-
-
-def test_what_two_halves_do_not_dispute_is_believed():
-    assert believable([*honest(3), *liars(2), *honest(1, OLDER)]) == OLDER
-
-
-def test_the_newest_that_most_members_make_is_chosen_while_a_snapshot_is_being_written():
-    assert believable([*honest(3, NEWER, TRUE), *honest(2, TRUE, OLDER)]) == NEWER
-    assert believable([*honest(2, NEWER, TRUE), *honest(3, TRUE, OLDER)]) == TRUE
-
-
-def test_without_a_majority_the_most_common_claim_that_nothing_contradicts_is_chosen():
-    members = [*honest(4, TRUE), *honest(3, OLDER), *liars(3, FAR_LIE)]
-    assert believable(members) == TRUE
-
-
-def test_who_was_named_is_believed_before_any_number_of_names():
-    named, *others = honest(3)
-    assert believable([told_of(named), *others, *liars(100, LIE, FAR_LIE)]) == TRUE
-
-
-def test_of_two_members_the_one_that_was_named_is_believed():
-    assert believable([*map(told_of, honest(1)), *liars(1)]) == TRUE
-
-
-def test_a_named_liar_is_not_believed_alone_nor_is_anybody_else():
-    """It may be the honest one among many names: only the user can tell."""
-    members = [*honest(5), *map(told_of, liars(1, LIE, claim_of(8, mark=9)))]
-    assert believable(members, patient=True) is None
-    assert believable(members) is None
-
-
-@pytest.mark.parametrize("lie", [LIE, FAR_LIE], ids=["about our round", "about one far ahead"])
-def test_of_two_named_members_the_one_with_whom_more_agree_is_believed(lie):
-    """One of the join addresses is a liar's, which has friends: the newest claim won, with most tokens."""
-    lie = lie._replace(tokens=2**59)
-    members = [*map(told_of, honest(1)), *honest(5)[1:], *map(told_of, liars(1, lie)), *liars(4, lie)[1:]]
-    assert believable(members, patient=True) == TRUE
-    ahead = [
-        *map(told_of, [*honest(1, NEWER, TRUE), *honest(2, TRUE, OLDER)[1:]]),
-        *honest(5, NEWER, TRUE)[2:],
-    ]
-    assert believable(ahead) == TRUE, "which all of them have"
-
-
-def test_a_named_member_that_is_behind_is_waited_for_and_no_longer_than_that():
-    members = [*honest(5), told_of(PeerClaim((claim_of(0),), b"founder without its disk"))]
-    assert believable(members, patient=True) is None
-    assert believable(members) == TRUE
+@pytest.mark.parametrize("named", [BEHIND, *map(told_of, liars(1))])
+def test_a_named_member_that_is_behind_or_lies_is_waited_for_a_while(named):
+    assert believable([*honest(5), named], patient=True) is None
 
 
 def test_believing_does_not_depend_on_the_order_of_members(seed):
@@ -143,14 +132,11 @@ def test_a_joiner_says_who_contradicts_whom_and_not_too_often():
     assert "contradict each other about round 16" in texts[0]
     assert f"and 2 more; others: {members[0].node_id.hex()} (at a join address)" in texts[0]
     assert "--trust NODE_ID" in texts[0]
-
-
-def test_members_that_are_merely_at_different_rounds_do_not_contradict_each_other():
     joining, outbox = joiner()
-    members = [*honest(2, TRUE), *honest(2, OLDER)]
-    joining.choose(members, 100.0)
-    joining.choose(members, 103.0)
-    assert [each.text for each in outbox] == ["waiting for 4 members to agree on a snapshot to start from"]
+    for second in range(4):
+        joining.choose([*honest(2, TRUE), *honest(2, OLDER)], 100.0 + second)
+    (notice,) = outbox
+    assert "contradict" not in notice.text, "they are merely at different rounds"
 
 
 @pytest.mark.parametrize("alike", [1, 3])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_SLACK
 from gossamer.protocol.manifest import PaceSection
@@ -34,12 +32,6 @@ def test_clock_leaves_out_the_top_third(rounds, clock):
     assert round_clock(reversed(rounds)) == clock
 
 
-@given(st.lists(st.integers(0, 1000), min_size=3, max_size=30), st.integers(0, 10**9))
-def test_a_third_of_liars_cannot_race_the_clock(honest, lie):
-    liars = [lie] * ((len(honest) - 1) // 2)
-    assert round_clock(honest + liars) <= max(honest)
-
-
 @pytest.mark.parametrize(
     ("own_last", "clock", "steps", "expected"),
     [
@@ -54,6 +46,7 @@ def test_a_third_of_liars_cannot_race_the_clock(honest, lie):
         (5, 6, 0, None),  # but not without a step
         (5, 9, 1, 9),  # and a round that went by is skipped
         (0, 9, 1, 9),
+        (3, 500, 1, 500),
     ],
 )
 def test_due_by_steps(own_last, clock, steps, expected):
@@ -115,11 +108,6 @@ def test_nodes_of_different_speed_line_up_by_themselves():
     assert len(published[3]) >= 5, "one that cannot finish a step in a round skips rounds and still counts"
 
 
-def test_one_alone_moves():
-    last, _, _ = _simulate([0.125], STEPS, 60.1)
-    assert last == [16]
-
-
 def test_rounds_never_outrun_what_others_find_plausible():
     """However fast the machines, a swarm's own rounds stay within the manifest's minimum round length."""
     fast = Pace(PaceSection(every_steps=1, min_round_seconds=0.05), 1)
@@ -127,10 +115,6 @@ def test_rounds_never_outrun_what_others_find_plausible():
     assert 400 <= max(last) <= 600 + 1
     last, _, _ = _simulate([0.001], fast, 30.0)
     assert max(last) <= 600
-
-
-def test_a_slow_node_catches_up_with_the_clock_in_one_publish():
-    assert STEPS.due(3, 500, 1, 0.0) == 500
 
 
 def test_plausibility():
