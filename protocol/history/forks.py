@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.gossip.announce import Author
-from gossamer.protocol.history.claims import PeerClaim, PeerClaims, winning_claim
+from gossamer.protocol.history.claims import PeerClaims, winning_claim
 from gossamer.protocol.history.joining import believable
 from gossamer.protocol.records import Claim, Claims
 
