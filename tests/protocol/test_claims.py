@@ -40,17 +40,12 @@ def test_retain_of_zero_keeps_everything():
     assert closable_round(5000, 10_000, section) == 0
 
 
-def test_three_witnesses_are_enough_and_two_are_not():
-    assert agreed([claim(16)] * 2, members=9) is None
-    assert agreed([claim(16)] * 3, members=9) == claim(16)
-
-
-def test_of_fewer_members_most_are_enough():
-    assert agreed([claim(16)] * 2, members=3) == claim(16)
-    assert agreed([claim(16)], members=3) is None
-    assert agreed([claim(16)], members=1) == claim(16)
-    assert agreed([claim(16)], members=2) is None
-    assert agreed([claim(16)] * 2, members=2) == claim(16)
+@pytest.mark.parametrize(
+    ("alike", "members", "is_agreed"),
+    [(2, 9, False), (3, 9, True), (2, 3, True), (1, 3, False), (1, 1, True), (1, 2, False), (2, 2, True)],
+)
+def test_three_members_are_enough_or_most_of_fewer(alike, members, is_agreed):
+    assert agreed([claim(16)] * alike, members) == (claim(16) if is_agreed else None)
 
 
 def test_the_newest_agreed_claim_counts():
@@ -63,35 +58,60 @@ def members(*claims: Claim) -> list[tuple[Claim, ...]]:
     return [(one,) for one in claims]
 
 
-def test_a_lone_liar_wins_no_contest_against_three():
-    own = claim(16, tokens=100)
-    liar = claim(16, tokens=10**9, mark=7)
-    assert winning_claim(own, members(own, own, liar)) is None
+OURS, THEIRS = claim(16, tokens=100, mark=1), claim(16, tokens=200, mark=2)
+LIGHTER, ALIKE = THEIRS._replace(tokens=50), THEIRS._replace(tokens=100)
+LIE, BEFORE = claim(16, tokens=2**59, mark=7), claim(14)
+JUNK = [claim(16, tokens=1, mark=mark) for mark in (8, 9, 10)]
+LONGEST = claim(16, tokens=300, mark=3)
 
 
-def test_three_that_lie_alike_win_no_contest_against_most():
-    own, lie = claim(16, tokens=100), claim(16, tokens=10**9, mark=7)
-    junk = [claim(16, tokens=1, mark=mark) for mark in (8, 9, 10)]
-    assert winning_claim(own, [*members(own, own, own), *[(lie, *junk)] * 3]) is None
-    assert winning_claim(lie, [*members(own, own, own, own), *[(lie, *junk)] * 2]) == own
-
-
-def test_the_lineage_that_most_stand_behind_wins_whatever_its_tokens():
-    ours, theirs = claim(16, tokens=200, mark=1), claim(16, tokens=100, mark=2)
-    assert winning_claim(ours, members(ours, theirs, theirs, theirs)) == theirs
-    assert winning_claim(theirs, members(theirs, theirs, ours, ours)) is None
-
-
-def test_the_lineage_with_more_tokens_wins_between_two_halves():
-    ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=200, mark=2)
-    assert winning_claim(ours, members(ours, theirs, theirs)) == theirs
-    assert winning_claim(theirs, members(theirs, ours, ours)) is None
-
-
-def test_exactly_one_side_of_a_tie_yields():
-    ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=100, mark=2)
-    assert winning_claim(ours, members(theirs)) == theirs
-    assert winning_claim(theirs, members(ours)) is None
+@pytest.mark.parametrize(
+    ("ours", "others", "winner"),
+    [
+        (OURS, members(OURS, OURS, LIE), None),
+        (OURS, [*members(OURS, OURS, OURS), *[(LIE, *JUNK)] * 3], None),
+        (LIE, [*members(OURS, OURS, OURS, OURS), *[(LIE, *JUNK)] * 2], OURS),
+        (OURS, members(LIGHTER, LIGHTER, LIGHTER), LIGHTER),
+        (LIGHTER, members(LIGHTER, LIGHTER, OURS, OURS), None),
+        (OURS, members(OURS, THEIRS, THEIRS), THEIRS),
+        (THEIRS, members(THEIRS, OURS, OURS), None),
+        (OURS, members(ALIKE), ALIKE),
+        (ALIKE, members(OURS), None),
+        (OURS, members(*[claim(32, tokens=900, mark=3)] * 5), None),
+        (LONGEST, members(OURS, OURS, THEIRS), OURS),
+        (THEIRS, members(OURS, OURS, LONGEST), OURS),
+        (OURS, members(OURS, THEIRS, LONGEST), None),
+        (OURS, members(LIE, BEFORE), None),
+        (OURS, members(LIE, LIE, *[BEFORE] * 6), None),
+        (OURS, [(LIE, BEFORE._replace(tokens=2**59)), (BEFORE, claim(12))], None),
+        (OURS, [(THEIRS,), (), ()], THEIRS),
+        (OURS, members(*[THEIRS] * 3, *[BEFORE] * 2), THEIRS),
+        (OURS, members(*[THEIRS] * 3, *[BEFORE] * 3), None),
+    ],
+    ids=[
+        "a lone liar wins no contest against three",
+        "nor do three that lie alike against most",
+        "most win against them",
+        "what most stand behind wins whatever its tokens",
+        "and stays",
+        "more tokens win between two halves",
+        "and stay",
+        "exactly one side of a tie yields",
+        "and the other does not",
+        "claims of other rounds take no part",
+        "of three histories the one that some share wins whatever the tokens",
+        "against the second, too",
+        "and stays",
+        "a liar about a round that nobody else claims yet",
+        "two such",
+        "whatever else it claims",
+        "who has nothing to claim yet holds up no contest",
+        "three win over two who may yet claim ours",
+        "and not over three",
+    ],
+)
+def test_which_claim_wins(ours, others, winner):
+    assert winning_claim(ours, others) == winner
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=9))
@@ -105,42 +125,6 @@ def test_not_all_sides_yield_and_those_that_do_yield_to_one(sides):
     winners = {winner for winner in yielded.values() if winner is not None}
     assert len(winners) <= 1
     assert all(yielded[winner] is None for winner in winners)
-
-
-def test_claims_of_other_rounds_take_no_part():
-    assert winning_claim(claim(16, tokens=1), members(*[claim(32, tokens=9, mark=3)] * 5)) is None
-
-
-def test_of_three_histories_the_one_that_some_share_wins_whatever_the_others_tokens():
-    shared, long, longest = (
-        claim(22, tokens=3, mark=1),
-        claim(22, tokens=4, mark=2),
-        claim(22, tokens=5, mark=3),
-    )
-    assert winning_claim(longest, members(shared, shared, long)) == shared
-    assert winning_claim(long, members(shared, shared, longest)) == shared
-    assert winning_claim(shared, members(shared, long, longest)) is None
-
-
-def test_a_liar_about_a_round_that_no_one_else_claims_yet_wins_no_contest():
-    """Just after we sealed it, say: those who still claim the round before have not spoken against us."""
-    own, lie = claim(18, tokens=100), claim(18, tokens=2**59, mark=7)
-    before = claim(16, tokens=90)
-    assert winning_claim(own, members(lie, before)) is None
-    assert winning_claim(own, members(lie, *[before] * 6)) is None
-    assert winning_claim(own, members(lie, lie, *[before] * 6)) is None
-    assert winning_claim(own, [(lie, claim(16, tokens=2**59, mark=7)), (before, claim(14))]) is None
-
-
-def test_who_has_nothing_to_claim_yet_holds_up_no_contest():
-    ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=200, mark=2)
-    assert winning_claim(ours, [(theirs,), (), ()]) == theirs
-
-
-def test_three_that_stand_behind_a_claim_win_over_no_more_than_three_who_may_yet_claim_ours():
-    ours, theirs = claim(16, tokens=100, mark=1), claim(16, tokens=110, mark=2)
-    assert winning_claim(ours, members(*[theirs] * 3, *[claim(14)] * 2)) == theirs
-    assert winning_claim(ours, members(*[theirs] * 3, *[claim(14)] * 3)) is None
 
 
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 9), st.sampled_from((1, 2**59)))
