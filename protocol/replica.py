@@ -642,7 +642,7 @@ class Replica:
             case msg.RosterSummary():
                 self.presence.exchange(link, message)
             case msg.Ping():
-                self.membership.ping(link, message)
+                self.outbox.send(link, msg.Ack(message.number))
             case msg.Ack():
                 self.membership.ack(link, message, now)
             case msg.PingFor():

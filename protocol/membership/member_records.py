@@ -75,7 +75,6 @@ class Presence:
         self.outdone = 0
         """How often we received a record of our own that is newer than any that this run has signed."""
         self._leaving = False
-        self._has_changed = False
         self._news: dict[bytes, _News] = {}
         self._order: list[int] = []
         """Our links, in the order of their turns."""
@@ -85,7 +84,7 @@ class Presence:
         self._next_records = 0.0
         self._next_refutation = 0.0
         self._next_roster = 0.0
-        self.record, self.data = self._sign()
+        self._renew()
 
     def announce(self, addresses: tuple[str, ...]) -> None:
         """Tell where we can be dialled."""
@@ -108,7 +107,7 @@ class Presence:
 
     def changed(self) -> None:
         """Something in our record should be known soon, though not at once."""
-        self._has_changed = True
+        self._next_heartbeat = 0.0
 
     def beat(self) -> None:
         """Sign a newer record of ourselves and push it at once."""
@@ -125,7 +124,7 @@ class Presence:
             return
         self._next_records = now + limits.MEMBERS_INTERVAL_S
         soon = now + limits.MEMBERS_INTERVAL_S / 2
-        if self._has_changed or soon > self._next_heartbeat:
+        if soon > self._next_heartbeat:
             self._next_heartbeat = now + limits.HEARTBEAT_INTERVAL_S
             self._renew()
             self._news[self._identity.node_id] = _News(self.data)
@@ -225,9 +224,8 @@ class Presence:
     def _send_news(self) -> None:
         """Send the links whose turn it is records that are news to them, but none of members missing by
         now."""
-        for member in self._roster.doubted():
-            if member.is_missing:
-                self.forget(member.record.node_id)
+        missing = {member.record.node_id for member in self._roster.doubted() if member.is_missing}
+        self._news = {n: news for n, news in self._news.items() if news.times and n not in missing}
         if not self._news:
             return
         links = self._take_turns()
@@ -236,7 +234,6 @@ class Presence:
         for news in self._news.values():
             news.known_to.update(links)
             news.times -= 1
-        self._news = {node_id: news for node_id, news in self._news.items() if news.times}
 
     def _take_turns(self) -> list[int]:
         """The links whose turn it is, new ones first. Every link has its turn, so none is silent for long."""
@@ -254,13 +251,10 @@ class Presence:
         self._send([news.data], targets)
 
     def _renew(self) -> None:
-        self._has_changed = False
+        """Sign a newer record. Raises ConfigError if others would refuse it, as for what a name contains."""
         self._heartbeat += 1
-        self.record, self.data = self._sign()
-
-    def _sign(self) -> tuple[MemberRecordBody, bytes]:
         dialled = [link.node_id[: limits.LINK_PREFIX_BYTES] for link in self._links.outbound()]
-        body = MemberRecordBody(
+        self.record = MemberRecordBody(
             incarnation=self._incarnation,
             heartbeat=self._heartbeat,
             leaving=self._leaving,
@@ -279,8 +273,8 @@ class Presence:
             dialled=tuple(dialled[: limits.LINKS_STATED_MAX]),
         )
         try:
-            envelope = seal(self._identity, RecordKind.MEMBER, self._swarm_id, body.pack())
-            parse_member_record(envelope)  # others might refuse what it says
+            envelope = seal(self._identity, RecordKind.MEMBER, self._swarm_id, self.record.pack())
+            parse_member_record(envelope)
         except (MalformedError, UnicodeEncodeError) as error:  # the latter of a name in no encoding
             raise ConfigError(f"this node cannot present itself to others: {error}") from None
-        return body, envelope.data
+        self.data = envelope.data

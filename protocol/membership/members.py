@@ -143,8 +143,11 @@ class Roster:
         if known is not None and record.body.age <= known.record.body.age:
             return False
         if known is None:
-            if len(self._members) >= limits.MEMBERS_MAX and not self._make_room():
-                return False
+            if len(self._members) >= limits.MEMBERS_MAX:
+                gone = [member for member in self.doubted() if member.is_gone]
+                if not gone:
+                    return False
+                self.remove(min(gone, key=lambda member: member.since).record.node_id)
             self._members[record.node_id] = known = Member(
                 record, Health.ALIVE, now, now, activity=Activity(now)
             )
@@ -155,9 +158,7 @@ class Roster:
         known.record = record
         known.heard = known.received_at = now
         known.activity.note(record.body.inner_steps, record.body.round, now, was_away=was_away)
-        health = Health.LEFT if record.body.leaving else Health.ALIVE
-        if known.health is not health:
-            self.judge(record.node_id, health, now)
+        self.judge(record.node_id, Health.LEFT if record.body.leaving else Health.ALIVE, now)
         return True
 
     def judge(self, node_id: bytes, health: Health, now: float) -> None:
@@ -190,12 +191,6 @@ class Roster:
         if member is not None:
             self._author_of.pop(member.record.data, None)
             self._views.clear()
-
-    def _make_room(self) -> bool:
-        gone = [member for member in self.doubted() if member.is_gone]
-        if gone:
-            self.remove(min(gone, key=lambda member: member.since).record.node_id)
-        return bool(gone)
 
     def whose(self, record: bytes) -> bytes | None:
         """The author whose newest record these bytes are, if any: known records are not parsed again."""

@@ -105,20 +105,17 @@ class Swim:
         elif now >= self._next_probe:
             self.local_health = max(0, self.local_health - 1)
         for number in [n for n, probe in self._probes.items() if now >= probe.deadline]:
-            if (probe := self._probes.pop(number, None)) is not None:  # else another question replaced it
-                self._follow_up(probe, now)
+            probe = self._probes.pop(number, None)  # None: another question replaced it
+            if probe is not None and not self._lived(probe.node_id, probe.began):
+                (self._suspect if probe.indirect else self._ask_others)(probe.node_id, now)
         if now >= self._next_probe:
             self._vouching = {n: v for n, v in self._vouching.items() if now < v.deadline}
             self._next_probe = now + limits.PROBE_INTERVAL_S
-            self._believe_the_doubted()
+            for member in self._roster.doubted():  # who has spoken to us since is alive
+                self._roster.heard_from(member.record.node_id, self._answered(member))
             self._probe_the_silent(now)
             self._judge_silence(now)
             self._roster.forget_old(now)
-
-    # -- messages
-
-    def ping(self, link: int, message: Ping) -> None:
-        self._outbox.send(link, Ack(message.number))
 
     def ack(self, link: int, message: Ack, now: float) -> None:
         """An answer to our own probe, or to a ping that we sent for another node, which then hears of it."""
@@ -166,8 +163,6 @@ class Swim:
                 for to in self._links_to(message.node_id):
                     self._outbox.send(to, message)
 
-    # -- judgement
-
     def _patience(self, seconds: float) -> float:
         return seconds * (1 + self.local_health)
 
@@ -182,16 +177,6 @@ class Swim:
             member.heard += late
             member.answered += late
             member.since += late if member.health is Health.SUSPECT else 0.0
-
-    def _follow_up(self, probe: _Probe, now: float) -> None:
-        """A probe has timed out: ask others, then suspect the peer, unless it has been heard meanwhile."""
-        member = self._roster.get(probe.node_id)
-        if member is None or self._lived(member, probe.began):
-            return
-        if probe.indirect:
-            self._suspect(probe.node_id, now)
-        else:
-            self._ask_others(probe.node_id, now)
 
     def _probe_the_silent(self, now: float) -> None:
         """Ping the links on which nothing has come for a while, unless their peers are being probed."""
@@ -209,10 +194,11 @@ class Swim:
         heard = [link.heard for link in self._links.values() if link.node_id == node_id]
         return max(heard, default=member.answered)
 
-    def _lived(self, member: Member, at: float) -> bool:
-        """Whether a member was alive at `at`, judged by what was heard since. Its last record may come late,
-        so a record must have come `MEMBERS_LAG_S` after that time."""
-        return self._answered(member) > at or member.heard > at + limits.MEMBERS_LAG_S
+    def _lived(self, node_id: bytes, at: float) -> bool:
+        """Whether a member was alive at `at`, judged by what was heard since, or is none any more. Its last
+        record may come late, so a record must have come `MEMBERS_LAG_S` after that time."""
+        member = self._roster.get(node_id)
+        return member is None or self._answered(member) > at or member.heard > at + limits.MEMBERS_LAG_S
 
     def _ask_others(self, node_id: bytes, now: float) -> None:
         """Ask some other peers whether they reach a node. Earlier questions about it no longer count.
@@ -243,13 +229,6 @@ class Swim:
         rumour = Suspect(node_id, *member.record.body.age)
         for link in sample(set(self._links) - {source}, limits.PUSH_FANOUT, self._rng):
             self._outbox.send(link, rumour)
-
-    def _believe_the_doubted(self) -> None:
-        """A member that has spoken to us since it was suspected is alive."""
-        for member in self._roster.doubted():
-            answered = self._answered(member)
-            if answered >= member.since:
-                self._roster.heard_from(member.record.node_id, answered)
 
     def _judge_silence(self, now: float) -> None:
         down: list[Member] = []

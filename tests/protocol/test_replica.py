@@ -121,8 +121,7 @@ def test_a_joiner_soon_fetches_the_model_from_all_who_claim_it(seed):
         world.handle(node, ev.Sealed((claim,)))
     world.run(2 * limits.HEARTBEAT_INTERVAL_S)
     joiner = world.add(9, [0])
-    world.run(0.5, lambda: len(joiner.core.links) == 1)
-    joiner.core.sealing._seek(claim)
+    world.run(10.0, lambda: joiner.core.sealing.adopting is not None)
     chunk = b"chunk" * 6 + b"--"
     world.handle(joiner, ev.Need(claim.key, ((chunk, 100),)))
     world.run(0.5)
