@@ -261,8 +261,8 @@ others have them too. Without this a payload takes a fifth longer to reach 8 nod
 FETCH_WINDOW_BYTES_AT_FIRST = 6 * CHUNK_BYTES_MAX
 FETCH_WINDOW_BYTES_MIN = 64 * 1024
 FETCH_WINDOW_BYTES_MAX = FETCHES_MAX * CHUNK_BYTES_MAX
-"""Another chunk is asked for while fewer bytes than the window are under way (see `requests`). At first that is
-one chunk of the largest size from each of LINKS_WANTED links; it is more once our line has shown that it
+"""Another chunk is asked for while fewer bytes than the window are under way (see `requests`). At first that
+is one chunk of the largest size from each of LINKS_WANTED links; it is more once our line has shown that it
 brings more in time, and one chunk at a time where the line is slow."""
 
 FETCH_SHARE_GOOD = 1 / 2

@@ -48,9 +48,7 @@ CHUNKS_TRIED = 8
 class Fetcher:
     """Schedules chunk transfers over the links. Chunks are verified and stored by the adapter."""
 
-    def __init__(
-        self, fits: Callable[[bytes, int], bool | None], rng: RandomSource, outbox: Outbox
-    ) -> None:
+    def __init__(self, fits: Callable[[bytes, int], bool | None], rng: RandomSource, outbox: Outbox) -> None:
         """`fits(blob, size)` tells whether a stored chunk has that size; None if it is not stored."""
         self.wants = Wants(fits)
         self.requests = Requests()

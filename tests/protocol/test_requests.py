@@ -1,4 +1,4 @@
-"""What is wanted: of which sizes, what is lacking of it, when it is complete; how much is under way at a time."""
+"""What is wanted, and of which sizes; what is lacking, and when it is complete; how much is under way."""
 
 from __future__ import annotations
 
