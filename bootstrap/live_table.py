@@ -214,8 +214,7 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     nodes = summary.nodes
     start, end = summary.val_loss_start, summary.val_loss_end
     if start is not None and end is not None:
-        unit = f" {summary.loss_unit}".rstrip()
-        table.add_row("validation loss", Text(f"{start:.3f} → {end:.3f}{unit}", style="bold"))
+        table.add_row("validation loss", Text(f"{start:.3f} → {end:.3f}", style="bold"))
     digests = ", ".join(sorted({node["digest"][:16] for node in nodes}))
     same = f"all {len(nodes)} bit-identical: {digests}" if summary.identical else f"NOT identical: {digests}"
     table.add_row("replicas", Text(same, style="bold green" if summary.identical else "bold red"))

@@ -10,13 +10,13 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from rich.console import Console
@@ -46,8 +46,6 @@ SAMPLE_S = 10.0
 """Time limit for the summary's sample: a character from a large model takes seconds."""
 
 EVALUATIONS = 16
-TEXT_LOSS_UNIT = "nats per byte"
-"""The unit of the task `text`; that of a custom task is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +83,6 @@ class LocalSwarm:
         """A round up to which the nodes are asked for a digest of their records."""
         self._starts: set[float] = set()
         """Losses measured before any node had trained; often only one node has measured any."""
-        self._is_asked_to_stop = False
         self.boot = self._process("bootstrap", ["bootstrap", str(folder / "swarm.toml")])
         self.nodes = [self.node(f"node-{i + 1}") for i in range(options.nodes)]
 
@@ -118,15 +115,11 @@ class LocalSwarm:
     async def run(self) -> SwarmSummary:
         """Start, watch, wait for agreement, and in any case stop everything."""
         loop = asyncio.get_running_loop()
-        begun = time.monotonic()
+        begun = monotonic()
         work = asyncio.create_task(self._work())
 
-        def stop() -> None:
-            self._is_asked_to_stop = True
-            work.cancel()
-
         for number in stop_signals():
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, work.cancel)
         reset_signals()
         try:
             await work
@@ -134,7 +127,7 @@ class LocalSwarm:
             raise KeyboardInterrupt from None
         finally:
             await asyncio.to_thread(stop_all, self._everyone)
-        wall_s = round(time.monotonic() - begun, 2)
+        wall_s = round(monotonic() - begun, 2)
         return summarise(
             [process.status for process in self.nodes if process.status is not None],
             starts=self._starts,
@@ -143,7 +136,6 @@ class LocalSwarm:
             rounds=self.options.rounds,
             parameters=self._manifest.plan().numel,
             codec=self.options.codec,
-            loss_unit=TEXT_LOSS_UNIT if self.options.task == "text" else "",
             sample=await asyncio.to_thread(self._sample),
         )
 
@@ -171,7 +163,7 @@ class LocalSwarm:
         self, display: Display, phase: str, is_over: Callable[[], bool], deadline_s: float
     ) -> None:
         """Refresh statuses and the display until `is_over`, or for at most `deadline_s`."""
-        begun = time.monotonic()
+        begun = monotonic()
         while not is_over():
             self._check(display)
             await asyncio.gather(
@@ -183,7 +175,7 @@ class LocalSwarm:
             self._starts.update(s for p in self.nodes if (s := p.trainer.get("val_loss_start")) is not None)
             self.refreshed(display)
             display.update(self._everyone, phase)
-            if time.monotonic() - begun > deadline_s:
+            if monotonic() - begun > deadline_s:
                 return
             await asyncio.sleep(REFRESH_S)
 
@@ -224,19 +216,17 @@ class LocalSwarm:
         return len({status["merged_digest"] for status in statuses}) == 1 and not are_busy and have_evaluated
 
     def _sample(self) -> str:
-        """A few lines from the first node's model, cut short when time is up or a person presses Ctrl-C. An
-        error here is only printed: the training has not failed."""
+        """A few lines from the first node's model, cut short when time is up. An error here is only printed:
+        the training has not failed."""
         if self._manifest.task.source:
             return ""
         from gossamer.node.exports.generate import generate
 
-        until = time.monotonic() + SAMPLE_S
+        until = monotonic() + SAMPLE_S
         home, seed = Home(self._left[0].folder), self.options.seed
         try:
             pieces = generate(home, SAMPLE_PROMPT, SAMPLE_CHARACTERS, temperature=0.7, seed=seed)
-            return SAMPLE_PROMPT + "".join(
-                takewhile(lambda _: not self._is_asked_to_stop and time.monotonic() < until, pieces)
-            )
+            return SAMPLE_PROMPT + "".join(takewhile(lambda _: monotonic() < until, pieces))
         except LocalError as error:
             print(f"gossamer: no sample: {error}", file=sys.stderr)
             return ""

@@ -108,12 +108,7 @@ def _value(value: Any) -> str:
         items = list(map(_value, value))
         rows = value and isinstance(value[0], tuple)  # tensors, a line each
         return "[\n    " + ",\n    ".join(items) + ",\n]" if rows else f"[{', '.join(items)}]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
-    return repr(value)
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers and booleans are written alike
 
 
 def _key(name: str) -> str:

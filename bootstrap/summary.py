@@ -43,7 +43,6 @@ class SwarmSummary:
     nodes: list[dict[str, Any]]
     ended: list[str] = field(default_factory=list)
     """Processes that were killed or ended on the way, and how; the others went on."""
-    loss_unit: str = ""
 
     @property
     def ok(self) -> bool:

@@ -19,8 +19,6 @@ from gossamer.node.daemon.monitoring.status import one_line
 from gossamer.node.formatting import UNBOUNDED, WRONG_SHAPE, count, size, three_decimals
 from gossamer.node.processes import stop_signals
 from gossamer.protocol.errors import ConfigError, UnreachableError
-from gossamer.protocol.limits import UNIX_S_MAX
-from gossamer.protocol.unix_time import span
 
 Json = dict[str, Any]
 
@@ -82,19 +80,11 @@ def show_peers(status: Json, console: Console) -> None:
     title = f"swarm {status['swarm']} as {_name(status)} sees it" + (
         f", agreement {agreement:.2f} in the newest round with two deltas" if agreement is not None else ""
     )
-    console.print(line((title + _invited(status.get("invited_until")), "italic"), fold=True))
+    console.print(line((title, "italic"), fold=True))
     console.print(table(_members(status), console.width))
     for member in (status["itself"], *status["members"]):
         if verdict := member["contributions"]["verdict"]:
             console.print(line((f"{_name(member)}: {verdict}", "dim italic"), fold=True))
-
-
-def _invited(until: Any) -> str:
-    """For how long the asked node is still invited; empty if its invitation does not end."""
-    if not isinstance(until, int) or not 0 < until <= UNIX_S_MAX:
-        return ""
-    left_s = until - time.time()
-    return f", invited for another {span(left_s)}" if left_s > 0 else ", its invitation has run out"
 
 
 # --- `gossamer top`: a node and its swarm, live.

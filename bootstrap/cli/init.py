@@ -117,18 +117,13 @@ def init(
         invited=invited,
     )
     has_first = weights is not None or bool(manifest.task.source)
+    if has_first:
+        genesis.write(manifest, phi, first)
+    else:
+        first.unlink(missing_ok=True)  # that of the replaced manifest
     if secret:
         invites.write_owner(key, secret)  # before the manifest that names it
-    try:
-        if has_first:
-            genesis.write(manifest, phi, first)
-        else:
-            first.unlink(missing_ok=True)  # that of the replaced manifest
-        manifests.write(manifest, path, replace=force)
-    except BaseException:  # Ctrl-C, too
-        if secret:
-            key.unlink()  # it owns nothing, and would be in the way of the next try
-        raise
+    manifests.write(manifest, path, replace=force)
     typer.echo(f"wrote {path}: swarm {manifest.swarm_id.hex()}")
     if has_first:
         typer.echo(f"wrote {first}: the initial parameters, which gossamer bootstrap reads from there")

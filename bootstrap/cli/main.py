@@ -21,7 +21,7 @@ from gossamer.bootstrap.cli.watch import peers, status, top, verify
 from gossamer.node import __version__
 from gossamer.node import processes as exit_status
 from gossamer.node.formatting import harmless
-from gossamer.protocol.errors import ConfigError, DiskFullError, LocalError
+from gossamer.protocol.errors import DiskFullError, LocalError
 
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Begin": {
@@ -87,10 +87,6 @@ def _gossamer(
 
     Nodes may join, leave and crash at any time. Every command has its own help: gossamer node --help.
     """
-    try:
-        Path.cwd()
-    except FileNotFoundError:  # torch would fail on it without a helpful message
-        raise ConfigError("the current folder no longer exists: cd to one that does") from None
 
 
 def main() -> None:

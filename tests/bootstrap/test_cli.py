@@ -53,7 +53,7 @@ def free_port() -> int:
         (["swarm", "--fragments", 99], "fragments must be 1 to"),
         (["swarm", "--data", "missing.txt"], "missing.txt"),
         (["swarm", "--json", "missing/summary.json"], "missing"),
-        (["swarm", "--json", "."], "folder"),
+        (["swarm", "--json", "."], "is not a file"),
         (["init"], "MANIFEST"),
         (["init", "m.toml", "--codec", "zip"], "zip"),
         (["init", "m.toml", "--preset", "huge"], "huge"),
@@ -106,14 +106,6 @@ def free_port() -> int:
 def test_what_a_flag_cannot_be(run: Run, tmp_path: Path, args: list[object], part: str) -> None:
     run(*args).assert_user_error(part)
     assert entries(tmp_path) == set(), "nothing half-written"
-
-
-def test_a_folder_that_is_gone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    for command in ("id", "init", "swarm", "node"):
-        run(command).assert_user_error("the current folder no longer exists", "cd to one that does")
 
 
 def test_the_version(run: Run) -> None:

@@ -180,16 +180,3 @@ def test_an_init_that_fails_leaves_no_key(run: Run, tmp_path: Path) -> None:
     (tmp_path / "my.owner").write_bytes(bytes(32))
     run("init", "my.toml", "--invited").assert_user_error("my.owner already exists", "--owner-key")
     assert entries(tmp_path) == {"my.owner"}
-
-
-def test_an_init_that_is_interrupted_leaves_no_key(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    for step in ("create", "write"):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"gossamer.bootstrap.manifests.{step}", interrupt)
-            assert run("init", "my.toml", "--preset", "tiny", "--invited").status == 130
-        assert entries(tmp_path) == set()

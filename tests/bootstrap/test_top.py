@@ -10,7 +10,6 @@ import re
 import signal
 import sys
 import termios
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,14 +81,6 @@ def test_a_narrow_terminal_shows_who_it_is_and_what_was_bad(name: str) -> None:
         assert max(map(len, lines)) <= width
         assert name[:10] in "".join(lines) and "20ofthelast20rounds" in "".join(" ".join(lines).split())
     assert next(line for line in lines if "node" in line).split()[:2] == ["node", "health"]
-
-
-def test_for_how_long_the_asked_node_is_invited_still() -> None:
-    now = int(time.time())
-    assert ", invited for another 2.0 days" in peers(status(invited_until=now + 172_800 + 60))
-    assert ", its invitation has run out" in peers(status(invited_until=now - 1))
-    for none in (None, "soon", 10**400):
-        assert "invit" not in peers(status(invited_until=none))
 
 
 # -- top

@@ -153,5 +153,5 @@ async def settle(nodes: list[NodeProcess], condition: object, timeout: float, wh
                 await asyncio.sleep(0.25)
     except TimeoutError:
         states = [(n.name, (n.status or {}).get("state"), (n.status or {}).get("round")) for n in nodes]
-        words = [f"{n.name}: {n.last_words()}" for n in nodes]
+        words = [f"{n.name}: {n.last_line()}" for n in nodes]
         raise AssertionError(f"not within {timeout:.0f} s: {what}; {states}; {words}") from None

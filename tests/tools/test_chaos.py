@@ -86,28 +86,6 @@ def test_each_event_has_its_fraction_of_the_rounds() -> None:
     assert [node.name for node in stage.nodes] == ["node-1", "node-2", "node-3", "node-4"]
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 7])
-def test_a_short_run_has_the_whole_storm_too(rounds: int) -> None:
-    stage = Stage(rounds)
-    for _ in range(12):
-        stage.all_in(rounds)
-    assert stage.kinds == list(Kind)
-
-
-def test_killed_is_over_when_all_others_are_in_a_new_round() -> None:
-    stage = Stage()
-    stage.all_in(6)
-    one, _, three = stage.nodes
-    assert isinstance(one, Pretended) and isinstance(three, Pretended)
-    one.says(7)
-    stage.storm.check()
-    assert not stage.recovered(Kind.KILLED)
-    three.says(7)
-    stage.storm.check()
-    assert stage.recovered(Kind.KILLED)
-    assert "the other nodes train on, after" in stage.storm.log[-1]
-
-
 def test_returned_is_over_when_it_trains_within_a_round() -> None:
     stage = Stage()
     stage.all_in(6)
@@ -152,12 +130,3 @@ def test_it_is_over_when_all_has_happened_and_recovered() -> None:
     stage.storm.check()
     assert stage.storm.over
     assert all(fault.to_json()["recovered_s"] is not None for fault in stage.storm.faults)
-
-
-def test_what_does_not_recover_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage()
-    for round_ in range(1, ROUNDS):
-        stage.all_in(round_)
-    assert not stage.recovered(Kind.HEALED) and not stage.storm.over
-    monkeypatch.setattr(chaos, "RECOVERY_S_MAX", -1.0)
-    assert stage.storm.over

@@ -5,9 +5,7 @@ losses and the latest lines of the log, and then the state each second, and roun
 """
 
 import asyncio
-import socket
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -20,10 +18,6 @@ from gossamer.protocol.payloads import Layout
 LISTENERS_MAX = 32
 QUEUE_MAX = 30
 """How many events may wait for one listener: half a minute's worth. A slower listener is dropped."""
-
-SEND_BUFFER_BYTES = 1 << 16
-"""How much the system buffers for a page that reads nothing. By itself it would buffer megabytes, which take
-many minutes to fill while such a page keeps its place."""
 
 WRITE_TIMEOUT_S = 30.0
 
@@ -87,11 +81,7 @@ class Feed:
         if len(self._listeners) >= LISTENERS_MAX:
             raise web.HTTPServiceUnavailable(text="too many pages are open", headers={"Retry-After": "10"})
         queue: asyncio.Queue[bytes] = asyncio.Queue()
-        self._listeners[queue] = transport = request.transport
-        line = transport.get_extra_info("socket") if transport else None
-        if line is not None:
-            with suppress(OSError):  # from macOS, for a page that has been closed already
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._listeners[queue] = request.transport
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
             await response.prepare(request)

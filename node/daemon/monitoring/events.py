@@ -103,11 +103,9 @@ class LogRing(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging, under the handler's lock."""
-        levels = ((logging.ERROR, "error"), (logging.WARNING, "warning"), (logging.NOTSET, "info"))
-        level = next(name for least, name in levels if record.levelno >= least)
         text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.getMessage())
         self._count += 1
-        self._lines.append(Line(self._count, record.created, level, text[:TEXT_MAX]))
+        self._lines.append(Line(self._count, record.created, record.levelname.lower(), text[:TEXT_MAX]))
 
     def since(self, number: int) -> list[Line]:
         """All that are kept after line `number`, oldest first."""

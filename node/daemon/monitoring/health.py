@@ -86,16 +86,17 @@ CHECKS = (
     ),
     Check(
         name="refused",
-        # Whoever is linked may have a slower clock.
-        finds=lambda now, _: not now.links and now.vitals.refusal,
+        finds=lambda now, _: (
+            not now.links and now.vitals.refusal
+        ),  # whoever is linked may have a slower clock
     ),
     Check(
         name="diverged",
         finds=lambda now, _: (
             now.vitals.diverged
-            and f"the model diverged: {now.vitals.diverged}; nothing is published until an owner revokes the"
-            " member that caused it (gossamer revoke); or start a new swarm from what gossamer"
-            " export --sealed writes"
+            and f"the model diverged: {now.vitals.diverged}; nothing is published until an owner revokes"
+            " the member that caused it (gossamer revoke); or start a new swarm from what gossamer export"
+            " --sealed writes"
         ),
     ),
     Check(
@@ -242,8 +243,9 @@ def clock_problem(offsets: Iterable[float]) -> str:
         return ""
     if len(known) < PEERS_MIN:
         theirs = f"that of {len(known)} peer(s)"
-        differ = f"differ by {abs(off):.0f} s"
-        return f"this machine's clock and {theirs} {differ}: set the one that is wrong (NTP)"
+        return (
+            f"this machine's clock and {theirs} differ by {abs(off):.0f} s: set the one that is wrong (NTP)"
+        )
     which = "behind" if off > 0 else "ahead of"
     return f"this machine's clock is {abs(off):.0f} s {which} the clocks of {len(known)} peers; set it (NTP)"
 
