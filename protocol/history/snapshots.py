@@ -63,13 +63,12 @@ class Sealing:
         self._claimed: dict[int, Claim] = {}
         """What we claimed lately, by round, and still stand by: others may not have got further yet."""
         self.adopting: Claim | None = None
+        """The snapshot that is being fetched."""
         self.floor = 0
         self._asked_to_seal = 0
         self._clocks: deque[tuple[float, int]] = deque()
         self._claimed_at = 0.0
         self._next_look = 0.0
-        self._sought: Claim | None = None
-        """The snapshot being fetched, or the last one that was."""
 
     @property
     def joined(self) -> bool:
@@ -123,10 +122,13 @@ class Sealing:
     def unusable(self, claim: Claim) -> None:
         """A claimed snapshot is none of this model: our own history goes on, or another one is chosen."""
         self._peers.unusable(claim.root)
-        self._fetcher.wants.forget(claim.key)
         if self.adopting is not None and self.adopting.root == claim.root:
-            self.adopting = None
+            self._give_up(self.adopting)
             self._forks.begin_anew()
+
+    def _give_up(self, adopting: Claim) -> None:
+        self._fetcher.wants.forget(adopting.key)
+        self.adopting = None
 
     def deadline(self) -> float:
         return self._next_look
@@ -139,8 +141,7 @@ class Sealing:
         members = self._peers.members()
         if self.adopting is not None:
             if self._is_to_be_given_up(self.adopting, members, now):
-                self._fetcher.wants.forget(self.adopting.key)
-                self.adopting = None
+                self._give_up(self.adopting)
         elif not self.joined:
             self._join(members, now)
         elif self._away.is_outlived(clock, members, now):
@@ -176,12 +177,9 @@ class Sealing:
         self._join(members, now)
 
     def _adopt(self, claim: Claim, now: float) -> None:
-        """Fetch a snapshot from now on, and no other one."""
-        if self._sought is not None and self._sought.root != claim.root:
-            self._fetcher.wants.forget(self._sought.key)
-        self.adopting = self._sought = claim
+        self.adopting = claim
         self._claimed_at = now
-        self._fetcher.fetch_between(claim.key, self._is_in_what_is_sought)
+        self._fetcher.fetch_between(claim.key, self._is_covered)
         self._outbox.append(Adopt(claim))
 
     def _is_to_be_given_up(self, claim: Claim, members: Sequence[PeerClaim], now: float) -> bool:
@@ -196,10 +194,10 @@ class Sealing:
 
     # -- the snapshot that is being fetched
 
-    def _is_in_what_is_sought(self, record_id: bytes) -> bool:
-        """Whether the snapshot sought covers a delta's round, so that its payload will not be needed."""
+    def _is_covered(self, record_id: bytes) -> bool:
+        """Whether the snapshot holds a delta's round, so that its payload will not be needed."""
         delta = self._context.ledger.get(record_id)
-        return delta is not None and self._sought is not None and delta.round <= self._sought.round
+        return delta is not None and self.adopting is not None and delta.round <= self.adopting.round
 
     def need(self, event: Need, now: float) -> None:
         """Fetch chunks; those of the snapshot come from every member that claims it."""
@@ -208,13 +206,13 @@ class Sealing:
             self.hint(link.number)
 
     def hint(self, number: int) -> None:
-        """A link's peer has stated its claims: if the snapshot sought is one, the peer holds all of it."""
-        if self._sought is None or self._sought.key not in self._fetcher.wants:
+        """A link's peer has stated its claims: if the snapshot fetched is one, the peer holds all of it."""
+        if self.adopting is None or self.adopting.key not in self._fetcher.wants:
             return
         link = self._context.links.get(number)
         member = self._context.roster.get(link.node_id) if link is not None else None
-        if member is not None and self._sought.root in (c.root for c in member.record.body.claims):
-            self._fetcher.hint(number, self._sought.key)
+        if member is not None and self.adopting.root in (c.root for c in member.record.body.claims):
+            self._fetcher.hint(number, self.adopting.key)
 
     # -- where it ends
 
