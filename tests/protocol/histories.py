@@ -82,20 +82,18 @@ sealing_of = Node
 
 
 def drive(sealing, start, seconds, clock=0, others=(), lacking=1000):
-    """Wake it twice a second; returns all effects."""
-    result = []
-    for tick in range(int(seconds * 2) + 1):
-        told = Told(list(map(PeerClaim, others)), lacking=lacking)
-        result += sealing.wake(start + tick / 2, clock, told)
-    return result
+    """Wake it twice a second; returns all effects. `others` are members, or what they claim."""
+    members = [one if isinstance(one, PeerClaim) else PeerClaim(one) for one in others]
+    ticks = [start + tick / 2 for tick in range(int(seconds * 2) + 1)]
+    return [effect for now in ticks for effect in sealing.wake(now, clock, Told(members, lacking=lacking))]
 
 
 def kinds(effects, kind):
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def joined(*claims, floor=0, own_last=0):
-    """A node that holds claims of an earlier run, and has missed nothing since."""
-    sealing = sealing_of(is_first=False, own_last=own_last)
-    sealing.restore(claims, floor, extent=10**6)
+def joined(*claims, floor=0, own_last=0, extent=10**6, is_first=False):
+    """A node that holds claims of an earlier run, and has missed nothing since a round `extent`."""
+    sealing = sealing_of(is_first=is_first, own_last=own_last)
+    sealing.restore(claims, floor, extent=extent)
     return sealing
