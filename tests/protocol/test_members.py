@@ -44,20 +44,6 @@ def test_the_newest_row_wins_in_any_order(rows, rng):
     assert [m.record.node_id for m in rosters[0].members()] == sorted(one)
 
 
-def test_who_says_that_it_leaves_has_left_however_late_that_comes():
-    roster = Roster(bytes(32))
-    roster.update(_row(1), 100.0)
-    roster.judge(_row(1).node_id, Health.DOWN, 108.0)
-    roster.update(_row(1, heartbeat=2, leaving=True), 117.0)
-    assert roster.get(_row(1).node_id).health is Health.LEFT
-
-
-def test_our_own_row_is_not_a_member():
-    roster = Roster(_row(1).node_id)
-    assert not roster.update(_row(1, 9, 9), 0.0)
-    assert roster.members() == []
-
-
 def test_health_follows_rows_and_signs_of_life():
     roster = Roster(bytes(32))
     me = _row(1).node_id

@@ -113,31 +113,13 @@ def test_whatever_comes_on_a_link_answers_a_ping_and_lifts_a_suspicion():
     bench.machine.heard_on(1, bench.now + 0.1)
     assert _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor) == []
     bench.until_ping(1)
-    bench.pass_time(limits.PROBE_TIMEOUT_S + limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,))
-    assert bench.health(1) is Health.SUSPECT
+    asked = _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor)
+    assert len({e.link for e in asked} - {1}) == limits.INDIRECT_PROBES and bench.health(1) is Health.ALIVE
+    rumours = _sent(bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,)), Suspect)
+    assert len(rumours) == limits.PUSH_FANOUT and bench.health(1) is Health.SUSPECT
     bench.machine.heard_on(1, bench.now)
     bench.pass_time(limits.PROBE_INTERVAL_S, silent=(1,))
     assert bench.health(1) is Health.ALIVE
-
-
-def test_silence_leads_to_indirect_probes_then_suspicion_then_down():
-    bench = Bench(6)
-    bench.until_ping(1)
-    asked = _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor)
-    assert len({e.link for e in asked}) == limits.INDIRECT_PROBES
-    assert 1 not in {e.link for e in asked}
-    assert all(e.message.node_id == IDS[1] for e in asked)
-    assert bench.health(1) is Health.ALIVE
-    rumours = _sent(bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,)), Suspect)
-    assert bench.health(1) is Health.SUSPECT
-    assert len(rumours) == limits.PUSH_FANOUT
-    assert rumours[0].message.node_id == IDS[1]
-    seconds = 0.0
-    while bench.health(1) is not Health.DOWN:
-        bench.pass_time(0.5, silent=(1,))
-        seconds += 0.5
-        assert seconds < limits.SUSPICION_TIMEOUT_S + 2 * limits.PROBE_INTERVAL_S
-    assert seconds > limits.SUSPICION_TIMEOUT_S
 
 
 def test_nobody_answers_a_direct_probe_for_another():
@@ -209,36 +191,22 @@ def test_those_linked_to_a_member_are_the_first_to_be_asked_about_it():
 
 def test_rumours_are_believed_unless_we_know_better():
     bench = Bench(3)
-    age = bench.roster.get(IDS[1]).record.body.age
-    assert bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + 1.0) == []  # fresh
-    relayed = bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now + limits.PROBE_TIMEOUT_S)
-    assert relayed == []  # it has just come
-    stale = Suspect(IDS[1], age[0], age[1] - 1)
-    bench.now += limits.RUMOUR_PAUSE_S
-    row = bench.roster.get(IDS[1]).record.data
-    bench.row(1, 2, bench.now)
-    (newer,) = _sent(bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now), Records)
-    assert newer.link == 2 and newer.message.entries[0][0] != row, "who missed what refutes it gets that"
-    bench.now += limits.RUMOUR_PAUSE_S
-    age = bench.roster.get(IDS[1]).record.body.age
-    assert bench.machine.suspicion(2, stale, bench.now) == []  # refuted long ago: that may be its last
-    assert bench.machine.suspicion(2, Suspect(IDS[9], 1, 1), bench.now) == []  # a stranger
-    relayed = _sent(bench.machine.suspicion(2, Suspect(IDS[1], *age), bench.now), Suspect)
-    assert bench.health(1) is Health.SUSPECT
-    assert 2 not in {e.link for e in relayed}
-    assert bench.machine.suspicion(3, Suspect(IDS[1], *age), bench.now) == []  # relayed once
-
-
-def test_who_has_just_spoken_to_us_hears_of_the_rumour_about_it():
-    """Those who believe it may have no link to tell it over; it clears that up with a newer row."""
-    bench = Bench(3)
+    old = Suspect(IDS[1], *bench.roster.get(IDS[1]).record.body.age)
+    assert bench.machine.suspicion(2, old, bench.now + 1.0) == [], "it has just come"
     bench.now += limits.RUMOUR_PAUSE_S
     bench.machine.heard_on(1, bench.now)
+    assert bench.machine.suspicion(2, old, bench.now) == [Send(1, old)], "who has just spoken can refute it"
+    bench.row(1, 2, bench.now)
+    (newer,) = _sent(bench.machine.suspicion(2, old, bench.now), Records)
+    assert newer.link == 2, "who missed what refutes it gets that"
+    bench.now += limits.RUMOUR_PAUSE_S
+    assert bench.machine.suspicion(2, old, bench.now) == [], "refuted long ago: that may have been its last"
+    assert bench.machine.suspicion(2, Suspect(IDS[9], 1, 1), bench.now) == [], "a stranger"
     rumour = Suspect(IDS[1], *bench.roster.get(IDS[1]).record.body.age)
-    assert bench.machine.suspicion(2, rumour, bench.now) == [Send(1, rumour)]
-    assert bench.health(1) is Health.ALIVE
-    bench.now += limits.PROBE_TIMEOUT_S
-    assert _sent(bench.machine.suspicion(2, rumour, bench.now), Suspect) and bench.health(1) is Health.SUSPECT
+    relayed = _sent(bench.machine.suspicion(2, rumour, bench.now), Suspect)
+    assert bench.health(1) is Health.SUSPECT
+    assert 2 not in {e.link for e in relayed}
+    assert bench.machine.suspicion(3, rumour, bench.now) == [], "relayed once"
 
 
 def test_many_who_fall_silent_at_once_are_one_line():
@@ -355,15 +323,3 @@ def test_leaving_is_seen_at_once(seed):
     world.run(30.0)
     for node in world.running():
         assert _verdicts(node, leaver.number) == [Health.LEFT]
-
-
-def test_one_link_cut_is_vouched_for_by_others(seed):
-    """Two nodes cannot hear each other directly any more; everybody else can."""
-    world = _world(seed, 5)
-    a, b = world.nodes[1], world.nodes[2]
-    real = world.reachable
-    world.reachable = lambda x, y: {x.number, y.number} != {1, 2} and real(x, y)
-    world.run(60.0)
-    assert Health.DOWN not in _verdicts(a, 2)
-    assert Health.DOWN not in _verdicts(b, 1)
-    assert a.core.roster.get(b.identity.node_id).health is Health.ALIVE
