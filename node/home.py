@@ -73,21 +73,22 @@ class FolderLock:
     def take(self) -> None:
         """Make sure that no other daemon uses this folder as long as this process lives. Raises
         StorageError."""
+        deadline = time.monotonic() + LOCK_S
         try:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            _lock_soon(self._file)
+            while not _locked(self._file):
+                if time.monotonic() > deadline:
+                    raise self._in_use()
+                time.sleep(LOCK_POLL_S)
             self._folder = os.open(self._root, os.O_RDONLY)
-            try:
-                fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if isinstance(error, BlockingIOError):
-                    raise
-        except BlockingIOError:
-            raise StorageError(
-                f"another node is running in {self._root}; stop it or choose another folder"
-            ) from None
+            with suppress(OSError):  # a file system that locks no folders
+                if not _locked(self._folder):
+                    raise self._in_use()
         except OSError as error:
             raise _unusable(self._path, error) from None
+
+    def _in_use(self) -> StorageError:
+        return StorageError(f"another node is running in {self._root}; stop it or choose another folder")
 
     def let_go(self) -> None:
         """Release the lock, as the end of our process does."""
@@ -109,16 +110,13 @@ class FolderLock:
         return True
 
 
-def _lock_soon(file: int) -> None:
-    """Lock a file within `LOCK_S`. Raises OSError."""
-    deadline = time.monotonic() + LOCK_S
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(LOCK_POLL_S)
+def _locked(file: int) -> bool:
+    """Lock a file or folder, unless another process holds a lock on it. Raises OSError."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Home:
@@ -200,33 +198,24 @@ class Home:
 
     def identity(self) -> Identity:
         """Read the key, making one the first time. Raises StorageError."""
-        if not self.has_key:
-            self._write_key(os.urandom(32))
-        return Identity.from_seed(self._read_key())
-
-    def copy_key(self, other: "Home") -> None:
-        """Take over the key of another folder, unless there is one here already. Raises StorageError, also
-        for a key that could not be used there: a copy of a damaged one would stay when that is restored."""
-        if not self.has_key:
-            self._write_key(other._read_key())
-
-    def _read_key(self) -> bytes:
-        """The key, which can be used. Raises StorageError."""
         try:
-            seed = self.key_path.read_bytes()
+            if not self.has_key:
+                write_first(self.key_path, os.urandom(32))
             if self.key_path.stat().st_mode & 0o077:
                 raise StorageError(f"{self.key_path} can be read by others; run: chmod 600 {self.key_path}")
-            Identity.from_seed(seed)
+            return Identity.from_seed(self.key_path.read_bytes())
         except OSError as error:
             raise _unusable(self.key_path, error) from None
         except ConfigError as error:
             raise StorageError(f"{self.key_path} is damaged ({error}); restore it from a backup") from None
-        return seed
 
-    def _write_key(self, seed: bytes) -> None:
-        """Raises StorageError."""
+    def copy_key(self, other: "Home") -> None:
+        """Take over the key of another folder, unless there is one here already. Raises StorageError, also
+        for a key that could not be used there: a copy of a damaged one would stay when that is restored."""
+        other.identity()
         try:
-            write_first(self.key_path, seed)
+            if not self.has_key:
+                write_first(self.key_path, other.key_path.read_bytes())
         except OSError as error:
             raise _unusable(self.key_path, error) from None
 
@@ -236,7 +225,7 @@ class Home:
             last = int(self.incarnation_path.read_text())
         except (OSError, ValueError):
             last = 0
-        if not 0 <= last < INCARNATION_MAX:
+        if last > INCARNATION_MAX:
             last = 0  # damaged: no clock can have shown it, and no message could carry it
         incarnation = max(time.time_ns() // 1_000_000, last + 1)
         with suppress(OSError):  # a full disk is no reason not to start
@@ -313,24 +302,20 @@ class Home:
 
     def write_peers(self, contacts: Sequence[str]) -> None:
         """Remember where members were. Raises OSError."""
-        write_atomically(self.peers_path, json.dumps(list(contacts)).encode())
+        write_atomically(self.peers_path, json.dumps({"contacts": list(contacts)}).encode())
 
     def read_peers(self) -> tuple[str, ...]:
         """What `write_peers` remembered; empty if nothing is usable."""
-        found = _read_json(self.peers_path)
-        return tuple(str(contact) for contact in found) if isinstance(found, list) else ()
+        found = (_facts(self.peers_path) or {}).get("contacts", ())
+        return tuple(map(str, found))
 
     def write_daemon(self, **facts: Any) -> None:
         """Write down where the running daemon answers. Raises StorageError."""
-        try:
-            write_atomically(self.daemon_path, json.dumps(facts).encode())
-        except OSError as error:
-            raise cannot_write(self.daemon_path, error) from None
+        keep(self.daemon_path, json.dumps(facts).encode())
 
     def read_daemon(self) -> dict[str, Any] | None:
         """Where the running daemon answers, or the last one did. None while one starts, or if unusable."""
-        facts = _read_json(self.daemon_path)
-        return facts if isinstance(facts, dict) else None
+        return _facts(self.daemon_path)
 
     def set_daemon_aside(self) -> None:
         """A daemon starts: set the last one's facts aside, since another node may answer there by now."""
@@ -339,8 +324,7 @@ class Home:
 
     def read_last_daemon(self) -> dict[str, Any]:
         """The facts set aside by this start, or by one that failed; empty if nothing is usable."""
-        facts = _read_json(self.last_daemon_path)
-        return facts if isinstance(facts, dict) else {}
+        return _facts(self.last_daemon_path) or {}
 
 
 def _unusable(path: Path, error: OSError) -> StorageError:
@@ -358,12 +342,13 @@ def _read(path: Path) -> bytes | None:
         raise _unusable(path, error) from None
 
 
-def _read_json(path: Path) -> Any:
-    """The content of a file that we can do without; None if there is nothing usable."""
+def _facts(path: Path) -> dict[str, Any] | None:
+    """The content of a JSON file that we can do without; None if there is nothing usable."""
     try:
-        return json.loads(path.read_bytes())
+        facts = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
+    return facts if isinstance(facts, dict) else None
 
 
 def manifest_of(home: Home) -> "Manifest":
@@ -401,25 +386,9 @@ def new_home(folder: Path | None, swarm_id: bytes) -> Home:
     """Make a node's folder. The default folder gets this machine's own key, if any (see `gossamer id`)."""
     home = Home((folder or default_folder(swarm_id)).absolute())
     home.create()
-    machine = Home(nodes_root()) if folder is None else None
-    if machine is not None and machine.has_key:
-        home.copy_key(machine)
+    if folder is None and Home(nodes_root()).has_key:
+        home.copy_key(Home(nodes_root()))
     return home
-
-
-def homes_here() -> list[tuple[Home, "Manifest"]]:
-    """The folders of this machine's own nodes, in the default places of `new_home`, with their manifests.
-
-    A folder whose manifest cannot be read is left out.
-    """
-    found = []
-    for path in sorted(nodes_root().glob("*/manifest")):
-        home = Home(path.parent.absolute())
-        with suppress(StorageError):
-            manifest = home.manifest()
-            if manifest is not None and home.root.name == default_folder(manifest.swarm_id).name:
-                found.append((home, manifest))
-    return found
 
 
 def node_in(folder: Path | None) -> Home:
@@ -467,8 +436,7 @@ def keep_better(home: Home, offered: Invitation) -> None:
 
 def keep_grant(home: Home, swarm_id: bytes, grant: Grant) -> None:
     """Put a grant that came without addresses into a folder's invitation. Raises as `keep_better` does."""
-    try:
-        kept = home.invitation()
-    except StorageError:
-        kept = None  # damaged, and of no more use
-    keep_better(home, Invitation(swarm_id, grant, kept.contacts if kept else ()))
+    contacts: tuple[str, ...] = ()
+    with suppress(StorageError):  # damaged, and of no more use
+        contacts = kept.contacts if (kept := home.invitation()) else ()
+    keep_better(home, Invitation(swarm_id, grant, contacts))

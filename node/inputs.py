@@ -33,15 +33,8 @@ def read_bytes(path: Path, bytes_max: int, *, kind: str) -> bytes:
     return data
 
 
-def read_text(path: Path, bytes_max: int, *, kind: str, hint: str) -> str:
-    """A whole file as text, without a byte order mark.
-
-    Raises ConfigError, also if it is not UTF-8; the message says by `hint` what a file of that `kind` is.
-    """
-    return _as_text(read_bytes(path, bytes_max, kind=kind), path, kind=kind, hint=hint)
-
-
 def _as_text(data: bytes, path: Path, *, kind: str, hint: str) -> str:
+    """A file's text, without a byte order mark. Raises ConfigError, which says what a file of that `kind` is."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -55,8 +48,9 @@ def given_invitation(text: str | None) -> Invitation | None:
     if not text:
         raise ConfigError("the invitation (--invite) is empty: is the shell variable that it names unset?")
     if PREFIX not in text:
-        hint = "what gossamer invite printed"
-        text = read_text(expanded(Path(text)), INVITATION_BYTES_MAX, kind="invitation", hint=hint)
+        path = expanded(Path(text))
+        data = read_bytes(path, INVITATION_BYTES_MAX, kind="invitation")
+        text = _as_text(data, path, kind="invitation", hint="what gossamer invite printed")
     return read_invitation(text)
 
 

@@ -5,6 +5,7 @@ This is what `gossamer node` and `Peer.attach` have in common before a daemon is
 
 import logging
 import time
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from gossamer.node.address import Contact, check_is_swarm, is_swarm, parse_conta
 from gossamer.node.daemon.network.address_book import whom_to_join
 from gossamer.node.daemon.network.rpc import asker_of, fetch_manifest
 from gossamer.node.daemon.phi.restore import has_model
-from gossamer.node.home import Home, homes_here, keep_better, new_home, own_id
+from gossamer.node.home import Home, default_folder, keep_better, new_home, nodes_root, own_id
 from gossamer.node.inputs import given_invitation
 from gossamer.node.options import NodeOptions
 from gossamer.protocol.access.acl import Invitation
-from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError
+from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError, StorageError
 from gossamer.protocol.manifest import Manifest
 
 ASK_AGAIN_S = 5.0
@@ -86,8 +87,11 @@ def _asked(
     options: NodeOptions, joins: tuple[str, ...], folder: Path | None, invitation: Invitation | None
 ) -> Manifest | Home:
     """The manifest that the nodes to join have; or this machine's own node, if it goes on without them."""
+    if not joins and invitation is not None:
+        raise ConfigError("the invitation names no address; name one of a node with --join ADDRESS")
     if not joins:
-        raise _nothing_to_enter(folder, invitation)
+        where = f"{folder} has no manifest" if folder else "which swarm?"
+        raise ConfigError(f"{where}: name one of its nodes with --join ADDRESS (or --invite), or a node's folder")
     contacts = tuple(map(parse_contact, joins))
     asker = asker_of(new_home(folder, invitation.swarm_id)) if invitation else None
     swarm_id = invitation.swarm_id.hex() if invitation else options.swarm_id
@@ -115,26 +119,21 @@ def _asked(
     return manifest
 
 
-def _nothing_to_enter(folder: Path | None, invitation: Invitation | None) -> ConfigError:
-    """The error when no node can be asked which swarm is meant, and no folder says it."""
-    if invitation is not None:
-        return ConfigError("the invitation names no address; name one of a node with --join ADDRESS")
-    if folder is None:
-        return ConfigError("which swarm? Name one of its nodes with --join ADDRESS, or a node's folder")
-    lacks = "has no manifest" if folder.exists() else "is not there"
-    return ConfigError(f"{folder} {lacks}: fetch the manifest with --join ADDRESS (or --invite)")
-
-
 def _own_home(contacts: tuple[Contact, ...], swarm_id: str | None) -> Home | None:
     """The node of this machine that must be meant and has a model to go on from; None if none or several do.
 
     That is a node of the swarm `swarm_id` or, if none is given, one that knows a node at the same addresses.
     """
-    given = {contact.address for contact in contacts}
+    addresses = {contact.address for contact in contacts}
     meant = []
-    for home, manifest in homes_here():
-        known = {contact.address for contact in whom_to_join((), home)}
-        is_meant = is_swarm(manifest.swarm_id, swarm_id) if swarm_id else bool(given & known)
-        if is_meant and has_model(home, manifest):
-            meant.append(home)
+    for path in sorted(nodes_root().glob("*/manifest")):
+        home = Home(path.parent.absolute())
+        with suppress(StorageError):  # a damaged folder
+            manifest = home.manifest()
+            if manifest is None or home.root.name != default_folder(manifest.swarm_id).name:
+                continue  # a bootstrap peer's, for example
+            known = {contact.address for contact in whom_to_join((), home)}
+            is_meant = is_swarm(manifest.swarm_id, swarm_id) if swarm_id else bool(addresses & known)
+            if is_meant and has_model(home, manifest):
+                meant.append(home)
     return meant[0] if len(meant) == 1 else None

@@ -7,10 +7,9 @@ training, the `with`, the next training or the end of the process stops the node
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -53,20 +52,13 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-@dataclass(slots=True)
-class StepCount:
+class StepCount(NamedTuple):
     """The micro-batches since the last step of the optimizer. Tensors stay on their device."""
 
     batches: int = 0
     tokens: int | Tensor = 0
     loss: float | Tensor = 0.0
     """The sum of the micro-batches' losses."""
-
-    def add(self, tokens: int | Tensor, loss: float | Tensor) -> None:
-        """Count one micro-batch."""
-        self.batches += 1
-        self.tokens = self.tokens + tokens
-        self.loss = self.loss + (loss.detach().float() if isinstance(loss, Tensor) else loss)
 
 
 class Membership:
@@ -124,18 +116,18 @@ class Membership:
     def _attach(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Peer:
         """Become a node. One that an error left behind is stopped first. Raises what `Peer.attach` does."""
         self._abandon()
-        self.peer = None
-        self._since = StepCount()
-        self._has_left = False
+        self._since, self._has_left = StepCount(), False
         self.peer = Peer.attach(model, optimizers, **self._options)
         return self.peer
 
     def _count(self, batch: Any, loss: float | Tensor) -> None:
         """Count a micro-batch. Raises TypeError if `tokens` does not return one number for it."""
         tokens = self._tokens(batch)
-        if not isinstance(tokens, Real) and not (isinstance(tokens, Tensor) and tokens.numel() == 1):
+        if not (tokens.numel() == 1 if isinstance(tokens, Tensor) else isinstance(tokens, Real)):
             raise TypeError(f"tokens returned {tokens!r:.60}: it must return one number for a batch")
-        self._since.add(tokens, loss)
+        batches, so_far, losses = self._since
+        mean = loss.detach().float() if isinstance(loss, Tensor) else loss
+        self._since = StepCount(batches + 1, so_far + tokens, losses + mean)
 
     def _step(self, loss: float | Tensor) -> bool:
         """Tell the peer of an optimizer step and its mean loss. Returns whether to stop."""

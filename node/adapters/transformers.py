@@ -97,6 +97,7 @@ class GossamerCallback(Membership, TrainerCallback):
     """
 
     _hook: RemovableHandle | None = None
+    """None after the last training."""
     _has_warned = False
     _ranks = 1
     _is_share = False
@@ -124,15 +125,20 @@ class GossamerCallback(Membership, TrainerCallback):
         if peer.folder is not None:
             keep_pretrained(Home(peer.folder), model, kwargs.get("processing_class"))
         self._hook = model.register_forward_hook(_Hook(self._saw), with_kwargs=True)
-        self._has_warned = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         """Tell the peer of an optimizer step, before the trainer logs, evaluates or saves."""
-        if not self._since.batches:
-            self._warn_of_nothing_counted()
-        if self._step(self._mean_loss()):
+        batches, _, loss = self._since
+        if not batches and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the trainer does not call the model itself in train mode, so nothing can be counted: each"
+                " step counts as one token, and weighs next to nothing beside those of other nodes. Let"
+                " compute_loss call model(...)"
+            )
+        if self._step(loss * self._ranks if self._is_share else loss / max(1, batches)):
             control.should_training_stop = True
         return self._left_if_over(control)
 
@@ -170,8 +176,9 @@ class GossamerCallback(Membership, TrainerCallback):
 
     def _forget(self) -> None:
         """Let the model go, also where an error or Ctrl-C has ended its training."""
-        self._unhook()
-        super()._forget()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _saw(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         """Count a forward pass, if it is one of training."""
@@ -181,25 +188,6 @@ class GossamerCallback(Membership, TrainerCallback):
         # A model that knows the number of items in the whole step divides its sum by that.
         self._is_share = loss is not None and kwargs.get("num_items_in_batch") is not None
         self._count(kwargs or args, self._logged_loss if loss is None else loss)
-
-    def _mean_loss(self) -> float | Tensor:
-        """Mean loss of the step just done, as the trainer defines it."""
-        since = self._since
-        return since.loss * self._ranks if self._is_share else since.loss / max(1, since.batches)
-
-    def _warn_of_nothing_counted(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            log.warning(
-                "the trainer does not call the model itself in train mode, so nothing can be counted: each"
-                " step counts as one token, and weighs next to nothing beside those of other nodes. Let"
-                " compute_loss call model(...)"
-            )
-
-    def _unhook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
 
 
 Saw = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
@@ -222,16 +210,12 @@ class _Hook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         self._saw(model, args, kwargs, outputs)
 
-    def __reduce__(self) -> tuple[Callable[[], Saw], tuple[()]]:
-        return _hook_of_a_copy, ()
+    def __reduce__(self) -> str:
+        return "_ignore"
 
 
-def _hook_of_a_copy() -> Saw:
-    return _look_away
-
-
-def _look_away(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-    """Ignore a copy's forward pass, which is not part of the training."""
+def _ignore(*_: Any) -> None:
+    """The hook of a copy, whose forward pass is not part of the training."""
 
 
 def _check(args: TrainingArguments) -> None:

@@ -7,9 +7,9 @@ records write the same bytes.
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,6 @@ from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import Layout
-
-if TYPE_CHECKING:
-    from gossamer.models.task import Task
 
 SUFFIX = ".safetensors"
 WEIGHTS = "model.safetensors"
@@ -51,8 +48,7 @@ FOREIGN_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".in
 _ALIGNMENT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Dtype:
+class Dtype(NamedTuple):
     """How each number is stored."""
 
     code: str
@@ -103,13 +99,20 @@ def write(path: Path, layout: Layout, phi: Ints, dtype: Dtype, metadata: Mapping
 
 def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]:
     """All files but the card, by name; `dtype` is that of the weights. Raises ConfigError or StorageError."""
+    is_built_in = manifest.task.name in task_names()
     if home.pretrained_path.is_dir():
         local = frozen_names(home)
         files = _kept_files(home.pretrained_path)
-    elif manifest.task.name in task_names() or home.task() is not None:
+    elif is_built_in or home.task() is not None:
         try:
             with task_errors():
-                files, local = _of_task(build_task(home, manifest), manifest)
+                task = build_task(home, manifest)
+                files, local = task.pretrained_files(), ()
+                if not is_built_in:  # built-in models hold nothing else, and may take long to build
+                    from gossamer.models.task import local_tensors
+
+                    shared = {spec.name for spec in manifest.layout.tensors}
+                    local = tuple(local_tensors(task.build_model(manifest.task.seed), shared))
         except TaskError as error:
             raise ConfigError(str(error)) from None
     else:
@@ -126,29 +129,15 @@ def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]
     return {**files, CONFIG: _with_dtype(files[CONFIG], dtype)}
 
 
-def _of_task(task: "Task", manifest: Manifest) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """A task's files, and the names that its model has beside Phi. Raises TaskError."""
-    from gossamer.models.task import local_tensors
-
-    files = task.pretrained_files()
-    if manifest.task.name in task_names():
-        return files, ()  # built-in models have nothing else, and may take long to build
-    shared = {spec.name for spec in manifest.layout.tensors}
-    return files, tuple(local_tensors(task.build_model(manifest.task.seed), shared))
-
-
 def frozen_names(home: Home) -> tuple[str, ...]:
     """Names that are not in Phi, as far as a script has noted them. Raises StorageError."""
     path = home.pretrained_path / FROZEN
     try:
-        names = json.loads(path.read_bytes())
+        return tuple(map(str, json.loads(path.read_bytes())))
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise StorageError(f"cannot use {path}: {error}") from None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise StorageError(f"cannot use {path}: it should be a list of names")
-    return tuple(names)
 
 
 def card(facts: Mapping[str, str]) -> bytes:
@@ -176,13 +165,11 @@ def _kept_files(folder: Path) -> dict[str, bytes]:
 def _with_dtype(config: bytes, dtype: str) -> bytes:
     """The configuration with another dtype: `transformers` loads weights in the dtype that it states."""
     try:
-        values: Any = json.loads(config)
-    except ValueError:
-        values = None
-    if not isinstance(values, dict):
-        raise StorageError(f"the model's {CONFIG} is damaged; export to a .safetensors file")
+        values = {**json.loads(config), "dtype": dtype}
+    except (ValueError, TypeError):
+        raise StorageError(f"the model's {CONFIG} is damaged; export to a .safetensors file") from None
     values.pop("torch_dtype", None)  # the older name of "dtype"
-    return (json.dumps({**values, "dtype": dtype}, indent=2) + "\n").encode()
+    return (json.dumps(values, indent=2) + "\n").encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,33 +178,25 @@ class Exported:
 
     path: Path
     parameters: int
-    size: int
-    """Bytes of all files."""
+    bytes: int
+    """Of all files."""
     dtype: str
-    facts: Mapping[str, str]
-    """Which model it is, as also written into the file's metadata."""
+    facts: Mapping[str, Any]
+    """Which model it is; as text, also in the metadata of the weights."""
     frozen: tuple[str, ...]
     """Names of the model's other parameters and buffers, as far as a script has noted them."""
 
     def explain(self) -> str:
         """One line for people."""
         return (
-            f"wrote {self.path}: {self.parameters:,} parameters as {self.dtype}, {self.size / 1e6:,.1f} MB;"
+            f"wrote {self.path}: {self.parameters:,} parameters as {self.dtype}, {self.bytes / 1e6:,.1f} MB;"
             f" round {self.facts['round']}, model {self.facts['phi_digest'][:16]}"
         )
 
     def as_json(self) -> dict[str, Any]:
         """All fields, for scripts."""
-        numbers = {key: int(self.facts[key]) for key in ("round", "tokens")}
-        return {
-            "path": str(self.path),
-            "parameters": self.parameters,
-            "bytes": self.size,
-            "dtype": self.dtype,
-            **self.facts,
-            **numbers,
-            "frozen": list(self.frozen),
-        }
+        fields = {**asdict(self), "path": str(self.path)}
+        return {**fields.pop("facts"), **fields}
 
 
 def export(
@@ -235,33 +214,40 @@ def export(
     files = None if out.suffix == SUFFIX else files_beside(home, manifest, dtype)
     try:
         place = out.resolve()
-        _check_place(home, out, place)
+        if not place.parent.is_dir():
+            raise ConfigError(f"cannot write {out}: there is no folder {place.parent}")
+        if place.is_relative_to(home.root.resolve()):
+            raise ConfigError(f"{out} is inside the node's own folder; choose a place outside it")
         if files is None:
             _check_file(out, force)
         else:
             _check_folder(out, force, {WEIGHTS, CARD, *(Path(name).parts[0] for name in files)})
-        manifest, state = replay(home, sealed=sealed)
-        layout, facts = manifest.plan(), _facts(manifest, state)
-
-        def write_weights(path: Path) -> int:
-            metadata = {"format": "pt", **facts}  # `transformers` loads no file without a format
-            return write(path, layout, state.phi, DTYPES[dtype], metadata)
-
+        manifest, merger = replay(home, sealed=sealed)
+        layout = manifest.plan()
+        # Which model it is, without time or place, so that all nodes write the same.
+        facts = {
+            "swarm": manifest.swarm.name,
+            "swarm_id": manifest.swarm_id.hex(),
+            "round": merger.newest_round,
+            "tokens": layout.trained_tokens(merger.tokens),
+            "phi_digest": merger.digest().hex(),
+            "gossamer_version": __version__,
+        }
+        texts = {key: str(value) for key, value in facts.items()}
         with placed(place) as aside:
-            if files is None:
-                size = write_weights(aside)
-            else:
-                size = _write_folder(aside, write_weights, {CARD: card(facts), **files})
+            weights = aside if files is None else aside / WEIGHTS
+            if files is not None:
+                aside.mkdir()
+            metadata = {"format": "pt", **texts}  # `transformers` loads no file without a format
+            size = write(weights, layout, merger.phi, DTYPES[dtype], metadata)
+            for name, data in ({CARD: card(texts), **files} if files is not None else {}).items():
+                (aside / name).parent.mkdir(parents=True, exist_ok=True)
+                with written(aside / name) as file:
+                    file.write(data)
+                size += len(data)
     except OSError as error:
         raise StorageError(f"cannot write {out}: {error.strerror}") from None
     return Exported(out, layout.numel, size, dtype, facts, frozen_names(home))
-
-
-def _check_place(home: Home, out: Path, place: Path) -> None:
-    if not place.parent.is_dir():
-        raise ConfigError(f"cannot write {out}: there is no folder {place.parent}")
-    if place.is_relative_to(home.root.resolve()):
-        raise ConfigError(f"{out} is inside the node's own folder; choose a place outside it")
 
 
 def _check_file(out: Path, force: bool) -> None:
@@ -285,27 +271,3 @@ def _check_folder(out: Path, force: bool, names: set[str]) -> None:
     others = [name for name in found if name not in names]
     if others:
         raise ConfigError(f"{out} holds {others[0]!r}, which is not part of an export; choose another folder")
-
-
-def _facts(manifest: Manifest, state: PhiState) -> dict[str, str]:
-    """Which model it is, without time or place, so that all nodes write the same."""
-    return {
-        "swarm": manifest.swarm.name,
-        "swarm_id": manifest.swarm_id.hex(),
-        "round": str(state.newest_round),
-        "tokens": str(manifest.plan().trained_tokens(state.tokens)),
-        "phi_digest": state.digest().hex(),
-        "gossamer_version": __version__,
-    }
-
-
-def _write_folder(folder: Path, write_weights: Callable[[Path], int], files: Mapping[str, bytes]) -> int:
-    """A Hugging Face folder; returns the size of its files. Raises OSError."""
-    folder.mkdir()
-    size = write_weights(folder / WEIGHTS)
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        with written(folder / name) as file:
-            file.write(data)
-        size += len(data)
-    return size

@@ -29,7 +29,7 @@ def load_into(model: nn.Module, manifest: Manifest, phi: Ints) -> None:
 def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: int) -> Iterator[str]:
     """Continue a prompt with the model in a node's folder, piece by piece.
 
-    Raises ConfigError or StorageError.
+    Raises ConfigError or StorageError, as the first piece is taken or later.
     """
     manifest = manifest_of(home)
     name = manifest.task.name
@@ -45,15 +45,6 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
             model = task.build_model(manifest.task.seed)
             check_fits(dict(named_tensors(model)), manifest)
             load_into(model, manifest, state.phi)
-            pieces = task.sample(model, prompt, length, temperature=temperature, seed=seed)
-    except TaskError as error:
-        raise ConfigError(str(error)) from error
-    return _explained(pieces)
-
-
-def _explained(pieces: Iterator[str]) -> Iterator[str]:
-    try:
-        with task_errors():
-            yield from pieces
+            yield from task.sample(model, prompt, length, temperature=temperature, seed=seed)
     except TaskError as error:
         raise ConfigError(str(error)) from error

@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 # --- Learning-rate schedules by the swarm's tokens.
 #
-# A schedule maps the tokens that the whole swarm has trained on to a factor on the peak learning rate. It
-# does
-# not depend on a node's own steps, so a newcomer is at the right place at once, and all nodes slow down
-# together.
+# A schedule does not depend on a node's own steps, so a newcomer is at the right place at once, and all nodes
+# slow down together.
 
 Schedule = Callable[[int], float]
 """Tokens that the swarm has trained on so far -> factor. `Task.lr_scale` of the built-in tasks is one."""
@@ -148,9 +146,19 @@ def check_trainable(home: Home) -> None:
         text = home.task()
         if text is None:
             raise ConfigError(f"{_what_to_type(manifest)}; or hold a replica with --observe")
-        difference = difference_of(manifest, task_file(manifest, text))
-        if difference:
-            log.warning("%s", difference)
+        file = task_file(manifest, text)
+        try:
+            source = file.source()
+        except TaskError as error:
+            raise ConfigError(str(error)) from None
+        if manifest.task.source not in ("", source):
+            log.warning(
+                "%s is not the file that the manifest was written with (%s, not %s): if that was not intended,"
+                " use the other",
+                file.path,
+                source[:12],
+                manifest.task.source[:12],
+            )
 
 
 def build_task(home: Home, manifest: Manifest, data: Sequence[Path] = ()) -> "Task":
@@ -179,21 +187,6 @@ def task_file(manifest: Manifest, text: str | None) -> TaskFile:
             f"swarm {swarm!r} trains {name!r}, but {text} is {file.name!r}: give the file of the swarm's task"
         )
     return file
-
-
-def difference_of(manifest: Manifest, file: TaskFile) -> str:
-    """A warning if the file is not the one that the manifest was written with, else "". Raises
-    ConfigError."""
-    try:
-        source = file.source()
-    except TaskError as error:
-        raise ConfigError(str(error)) from None
-    if manifest.task.source in ("", source):
-        return ""
-    return (
-        f"{file.path} is not the file that the manifest was written with ({source[:12]}, not"
-        f" {manifest.task.source[:12]}): if that was not intended, use the other"
-    )
 
 
 def _what_to_type(manifest: Manifest) -> str:
