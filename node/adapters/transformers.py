@@ -13,6 +13,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -210,8 +211,8 @@ class _Hook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         self._saw(model, args, kwargs, outputs)
 
-    def __reduce__(self) -> str:
-        return "_ignore"
+    def __reduce__(self) -> tuple[type[partial[None]], tuple[Saw]]:
+        return partial, (_ignore,)
 
 
 def _ignore(*_: Any) -> None:

@@ -512,8 +512,8 @@ class Peer:
 
     def _publish_soon(self) -> None:
         """Publish the open window now, if this is the training thread and the parameters are as at its last
-        step; otherwise the next step does it."""
-        if self._left:
+        step; otherwise the next step does it. Does nothing in a forked process."""
+        if self._left or os.getpid() != self._pid:
             return
         was_due, self._must_publish = self._must_publish, True
         if self._inside is None and get_ident() == self._thread:

@@ -240,7 +240,7 @@ def test_text_from_a_file_that_makes_another_model_now_is_refused(
     own_task.remember_task(home, text)
     write_task(task_folder, "nn.Linear(8, self.options.width)", "nn.Linear(8, 5), nn.Linear(5, 4)")
     with pytest.raises(ConfigError, match=r"'0.weight' has shape \[5, 8\]; the manifest says \[4, 8\]"):
-        generate(home, "a", 3, temperature=0.0, seed=0)
+        next(generate(home, "a", 3, temperature=0.0, seed=0))
 
 
 def test_a_mistake_that_shows_while_text_is_written_is_one_line(

@@ -135,9 +135,6 @@ def test_a_node_that_never_got_the_model_needs_somebody_to_ask(tmp_path: Path) -
 
 
 def test_a_folder_whose_manifest_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"d is not there: .*--join ADDRESS \(or --invite\)"):
-        entered(tmp_path / "d", ())
-    Home(tmp_path / "d").create()
     with pytest.raises(ConfigError, match=r"d has no manifest: .*--join ADDRESS \(or --invite\)"):
         entered(tmp_path / "d", ())
 

@@ -161,7 +161,7 @@ def test_a_model_gets_phi_and_writes(home: Home, made: tuple[Manifest, Ints]) ->
     assert len(text) == 7
     assert text == "".join(generate(home, "abc", 7, temperature=0.0, seed=2))
     with pytest.raises(ConfigError, match="temperature"):
-        generate(home, "abc", 7, temperature=-1.0, seed=0)
+        next(generate(home, "abc", 7, temperature=-1.0, seed=0))
 
 
 def test_a_script_s_model_is_not_for_us_to_run(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_script_s_model_is_not_for_us_to_run(tmp_path: Path) -> None:
     home.create()
     home.adopt(builders.manifest())
     with pytest.raises(ConfigError, match="trains 'none', a script of its own.*gossamer export"):
-        generate(home, "abc", 7, temperature=0.0, seed=1)
+        next(generate(home, "abc", 7, temperature=0.0, seed=1))
 
 
 @pytest.mark.parametrize("sealed", [False, True])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer.node.adapters.base import Membership, StepCount, tokens_in
+from gossamer.node.adapters.base import Membership, tokens_in
 from tests.node.adapters.fake_peer import FakePeer, Fakes
 
 IDS = torch.arange(12).view(3, 4)
@@ -38,13 +38,14 @@ def test_tokens_of_text_and_samples_of_the_rest(batch: Any, tokens: int) -> None
 
 
 def test_micro_batches_add_up_without_their_graphs() -> None:
-    count = StepCount()
+    member = Membership(tokens=lambda batch: batch)
     loss = torch.tensor(2.0, requires_grad=True, dtype=torch.bfloat16)
-    count.add(3, loss * 1.5)
-    count.add(torch.tensor(4), 1.0)
-    assert (count.batches, int(count.tokens), float(count.loss)) == (2, 7, 4.0)
-    assert isinstance(count.loss, torch.Tensor) and not count.loss.requires_grad
-    assert count.loss.dtype == torch.float32
+    member._count(3, loss * 1.5)
+    member._count(torch.tensor(4), 1.0)
+    batches, tokens, total = member._since
+    assert (batches, int(tokens), float(total)) == (2, 7, 4.0)
+    assert isinstance(total, torch.Tensor) and not total.requires_grad
+    assert total.dtype == torch.float32
 
 
 @pytest.mark.parametrize("returned", [None, "12", MASK.sum(1)])
