@@ -19,7 +19,7 @@ from gossamer.node.ipc import messages as control
 from gossamer.protocol import limits, wire
 from gossamer.protocol import replica as intake
 from gossamer.protocol.codecs import block
-from gossamer.protocol.fetching.piece_picker import PiecePicker
+from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.member_records import Presence
@@ -103,9 +103,9 @@ PLANTED = {
     "too many transfers": Planted(
         "replica",
         r"assert all\(count <= limits\.FETCHES_PER_LINK_MAX",
-        PiecePicker,
-        "_link_for",
-        lambda picker, want, blob: min(want.holders_of(blob), default=None),
+        Fetcher,
+        "_free",
+        lambda fetcher, most=0: set(fetcher.requests.load),
     ),
     "a parser that fails": Planted(
         "replica",
