@@ -116,8 +116,6 @@ SEND_QUEUE_BYTES_MAX = 8 * 1024 * 1024
 # --- gossip --------------------------------------------------------------------------------------------
 PUSH_FANOUT = 4
 ANTI_ENTROPY_INTERVAL_S = 10.0
-EXCHANGES_APART_S = 2.0
-"""When a link ends, the next exchange is due this long after the last one."""
 
 RANGE_FANOUT_BITS = 4
 """Ledger digests form a tree: 16 rounds to a node, 16 nodes to a parent."""

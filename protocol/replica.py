@@ -487,7 +487,7 @@ class Replica:
         self.anti_entropy.link_down(number)
         self.access.link_down(number)
         self.fetcher.link_down(number)
-        self.announcer.link_down(number, now)
+        self.announcer.link_down(number)
         self.membership.link_down(number, now)
 
     # -- changes of access: whom to tell, what to ask for again, whom to cut off
@@ -587,7 +587,7 @@ class Replica:
         if record_id is None:
             return False
         delivery.record_ids.append(record_id)
-        self.holdings.known_to(record_id, delivery.link, held=held, now=delivery.now)
+        self.holdings.known_to(record_id, delivery.link, held=held)
         return True
 
     def _take_in_delta(self, data: bytes, held: bool, delivery: _Delivery) -> None:
@@ -595,7 +595,7 @@ class Replica:
         delivery.record_ids.append(envelope.record_id)
         if envelope.record_id not in self.ledger:  # else it is known under another signature
             self._new_delta(envelope, delivery)
-        self.holdings.known_to(envelope.record_id, delivery.link, held=held, now=delivery.now)
+        self.holdings.known_to(envelope.record_id, delivery.link, held=held)
 
     def _new_delta(self, envelope: Envelope, delivery: _Delivery) -> None:
         delta, codec = parse_delta(envelope, self.layout), self.manifest.outer.codec
@@ -662,13 +662,11 @@ class Replica:
     def _have(self, link: int, message: msg.Have, now: float) -> None:
         self._author.spread(message.record_ids)
         for record_id in message.record_ids:
-            self.holdings.known_to(record_id, link, held=True, now=now)
+            self.holdings.known_to(record_id, link, held=True)
 
     def _have_chunks(self, link: int, message: msg.HaveChunks, now: float) -> None:
         delta = self.ledger.get(message.record_id)
-        if delta is None:
-            self.anti_entropy.heard_of(link, message.record_id, now)
-        else:
+        if delta is not None:
             self.holdings.parts_known_to(delta, message.places, link, now)
 
     def _want(self, link: int, message: msg.Want) -> None:

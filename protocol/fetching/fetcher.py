@@ -93,14 +93,13 @@ class Fetcher:
             self.wants.held_by(link, key, want.missing)
             self._changed = True
 
-    def hint_part(self, link: int, key: bytes, blob: bytes, now: float) -> None:
+    def hint_part(self, link: int, key: bytes, blob: bytes) -> None:
         """Note that the peer of a link holds one chunk of `key`."""
         want = self.wants.get(key)
         if want is None or link not in self._links or blob not in want.missing or link in want.doubted:
             return
         if link not in want.parts.setdefault(blob, set()):
             want.parts[blob].add(link)
-            want.heard_at = now
             self.wants.held_by(link, key, [blob])
             self._changed = self._changed or blob not in self.requests.current
 
@@ -322,7 +321,7 @@ class Fetcher:
             if key in without:
                 self.wants.put_last([key])  # the others have their turns, too
             want = self.wants.get(key)
-            if want is None or want.may_be_guessed_at > now:
+            if want is None or now < want.since + limits.FETCH_RETRY_S:
                 continue
             waiting = (blob for blob in want.missing if blob not in self.requests.current)
             for blob in islice(waiting, CHUNKS_TRIED):

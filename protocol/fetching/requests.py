@@ -35,8 +35,6 @@ class WantedKey:
     """Links said to have single chunks, by chunk."""
     doubted: set[int] = field(default_factory=set)
     """Links that said so and did not bring what they were asked for: what they say counts no more."""
-    heard_at: float = -inf
-    """When a link last said that it holds another part: more is on its way to our neighbours."""
     got_at: float = -inf
     """When the last chunk came."""
 
@@ -44,11 +42,6 @@ class WantedKey:
     def has_holder(self) -> bool:
         """Whether any link is known to hold any of the missing chunks."""
         return bool(self.holders or (self.parts and any(self.parts.values())))
-
-    @property
-    def may_be_guessed_at(self) -> float:
-        """When links that have not said that they hold the chunks may be asked for them too."""
-        return max(self.since, self.heard_at) + limits.FETCH_RETRY_S
 
     def holders_of(self, blob: bytes) -> set[int]:
         part = self.parts.get(blob)

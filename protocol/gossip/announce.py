@@ -47,8 +47,7 @@ class Announcer:
     the author's line has carried all of it once, and any chunk that the line carries twice in that time makes
     everybody wait. So an author deals its chunks out: each neighbour is offered different ones, and they get
     the rest from each other. Everybody waits for the whole, and is offered it once every chunk is known to be
-    with some neighbour, or earlier if the deal stalls. A neighbour that still waited then is dealt nothing
-    until it holds something: one that never takes anything would otherwise hold up every payload.
+    with some neighbour, or once the deal has stalled for a moment, say since one of them has gone.
     """
 
     def __init__(self, context: Context, held: Set[bytes]) -> None:
@@ -63,14 +62,8 @@ class Announcer:
         """Chunks to be offered (record id and place), and the links to offer them to."""
         self._offers_due = math.inf
         self._deals: dict[bytes, _Deal] = {}
-        self._silent: set[int] = set()
-        """Links that are dealt nothing, since they took part in a deal that stalled."""
 
-    def link_down(self, link: int, now: float) -> None:
-        """A link is gone, and the chunks that its peer was dealt may be nowhere: offer everything."""
-        self._silent.discard(link)
-        for record_id in [i for i in self._deals if link in self._waiting.get(i, ())]:
-            self._end_deal(record_id, now)
+    def link_down(self, link: int) -> None:
         for links in (*self._waiting.values(), *self._parts.values()):
             links.discard(link)
 
@@ -100,8 +93,8 @@ class Announcer:
     def deal(self, delta: Delta, now: float) -> None:
         """Tell all links of a delta of ours. Which one is offered which of its chunks is drawn at random."""
         rng, links = self._context.rng, self._context.links.numbers
-        places, receivers = range(len(delta.body.chunks)), links - self._silent
-        if len(receivers) < 2 or len(places) < 2:
+        places = range(len(delta.body.chunks))
+        if len(links) < 2 or len(places) < 2:
             self._give(sample(links, limits.PUSH_FANOUT, rng), [delta])
             return
         self._deals[delta.record_id] = _Deal(set(places), now + limits.DEAL_PATIENCE_S)
@@ -110,8 +103,8 @@ class Announcer:
         for link in sorted(links):
             self._send(link, message)
         deck = sample(places, len(places), rng)
-        for seat, link in enumerate(sample(receivers, len(receivers), rng)):
-            if hand := deck[seat :: len(receivers)]:
+        for seat, link in enumerate(sample(links, len(links), rng)):
+            if hand := deck[seat :: len(links)]:
                 self._send(link, HaveChunks(delta.record_id, tuple(hand)))
 
     def _end_deal(self, record_id: bytes, now: float) -> None:
@@ -124,20 +117,14 @@ class Announcer:
         """A link is sent a record whose payload is not here yet."""
         self._waiting.setdefault(record_id, set()).add(link)
 
-    def holds(self, record_id: bytes, link: int, now: float) -> None:
+    def holds(self, record_id: bytes, link: int) -> None:
         """A link's peer says that it holds a payload, so it has no use for ours."""
-        self._silent.discard(link)
         if record_id in self._waiting:
             self._waiting[record_id].discard(link)
-        if record_id in self._deals:
-            self._end_deal(record_id, now)
 
-    def holds_parts(self, record_id: bytes, places: Iterable[int], link: int, now: float) -> None:
-        """A link's peer says that it holds some chunks. No news wins a deal no patience: a liar could put the
+    def holds_parts(self, record_id: bytes, places: Iterable[int], now: float) -> None:
+        """A neighbour says that it holds some chunks. No news wins a deal no patience: a liar could put the
         rest off for ever."""
-        for place in places:
-            if (record_id, place) in self._parts:
-                self._parts[record_id, place].discard(link)
         deal = self._deals.get(record_id)
         if deal is not None and not deal.left.isdisjoint(places):
             deal.left.difference_update(places)
@@ -173,7 +160,6 @@ class Announcer:
     def wake(self, now: float) -> None:
         """End the deals that have stalled, and tell the links that wait what is here."""
         for record_id in [record_id for record_id, deal in self._deals.items() if now >= deal.due]:
-            self._silent |= self._waiting.get(record_id, set())
             self._end_deal(record_id, now)
         if now >= self._offers_due:
             self._offer_parts()
@@ -324,29 +310,22 @@ class Holdings:
 
     # -- payloads
 
-    def known_to(self, record_id: bytes, link: int, *, held: bool, now: float) -> None:
-        """A link's peer has a delta's record, and says whether it has the payload too.
-
-        One that lacks the payload hears which chunks of it are here, if it is not here either.
-        """
+    def known_to(self, record_id: bytes, link: int, *, held: bool) -> None:
+        """A link's peer has a delta's record, and says whether it has the payload too."""
         delta = self._ledger.get(record_id)
         if held:
             self._fetcher.hint(link, record_id)
             if delta is None or not self._is_author(delta, link):
-                self.announcer.holds(record_id, link, now)
+                self.announcer.holds(record_id, link)
         elif delta is not None and record_id in self._wants:
             self.announcer.promise(record_id, link)
-            missing = self._wants.missing(record_id)
-            for place, blob in enumerate(delta.body.chunks):
-                if blob not in missing:
-                    self.announcer.part(record_id, place, {link}, now)
 
     def parts_known_to(self, delta: Delta, places: Iterable[int], link: int, now: float) -> None:
         """A link's peer holds some chunks of a delta's payload."""
         real = [place for place in places if place < len(delta.body.chunks)]
         for place in real:
-            self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place], now)
-        self.announcer.holds_parts(delta.record_id, real, link, now)
+            self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place])
+        self.announcer.holds_parts(delta.record_id, real, now)
 
     def arrived(self, blob: bytes, now: float) -> None:
         """A chunk is stored. Each chunk of a payload that has several is offered as it comes.

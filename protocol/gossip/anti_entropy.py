@@ -5,7 +5,6 @@ Ranges whose digests differ are followed down to rounds, newest first. Then the 
 exchanged, and after them the records. An exchange is bounded; the next one finds what it had no room for.
 """
 
-import math
 from dataclasses import dataclass, field
 
 from gossamer.protocol import limits
@@ -52,19 +51,11 @@ class AntiEntropy:
         self._announcer = announcer
         self._exchanges: dict[int, _Exchange] = {}
         """Exchanges by link, for links that have sent us what they have."""
-        self._sought: dict[bytes, float] = {}
-        """Records that we heard of, and when we asked for them; oldest first."""
         self._next_exchange = 0.0
-        self._last_exchange = -math.inf
         self.synced_once = False
         """Whether some peer's ledger was found equal to ours, or all that it had beyond ours has come."""
 
     def link_down(self, link: int) -> None:
-        """Make the next exchange due soon: what was pushed to this link last may be lost, and if the network
-        is splitting, the links that are left must bring it. Links that come and go do not add up: exchanges
-        stay `EXCHANGES_APART_S` apart."""
-        soon = self._last_exchange + limits.EXCHANGES_APART_S
-        self._next_exchange = min(self._next_exchange, soon)
         self._exchanges.pop(link, None)
 
     def wake(self, now: float) -> None:
@@ -77,7 +68,6 @@ class AntiEntropy:
         has_to_know = not self.synced_once and not is_awaiting
         if now < self._next_exchange and not has_to_know:
             return
-        self._last_exchange = now
         self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.75 + 0.5 * self._rng.random())
         for link in sample(self._links.numbers, 1, self._rng):
             self.open_exchange(link)
@@ -209,15 +199,3 @@ class AntiEntropy:
         """End an exchange: what differed when it began no longer does, since the peer has what we gave it."""
         self.synced_once = True
         self._send(link, Digest(0, ()))
-
-    def heard_of(self, link: int, record_id: bytes, now: float) -> None:
-        """A link's peer speaks of a record that we do not have: its push has not reached us, or not yet.
-
-        The record is asked for only once in a while, since it may be one that we refuse.
-        """
-        if now >= self._sought.get(record_id, -math.inf) + limits.ANTI_ENTROPY_INTERVAL_S:
-            self._sought.pop(record_id, None)
-            self._sought[record_id] = now
-            if len(self._sought) > limits.IDS_PER_MESSAGE_MAX:
-                del self._sought[next(iter(self._sought))]
-            self._send(link, GetRecords((record_id,)))

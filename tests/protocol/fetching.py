@@ -93,7 +93,7 @@ class Net:
         self.fetcher.hint(link, key_of(key))
 
     def hint_part(self, link: int, key: int, chunk: int) -> None:
-        self.fetcher.hint_part(link, key_of(key), blob_of(chunk), self.now)
+        self.fetcher.hint_part(link, key_of(key), blob_of(chunk))
 
     def drop(self, link: int) -> None:
         del self.links[link]

@@ -101,28 +101,27 @@ def test_whoever_has_it_or_is_gone_is_not_told():
     for link in (1, 2, 3):
         for record_id in (A, B):
             announcer.promise(record_id, link)
-    announcer.holds(A, 1, 0.0)
+    announcer.holds(A, 1)
     announcer.complete(A, 0.0)
     announcer.complete(B, 0.0)
-    announcer.holds(A, 2, 0.0)
+    announcer.holds(A, 2)
     announcer.forget(B)
     assert announcer.wake(1.0) == [Send(3, Have((A,)))]
     announcer.promise(A, 3)
-    announcer.link_down(3, 0.0)
+    announcer.link_down(3)
     announcer.complete(A, 1.0)
     assert announcer.wake(2.0) == [] and not announcer._waiting
 
 
-def test_chunks_are_offered_sooner_and_not_to_those_who_have_them():
+def test_chunks_are_offered_sooner():
     announcer = Bench().announcer
     for place in (4, 0):
         announcer.part(A, place, {1, 2, 3}, 0.0)
     announcer.part(A, 5, set(), 0.0)
-    announcer.holds_parts(A, (0,), 2, 0.0)
-    announcer.link_down(1, 0.0)
+    announcer.link_down(1)
     assert announcer.deadline() == limits.PART_DELAY_S
     sent = announcer.wake(limits.PART_DELAY_S)
-    assert sent == [Send(2, HaveChunks(A, (4,))), Send(3, HaveChunks(A, (4, 0)))]
+    assert sent == [Send(link, HaveChunks(A, (4, 0))) for link in (2, 3)]
 
 
 # --- super-seeding
@@ -154,34 +153,18 @@ def test_all_is_offered_once_others_hold_all_of_it():
         (A, range(8), 11.0),
         (delta.record_id, (3, 99), 12.0),
     ):
-        bench.announcer.holds_parts(record_id, places, 1, now)
+        bench.announcer.holds_parts(record_id, places, now)
     assert bench.announcer.deadline() == 11.0 + limits.DEAL_PATIENCE_S, "no news wins no time"
-    bench.announcer.holds_parts(delta.record_id, (7,), 1, 11.5)
+    bench.announcer.holds_parts(delta.record_id, (7,), 11.5)
     assert _offered(bench, 11.5) == {1, 2, 3}
 
 
-def test_all_is_offered_when_a_deal_stalls_or_a_neighbour_goes_or_holds_it_all():
-    bench, delta, _ = _dealt()
+def test_all_is_offered_when_a_deal_stalls_say_since_a_neighbour_went():
+    bench, _, _ = _dealt()
     stalled = bench.announcer.deadline()
+    bench.announcer.link_down(2)
     assert bench.announcer.wake(stalled - 0.01) == bench.announcer.wake(stalled) == []
-    assert _offered(bench, stalled) == {1, 2, 3}
-    bench, delta, _ = _dealt()
-    bench.announcer.link_down(2, 11.0)
-    assert _offered(bench, 11.0) == {1, 3}
-    bench, delta, _ = _dealt()
-    bench.announcer.holds(delta.record_id, 1, 11.0)
-    assert _offered(bench, 11.0) == {2, 3}
-
-
-def test_who_fetched_nothing_is_dealt_nothing_until_it_holds_something():
-    bench, delta, _ = _dealt()
-    bench.announcer.wake(bench.announcer.deadline())
-    for link in (1, 2):
-        bench.announcer.holds(delta.record_id, link, 12.0)
-    effects = bench.announcer.deal(_delta(8), 20.0)
-    assert set(_sent(effects, Records)) == {1, 2, 3} and set(_sent(effects, HaveChunks)) == {1, 2}
-    bench.announcer.holds(delta.record_id, 3, 21.0)
-    assert set(_sent(bench.announcer.deal(_delta(8), 40.0), HaveChunks)) >= {3}
+    assert _offered(bench, stalled) == {1, 3}
 
 
 @pytest.mark.parametrize(("links", "chunks"), [(7, 1), (1, 2), (0, 2)])
@@ -237,7 +220,7 @@ def test_who_is_told_that_a_payload_is_here(source, now, announced_to) -> None:
     author = builders.identity(1)
     delta = builders.signed(author, builders.body_of(b"x", "int8", 2, 2))
     bench.add(delta, source)
-    bench.holdings.known_to(delta.record_id, source, held=True, now=0.0)
+    bench.holdings.known_to(delta.record_id, source, held=True)
     bench.plan(now)
     bench.chunk(delta.body.chunks[0], now)
     sent = bench.announcer.wake(now + limits.OFFER_DELAY_S)
@@ -257,16 +240,6 @@ def test_a_key_in_two_places_is_reported_once_and_costs_no_look_at_all_rounds() 
         return calls(lambda: bench.holdings.add(second[-1], 1, 0.0))
 
     assert cost(300) == cost(30)
-
-
-def test_who_lacks_a_payload_is_told_which_chunks_of_it_are_here() -> None:
-    bench = Bench(links=2)
-    delta = _delta(3)
-    bench.add(delta)
-    bench.chunk(delta.body.chunks[1], 1.0)
-    bench.announcer.wake(2.0)
-    bench.holdings.known_to(delta.record_id, 2, held=False, now=5.0)
-    assert bench.announcer.wake(6.0) == [Send(2, HaveChunks(delta.record_id, (1,)))]
 
 
 def test_what_is_closed_or_of_a_history_given_up_is_neither_held_nor_looked_for() -> None:

@@ -250,17 +250,6 @@ def test_a_crowd_in_one_round_is_made_equal_all_the_same(monkeypatch):
     assert len(one.ledger) == len(other.ledger) == 400
 
 
-def test_what_others_speak_of_is_asked_for_once_a_while():
-    side = Side([])
-    ids = [number.to_bytes(32, "big") for number in range(limits.IDS_PER_MESSAGE_MAX + 1)]
-    assert side.anti_entropy.heard_of(1, ids[0], 0.0) == [Send(1, msg.GetRecords((ids[0],)))]
-    assert side.anti_entropy.heard_of(2, ids[0], 1.0) == []
-    assert side.anti_entropy.heard_of(2, ids[0], limits.ANTI_ENTROPY_INTERVAL_S + 1.0)
-    for record_id in ids:
-        side.anti_entropy.heard_of(1, record_id, 20.0)
-    assert len(side.anti_entropy._sought) == limits.IDS_PER_MESSAGE_MAX
-
-
 # --- when -------------------------------------------------------------------------------------------
 
 
@@ -280,19 +269,6 @@ def test_exchange_every_ten_seconds_or_so():
     gaps = [b - a for a, b in pairwise(opened)]
     assert 7.5 <= min(gaps) <= max(gaps) <= 12.5
     assert links == {1, 2, 3}
-
-
-def test_an_exchange_is_due_when_a_link_ends():
-    """What was pushed to it is lost, maybe, and where a network splits few links are left to find it by."""
-    side = Side([], links=2)
-    assert side.anti_entropy.compare(1, msg.Digest(0, ())) == []
-    assert side.anti_entropy.wake(0.0) and not side.anti_entropy.wake(1.0)
-    side.context.links.down(1)
-    side.anti_entropy.link_down(1)
-    assert side.anti_entropy.wake(1.0) == [], "links that come and go do not add up"
-    (effect,) = side.anti_entropy.wake(limits.EXCHANGES_APART_S)
-    assert effect.link == 2 and isinstance(effect.message, msg.Digest)
-    assert not side.anti_entropy.wake(2.0), "once"
 
 
 def test_who_has_just_started_asks_at_each_look_until_it_is_answered():

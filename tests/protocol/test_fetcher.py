@@ -651,20 +651,6 @@ def test_a_holder_of_parts_is_asked_for_few_at_a_time():
     assert len(net.plan()) == limits.FETCHES_PER_LINK_MAX - limits.PARTS_PER_LINK_MAX
 
 
-def test_nobody_is_guessed_at_while_parts_come_along():
-    net = Net(links={1: True, 2: True})
-    net.want(1, *range(12))
-    for number in range(10):
-        net.hint_part(1, 1, number)
-        net.plan()
-        net.pass_time(limits.FETCH_RETRY_S / 2)
-    assert set(net.flights.values()) == {1}
-    net.pass_time()
-    net.hint_part(1, 1, 9)  # no news
-    net.plan()
-    assert 2 in net.flights.values()
-
-
 def test_payloads_that_nobody_has_do_not_delay_those_that_somebody_has():
     """An author died before anyone had its payload of a thousand chunks; later ones are wanted behind it."""
     net = Net(links={1: True, 2: True})

@@ -279,7 +279,7 @@ def _halved(effect: Effect) -> Effect:
 @_mutant("parts", "half of all payloads took over", minutes=3.0)
 def forget_who_holds_parts() -> list[Patch]:
     """A fetcher takes note of holders of whole payloads only."""
-    return [(Fetcher, "hint_part", lambda self, link, key, blob, now: None)]
+    return [(Fetcher, "hint_part", lambda self, link, key, blob: None)]
 
 
 @_mutant("parts", "half of all payloads took over", minutes=3.0)
