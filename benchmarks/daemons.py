@@ -171,7 +171,7 @@ class Daemons:
         )
         with open(home.root.with_suffix(".log"), "ab") as log:
             self._children.append(
-                Child("gossamer.node.daemon.daemon", [options.to_json()], stderr=log.fileno())
+                Child("gossamer.node.daemon.daemon", [options.model_dump_json()], stderr=log.fileno())
             )
         self._homes.append(home)
 

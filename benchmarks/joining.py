@@ -128,7 +128,9 @@ def _start(hosts: Hosts, n: int, home: Home, *, trains: bool) -> None:
         observe=not trains,
         admin="off",
     )
-    hosts.start(n, "gossamer.node.daemon.daemon", options.to_json(), log=home.root.with_suffix(".log"))
+    hosts.start(
+        n, "gossamer.node.daemon.daemon", options.model_dump_json(), log=home.root.with_suffix(".log")
+    )
 
 
 def _copy(folder: Path, size: int) -> float:

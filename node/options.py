@@ -177,15 +177,6 @@ class NodeOptions(BaseModel):
         assert self.folder is not None, "the folder is known before a process starts"
         return self.folder
 
-    def to_json(self) -> str:
-        """One argument for a command line."""
-        return self.model_dump_json()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Inverse of `to_json`."""
-        return cls.model_validate_json(text)
-
 
 def flags() -> dict[str, Flag]:
     """The flags of `gossamer node` by field, complete."""

@@ -225,7 +225,7 @@ def daemon_service(options: NodeOptions) -> Service:
             # grows for thousands of rounds: a fifth more memory than with a single heap.
             "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "1"),
         }
-        return Child("gossamer.node.daemon.daemon", [options.to_json()], env=env)
+        return Child("gossamer.node.daemon.daemon", [options.model_dump_json()], env=env)
 
     return Service("daemon", start)
 
@@ -236,7 +236,7 @@ def services_of(options: NodeOptions) -> list[Service]:
 
     def start() -> Child:
         now = options.model_copy(update={"restarted": trainer.has_failed})
-        return Child("gossamer.node.trainer.trainer", [now.to_json()], env=threads)
+        return Child("gossamer.node.trainer.trainer", [now.model_dump_json()], env=threads)
 
     trainer = Service("trainer", start)
     return [daemon_service(options), *([] if options.observe else [trainer])]

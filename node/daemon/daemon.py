@@ -381,7 +381,7 @@ def _first(error: BaseException) -> BaseException:
 
 def main() -> int:
     """Run a daemon from its one JSON argument; exit status 2 for a mistake that a person has to fix."""
-    options = NodeOptions.from_json(sys.argv[1])
+    options = NodeOptions.model_validate_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     processes.reset_signals()
     os.umask(0o077)  # SQLite creates files itself

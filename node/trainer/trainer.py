@@ -187,7 +187,7 @@ class _Ending:
 def main() -> int:
     """Run a trainer from its one JSON argument; returns its exit status."""
     atexit.register(gc.freeze)  # with torch loaded, the last garbage collection takes up to a second
-    options = NodeOptions.from_json(sys.argv[1])
+    options = NodeOptions.model_validate_json(sys.argv[1])
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     ending = _Ending()
     for number in processes.stop_signals():

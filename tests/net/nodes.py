@@ -67,7 +67,7 @@ class LocalNode:
     def start(self) -> None:
         self.home.daemon_path.unlink(missing_ok=True)
         with open(self.log_path, "ab") as log:
-            arguments = [self.options.to_json()]
+            arguments = [self.options.model_dump_json()]
             self.child = Child("gossamer.node.daemon.daemon", arguments, stderr=log.fileno())
 
     def train(self, step_s: float) -> Puppet:

@@ -65,7 +65,9 @@ async def test_a_host_whose_cable_is_pulled_trains_on_and_heals(tmp_path: Path) 
                 name=f"host{n}",
                 observe=not number,
             )
-            hosts.start(n, "gossamer.node.daemon.daemon", options.to_json(), log=tmp_path / f"host{n}.log")
+            hosts.start(
+                n, "gossamer.node.daemon.daemon", options.model_dump_json(), log=tmp_path / f"host{n}.log"
+            )
             if number:
                 puppets.append(Puppet(home.socket_path(), manifest, step_s=0.2, seed=n))
                 puppets[-1].start()
@@ -134,7 +136,7 @@ async def test_a_full_disk_pauses_publishing_and_nothing_else(tmp_path: Path) ->
         options = NodeOptions(folder=mount, listen="127.0.0.1:0", join=(swarm.addresses["n0"],), name="small")
         script = f'mount -t tmpfs -o size=12m none {mount} && cp -a {tmp_path}/seed/. {mount} && exec "$@"'
         log_path = tmp_path / "small.log"
-        daemon = [sys.executable, "-m", "gossamer.node.daemon.daemon", options.to_json()]
+        daemon = [sys.executable, "-m", "gossamer.node.daemon.daemon", options.model_dump_json()]
         with open(log_path, "wb") as log:
             process = subprocess.Popen(
                 ["unshare", "-Urm", "sh", "-c", script, "sh", *daemon],

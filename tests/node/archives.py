@@ -15,7 +15,7 @@ from gossamer.node.daemon.phi.loop import MergeLoop
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore
-from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
+from gossamer.node.daemon.storage.records import GENESIS, Rounds
 from gossamer.protocol.effects import Adopt, Seal
 from gossamer.protocol.events import Event
 from gossamer.protocol.fixedpoint import Ints
@@ -33,7 +33,7 @@ from tests.protocol.builders import SMALL, manifest
 def delta(*chunks: bytes) -> Any:
     """A stand-in for a delta of round 1."""
     body = SimpleNamespace(chunks=tuple(sha256(chunk).digest() for chunk in chunks))
-    return SimpleNamespace(body=body, round=1)
+    return SimpleNamespace(body=body, round=1, record_id=b"".join(body.chunks))
 
 
 NOTHING_ELSE: dict[str, Any] = {
@@ -90,7 +90,7 @@ class Sealing:
                 sorted(delta.record_id for delta in covered)
             )
         )
-        records.close_up_to = lambda base, own_last: None
+        records.close_up_to = lambda base, own_last, gone: None
         self.core: Any = SimpleNamespace(
             manifest=of,
             layout=of.plan(),
@@ -132,10 +132,11 @@ class Sealing:
         self.between(fragment)
         return found
 
-    async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> Base:
-        if may_close():
+    async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> bool:
+        if is_closed := may_close():
             self.state.close_up_to(floor)
-        return self.state.base
+            self.base = self.state.base
+        return is_closed
 
     def adopt(self, claim: Claim | None) -> None:
         """Have the core want this snapshot, or none any more."""

@@ -139,7 +139,7 @@ class Setup:
         self.loop.look()
 
     async def merged_all(self) -> None:
-        await until(lambda: not self.loop.behind)
+        await until(lambda: not self.core.rounds_behind)
         async with self.loop._busy:  # until a merge under way has ended
             pass
 

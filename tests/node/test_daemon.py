@@ -432,7 +432,8 @@ async def test_chunks_that_an_earlier_run_left_go_once_it_is_known_that_they_are
 def test_a_daemon_whose_disk_is_full_is_started_again(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Status 2 would end the whole node."""
     monkeypatch.setattr(
-        "sys.argv", ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").to_json()]
+        "sys.argv",
+        ["daemon", NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0").model_dump_json()],
     )
     for name in ("logs.configure", "processes.reset_signals", "ask_for_open_files"):
         monkeypatch.setattr(f"gossamer.node.daemon.daemon.{name}", lambda **_: None)

@@ -35,7 +35,7 @@ async def test_a_delta_far_longer_than_usual_waits_for_others(
     before = setup.state.phi.copy()
     arrive(setup, delta_of(1, 4, 100_000))
     await until(lambda: "delta far beyond the usual; round 4 waits" in caplog.text)
-    assert setup.loop.behind == 0 and np.array_equal(setup.state.phi, before)
+    assert setup.core.rounds_behind == 0 and np.array_equal(setup.state.phi, before)
     arrive(setup, delta_of(2, 4, 1000))
     await setup.merged_all()
     assert setup.merged == [2, 4]
@@ -102,7 +102,7 @@ async def test_what_waited_is_merged_when_nobody_else_publishes_any_more(setup: 
     await until(lambda: not setup.loop.unmerged)  # the schedule sees that we are ready after the merge
     arrive(setup, delta_of(1, 4, 100_000))
     await until(lambda: setup.core.merges.is_held_back(4))
-    assert (setup.merged, setup.loop.unmerged, setup.loop.behind) == ([2], 1, 0)
+    assert (setup.merged, setup.loop.unmerged, setup.core.rounds_behind) == ([2], 1, 0)
     setup.core.ahead += HELD_BACK_MIN_S
     await until(lambda: setup.merged == [2, 4])
     assert setup.loop.unmerged == 0

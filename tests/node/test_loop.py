@@ -214,7 +214,7 @@ async def test_a_round_that_the_swarm_cannot_have_reached_waits(setup: Setup) ->
     arrive(setup, delta_of(1, 5, 1000), delta_of(1, 6, 127 << 22))
     await until(lambda: setup.merged == [5])
     await asyncio.sleep(0.1)
-    assert setup.merged == [5] and setup.loop.behind == 0
+    assert setup.merged == [5] and setup.core.rounds_behind == 0
     setup.core.clock, setup.core.horizon = 5, 6
     arrive(setup, *(delta_of(author, 6, 1000) for author in (2, 3, 4)))
     await setup.merged_all()
@@ -268,7 +268,7 @@ async def test_payloads_on_their_way_are_not_merged_yet(setup: Setup) -> None:
     setup.core.caught_up = True
     await until(lambda: not setup.loop.unmerged)
     setup.core.fetcher.wants.any_has_holder = True
-    assert setup.loop.unmerged == 1 and setup.loop.behind == 0
+    assert setup.loop.unmerged == 1 and setup.core.rounds_behind == 0
 
 
 async def test_what_was_merged_before_a_restart_is_merged_again(setup: Setup) -> None:

@@ -32,7 +32,7 @@ ID = "ab" * 32
     ],
 )
 def test_options_survive_a_command_line(options: NodeOptions) -> None:
-    assert NodeOptions.from_json(options.to_json()) == options
+    assert NodeOptions.model_validate_json(options.model_dump_json()) == options
 
 
 @pytest.mark.parametrize(

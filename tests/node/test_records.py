@@ -62,9 +62,9 @@ def test_the_last_round_that_we_signed_outlives_its_record(path: Path, deltas: l
     store = RecordStore(path, SMALL.swarm_id)
     for round_ in (3, 2):
         store.add([next(delta for delta in deltas if delta.round == round_)], own=True)
-    store.drop(delta.record_id for delta in deltas)
-    assert store.load_history().own_last == 3
-    store.close_up_to(_base(1), own_last=7)
+    store.close_up_to(_base(3), own_last=1)
+    assert store.load(LAYOUT) == [] and store.load_history().own_last == 3
+    store.close_up_to(_base(3), own_last=7)
     assert store.load_history().own_last == 7
     store.close()
 
@@ -125,7 +125,7 @@ def test_records_that_do_not_count_any_more_do_not_come_back(path: Path, deltas:
     store = RecordStore(path, SMALL.swarm_id)
     store.add(deltas)
     beyond = [delta for delta in deltas if delta.round > 2]
-    store.drop(delta.record_id for delta in beyond)
+    store.close_up_to(_base(0), 0, [delta.record_id for delta in beyond])
     store.close()
     again = RecordStore(path, SMALL.swarm_id)
     assert [delta.round for delta in again.load(LAYOUT)] == [1, 1, 1, 2, 2, 2]
@@ -147,7 +147,7 @@ def _base(round_: int) -> Base:
     return Base(round_, bytes(32), 0)
 
 
-def test_a_tampered_row_is_dropped_for_good(path: Path, deltas: list[Delta]) -> None:
+def test_a_tampered_row_is_left_out_until_its_record_comes_again(path: Path, deltas: list[Delta]) -> None:
     RecordStore(path, SMALL.swarm_id).close()
     store = RecordStore(path, SMALL.swarm_id)
     store.add(deltas)

@@ -71,7 +71,7 @@ class Folder(folders.Folder):
 
 
 async def digests(daemon: Daemon) -> tuple[bytes, bytes]:
-    await until(lambda: not daemon.phi.loop.behind)
+    await until(lambda: not daemon.core.rounds_behind)
     found = await daemon.phi.loop.digest()
     assert found is not None
     return found

@@ -74,7 +74,9 @@ def status_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
     """The exit status of a trainer, in this process."""
     for module, name in ((trainer.logs, "configure"), (signal, "signal"), (trainer.atexit, "register")):
         monkeypatch.setattr(module, name, lambda *_, **__: None)
-    monkeypatch.setattr(sys, "argv", ["trainer", NodeOptions(folder=founded(tmp_path).root).to_json()])
+    monkeypatch.setattr(
+        sys, "argv", ["trainer", NodeOptions(folder=founded(tmp_path).root).model_dump_json()]
+    )
     return trainer.main()
 
 

@@ -279,7 +279,7 @@ class Monitor:
             fetching=sources.archive.progress(),
             payloads_missing=len(core.fetcher.wants),
             version=loop.version,
-            rounds_behind=loop.behind,
+            rounds_behind=core.rounds_behind,
             merge_s=loop.seconds,
             swarm_tokens=loop.tokens if loop.ready else None,
             agreement=loop.contributions.agreement,

@@ -329,15 +329,12 @@ class Archive:
         An older snapshot would not match the base, and the records that the next start would need to make it
         match would be gone.
         """
-        base = await self._loop.close_up_to(closing.round, lambda: self._late_since is None)
-        if self._late_since is not None:
+        if not await self._loop.close_up_to(closing.round, lambda: self._late_since is None):
             await self._reseal()
             return
-        if base is not None:
-            await asyncio.to_thread(self._records.close_up_to, base, self._core.own_last)
-        beyond = [delta for delta in closing.deltas if delta.round > closing.round]
-        if gone := [delta.record_id for delta in beyond if delta.record_id not in self._core.ledger]:
-            await asyncio.to_thread(self._records.drop, gone)
+        base, ledger = self._loop.base, self._core.ledger
+        gone = [delta.record_id for delta in closing.deltas if delta.record_id not in ledger]
+        await asyncio.to_thread(self._records.close_up_to, base, self._core.own_last, gone)
         self._is_sweep_due = True
         if self._closing is closing:
             self._closing = None

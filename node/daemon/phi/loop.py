@@ -104,11 +104,6 @@ class MergeLoop:
         return self._state.base if self._state else GENESIS
 
     @property
-    def behind(self) -> int:
-        """Number of rounds that have changed and are not merged yet, without those that wait."""
-        return self._core.rounds_behind
-
-    @property
     def unmerged(self) -> int:
         """How much keeps Phi from being what the swarm has; 0 if nothing does.
 
@@ -159,19 +154,15 @@ class MergeLoop:
         async with self._busy:
             return await asyncio.to_thread(self._state.prefix, fragment, upto)
 
-    async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> Base | None:
-        """Make everything up to a round unchangeable; returns the new base, None if ours lies higher.
-
-        `may_close` is called while no merge is under way. If it returns False, nothing changes, and None is
-        returned.
-        """
-        if self._state is None or floor < self._state.base.round:
-            return None
+    async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> bool:
+        """Make everything up to a round unchangeable, unless `may_close` refuses it while no merge is under
+        way; returns whether that is done. Not before `begin`."""
+        assert self._state is not None
         async with self._busy:
             if not may_close():
-                return None
+                return False
             await asyncio.to_thread(self._state.close_up_to, floor)
-        return self._state.base
+        return True
 
     def merge(self, effect: fx.Merge) -> None:
         """The core asks for a merge."""
@@ -214,7 +205,7 @@ class MergeLoop:
                 self._note_diverged(index, effect.round, effect.deltas)
 
     async def _carry_out(self, effect: fx.Merge, state: PhiState) -> MergeOutcome:
-        round_, deltas, before = effect.round, effect.deltas, state.version
+        round_, deltas = effect.round, effect.deltas
         try:
             if effect.unless_outliers and await asyncio.to_thread(state.are_outliers, round_, deltas):
                 names = ", ".join(self._core.roster.label(delta.author) for delta in deltas)
@@ -224,7 +215,7 @@ class MergeLoop:
                     )
                 return MergeOutcome.OUTLIERS
             begun = time.monotonic()
-            await asyncio.to_thread(state.merge, round_, deltas)
+            has_changed = await asyncio.to_thread(state.merge, round_, deltas)
             self.seconds += time.monotonic() - begun
         except MissingChunkError as error:
             self._damaged(error.blob)
@@ -234,7 +225,7 @@ class MergeLoop:
                 log.error("%s; trying again", error)
             await asyncio.sleep(RETRY_S)
             return MergeOutcome.FAILED
-        return MergeOutcome.SAME if state.version == before else MergeOutcome.CHANGED
+        return MergeOutcome.CHANGED if has_changed else MergeOutcome.SAME
 
     def _note_diverged(self, index: int, round_: int, deltas: tuple[Delta, ...]) -> None:
         """End a training that has diverged: raises DivergedError, if a delta of ours was in it.

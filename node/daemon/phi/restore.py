@@ -105,7 +105,12 @@ def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> PhiState:
     if state is None:
         raise MissingChunkError(history.claims[0].root)
     if not sealed:
-        _merge_later(state, deltas, _acl(home, manifest, credentials), history, chunks)
+        acl = AccessList(manifest.admission, manifest.swarm_id)
+        invitation = home.invitation()
+        for data in (*credentials, *([invitation.grant.data] if invitation else [])):
+            with suppress(PeerError):
+                acl.learn(data)
+        _merge_later(state, deltas, acl, history, chunks)
     return state
 
 
@@ -124,13 +129,3 @@ def _merge_later(
         if round_ <= horizon:
             valid = ledger.valid(round_)
             state.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
-
-
-def _acl(home: Home, manifest: Manifest, credentials: Sequence[bytes]) -> AccessList:
-    """Who may do what, by the credentials that a folder holds."""
-    acl = AccessList(manifest.admission, manifest.swarm_id)
-    invitation = home.invitation()
-    for data in (*credentials, *([invitation.grant.data] if invitation else [])):
-        with suppress(PeerError):
-            acl.learn(data)
-    return acl

@@ -4,7 +4,6 @@ The bytes are int32, little endian, fragment after fragment: the same file on ev
 records, so that a joiner can take chunks from all of them at once.
 """
 
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -33,9 +32,7 @@ LEASE_S = 60.0
 
 
 def _bytes_of(phi: Ints) -> memoryview:
-    if sys.byteorder != "little":
-        phi = phi.astype("<i4")
-    return memoryview(phi.data).cast("B")
+    return memoryview(phi.astype("<i4", copy=False).data).cast("B")
 
 
 def digest(phi: Ints) -> bytes:

@@ -122,24 +122,26 @@ class PhiState:
         """Phi of one fragment: int32[fragment.numel], not a copy."""
         return self.phi[fragment.offset : fragment.offset + fragment.numel]
 
-    def merge(self, round_: int, new: tuple[Delta, ...]) -> None:
+    def merge(self, round_: int, new: tuple[Delta, ...]) -> bool:
         """Make `new`, all valid records of a round that are held here, the set that is merged of it.
 
-        Raises MissingChunkError if a payload on disk is damaged, or StorageError if one cannot be read just
-        now; nothing has changed then.
+        Returns whether it was another before. Raises MissingChunkError if a payload on disk is damaged, or
+        StorageError if one cannot be read just now; nothing has changed then.
         """
         fragment = self._layout.of_round(round_)
         old = self._merged.get(round_, ())
         self.figures = None
-        if new != old and round_ > self.base.round:
-            found = self._exchange(fragment, self.view(fragment), old, new)
-            self._note(round_, old, new)
-            self._usual.note(round_, fragment, found)
-            if new:
-                merge = RoundMerge(found, fragment, self._manifest.outer)
-                self.figures = figures(merge, void=self._payloads.undecodable(new))
-            this = {fragment.index}
-            self.diverged = self.diverged - this if is_healthy(self.view(fragment)) else self.diverged | this
+        if new == old or round_ <= self.base.round:
+            return False
+        found = self._exchange(fragment, self.view(fragment), old, new)
+        self._note(round_, old, new)
+        self._usual.note(round_, fragment, found)
+        if new:
+            merge = RoundMerge(found, fragment, self._manifest.outer)
+            self.figures = figures(merge, void=self._payloads.undecodable(new))
+        this = {fragment.index}
+        self.diverged = self.diverged - this if is_healthy(self.view(fragment)) else self.diverged | this
+        return True
 
     def are_outliers(self, round_: int, deltas: tuple[Delta, ...]) -> bool:
         """Whether each of these deltas is far longer than was usual in the last rounds of its fragment, or

@@ -10,7 +10,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,10 @@ _ADVICE = {
 }
 """What to do about an error of SQLite; of any other, the file is damaged."""
 
+_ADD_DELTA = (  # again, if the one that is here is damaged
+    "INSERT INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)"
+    " ON CONFLICT DO UPDATE SET envelope = excluded.envelope"
+)
 _ADD_SNAPSHOT = (
     "INSERT OR REPLACE INTO snapshots SELECT ?, ?, ?, ?, 1 + COALESCE(MAX(number), 0) FROM snapshots"
 )
@@ -194,8 +198,7 @@ class RecordStore:
             else:
                 credentials.append((record.record_id, record.data))
         with self._change(durable=own or bool(credentials)) as db:
-            insert = "INSERT OR IGNORE INTO deltas (record_id, round, envelope) VALUES (?, ?, ?)"
-            db.executemany(insert, deltas)
+            db.executemany(_ADD_DELTA, deltas)
             db.executemany("INSERT OR REPLACE INTO credentials VALUES (?, ?)", credentials)
             if own:
                 db.executemany(_NOTE_NEWEST, [("signed", round_) for _, round_, _ in deltas])
@@ -230,10 +233,11 @@ class RecordStore:
             db.execute("UPDATE deltas SET covered = 0")
             self._close(db, Base(claim.round, claim.digest, claim.tokens), own_last)
 
-    def close_up_to(self, base: Base, own_last: int) -> None:
-        """Drop the records that became part of the base. Durable."""
+    def close_up_to(self, base: Base, own_last: int, gone: Iterable[bytes] = ()) -> None:
+        """Drop the records that became part of the base, and those that do not count any more. Durable."""
         with self._change() as db:
             self._close(db, base, own_last)
+            db.executemany("DELETE FROM deltas WHERE record_id = ?", [(one,) for one in gone])
 
     @staticmethod
     def _close(db: sqlite3.Connection, base: Base, own_last: int) -> None:
@@ -247,11 +251,6 @@ class RecordStore:
         reached it."""
         with self._change(durable=False) as db:
             db.execute(_NOTE_NEWEST, ("merged", round_))
-
-    def drop(self, record_ids: Iterable[object]) -> None:
-        """Forget records that do not count any more, or are damaged. Durable."""
-        with self._change() as db:
-            db.executemany("DELETE FROM deltas WHERE record_id = ?", [(one,) for one in record_ids])
 
     # -- reading
 
@@ -283,19 +282,15 @@ class RecordStore:
     def load(self, layout: Layout) -> list[Delta]:
         """Read all deltas back, in order of round, checking signatures again.
 
-        A database row that does not verify is left out and, unless read-only, dropped: its record is fetched
-        again from nodes that hold it.
+        A database row that does not verify is left out: its record is fetched again from nodes that hold it.
         """
         found: list[Delta] = []
-        broken: list[object] = []
-        for record_id, envelope in self._rows("SELECT record_id, envelope FROM deltas ORDER BY round"):
-            try:
+        rows = self._rows("SELECT envelope FROM deltas ORDER BY round")
+        for (envelope,) in rows:
+            with suppress(PeerError):
                 found.append(parse_delta(open_envelope(envelope, self._swarm_id), layout))
-            except PeerError:
-                broken.append(record_id)
-        if broken and not self._read_only:
-            log.warning("%d records in %s are damaged; they are fetched again", len(broken), self._path)
-            self.drop(broken)
+        if (damaged := len(rows) - len(found)) and not self._read_only:
+            log.warning("%d records in %s are damaged; they are fetched again", damaged, self._path)
         return found
 
     def _rows(self, query: str) -> list[Any]:
