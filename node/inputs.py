@@ -34,7 +34,7 @@ def read_bytes(path: Path, bytes_max: int, *, kind: str) -> bytes:
 
 
 def _as_text(data: bytes, path: Path, *, kind: str, hint: str) -> str:
-    """A file's text, without a byte order mark. Raises ConfigError, which says what a file of that `kind` is."""
+    """A file's text, without a byte order mark. Raises ConfigError, saying what a file of that `kind` is."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

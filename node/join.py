@@ -91,7 +91,7 @@ def _asked(
         raise ConfigError("the invitation names no address; name one of a node with --join ADDRESS")
     if not joins:
         where = f"{folder} has no manifest" if folder else "which swarm?"
-        raise ConfigError(f"{where}: name one of its nodes with --join ADDRESS (or --invite), or a node's folder")
+        raise ConfigError(f"{where}: name one of its nodes with --join ADDRESS (or --invite), or a folder")
     contacts = tuple(map(parse_contact, joins))
     asker = asker_of(new_home(folder, invitation.swarm_id)) if invitation else None
     swarm_id = invitation.swarm_id.hex() if invitation else options.swarm_id

@@ -19,7 +19,6 @@ from gossamer.models.registry import task_names
 from gossamer.models.task_file import task_errors
 from gossamer.node import __version__
 from gossamer.node.daemon.phi.restore import replay
-from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.files import placed, written
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer.data import build_task

@@ -153,8 +153,8 @@ def check_trainable(home: Home) -> None:
             raise ConfigError(str(error)) from None
         if manifest.task.source not in ("", source):
             log.warning(
-                "%s is not the file that the manifest was written with (%s, not %s): if that was not intended,"
-                " use the other",
+                "%s is not the file that the manifest was written with (%s, not %s): if that was not"
+                " intended, use the other",
                 file.path,
                 source[:12],
                 manifest.task.source[:12],

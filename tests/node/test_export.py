@@ -383,7 +383,7 @@ def test_a_tasks_model_that_holds_more_than_the_swarm_is_no_whole_folder(
         ("config.json", b"[1]", "config.json is damaged"),
         ("config.json", b"\xff{", "config.json is damaged"),
         ("frozen.json", b"{", "cannot use .*frozen.json"),
-        ("frozen.json", b'5', "cannot use .*frozen.json"),
+        ("frozen.json", b"5", "cannot use .*frozen.json"),
     ],
 )
 def test_damaged_companions_are_one_line(
