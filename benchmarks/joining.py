@@ -110,7 +110,7 @@ async def _load(home: Home, manifest: Manifest, outer: OuterLoop) -> None:
             missing = set(range(len(outer.fragments)))
             while missing:
                 while (offer := link.take_offer()) is not None:
-                    values = offer.values(outer.fragments[offer.fragment].fragment)
+                    values = offer.shared.phi(outer.fragments[offer.fragment].fragment)
                     outer.apply(offer.fragment, values, offer.merged_round, keep_progress=False)
                     link.took(offer)
                     missing.discard(offer.fragment)

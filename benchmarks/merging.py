@@ -9,7 +9,7 @@ import torch
 from benchmarks.goals import Goal
 from benchmarks.measure import best_of, copy_seconds, delta_like
 from benchmarks.tables import Table
-from gossamer.node.trainer.encoders import encode_tensor
+from gossamer.protocol import codecs
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge.contributions import figures
 from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure
@@ -48,8 +48,7 @@ def _contributions(codec: str, fragment: Fragment, deltas: int) -> list[Contribu
     found = []
     for seed in range(deltas):
         noise = delta_like(max(slot.numel for slot in fragment.slots), seed)
-        tensors = [torch.from_numpy(noise[: slot.numel]) for slot in fragment.slots]
-        data = b"".join(encode_tensor(codec, tensor)[0].numpy().tobytes() for tensor in tensors)
+        data = b"".join(codecs.CODECS[codec].encode(noise[: slot.numel]) for slot in fragment.slots)
         payload = Payload(codec, fragment, data)
         found.append((payload, measure(payload)))
     return [
@@ -71,7 +70,7 @@ def _speed(rule: str, codec: str, side: int, repeats: int) -> dict[str, Any]:
     phi = delta_like(fragment.numel)
     copy_s = copy_seconds(phi, repeats)
     contributions = _contributions(codec, fragment, RECORDS)
-    data = encode_tensor(codec, torch.from_numpy(phi))[0].numpy().tobytes()
+    data = codecs.CODECS[codec].encode(phi)
     payload, merge = Payload(codec, fragment, data), RoundMerge(contributions, fragment, Outer())
     merge_s = best_of(lambda: _merge(contributions, fragment, phi), repeats)
     total_s = merge_s + RECORDS * best_of(lambda: measure(payload), repeats)

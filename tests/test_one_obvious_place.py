@@ -149,7 +149,7 @@ def test_a_codec_a_rule_and_an_outer_optimizer_from_outside_train_a_swarm(additi
             trainer.loop.apply(0, one, round_)
     assert all(len(list(trainer.node.core.ledger)) == 2 * ROUNDS for trainer in trainers)
     assert max(losses[-1]) < 0.1 * min(losses[0])
-    assert trainers[0].loop.fragments[0].buffers["velocity"][0].any()
+    assert trainers[0].loop.fragments[0].saved["velocity"][0].any()
 
 
 def test_every_outer_optimizer_can_be_named_in_a_manifest() -> None:

@@ -5,7 +5,7 @@ belong to the same user and should be of the same release. A message that does n
 """
 
 from dataclasses import dataclass, fields
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.wire import pack, unpack
@@ -103,6 +103,17 @@ class Report:
     """Fraction of the training loop's wall time lost to inner steps: to publish and to apply."""
     device: str
 
+
+class Evaluation(NamedTuple):
+    """What a trainer last measured on held-out data; in a `Report`, one field after the other."""
+
+    val_loss: float | None = None
+    val_loss_start: float | None = None
+    version: int = -1
+    round: int = 0
+
+
+NOT_EVALUATED = Evaluation()
 
 JOINING = "joining"
 """The state of a trainer that waits for the swarm's model, and resumes its progress only then."""

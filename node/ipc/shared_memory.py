@@ -7,10 +7,8 @@ behind. Each part has one owner at any time, and messages hand it over:
 * the payload area is the trainer's until it says ``Publish``, then the daemon's until ``Published``.
 """
 
-import errno
 import mmap
 import os
-import sys
 import tempfile
 
 import numpy as np
@@ -24,26 +22,6 @@ def _bytes_shared(manifest: Manifest) -> tuple[int, int]:
     """Number of bytes of Phi, and of the largest payload."""
     layout, codec = manifest.plan(), manifest.outer.codec
     return layout.snapshot_bytes, max(length_in(f.index, codec, layout) for f in layout.fragments)
-
-
-def _anonymous_file(size: int) -> int:
-    if sys.platform == "linux" and hasattr(os, "memfd_create"):  # not in Pythons for old systems
-        return os.memfd_create("gossamer")
-    with tempfile.TemporaryFile() as file:
-        _take_room(file.fileno(), size)
-        return os.dup(file.fileno())
-
-
-def _take_room(fd: int, size: int) -> None:
-    """Reserve all of a file's room before it is mapped: otherwise a full disk would kill a process that
-    writes to the mapping later."""
-    if not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV):
-            raise
 
 
 class SharedMemory:
@@ -65,7 +43,10 @@ class SharedMemory:
     @classmethod
     def create(cls, manifest: Manifest) -> "SharedMemory":
         """Make the file and map it (the daemon's side). Raises OSError if there is no room for it."""
-        return cls(manifest, _anonymous_file(sum(_bytes_shared(manifest))))
+        if hasattr(os, "memfd_create"):
+            return cls(manifest, os.memfd_create("gossamer"))
+        with tempfile.TemporaryFile() as file:  # macOS, and Pythons for old systems
+            return cls(manifest, os.dup(file.fileno()))
 
     def phi(self, fragment: Fragment) -> Ints:
         """The area of one fragment: int32[fragment.numel], a view."""

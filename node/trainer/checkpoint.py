@@ -29,15 +29,14 @@ from functools import cache
 from math import inf, prod
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import msgpack
 import torch
 from torch import Tensor
 
 from gossamer.node.files import open_aside, remove_unfinished
-from gossamer.node.trainer.fragments import OuterState
-from gossamer.node.trainer.metrics import Progress
+from gossamer.protocol.payloads import Fragment
 
 VERSION = 4
 
@@ -78,6 +77,33 @@ Leaf = Callable[[str, Any], Any]
 """(key, value): what to put in the place of a value that stands under this key."""
 
 log = logging.getLogger("gossamer.checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far this node has come over all its runs."""
+
+    steps: int = 0
+    """Inner steps, which is also the number of batches drawn."""
+    tokens: int = 0
+
+
+class FragmentState(Protocol):
+    """A fragment of the outer loop, as far as it is saved."""
+
+    fragment: Fragment
+    last_published: int
+    saved: dict[str, list[Tensor]]
+    """By kind, a tensor for each of the fragment's slots."""
+
+
+class OuterState(Protocol):
+    """The outer loop (`outer.OuterLoop`), as far as it is saved."""
+
+    names: dict[Tensor, str]
+
+    @property
+    def fragments(self) -> Sequence[FragmentState]: ...
 
 
 # --- What is copied.

@@ -18,15 +18,13 @@ from math import inf
 from gossamer.node.ipc import messages as control
 from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads import Fragment
 
 CONNECT_TIMEOUT_S = 60.0
 """How long a trainer waits for its daemon, which reads its model back before it accepts a trainer."""
 
 RECONNECT_S = 0.5
-TELL_AFTER_S = 30.0
+LOG_AFTER_S = 30.0
 """How long the daemon must have been silent before that is logged."""
 
 _AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
@@ -53,10 +51,6 @@ class Offer:
     version: int
     shared: SharedMemory
 
-    def values(self, fragment: Fragment) -> Ints:
-        """The fragment's values, a view; read them before `took`."""
-        return self.shared.phi(fragment)
-
 
 class DaemonLink:
     """What the daemon last said, and a way to answer. Thread-safe only where stated."""
@@ -70,8 +64,9 @@ class DaemonLink:
         self._connection: socket.socket | None = None
         """The connection on which we were welcomed. It is closed only after this is None again."""
         self._shared: SharedMemory | None = None
-        self._attached = False
-        """Whether the daemon of `_shared` still listens. `_shared` stays mapped when that daemon dies."""
+        self.is_attached = False
+        """Whether the daemon of `_shared` still listens. A daemon that died is usually followed by another;
+        until then `_shared` stays mapped."""
         self._offers: dict[int, Offer] = {}
         self._unacknowledged: tuple[control.Publish, memoryview] | None = None
         """The delta handed over last, until it is acknowledged. Its payload stays where it was written."""
@@ -101,14 +96,9 @@ class DaemonLink:
         return self._connected.wait(timeout_s)
 
     @property
-    def is_attached(self) -> bool:
-        """Whether a daemon listens. A daemon that died is usually followed by another."""
-        return self._attached
-
-    @property
     def can_publish(self) -> bool:
         """Whether the payload area is ours: connected, and the last delta acknowledged."""
-        return self._attached and self._unacknowledged is None
+        return self.is_attached and self._unacknowledged is None
 
     @property
     def payload_area(self) -> memoryview:
@@ -126,15 +116,10 @@ class DaemonLink:
         with self._lock:
             self._unacknowledged = (message, payload)
             self.own_last = message.round
-            if self._attached and self._shared is not None:
+            if self.is_attached and self._shared is not None:
                 if not self._shared.is_payload(area):
                     self._shared.payload[: len(payload)] = payload
                 self.send(message)
-
-    @property
-    def has_offers(self) -> bool:
-        """Whether there is a fragment to take."""
-        return bool(self._offers)
 
     def take_offer(self) -> Offer | None:
         """The next fragment of Phi that is ready in shared memory."""
@@ -154,29 +139,29 @@ class DaemonLink:
         stopped reading, or the system has no memory just now."""
         frame = control.encode(message)
         with self._lock, suppress(OSError):
-            if self._connection is not None and not _leave(self._connection, frame):
-                self._connection.shutdown(socket.SHUT_RDWR)
+            if self._connection is None:
+                return
+            with suppress(OSError):
+                if self._connection.send(frame, _AT_ONCE) == len(frame):
+                    return
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def reconnect(self) -> None:
         """Hang up, and have the daemon welcome us and offer all of Phi again, in new memory. A delta that it
         has not acknowledged is handed over once more."""
         with self._lock, suppress(OSError):
-            self._attached = False
+            self.is_attached = False
             self._offers.clear()
             if self._connection is not None:
                 self._connection.shutdown(socket.SHUT_RDWR)
 
-    def wait_free(self, timeout_s: float) -> float:
-        """Wait until `can_publish`, but not for a daemon that is gone. Returns the seconds waited."""
-        begun = time.monotonic()
-        while self._attached and not self.can_publish and time.monotonic() - begun < timeout_s:
-            time.sleep(0.01)
-        return time.monotonic() - begun
-
-    def wait_acknowledged(self, timeout_s: float) -> bool:
-        """Wait until the last delta is durable with the daemon. Returns whether it is."""
+    def wait_acknowledged(self, timeout_s: float, *, only_attached: bool = False) -> bool:
+        """Wait until the last delta is durable with the daemon; on request, only while one is attached.
+        Returns whether it is."""
         deadline = time.monotonic() + timeout_s
         while self._unacknowledged is not None and time.monotonic() < deadline:
+            if only_attached and not self.is_attached:
+                break
             time.sleep(0.01)
         return self._unacknowledged is None
 
@@ -191,7 +176,7 @@ class DaemonLink:
     # -- the background thread
 
     def _run(self) -> None:
-        silent_since: float | None = None
+        silent_since = inf
         while not self._closing.is_set():
             try:
                 self._connect_and_listen()
@@ -201,25 +186,22 @@ class DaemonLink:
                 self.problem = "not enough memory"
             except MalformedError as error:
                 self.problem = str(error)
-                self._say_outdated()
-            was_attached, self._attached = self._attached, False
-            if was_attached or silent_since is None:
+                if not self.is_outdated:
+                    log.error("%s: this process must be restarted", OUTDATED)
+                self.is_outdated = True
+                self.stop_asked.set()
+            if self.is_attached:
                 silent_since = time.monotonic()
-            if self._connected.is_set() and time.monotonic() - silent_since > TELL_AFTER_S:
+            self.is_attached = False
+            if time.monotonic() - silent_since > LOG_AFTER_S:
                 silent_since = inf
                 log.warning(
                     "the node's daemon has not answered for %.0f s (%s): work done meanwhile is published"
                     " once it does",
-                    TELL_AFTER_S,
+                    LOG_AFTER_S,
                     self.problem,
                 )
             self._closing.wait(RECONNECT_S)
-
-    def _say_outdated(self) -> None:
-        if not self.is_outdated:
-            log.error("%s: this process must be restarted", OUTDATED)
-        self.is_outdated = True
-        self.stop_asked.set()
 
     def _connect_and_listen(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -264,7 +246,7 @@ class DaemonLink:
                     shared.payload[: len(payload)] = payload
                     self.send(message)
             self._shared = shared
-            self._attached = True
+            self.is_attached = True
         self._connected.set()
 
     def _handle(self, message: control.ControlMessage, shared: SharedMemory) -> None:
@@ -286,11 +268,3 @@ class DaemonLink:
                 self.unmerged = message.unmerged
             case control.Stop():
                 self.stop_asked.set()
-
-
-def _leave(connection: socket.socket, frame: bytes) -> bool:
-    """Put a frame into the socket's buffer without waiting; returns whether all of it is there."""
-    try:
-        return connection.send(frame, _AT_ONCE) == len(frame)
-    except OSError:
-        return False

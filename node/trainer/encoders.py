@@ -1,24 +1,29 @@
-"""Encoding a delta with torch, on the device where the model is.
+"""From the values of a fragment's tensors to its payload, with torch, on the device where the model is.
 
-Each encoder writes the same bytes as the reference codec of that name (`gossamer.protocol.codecs`), and the
+Each kernel writes the same bytes as the reference codec of that name (`gossamer.protocol.codecs`), and the
 int32 values that every receiver will decode from them. The sender keeps the difference as its error-feedback
 residual. All arithmetic is on integers, and no choice is left to a library (torch promises the first of equal
-maxima), so CPU and CUDA agree.
+maxima), so CPU and CUDA agree. No kernel waits for the device: every shape is known beforehand. A codec
+without a kernel (`exact`) is encoded by its reference.
 
-A tensor is processed in pieces whose temporaries stay in the CPU's cache. No kernel waits for the device:
-every shape is known beforehand. A codec without a kernel (`exact`) is encoded by its reference.
+A large tensor is encoded in pieces whose temporaries stay in the CPU's cache. Small ones are encoded
+together, in buckets, since each encoding costs some 40 torch calls, whatever its size: one tensor after the
+other, each padded with zeros to whole blocks, so that a kernel writes what it would write for each alone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import accumulate, chain, groupby
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer.protocol.codecs import CODECS, block, topk, two_bit
 from gossamer.protocol.codecs.base import ZERO_BLOCK
+from gossamer.protocol.payloads import Fragment
 
 EncodeBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, int | Tensor], None]
 """``(values int32[b, n], exponents uint8[b, 1], codes uint8[b, c], decoded int32[b, n], count)``.
@@ -35,6 +40,16 @@ nothing."""
 PIECE_DEVICE = 1 << 23
 """Values handled at a time on an accelerator, where few launches matter; scratch takes some 200 MiB."""
 
+SMALL_NUMEL = 1 << 14
+"""The largest tensor that goes into a bucket on the CPU. For tensors of 4,096 values, int4 takes 3.5 times as
+long without buckets, and topk six times. At 32,768 values neither gains: gathering and padding cost as much
+as the calls that are saved."""
+
+SMALL_NUMEL_DEVICE = 1 << 22
+"""The same on accelerators, which process this many values in the time that it takes to launch 40 calls."""
+
+CPU = torch.device("cpu")
+
 
 class Kernel(NamedTuple):
     """Encodes whole blocks."""
@@ -45,75 +60,6 @@ class Kernel(NamedTuple):
     run: int
     """A partial block is padded to a multiple of this."""
     values_per_byte: int
-
-
-def piece_numel(codec: str, tensor: Tensor) -> int:
-    """How many of a tensor's values to encode at a time; a codec that has no kernel takes all at once."""
-    if codec not in KERNELS:
-        return max(1, tensor.numel())
-    return PIECE_CPU if tensor.is_cpu else PIECE_DEVICE
-
-
-def encode_piece(codec: str, values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None:
-    """Encode a tensor's values from `start` on, and write to `decoded` what receivers will read.
-
-    Args:
-        values: int32[n], magnitudes below 2**30; `piece_numel` of them, except at the tensor's end.
-        section: uint8[section_bytes(numel)], of the whole tensor, on the same device; as is
-        decoded: int32[n].
-    """
-    if codec in KERNELS:
-        _in_blocks(KERNELS[codec], values, start, section, decoded)
-        return
-    # The reference codec, on the CPU: for `exact`, and for a codec that nobody has written a kernel for.
-    reference, numbers = CODECS[codec], values.cpu().numpy()
-    data = reference.encode(numbers)
-    section.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else section)
-    decoded.copy_(torch.from_numpy(reference.decode(memoryview(data), numbers.size, 0, numbers.size)))
-
-
-def encode_tensor(codec: str, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Encode `values`, int32 fixed point of any shape with magnitudes below 2**30, on their own device.
-
-    Returns the section, uint8[bytes], and what it decodes to, int32 of the same shape; both are new tensors
-    on that device.
-    """
-    length = CODECS[codec].section_bytes(values.numel())
-    section = torch.empty(length, dtype=torch.uint8, device=values.device)
-    decoded = torch.empty(values.shape, dtype=torch.int32, device=values.device)
-    size, start = piece_numel(codec, values), 0
-    pieces = values.contiguous().view(-1).split(size)
-    for piece, result in zip(pieces, decoded.view(-1).split(size), strict=True):
-        encode_piece(codec, piece, start, section, result)
-        start += piece.numel()
-    return section, decoded
-
-
-def _in_blocks(kernel: Kernel, values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None:
-    """Run a kernel; a partial last block is padded with zeros.
-
-    A section has all blocks' exponents first, then all codes.
-    """
-    tail = values.numel() % kernel.block
-    if tail and values.numel() > tail:
-        split = values.numel() - tail
-        _in_blocks(kernel, values[:split], start, section, decoded[:split])
-        _in_blocks(kernel, values[split:], start + split, section, decoded[split:])
-        return
-    blocks = -(-section.numel() // (1 + kernel.block // kernel.values_per_byte))
-    first, end = start // kernel.block, -(-(start + values.numel()) // kernel.block)
-    padding = -tail % kernel.run
-    exponents = section[first:end].unsqueeze(1)
-    codes = section[blocks + start // kernel.values_per_byte :]
-    codes = codes[: (values.numel() + padding) // kernel.values_per_byte]
-    if tail:
-        padded = pad(values, (0, padding)).view(1, -1)
-        result = torch.empty_like(padded)
-        kernel.encode(padded, exponents, codes.view(1, -1), result, tail)
-        decoded.copy_(result[0, :tail])
-    elif end > first:
-        in_blocks = values.view(-1, kernel.block), exponents, codes.view(end - first, -1)
-        kernel.encode(*in_blocks, decoded.view(-1, kernel.block), kernel.block)
 
 
 def _linear(
@@ -247,3 +193,153 @@ KERNELS = {
     "topk": Kernel(_topk, topk.BLOCK, topk.RUN, topk.RUN),
 }
 """The kernels of codecs that work in blocks."""
+
+
+def piece_numel(codec: str, tensor: Tensor) -> int:
+    """How many of a tensor's values to encode at a time; a codec that has no kernel takes all at once."""
+    if codec not in KERNELS:
+        return max(1, tensor.numel())
+    return PIECE_CPU if tensor.is_cpu else PIECE_DEVICE
+
+
+def encode_piece(codec: str, values: Tensor, start: int, section: Tensor, decoded: Tensor) -> None:
+    """Encode a tensor's values from `start` on, and write to `decoded` what receivers will read.
+
+    Args:
+        values: int32[n], magnitudes below 2**30; `piece_numel` of them, except at the tensor's end.
+        section: uint8[section_bytes(numel)], of the whole tensor, on the same device; as is
+        decoded: int32[n].
+    """
+    if codec not in KERNELS:
+        reference, numbers = CODECS[codec], values.cpu().numpy()
+        data = reference.encode(numbers)
+        section.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else section)
+        decoded.copy_(torch.from_numpy(reference.decode(memoryview(data), numbers.size, 0, numbers.size)))
+        return
+    kernel = KERNELS[codec]
+    # A section has all blocks' exponents first, then all codes.
+    blocks = -(-section.numel() // (1 + kernel.block // kernel.values_per_byte))
+    tail = values.numel() % kernel.block
+    split = values.numel() - tail
+    if split:
+        first, count = start // kernel.block, split // kernel.block
+        exponents = section[first : first + count].unsqueeze(1)
+        codes = section[blocks + start // kernel.values_per_byte :][: split // kernel.values_per_byte]
+        whole = decoded[:split].view(count, -1)
+        kernel.encode(values[:split].view(count, -1), exponents, codes.view(count, -1), whole, kernel.block)
+    if tail:  # the last block: the last exponent, and the codes at the end
+        padded = pad(values[split:], (0, -tail % kernel.run)).view(1, -1)
+        result = torch.empty_like(padded)
+        codes = section[blocks + (start + split) // kernel.values_per_byte :].view(1, -1)
+        kernel.encode(padded, section[blocks - 1 : blocks].unsqueeze(1), codes, result, tail)
+        decoded[split:].copy_(result[0, :tail])
+
+
+class Bucket:
+    """How the tensors of a bucket are encoded."""
+
+    def __init__(self, codec: str, numels: Sequence[int], device: torch.device) -> None:
+        kernel = KERNELS[codec]
+        size = min(kernel.block, -(-max(numels) // kernel.run) * kernel.run)
+        blocks = [-(-numel // size) for numel in numels]
+        padding = [size * count - numel for numel, count in zip(numels, blocks, strict=True)]
+        self.numels = list(numels)
+        self.section_bytes = [CODECS[codec].section_bytes(numel) for numel in numels]
+        """Length of each tensor's section."""
+        self._kernel, self._size, self._blocks = kernel.encode, size, blocks
+        zeros = torch.zeros(size, dtype=torch.int32, device=device)
+        self._padding = [zeros[:count] for count in padding]
+        self._values = list(chain(*zip(numels, padding, strict=True)))
+        """How many of the padded values are a tensor's, and how many are padding, in turn."""
+        self._code_bytes = size // kernel.values_per_byte
+        codes = [length - count for length, count in zip(self.section_bytes, blocks, strict=True)]
+        self._codes = list(
+            chain(*((n, self._code_bytes * b - n) for n, b in zip(codes, blocks, strict=True)))
+        )
+        counts = chain(*([size] * (b - 1) + [size - p] for b, p in zip(blocks, padding, strict=True)))
+        self._counts = torch.tensor(list(counts), device=device).unsqueeze(1)
+
+    def encode(self, values: Tensor, decoded: Tensor) -> list[Tensor]:
+        """Return the tensors' sections, and write to `decoded` what they decode to.
+
+        `values` and `decoded` are int32[n], n being the sum of `numels`.
+        """
+        rows = zip(values.split(self.numels), self._padding, strict=True)
+        padded = torch.cat(list(chain(*rows))).view(-1, self._size)
+        exponents = padded.new_empty((len(padded), 1), dtype=torch.uint8)
+        codes = padded.new_empty((len(padded), self._code_bytes), dtype=torch.uint8)
+        result = torch.empty_like(padded)
+        self._kernel(padded, exponents, codes, result, self._counts)
+        torch.cat(result.view(-1).split(self._values)[::2], out=decoded)
+        parts = exponents.view(-1).split(self._blocks), codes.view(-1).split(self._codes)[::2]
+        sections = torch.cat(list(chain(*zip(*parts, strict=True))))
+        return list(sections.split(self.section_bytes))
+
+
+def together(codec: str, tensors: Sequence[Tensor]) -> list[list[int]]:
+    """The places of the tensors in groups: small ones in buckets, each other tensor alone."""
+    groups: list[list[int]] = []
+    filling: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    # Smallest first, so that tensors in a bucket are of similar size: each is padded at most to the largest.
+    for i, tensor in sorted(enumerate(tensors), key=lambda one: (one[1].numel(), one[0])):
+        if codec not in KERNELS or tensor.numel() > (SMALL_NUMEL if tensor.is_cpu else SMALL_NUMEL_DEVICE):
+            groups.append([i])
+            continue
+        run, kind = KERNELS[codec].run, (tensor.device, tensor.dtype)
+        group = filling.get(kind)
+        if group is None or (len(group) + 1) * -(-tensor.numel() // run) * run > piece_numel(codec, tensor):
+            group = filling[kind] = []
+            groups.append(group)
+        group.append(i)
+    return groups
+
+
+class PayloadWriter:
+    """Encodes a fragment's tensors, in any order and on whatever devices, as one payload."""
+
+    def __init__(self, codec: str, fragment: Fragment, out: memoryview) -> None:
+        """`out` is writable and has the payload's length in bytes or more. Raises ValueError otherwise."""
+        self._codec = codec
+        self._sizes = [CODECS[codec].section_bytes(slot.numel) for slot in fragment.slots]
+        needed, room = sum(self._sizes), 0 if out.readonly else out.nbytes
+        if room < needed:
+            raise ValueError(f"a payload needs {needed} writable bytes, and there are {room}")
+        here = torch.from_numpy(np.frombuffer(out, dtype=np.uint8)[:needed])
+        self._payloads = {CPU: (here, here.split(self._sizes) if needed else ())}
+        """By device, a payload and its sections; what is written elsewhere is copied here at the end."""
+        self._devices = [CPU] * len(self._sizes)
+        """The device on which each section was written."""
+
+    def write(
+        self, places: Sequence[int], bucket: Bucket | None, start: int, values: Tensor, decoded: Tensor
+    ) -> None:
+        """Encode all tensors of a bucket, or values of one tensor from `start` on; see `encode_piece`.
+
+        `places` are the tensors' in the fragment. `decoded`, int32[n], gets what receivers will read.
+        """
+        device = values.device
+        if device not in self._payloads:
+            payload = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
+            self._payloads[device] = payload, payload.split(self._sizes)
+        for place in places:
+            self._devices[place] = device
+        targets = [self._payloads[device][1][place] for place in places]
+        if bucket is None:
+            encode_piece(self._codec, values, start, targets[0], decoded)
+        else:
+            torch._foreach_copy_(targets, bucket.encode(values, decoded))
+
+    def finish(self) -> int:
+        """Complete the payload, wait for GPUs, and drop all references to it; returns its length in bytes."""
+        here = self._payloads.pop(CPU)[0]
+        offsets = list(accumulate(self._sizes, initial=0))
+        for device, run in groupby(range(len(self._sizes)), self._devices.__getitem__):
+            if device != CPU:  # adjacent sections are copied together
+                places = list(run)
+                part = slice(offsets[places[0]], offsets[places[-1] + 1])
+                here[part].copy_(self._payloads[device][0][part], non_blocking=device.type == "cuda")
+        for device in self._payloads:
+            if device.type == "cuda":  # copies into pinned memory were not waited for
+                torch.cuda.current_stream(device).synchronize()
+        self._payloads.clear()
+        return offsets[-1]

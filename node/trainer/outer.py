@@ -37,7 +37,7 @@ offers is read from attributes that `DaemonLink`'s thread keeps up to date.
 
 **A step boundary** (`Leader.step`): is a round due, by the pace and the swarm's clock? Which offers are to be
 applied? Most steps have neither, and only count. Otherwise offers are applied first, and then the due
-fragment is published; a share of a checkpoint is copied; and the parameters are marked, so that it can be
+fragment is published. A share of a checkpoint is copied, and the parameters are marked, so that it can be
 told later whether they are still as they are now. With several ranks (`ranks`), all of them agree on what
 changes, and the first one does it for all.
 
@@ -57,6 +57,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
@@ -66,67 +67,172 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as hiding_changes
 
 from gossamer.node.ipc import messages as control
-from gossamer.node.trainer.checkpoint import CheckpointWriter, restore
+from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress, restore
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer
-from gossamer.node.trainer.encoders import PIECE_CPU
-from gossamer.node.trainer.fragments import FragmentState, Losses, OuterState, Part, Piece, Window
-from gossamer.node.trainer.metrics import Progress
+from gossamer.node.trainer.encoders import CPU, PIECE_CPU, Bucket, PayloadWriter, piece_numel, together
 from gossamer.node.trainer.outer_optimizers import optimizer_of
-from gossamer.node.trainer.parameters import check_fits, is_sharded
-from gossamer.node.trainer.payload_writer import PayloadWriter
+from gossamer.node.trainer.parameters import StepBoundary, check_fits, is_sharded
 from gossamer.node.trainer.phi_updates import PhiUpdates
 from gossamer.node.trainer.ranks import DONE, Rank, RankContext, Word
-from gossamer.node.trainer.watchdogs import IdleWatch, StepBoundary
 from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.limits import LOSS_MAX, OWN_TOKENS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
+from gossamer.protocol.payloads import Fragment
 
 POLL_S = 0.01
+REPORT_EVERY_S = 0.5
+RATE_OVER_S = 2.0
+"""Tokens per second are measured over this long."""
+
+IDLE_TURNS = 2
+"""How many times in a row all fragments may be published without a change before that is logged: a scaler
+that skips its first steps, or a rate that is 0 at first, is no mistake."""
 
 log = logging.getLogger("gossamer.peer")
 
 
-class Scratch(NamedTuple):
-    """Memory for what is computed for one piece."""
+# --- The state: fragments, and the parts in which they are processed.
 
-    step: Tensor
-    """float32."""
-    sent: Tensor
-    """int32."""
+
+@dataclass(slots=True)
+class Window:
+    """What the inner loop has done since this node's last delta of a fragment."""
+
+    base: int
+    """The round up to which the fragment was merged when the window began."""
+    steps: int = 0
+    tokens: int = 0
+    loss: float | Tensor = 0.0
+    """Sum over the steps, up to when any window was last closed; a loss on a device stays there."""
+    changed: bool = False
+    """Whether its outer step holds anything but zeros. Set when it is closed."""
+
+    @property
+    def mean_loss(self) -> float:
+        return float(self.loss) / max(1, self.steps)
+
+
+class Piece(NamedTuple):
+    """As much of a part, in row-major order, as is processed at a time. Views, made once: making one takes as
+    long as processing a thousand values."""
+
+    span: slice
+    ref: Tensor
+    residual: Tensor
+    buffers: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One large tensor, cut into pieces that fit the CPU's cache, or a bucket of small ones in one piece."""
+
+    places: Sequence[int]
+    """Which of the fragment's tensors these are."""
+    theta: list[Tensor]
+    pieces: Sequence[Piece]
+    bucket: Bucket | None
+    """None for a single tensor."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.theta[0].device
+
+    def values(self) -> Tensor:
+        """The parameters, one tensor after the other in row-major order; a copy if they do not lie so in
+        memory."""
+        rows = [theta.detach().reshape(-1) for theta in self.theta]
+        return rows[0] if self.bucket is None else torch.cat(rows)
+
+    def write_back(self, values: Tensor) -> None:
+        """Write changed `values` back to the parameters, if they were a copy."""
+        if self.bucket is not None:
+            parts = zip(values.split(self.bucket.numels), self.theta, strict=True)
+            torch._foreach_copy_(self.theta, [part.view(theta.shape) for part, theta in parts])
+        elif not self.theta[0].is_contiguous():
+            self.theta[0].copy_(values.view(self.theta[0].shape))
+
+
+@dataclass(slots=True)
+class FragmentState:
+    """One fragment's tensors, each list in the order of the fragment's slots. All memory is made, and its
+    pages are touched, before training begins."""
+
+    fragment: Fragment
+    theta: list[Tensor]
+    """The live parameters."""
+    ref: list[Tensor]
+    """float32 image of the Phi last applied."""
+    saved: dict[str, list[Tensor]]
+    """What a checkpoint keeps, by kind: `residual`, what error feedback carries over (int32 fixed point), and
+    what the outer optimizer keeps, float32, by its names."""
+    parts: list[Part]
+    window: Window
+    last_published: int = 0
+    merged_round: int = 0
+
+    @property
+    def gpu(self) -> torch.device | None:
+        """The CUDA device that holds all of it, if one does; other kinds of devices have not been tried."""
+        devices = {part.device for part in self.parts}
+        return device if len(devices) == 1 and (device := devices.pop()).type == "cuda" else None
 
     @classmethod
-    def of(cls, numel: int, device: torch.device) -> "Scratch":
-        """Zeros, so that all pages are touched."""
-        step = torch.zeros(numel, dtype=torch.float32, device=device)
-        return cls(step, torch.zeros(numel, dtype=torch.int32, device=device))
+    def of(
+        cls, fragment: Fragment, theta: list[Tensor], codec: str, buffers: Sequence[str], base: int
+    ) -> "FragmentState":
+        """The state as training begins; `base` is the base of the first window."""
+        ref = [torch.empty(0)] * len(theta)
+        saved = {kind: list(ref) for kind in ("residual", *buffers)}
+        parts: list[Part] = []
+        for places in together(codec, theta):
+            own = [theta[place] for place in places]
+            numels = [tensor.numel() for tensor in own]
+            image = torch.cat([tensor.detach().reshape(-1).float() for tensor in own])
+            rest = torch.zeros_like(image, dtype=torch.int32)
+            kept = [torch.zeros_like(image) for _ in buffers]
+            for rows, whole in zip((ref, *saved.values()), (image, rest, *kept), strict=True):
+                for place, values in zip(places, whole.split(numels), strict=True):
+                    rows[place] = values.view(theta[place].shape)
+            size, numel = piece_numel(codec, image), image.numel()
+            spans = [slice(start, min(start + size, numel)) for start in range(0, numel, size)]
+            pieces = [Piece(at, image[at], rest[at], tuple(row[at] for row in kept)) for at in spans]
+            bucket = Bucket(codec, numels, image.device) if len(places) > 1 else None
+            parts.append(Part(places, own, pieces, bucket))
+        return cls(fragment, theta, ref, saved, parts, Window(base))
 
-    def first(self, numel: int) -> "Scratch":
-        """The part for the first `numel` values."""
-        return self if numel == self.step.numel() else Scratch(self.step[:numel], self.sent[:numel])
+
+# --- The arithmetic.
 
 
-class Extent(NamedTuple):
-    """How far a piece's step goes, and the largest value where it ends: float32 [] on the piece's device."""
-
-    step: Tensor
-    """In units of fixed point."""
-    end: Tensor
-
-
-class OuterLoop(OuterState):
+class OuterLoop:
     """The operations on the fragments of one model."""
 
     def __init__(self, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
         """Bind to a model's parameters by name. Raises ConfigError naming the first that does not fit."""
         check_fits(tensors, manifest)
-        self._outer = manifest.outer
+        self._settings = manifest.outer
         self._optimizer = optimizer_of(manifest.outer)
-        super().__init__(tensors, manifest.plan(), self._outer.codec, self._optimizer.buffers)
+        self.names = {tensor: name for name, tensor in tensors.items()}
+        """The names of all the model's parameters."""
+        fragments = manifest.plan().fragments
+        self.fragments = [
+            FragmentState.of(
+                fragment,
+                [tensors[slot.spec.name] for slot in fragment.slots],
+                manifest.outer.codec,
+                self._optimizer.buffers,
+                # The round before the first one that publishes it.
+                index - len(fragments) if index else 0,
+            )
+            for index, fragment in enumerate(fragments)
+        ]
         self._device_types = {"cpu", *(part.device.type for state in self.fragments for part in state.parts)}
-        self._scratch = Scratch.of(PIECE_CPU, torch.device("cpu"))
-        self._losses = Losses(len(self.fragments))
+        self._scratch = _scratch(PIECE_CPU, CPU)
+        self._loss: float | Tensor = 0.0
+        """Sum over the steps since a window was last closed. On a device each addition is a call, so a step
+        adds to this one number, however many windows there are."""
 
     @property
     def has_open_windows(self) -> bool:
@@ -138,9 +244,10 @@ class OuterLoop(OuterState):
         if isinstance(loss, Tensor):
             # In float32, since a growing sum in bf16 stops changing.
             loss = loss.item() if loss.is_cpu else loss.detach().float()
-        self._losses.add(loss)
+        self._loss = self._loss + loss
         for state in self.fragments:
-            state.window.add(tokens)
+            state.window.steps += 1
+            state.window.tokens += tokens
 
     def apply(self, index: int, phi: Ints | Tensor, merged_round: int, *, keep_progress: bool = True) -> None:
         """Move a fragment to a newer Phi, keeping local progress unless told not to.
@@ -153,12 +260,14 @@ class OuterLoop(OuterState):
         images = phi.split([slot.numel for slot in state.fragment.slots])
         with self._exactly():
             for part in state.parts:
-                values, image, room = part.values(), part.of(images), self._room(part)
+                values, scratch = part.values(), self._scratch_for(part)
+                rows = [images[place] for place in part.places]
+                image = rows[0] if part.bucket is None else torch.cat(rows)
                 for piece in part.pieces:
-                    _take_over(image[piece.span], values[piece.span], piece.ref, room, keep_progress)
+                    _take_over(image[piece.span], values[piece.span], piece.ref, scratch, keep_progress)
                 part.write_back(values)
         if not keep_progress:
-            self._begin_window(state)
+            self._begin_window(state, merged_round)
         elif state.window.steps == 0:
             state.window.base = max(state.window.base, merged_round)
 
@@ -166,7 +275,7 @@ class OuterLoop(OuterState):
         """Set all parameters to the Phi last applied, and begin all windows again."""
         with self._exactly():
             for state in self.fragments:
-                self._begin_window(state)
+                self._begin_window(state, state.merged_round)
                 for theta, ref in zip(state.theta, state.ref, strict=True):
                     theta.copy_(ref)
 
@@ -185,67 +294,67 @@ class OuterLoop(OuterState):
         is the fragment's state: load it again, without its progress.
         """
         state = self.fragments[index]
-        writer = PayloadWriter(self._outer.codec, state.fragment, out)
-        extents: list[tuple[Part, Tensor, Extent]] = []
+        writer = PayloadWriter(self._settings.codec, state.fragment, out)
+        extents: list[tuple[Part, Tensor, tuple[Tensor, Tensor]]] = []
         with self._exactly():
             for part in state.parts:
-                values, room = part.values(), self._room(part)
+                values, scratch = part.values(), self._scratch_for(part)
                 for piece in part.pieces:
-                    extent = self._send(values[piece.span], part, piece, writer, room)
+                    extent = self._send(values[piece.span], part, piece, writer, scratch)
                     extents.append((part, values, extent))
                 part.write_back(values if part.bucket is None else part.pieces[0].ref)
             length = writer.finish()  # from here on, nothing has to be waited for
             changed = False
             for part, values, extent in extents:
-                step, end = float(extent.step), float(extent.end) * ONE
+                step, end = map(float, extent)
                 changed = changed or step > 0
-                if not step < VALUE_LIMIT:  # also if it is NaN
-                    named = _named(state, part, values)
-                    raise DivergedError(f"{named} is not finite or moved by over 64: {REMEDY}")
-                if not end < VALUE_LIMIT:
+                if not (step < VALUE_LIMIT and end * ONE < VALUE_LIMIT):  # also if one is NaN
                     raise DivergedError(
-                        f"{_named(state, part, values)} is beyond 64, the limit of a swarm's numbers:"
-                        f" {REMEDY}, or rescale what it learns (the targets, say)"
+                        f"{_named(state, part, values)} is not finite, moved by over 64, or is beyond 64, the"
+                        " limit of a swarm's numbers: lower the learning rate, or rescale what it learns (the"
+                        " targets, say)"
                     )
-        return length, self._closed(state, round_, changed)
+        closed = self._begin_window(state, round_)
+        closed.changed = changed
+        closed.base = min(closed.base, round_ - len(self.fragments))
+        state.last_published = round_
+        return length, closed
 
-    def _send(self, theta: Tensor, part: Part, piece: Piece, writer: PayloadWriter, room: Scratch) -> Extent:
-        """Encode a piece's step, and set the parameters to what all others will decode."""
+    def _send(
+        self, theta: Tensor, part: Part, piece: Piece, writer: PayloadWriter, scratch: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Encode a piece's step, and set the parameters to what all others will decode.
+
+        Returns how far the step goes, in units of fixed point, and the largest value where it ends: both
+        float32 [] on the piece's device.
+        """
         span, ref, residual, buffers = piece
-        step, sent = room.first(ref.numel())
+        step, sent = (whole[: ref.numel()] for whole in scratch)
         if theta.dtype == torch.float32:
             torch.sub(ref, theta, out=step)
         else:
             # What bf16 cannot hold of `ref` is not progress: `theta` began at the bf16 image of `ref`.
             step.copy_(ref.to(theta.dtype)).sub_(theta.float())
         self._optimizer.step(step, *buffers)
-        step.mul_(self._outer.learning_rate * ONE).round_()
+        step.mul_(self._settings.learning_rate * ONE).round_()
         longest = _magnitude(step)
-        if self._outer.ef_decay != 1.0:
-            residual.copy_(residual.float().mul_(self._outer.ef_decay).round_())
+        if self._settings.ef_decay != 1.0:
+            residual.copy_(residual.float().mul_(self._settings.ef_decay).round_())
         residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
-        if part.bucket is None:
-            writer.write(part.places[0], span.start, residual, sent)
-        else:
-            writer.write_bucket(part.places, part.bucket, residual, sent)
+        writer.write(part.places, part.bucket, span.start, residual, sent)
         residual.sub_(sent)
         ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # scaling by a power of two is exact
         if part.bucket is None:
             theta.copy_(ref)
-        return Extent(longest, _magnitude(ref))
+        return longest, _magnitude(ref)
 
-    def _begin_window(self, state: FragmentState) -> None:
-        self._losses.close(state.fragment.index)
-        state.window = Window(base=max(state.window.base, state.merged_round))
-
-    def _closed(self, state: FragmentState, round_: int, changed: bool) -> Window:
-        """Close a fragment's window, and begin the next."""
+    def _begin_window(self, state: FragmentState, base: int) -> Window:
+        """Close a fragment's window, and begin the next; returns the closed one."""
+        for other in self.fragments:
+            other.window.loss = other.window.loss + self._loss
+        self._loss = 0.0
         closed = state.window
-        closed.loss = self._losses.close(state.fragment.index)
-        closed.changed = changed
-        closed.base = min(closed.base, round_ - len(self.fragments))
-        state.window = Window(base=max(round_, state.merged_round))
-        state.last_published = round_
+        state.window = Window(max(base, closed.base, state.merged_round))
         return closed
 
     @contextmanager
@@ -257,14 +366,16 @@ class OuterLoop(OuterState):
                 modes.enter_context(torch.autocast(device, enabled=False))
             yield
 
-    def _room(self, part: Part) -> Scratch:
+    def _scratch_for(self, part: Part) -> tuple[Tensor, Tensor]:
         numel = max((piece.ref.numel() for piece in part.pieces), default=0)
-        if part.device.type == "cpu" and numel <= PIECE_CPU:
-            return self._scratch
-        return Scratch.of(numel, part.device)
+        is_kept = part.device == CPU and numel <= PIECE_CPU
+        return self._scratch if is_kept else _scratch(numel, part.device)
 
 
-REMEDY = "lower the learning rate"
+def _scratch(numel: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Memory for what is computed for one piece: float32 and int32, zeros, so that all pages are touched."""
+    floats = torch.zeros(numel, dtype=torch.float32, device=device)
+    return floats, torch.zeros(numel, dtype=torch.int32, device=device)
 
 
 def _named(state: FragmentState, part: Part, values: Tensor) -> str:
@@ -282,9 +393,11 @@ def _magnitude(values: Tensor) -> Tensor:
     return torch.maximum(values.amax(), values.amin().neg_())
 
 
-def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, room: Scratch, keep_progress: bool) -> None:
+def _take_over(
+    phi: Tensor, theta: Tensor, ref: Tensor, scratch: tuple[Tensor, Tensor], keep_progress: bool
+) -> None:
     """Move one piece to a newer Phi, int32."""
-    image, spare = room.first(ref.numel())
+    image, spare = (whole[: ref.numel()] for whole in scratch)
     if phi.device != image.device:
         phi = spare.copy_(phi)  # otherwise the CPU would convert it to floats first, in new memory
     image.copy_(phi).mul_(1.0 / ONE)
@@ -318,32 +431,49 @@ class Leader(Rank):
         checkpoint: Path,
     ) -> None:
         """Raises ConfigError if the model does not fit the manifest."""
-        super().__init__(model, manifest, link, context)
-        self._link: DaemonLink = link
+        super().__init__(model, manifest, link.node_id, context)
+        self._link = link
         self._optimizers = tuple(optimizers)
         self._saved_optimizers = self._optimizers if self.team.size == 1 else ()
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
         self._outer = OuterLoop(self.team.bind(manifest.plan()), manifest)
-        self._updates = PhiUpdates(link, self._outer.fragments)
+        states = self._outer.fragments
+        self._updates = PhiUpdates(link, manifest.plan().fragments, [state.gpu for state in states])
         self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
-        self._missing = set(range(len(self._outer.fragments)))
+        self._missing = set(range(len(states)))
         """Fragments that have to be loaded from the daemon, without local progress: at first, and after a
         change that failed."""
         self._has_diverged = False
         """Whether the model diverged, and the swarm's has not been loaded since."""
-        self._shared = tuple(tensor for state in self._outer.fragments for tensor in state.theta)
+        self._shared = tuple(tensor for state in states for tensor in state.theta)
         # Sharded parameters are here as copies; their ranks leave only together, at a step boundary.
         self._boundary = StepBoundary(() if any(map(is_sharded, model.parameters())) else self._shared)
-        self._has_stepped = False
         self._steps_since = 0
         self._published_at = time.monotonic()
         self._window_loss = 0.0
         """Mean loss of the last published window with a finite one. It becomes `last_loss` once all ranks
         know it."""
-        self._share_waits = False
-        self._idle = IdleWatch(len(self._outer.fragments))
+        self._empty = 0
+        """Empty deltas since the last one that held something."""
+        self._device = str(next(iter(self._outer.names)).device)
+        self._reported_at = 0.0
+        self._measured: tuple[float, int] | None = None
+        """When the speed was last measured, and the tokens at that time; None before training begins."""
+        self._tokens_per_s = 0.0
+
+    @property
+    def seen(self) -> Word:
+        return self._word if self.team.size > 1 else self._now()
+
+    @property
+    def is_outdated(self) -> bool:
+        return self._link.is_outdated
+
+    @property
+    def _must_stop(self) -> bool:
+        return self._link.stop_asked.is_set() or super()._must_stop
 
     # -- what the loop does
 
@@ -365,7 +495,6 @@ class Leader(Rank):
 
     def step(self, tokens: int, loss: float | Tensor) -> int | None:
         begun = time.perf_counter()
-        self._has_stepped = True
         try:
             round_ = self._step(tokens, loss)
         except LocalError:  # refused before anything has changed, or another rank is gone
@@ -378,16 +507,18 @@ class Leader(Rank):
 
     def _step(self, tokens: int, loss: float | Tensor) -> int | None:
         round_ = None if self._missing else self._due()
-        offers = self._updates.all() if self._missing else self._updates.for_step(round_)
-        if self.team.size > 1 or offers or round_ is not None:
-            touched = self._touched(offers, round_)
+        offers = self._updates.all() if self._missing else self._offers(round_)
+        touched = self._touched(offers, round_)
+        if self.team.size > 1:
             tokens = self._agree(touched, tokens=tokens, round_=round_ or 0).tokens
-            self._note(tokens, loss)
+        self._outer.step(tokens, loss)
+        so_far = min(self.progress.tokens + tokens, OWN_TOKENS_MAX)
+        self.progress = Progress(self.progress.steps + 1, so_far)
+        self._steps_since += 1
+        if touched:
             round_ = self._change(touched, offers, round_)
-        else:
-            self._note(tokens, loss)  # most steps: no ranks to agree with, and nothing to do
         if not self._missing:
-            self._checkpoint_if_due(round_)
+            self._checkpoint.step(self._outer, self._saved_optimizers, self.progress)
         self._boundary.mark()
         return round_
 
@@ -420,7 +551,13 @@ class Leader(Rank):
         self.stop_requested = False
         while self._agree(leaving=1).leaving < self.team.size:
             pass  # a rank that still trains hears of it at its next step
-        gives_up_at, is_whole = time.monotonic() + timeout_s, self._is_as_at_the_boundary()
+        gives_up_at = time.monotonic() + timeout_s
+        is_whole = not self._missing and self._boundary.holds
+        if not is_whole and not self._missing:
+            log.warning(
+                "the parameters are not as peer.step last left them (a step was cut short, an evaluation uses"
+                " other values, or step was never called), so what has changed since is not published"
+            )
         round_ = self._due_at_the_end(timeout_s / 2) if is_whole else None
         touched = self._touched([], round_)
         self._agree(touched, round_=round_ or 0)
@@ -452,17 +589,57 @@ class Leader(Rank):
     def agree_done(self, done: int) -> int:
         return self._agree(done=done).done
 
-    def report(self, report: control.Report) -> None:
-        self._link.send(report)
+    def report(self, state: str, evaluation: control.Evaluation = control.NOT_EVALUATED) -> None:
+        now, tokens = time.monotonic(), self.progress.tokens
+        if now - self._reported_at < REPORT_EVERY_S:
+            return
+        self._reported_at = now
+        if state != control.JOINING:
+            since, before = self._measured or (now, tokens)  # of this run: `tokens` includes earlier ones
+            if now - since > RATE_OVER_S:
+                self._tokens_per_s = (tokens - before) / (now - since)
+                since, before = now, tokens
+            self._measured = since, before
+        self._link.send(
+            control.Report(
+                state,
+                self.progress.steps,
+                tokens,
+                self._tokens_per_s,
+                self.last_loss,
+                *evaluation,
+                self.wait_fraction,
+                self._device,
+            )
+        )
 
     def close(self) -> None:
         try:
             self._updates.close()
             self._checkpoint.close()
+            self._link.close()
         finally:
             super().close()
 
     # -- a change of the parameters
+
+    def _now(self, touched: frozenset[int] = frozenset(), tokens: int = 0, leaving: int = 0) -> Word:
+        """What this rank has to tell the others."""
+        return Word(
+            tokens=tokens,
+            stop=int(self._must_stop),
+            leaving=leaving,
+            own_last=self._link.own_last,
+            clock=self._link.clock,
+            swarm_tokens=self._link.swarm_tokens,
+            links=self._link.links,
+            version=self.version,
+            applied=self.applied,
+            steps=self.progress.steps,
+            own_tokens=self.progress.tokens,
+            loss=self._window_loss,
+            touched=touched,
+        )
 
     def _agree(
         self,
@@ -474,26 +651,21 @@ class Leader(Rank):
         round_: int = 0,
     ) -> Word:
         """Agree with the other ranks on what happens now."""
-        self._word = self.team.agree(
-            Word(
-                tokens=tokens,
-                stop=int(self._must_stop),
-                leaving=leaving,
-                done=done,
-                own_last=max(self._link.own_last, round_),
-                clock=self._link.clock,
-                swarm_tokens=self._link.swarm_tokens,
-                links=self._link.links,
-                version=self.version,
-                applied=self.applied,
-                steps=self.progress.steps,
-                own_tokens=self.progress.tokens,
-                loss=self._window_loss,
-                touched=touched,
-            )
-        )
+        word = self._now(touched, tokens, leaving)
+        self._word = self.team.agree(word._replace(done=done, own_last=max(word.own_last, round_)))
         self.last_loss = self._word.loss
         return self._word
+
+    def _offers(self, round_: int | None) -> list[Offer]:
+        """The offers to apply at a step. Those without our own last delta are dropped: they would undo it for
+        a moment."""
+        offers = []
+        for offer in self._updates.for_step(round_):
+            if offer.own_round >= self._outer.fragments[offer.fragment].last_published:
+                offers.append(offer)
+            else:
+                self._updates.done(offer)
+        return offers
 
     def _touched(self, offers: Sequence[Offer], round_: int | None) -> frozenset[int]:
         """The fragments that are about to change. Raises ConfigError if the model's parameters are others."""
@@ -560,10 +732,16 @@ class Leader(Rank):
                 self._has_diverged = False
 
     def _publish(self, round_: int) -> None:
-        index = round_ % len(self._outer.fragments)
-        area = self._link.payload_area
-        length, window = self._outer.publish(index, round_, area)
-        self._idle.published(index, window.changed)
+        area, fragments = self._link.payload_area, len(self._outer.fragments)
+        length, window = self._outer.publish(round_ % fragments, round_, area)
+        self._empty = 0 if window.changed else self._empty + 1
+        if self._empty == IDLE_TURNS * fragments:
+            # It trains a copy of the model, say, or one that a notebook has created again.
+            log.warning(
+                "no parameter has changed for %d rounds, so nothing is published: does the optimizer train"
+                " this model, at a learning rate above 0?",
+                self._empty,
+            )
         # The loss is only for displays: one that overflowed (float16 before its scaler has settled) must not
         # cost the delta.
         loss = window.mean_loss
@@ -588,12 +766,6 @@ class Leader(Rank):
 
     # -- what is due
 
-    def _note(self, tokens: int, loss: float | Tensor) -> None:
-        self._outer.step(tokens, loss)
-        so_far = min(self.progress.tokens + tokens, OWN_TOKENS_MAX)
-        self.progress = Progress(self.progress.steps + 1, so_far)
-        self._steps_since += 1
-
     def _due(self) -> int | None:
         """The round to publish at this step, if any."""
         if not self._link.can_publish:
@@ -611,7 +783,7 @@ class Leader(Rank):
         """
         if self.finished or not self._outer.has_open_windows:
             return None
-        self._link.wait_free(timeout_s)
+        self._link.wait_acknowledged(timeout_s, only_attached=True)
         if not self._link.can_publish:
             log.warning(
                 "what this node has learnt since its last delta is not published: its daemon %s",
@@ -623,32 +795,3 @@ class Leader(Rank):
         round_ = max(self._link.own_last + 1, clock)
         window = self._outer.fragments[round_ % len(self._outer.fragments)].window
         return round_ if window.steps > 0 and round_ <= clock + 1 else None
-
-    def _is_as_at_the_boundary(self) -> bool:
-        """Whether what is here is whole and belongs to the last step boundary. Logs what is lost if not."""
-        if self._missing:
-            return False
-        if self._boundary.holds:
-            return True
-        if not self._has_stepped:
-            log.warning(
-                "the model has changed since it was attached, but step was never called: no such change"
-                " reaches the swarm. Call peer.step(tokens, loss) after each step of the optimizer"
-            )
-        elif self._outer.has_open_windows:
-            log.warning(
-                "the parameters are no longer as at the last peer.step (a step was cut short, or an"
-                " evaluation uses other values), so what was learnt since the last delta is not published"
-            )
-        return False
-
-    def _checkpoint_if_due(self, round_: int | None) -> None:
-        """Begin a checkpoint if one is due, and copy a share of the one that was begun.
-
-        A step that publishes leaves this to the next step, but not twice in a row.
-        """
-        if round_ is not None and not self._share_waits:
-            self._share_waits = True
-            return
-        self._share_waits = False
-        self._checkpoint.step(self._outer, self._saved_optimizers, self.progress)

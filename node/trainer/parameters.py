@@ -1,4 +1,5 @@
-"""A model's parameters as a swarm shares them: which are allowed, and whether the model still uses them."""
+"""A model's parameters as a swarm shares them: which are allowed, whether the model still uses them, and
+whether they are as at the last step boundary."""
 
 import math
 import sys
@@ -56,9 +57,11 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """Dtypes that parameters may have. Progress is measured against a float32 image of Phi, so that between the
 swarm and a bf16 model only what bf16 itself cannot hold is lost."""
 
-
 CHECK_S = 0.005
 """A check for changed parameters that takes longer is not made each time. That is some thousand of them."""
+
+SAMPLES = 64
+"""How many parameters are sampled. What changes a model changes many of them."""
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -78,11 +81,19 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def check_shareable(tensors: Mapping[str, Tensor]) -> None:
     """Raise ConfigError for the first parameter that no swarm can hold; the message says what to do."""
-    whole: dict[str, Tensor] = {}
+    spans: list[tuple[int, int, int, str]] = []
+    """Each tensor's device (-1 for the CPU), its first address, the one behind its last element; its name."""
     for name, tensor in tensors.items():
         if isinstance(tensor, UninitializedParameter) or tensor.is_meta:
             raise ConfigError(f"tensor {name!r} has no values yet: run one batch, or materialise the model")
-        _check_kind(name, tensor)
+        if tensor.is_inference():
+            raise ConfigError(
+                f"tensor {name!r} was made in torch.inference_mode(), so nothing can train it: make it"
+                " outside"
+            )
+        if tensor.dtype not in DTYPES:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise ConfigError(f"tensor {name!r} is {tensor.dtype}; only {names} can be trained")
         if tensor.layout is not torch.strided or tensor.is_nested:
             raise ConfigError(f"tensor {name!r} is sparse or nested; only dense tensors can be trained")
         if not tensor.numel():
@@ -97,38 +108,12 @@ def check_shareable(tensors: Mapping[str, Tensor]) -> None:
                 f"tensor {name!r} is a {type(tensor).__name__}, whose values only that class can read; only"
                 " ordinary tensors can be trained"
             )
-        _check_unexpanded(name, tensor)
-        whole[name] = tensor
-    _check_apart(whole)
-
-
-def _check_on_all_ranks(name: str, tensor: Tensor) -> None:
-    """Raise ConfigError for a sharded tensor that is not spread over all ranks of the node."""
-    mesh, ranks = tensor.device_mesh, dist.get_world_size()  # type: ignore[attr-defined]
-    if mesh.size() != ranks:
-        raise ConfigError(
-            f"tensor {name!r} is sharded over {mesh.size()} of the {ranks} ranks, which are one node: give"
-            " fully_shard a mesh of all of them; a mesh of two dimensions shards over the second, and"
-            " averages over the first"
-        )
-
-
-def _check_unexpanded(name: str, tensor: Tensor) -> None:
-    """Raise ConfigError if elements share memory, as after `expand` and in the windows of `unfold`."""
-    steps = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-    if _reach(tensor) < tensor.numel() or 0 in steps:
-        raise ConfigError(f"tensor {name!r} is expanded, so that elements share memory: clone() it")
-
-
-def _reach(tensor: Tensor) -> int:
-    """How many elements a tensor's memory spans, from its first to its last, inclusive."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _check_apart(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError if the memory of two tensors overlaps, from first to last element."""
-    spans = sorted((*_span(tensor), name) for name, tensor in tensors.items())
-    for (device, _, end, name), (other_device, begin, _, other) in pairwise(spans):
+        steps = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+        if _reach(tensor) < tensor.numel() or 0 in steps:  # also the windows of `unfold`
+            raise ConfigError(f"tensor {name!r} is expanded, so that elements share memory: clone() it")
+        begin = tensor.data_ptr()
+        spans.append((tensor.get_device(), begin, begin + _reach(tensor) * tensor.itemsize, name))
+    for (device, _, end, name), (other_device, begin, _, other) in pairwise(sorted(spans)):
         if device == other_device and begin < end:
             raise ConfigError(
                 f"tensors {name!r} and {other!r} are two parameters with the same memory: tie them, so that"
@@ -136,21 +121,9 @@ def _check_apart(tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _span(tensor: Tensor) -> tuple[int, int, int]:
-    """A tensor's device (-1 for the CPU), its first address, and the address behind its last element."""
-    begin = tensor.data_ptr()
-    return tensor.get_device(), begin, begin + _reach(tensor) * tensor.itemsize
-
-
-def _check_kind(name: str, tensor: Tensor) -> None:
-    """Raise ConfigError for a kind of tensor that cannot be trained."""
-    if tensor.is_inference():
-        raise ConfigError(
-            f"tensor {name!r} was made in torch.inference_mode(), so nothing can train it: make it outside"
-        )
-    if tensor.dtype not in DTYPES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise ConfigError(f"tensor {name!r} is {tensor.dtype}; only {names} can be trained")
+def _reach(tensor: Tensor) -> int:
+    """How many elements a tensor's memory spans, from its first to its last, inclusive."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
@@ -170,8 +143,15 @@ def check_fits(tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
             raise ConfigError(
                 f"tensor {name!r} has shape {list(tensors[name].shape)}; the manifest says {list(spec.shape)}"
             )
-        if is_sharded(tensors[name]):
-            _check_on_all_ranks(name, tensors[name])
+        if not is_sharded(tensors[name]):
+            continue
+        size, ranks = tensors[name].device_mesh.size(), dist.get_world_size()  # type: ignore[attr-defined]
+        if size != ranks:
+            raise ConfigError(
+                f"tensor {name!r} is sharded over {size} of the {ranks} ranks, which are one node: give"
+                " fully_shard a mesh of all of them; a mesh of two dimensions shards over the second, and"
+                " averages over the first"
+            )
     for name, tensor in tensors.items():
         if name not in specs and tensor.requires_grad:
             # A lazy layer's parameter has no shape before its first batch.
@@ -206,11 +186,11 @@ class Binding:
         """Raises ConfigError if the model does not fit the manifest."""
         own = dict(named_tensors(model, frozen=True))
         check_fits(own, manifest)
-        shared = {spec.name: own[spec.name] for spec in manifest.layout.tensors}
         self._model = model
-        self._shared = {name: (p, p.shape, p.device) for name, p in shared.items()}
+        self._shared = {spec.name: own[spec.name] for spec in manifest.layout.tensors}
+        self._kinds = {name: _kind(tensor) for name, tensor in self._shared.items()}
         # A sharded model has whole parameters in place of the sharded ones while it computes.
-        self._is_checked = not any(map(is_sharded, shared.values()))
+        self._is_checked = not any(map(is_sharded, self._shared.values()))
         self._places: list[object] = []
         """Where the parameters lay when they were last found to share no memory."""
         self._next_check = -math.inf
@@ -221,13 +201,11 @@ class Binding:
         With thousands of parameters this takes long. Unless `always` is given, it then takes a hundredth of
         the time at most.
         """
-        now = time.monotonic()
-        if self._is_checked and (now >= self._next_check or always):
+        if self._is_checked and (time.monotonic() >= self._next_check or always):
             begun = time.thread_time()
             self._check()
             took = time.thread_time() - begun
-            if took > CHECK_S:
-                self._next_check = now + 100 * took
+            self._next_check = time.monotonic() + (100 * took if took > CHECK_S else 0.0)
 
     def _check(self) -> None:
         """Do what `check` says.
@@ -236,18 +214,16 @@ class Binding:
         that is unfrozen without being in the manifest is trained by this node alone.
         """
         own = dict(named_tensors(self._model, frozen=True))
-        for name, (parameter, shape, device) in self._shared.items():
-            if own.get(name) is not parameter or parameter.shape != shape or parameter.device != device:
+        for name, parameter in self._shared.items():
+            if own.get(name) is not parameter or _kind(parameter) != self._kinds[name]:
                 raise ConfigError(
-                    f"the model's tensor {name!r} was moved, resized or replaced while attached: do that"
-                    " before attaching (and load_state_dict without assign=True), or leave and attach again"
+                    f"the model's tensor {name!r} was moved, resized or replaced, or has another dtype, since"
+                    " it was attached: do that before attaching (and load_state_dict without assign=True), or"
+                    " leave and attach again"
                 )
-            _check_kind(name, parameter)
-        places: list[object] = [(p.data_ptr(), p.stride(), p.dtype) for p, _, _ in self._shared.values()]
+        places: list[object] = [(p.data_ptr(), p.stride()) for p in self._shared.values()]
         if places != self._places:
-            for name, (parameter, _, _) in self._shared.items():
-                _check_unexpanded(name, parameter)
-            _check_apart({name: parameter for name, (parameter, _, _) in self._shared.items()})
+            check_shareable(self._shared)
             self._places = places
         for name, parameter in own.items():
             if parameter.requires_grad and name not in self._shared:
@@ -255,3 +231,51 @@ class Binding:
                     f"tensor {name!r} now requires a gradient, but is not in the manifest, so the swarm does"
                     " not share it: describe the model with all that will ever be trained"
                 )
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.device, tensor.dtype
+
+
+class StepBoundary:
+    """Whether parameters are as they were at the last step boundary.
+
+    torch counts changes in place, except those by `.data` (Lightning's averaged weights come and go in that
+    way) and by fused optimizers. So one value of some parameters is remembered, too. On a GPU it stays there:
+    marking a boundary waits for nothing, and takes some tens of microseconds.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._views: list[Tensor] = []
+        """One value of each sampled tensor."""
+        self._marked: tuple[list[int], list[int], list[Tensor]] = [], [], []
+        self.mark()
+
+    def mark(self) -> None:
+        """The parameters are now as at a step boundary."""
+        places = [tensor.data_ptr() for tensor in self._tensors]
+        if places != self._marked[0]:
+            self._views = [
+                tensor.detach()[tuple(size // 2 for size in tensor.shape)].view(1)
+                for tensor in self._tensors[:: max(1, len(self._tensors) // SAMPLES)]
+                if tensor.numel()
+            ]
+        self._marked = places, [tensor._version for tensor in self._tensors], self._sampled()
+
+    @property
+    def holds(self) -> bool:
+        """Whether they still are."""
+        places, versions, values = self._marked
+        return (
+            places == [tensor.data_ptr() for tensor in self._tensors]
+            and versions == [tensor._version for tensor in self._tensors]
+            and all(map(torch.equal, values, self._sampled()))
+        )
+
+    def _sampled(self) -> list[Tensor]:
+        """The values, one tensor for each device."""
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for view in self._views:
+            by_device.setdefault(view.device, []).append(view)
+        return [torch.cat(views) for views in by_device.values()]

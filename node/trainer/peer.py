@@ -32,15 +32,15 @@ from torch import Tensor, nn
 from gossamer.models.task import named_tensors
 from gossamer.node import logs
 from gossamer.node.home import Home
-from gossamer.node.ipc.messages import Report
+from gossamer.node.ipc.messages import NOT_EVALUATED, Evaluation
 from gossamer.node.options import NodeOptions
 from gossamer.node.trainer.attach import DaemonProcess, StartedNode, check_process, sigterm, start_node
+from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
 from gossamer.node.trainer.data import Schedule, Shard
-from gossamer.node.trainer.metrics import Progress, Reporter
 from gossamer.node.trainer.outer import Leader
 from gossamer.node.trainer.parameters import check_fits, checked_optimizers, parameters_of, reshard
-from gossamer.node.trainer.ranks import DONE, GAVE_UP, Rank, RankContext, Relayed, Team, team_of
+from gossamer.node.trainer.ranks import DONE, GAVE_UP, Rank, RankContext, Team, team_of
 from gossamer.protocol.errors import ConfigError, LocalError, UnreachableError
 from gossamer.protocol.limits import TOKENS_MAX
 from gossamer.protocol.manifest import Manifest, from_canonical
@@ -87,8 +87,6 @@ class Peer:
         self._callbacks: list[Callable[[Peer], object]] = []
         self._applied = 0
         """The count of `Rank.applied` that the callbacks were last called for."""
-        _, first = named_tensors(model, frozen=True)[0]
-        self._reporter = Reporter(str(first.device))
         self._thread = get_ident()
         """The training thread."""
         self._inside: int | None = None
@@ -308,7 +306,7 @@ class Peer:
 
         An upper bound on waiting: it includes encoding, adding and every lock.
         """
-        return self._role.outer_s / max(1e-9, time.perf_counter() - self._role.begun_at)
+        return self._role.wait_fraction
 
     def metrics(self) -> dict[str, Any]:
         """Where this node and its swarm are, for a script's own logger; costs nothing.
@@ -490,14 +488,14 @@ class Peer:
                 return done == DONE
             time.sleep(POLL_S)
 
-    def report(self, report: Report) -> None:
-        """Tell the daemon how training is doing."""
-        self._role.report(report)
+    def report(self, state: str, evaluation: Evaluation = NOT_EVALUATED) -> None:
+        """Tell the daemon how training is doing, for peers and displays: twice a second at most."""
+        self._role.report(state, evaluation)
 
     def _report_attached(self, state: str) -> None:
         """Report as an attached peer; the built-in trainer calls `report` itself."""
         if self._role.daemon is not None:
-            self._reporter.report(self, state)
+            self._role.report(state)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -621,9 +619,9 @@ def _follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Team, optio
     manifest = from_canonical(from_first())
     check_fits(tensors, manifest)
     team.bind(manifest.plan())
-    link, daemon = Relayed(from_first()), DaemonProcess()
+    node_id, daemon = from_first(), DaemonProcess()
     daemon.start()
-    return Rank(model, manifest, link, RankContext(team, options.stop_round, daemon))
+    return Rank(model, manifest, node_id, RankContext(team, options.stop_round, daemon))
 
 
 def _show_log() -> None:

@@ -11,30 +11,50 @@ changes:
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from itertools import groupby
-from threading import Event
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gossamer.node.ipc.messages import Report
+from gossamer.node.ipc.messages import NOT_EVALUATED, Evaluation
+from gossamer.node.logs import RateLimit
 from gossamer.node.trainer.attach import DaemonProcess
-from gossamer.node.trainer.daemon_link import OUTDATED, DaemonLink
-from gossamer.node.trainer.metrics import Progress
+from gossamer.node.trainer.checkpoint import Progress
+from gossamer.node.trainer.daemon_link import OUTDATED
 from gossamer.node.trainer.parameters import Binding, deal_out, is_sharded, reshard
-from gossamer.node.trainer.watchdogs import WaitWatch
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import Layout
 
 DONE, GAVE_UP = 1, 2
 """How what all ranks do together has ended: see `Word.done`."""
+
+SAMPLE = 64
+"""How many of a fragment's tensors the ranks compare, and how many values of each."""
+
+LOG_AFTER_S = 20.0
+"""When to log what is waited for: gloo itself says nothing for half an hour. Other ranks may just be busy,
+with an evaluation say."""
+
+WATCH_EVERY_S = 1.0
+
+FOR_ATTACHING = "waiting for the other ranks of this node: each has to attach"
+FOR_STEPS = (
+    "waiting for the other ranks: each has to call step and finish, and to leave its loop, when this one does"
+)
+FOR_LEAVING = (
+    "this rank has left its training loop and waits for the others to leave theirs. All have to leave at the"
+    " same step (calling request_stop first ensures it): one that goes on may be waiting for this one's"
+    " gradients"
+)
+
+log = logging.getLogger("gossamer.peer")
 
 
 class Word(NamedTuple):
@@ -60,6 +80,14 @@ class Word(NamedTuple):
     loss: float = 0.0
     touched: frozenset[int] = frozenset()
     """Fragments that change now."""
+
+
+NUMBERS = len(Word._fields) - 1
+"""How many fields of a word are sent as they are: whole numbers, and the loss last. In place of `touched`, a
+number for each fragment follows."""
+
+SUMMED = 3
+"""How many of a word's first fields are summed over the ranks. The others are the first rank's."""
 
 
 class Team:
@@ -92,30 +120,6 @@ class Team:
         """Nothing more will be exchanged."""
 
 
-log = logging.getLogger("gossamer.peer")
-
-NUMBERS = len(Word._fields) - 1
-"""How many fields of a word are sent as they are: whole numbers, and the loss last. In place of `touched`, a
-number for each fragment follows."""
-
-SUMMED = 3
-"""How many of a word's first fields are summed over the ranks. The others are the first rank's."""
-
-SAMPLE = 64
-"""How many of a fragment's tensors the ranks compare, and how many values of each."""
-
-FOR_THE_FIRST = "waiting for the first rank, which starts the node"
-FOR_ATTACHING = "waiting for the other ranks of this node: each has to attach"
-FOR_STEPS = (
-    "waiting for the other ranks: each has to call step and finish, and to leave its loop, when this one does"
-)
-FOR_LEAVING = (
-    "this rank has left its training loop and waits for the others to leave theirs. All have to leave at the"
-    " same step (calling request_stop first ensures it): one that goes on may be waiting for this one's"
-    " gradients"
-)
-
-
 class Ranks(Team):
     """All ranks of torch.distributed's default group. All methods but `close` are collectives: every rank
     calls them.
@@ -125,23 +129,24 @@ class Ranks(Team):
 
     def __init__(self, tensors: Mapping[str, Tensor], model: nn.Module | None = None) -> None:
         """`model` holds the tensors, and may be sharded by FSDP2."""
-        self._tensors = tensors
+        super().__init__(tensors)
         self._model = model if any(map(is_sharded, tensors.values())) else None
         self._fragments: Sequence[Sequence[str]] = ()
         self._copies: dict[str, Tensor] = {}
-        self._watch = WaitWatch()
         self._has_trained = False
         """Whether the ranks have trained since all of them were given the same parameters."""
+        self._wait: tuple[str, float] | None = None
+        """What this rank waits for, and since when."""
+        self._closed = threading.Event()
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
-        if self.rank == 0 and self.size > 1:
-            log.info("waiting for all %d ranks of this node: each has to attach", self.size)
+        threading.Thread(target=self._watch, name="wait-watch", daemon=True).start()
         try:
             with self._waiting(FOR_ATTACHING):
                 # Words are numbers on the CPU, whatever the model is on: no rank waits for its device.
                 self._cpu = dist.new_group(backend="gloo")
         except BaseException:
-            self._watch.close()
+            self.close()
             raise
 
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
@@ -154,7 +159,7 @@ class Ranks(Team):
 
     def share(self, data: bytes) -> bytes:
         length = torch.tensor([len(data)], device="cpu")
-        with self._waiting(FOR_THE_FIRST):
+        with self._waiting(FOR_ATTACHING):
             dist.broadcast(length, 0, group=self._cpu)
             numbers = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
             if self.rank == 0 and data:
@@ -163,17 +168,16 @@ class Ranks(Team):
         return numbers.numpy().tobytes()
 
     def agree(self, word: Word) -> Word:
-        told = [*word[:NUMBERS], *(fragment in word.touched for fragment in range(len(self._fragments)))]
+        own = [*word[:NUMBERS], *(fragment in word.touched for fragment in range(len(self._fragments)))]
         if self.rank > 0:
-            told[SUMMED:] = [0.0] * (len(told) - SUMMED)
+            own[SUMMED:] = [0.0] * (len(own) - SUMMED)
         # float64 holds every integer here exactly: none comes near 2**53.
         # The CPU is named, since a script may have set another default device.
-        numbers = torch.tensor(told, dtype=torch.float64, device="cpu")
+        numbers = torch.tensor(own, dtype=torch.float64, device="cpu")
         with self._waiting(FOR_LEAVING if word.leaving else FOR_STEPS):
             dist.all_reduce(numbers, group=self._cpu)
-        said = numbers.tolist()
-        *counts, loss = said[:NUMBERS]
-        touched = frozenset(i for i, touches in enumerate(said[NUMBERS:]) if touches)
+        *counts, loss = numbers[:NUMBERS].tolist()
+        touched = frozenset(numbers[NUMBERS:].nonzero().view(-1).tolist())
         agreed = Word._make((*map(int, counts), loss, touched))
         # While only some ranks have left their loops, the others have trained further, so a difference is no
         # error then: what the first rank holds is published.
@@ -204,19 +208,29 @@ class Ranks(Team):
         self._end(fragments, has_failed=False)
 
     def close(self) -> None:
-        self._watch.close()
+        self._closed.set()
 
     @contextmanager
     def _waiting(self, text: str) -> Iterator[None]:
         """Inside, this rank exchanges with the others. Raises UnreachableError if that fails."""
-        with self._watch.during(text):
-            try:
-                yield
-            except RuntimeError as error:  # gloo has no class of its own for a lost connection
-                raise UnreachableError(
-                    "cannot reach the other ranks of this node: if one of them ended, its last lines say why"
-                    f" ({str(error).partition(chr(10))[0][:160]})"
-                ) from error
+        self._wait = text, time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:  # gloo has no class of its own for a lost connection
+            raise UnreachableError(
+                "cannot reach the other ranks of this node: if one of them ended, its last lines say why"
+                f" ({str(error).partition(chr(10))[0][:160]})"
+            ) from error
+        finally:
+            self._wait = None
+
+    def _watch(self) -> None:
+        """Log what this rank waits for, if that takes long."""
+        limit = RateLimit()
+        while not self._closed.wait(WATCH_EVERY_S):
+            wait = self._wait
+            if wait and time.monotonic() - wait[1] >= LOG_AFTER_S and limit.allows(wait):
+                log.warning("%s (waited %.0f s)", wait[0], time.monotonic() - wait[1])
 
     def _end(self, fragments: frozenset[int], *, has_failed: bool) -> None:
         """Give all ranks the first's fragments, unless it has failed, which the others raise."""
@@ -233,13 +247,10 @@ class Ranks(Team):
     def _check_alike(self, fragment: int) -> None:
         """Compare some values of plain parameters: ranks that exchange gradients hold the same."""
         tensors = [self._tensors[name].detach() for name in self._fragments[fragment]]
-        plain = [tensor for tensor in tensors if not is_sharded(tensor)]
+        plain = [tensor for tensor in tensors if not is_sharded(tensor)][:SAMPLE]
         if not plain:
             return
-        samples = [tensor.flatten()[:SAMPLE].float() for tensor in plain[:SAMPLE]]
-        # One copy from each device, for all of its samples.
-        of_devices = [torch.cat([*run]).cpu() for _, run in groupby(samples, lambda sample: sample.device)]
-        mine = torch.cat(of_devices).nan_to_num()
+        mine = torch.cat([tensor.flatten()[:SAMPLE].float().cpu() for tensor in plain]).nan_to_num()
         firsts = mine.clone()
         dist.broadcast(firsts, 0, group=self._cpu)
         different = (mine != firsts).float().mean()
@@ -295,22 +306,6 @@ def team_of(tensors: Mapping[str, Tensor], model: nn.Module) -> Team:
 # --- What one process does for its node: the first rank leads, and the others follow.
 
 
-@dataclass(slots=True)
-class Relayed:
-    """Stands in for a link to the daemon: a follower knows of the swarm only by the words."""
-
-    node_id: bytes
-    own_last: int = 0
-    clock: int = 0
-    swarm_tokens: int = 0
-    links: int = 0
-    stop_asked: Event = field(default_factory=Event)
-    is_outdated: bool = False
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass(frozen=True, slots=True)
 class RankContext:
     """What a rank's work depends on."""
@@ -329,13 +324,12 @@ class Rank:
     first saw it at the last step boundary, so that all decide alike.
     """
 
-    def __init__(
-        self, model: nn.Module, manifest: Manifest, link: DaemonLink | Relayed, context: RankContext
-    ) -> None:
-        self._link: DaemonLink | Relayed = link
+    def __init__(self, model: nn.Module, manifest: Manifest, node_id: bytes, context: RankContext) -> None:
+        """`node_id` is the node's, the same on all its ranks."""
         self._binding = Binding(model, manifest)
         self._stop_round = context.stop_round
         self._word = Word()
+        self.node_id = node_id
         self.team = context.team
         self.daemon = context.daemon
         self.progress = Progress()
@@ -351,13 +345,19 @@ class Rank:
         """Whether the script wants its loop to end; with several ranks, all see it at the next step."""
 
     @property
-    def node_id(self) -> bytes:
-        return self._link.node_id
+    def seen(self) -> Word:
+        """What the swarm looks like; with several ranks, as the first told all of them at the last step."""
+        return self._word
 
     @property
-    def seen(self) -> DaemonLink | Relayed | Word:
-        """What the swarm looks like; with several ranks, as the first told all of them at the last step."""
-        return self._link if self.team.size == 1 else self._word
+    def wait_fraction(self) -> float:
+        """Fraction of the wall time since `begin` that was spent in `step`, and not in inner steps."""
+        return self.outer_s / max(1e-9, time.perf_counter() - self.begun_at)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the daemon is of another release than this process."""
+        return False
 
     @property
     def should_stop(self) -> bool:
@@ -365,13 +365,12 @@ class Rank:
 
     @property
     def _must_stop(self) -> bool:
-        is_ending = self._link.stop_asked.is_set() or (self.daemon is not None and self.daemon.must_stop)
-        return is_ending or self.stop_requested
+        return self.stop_requested or (self.daemon is not None and self.daemon.must_stop)
 
     def ending(self) -> BaseException:
         """The exception for a loop that goes on although it should stop."""
         assert self.daemon is not None
-        if self._link.is_outdated:
+        if self.is_outdated:
             return ConfigError(f"{OUTDATED}: start this script again, which goes on from its folder")
         if self._word.leaving:
             return ConfigError(
@@ -381,14 +380,10 @@ class Rank:
         return self.daemon.ending()
 
     @property
-    def is_outdated(self) -> bool:
-        """Whether the daemon is of another release than this process."""
-        return self._link.is_outdated
-
-    @property
     def finished(self) -> bool:
-        next_round = max(self.seen.own_last + 1, self.seen.clock)  # the swarm may have skipped the last round
-        return 0 < self._stop_round < next_round
+        seen = self.seen
+        # The swarm may have skipped the last round.
+        return 0 < self._stop_round < max(seen.own_last + 1, seen.clock)
 
     def begin(self, on_wait: Callable[[], None] | None = None) -> bool:
         """Wait for the swarm's model and load it. Returns False if the node is stopping instead."""
@@ -434,17 +429,14 @@ class Rank:
         """Say whether what all ranks do together is over. Returns what the first rank says."""
         return self._follow().done
 
-    def report(self, report: Report) -> None:
-        """Tell the daemon how training is doing; only the first rank does."""
+    def report(self, state: str, evaluation: Evaluation = NOT_EVALUATED) -> None:
+        """Tell the daemon how training is doing, twice a second at most; only the first rank does."""
 
     def close(self) -> None:
         """Disconnect from the daemon; an attached script's daemon stops, even if Ctrl-C cuts this short."""
-        try:
-            self.team.close()
-            self._link.close()
-        finally:
-            if self.daemon is not None:
-                self.daemon.stop()
+        self.team.close()
+        if self.daemon is not None:
+            self.daemon.stop()
 
     def _follow(self, tokens: int = 0, *, leaving: int = 0) -> Word:
         """Exchange one word, and take part in what it says."""

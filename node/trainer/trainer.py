@@ -29,9 +29,9 @@ from gossamer.models.task import DataStream, Task
 from gossamer.models.task_file import task_errors
 from gossamer.node import logs, processes
 from gossamer.node.home import Home
+from gossamer.node.ipc.messages import NOT_EVALUATED
 from gossamer.node.options import NodeOptions
 from gossamer.node.trainer.data import build_task
-from gossamer.node.trainer.metrics import Reporter
 from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.errors import ConfigError, FolderGoneError, LocalError, UnreachableError
 from gossamer.protocol.manifest import Manifest
@@ -74,12 +74,8 @@ class Trainer:
         self.peer = Peer.connect(
             self._model, self._optimizer.parts, options.root, manifest, stop_round=options.stop_round
         )
-        self._reporter = Reporter(str(self._device))
         self._state = "joining"
-        self._val_loss: float | None = None
-        self._val_loss_start: float | None = None
-        self._evaluated_version = -1
-        self._evaluated_round = 0
+        self._evaluation = NOT_EVALUATED
         self._could_be_shown = True
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
@@ -99,7 +95,8 @@ class Trainer:
         torch.manual_seed(stream.derived_seed(f"torch after {steps} steps"))
         batches = self._task.batches(replace(stream, skip_batches=steps))
         if self.peer.clock == 0 and self._options.evaluate_every:
-            self._val_loss_start = self._evaluate()
+            self._evaluate()
+            self._evaluation = self._evaluation._replace(val_loss_start=self._evaluation.val_loss)
         self._state = "training"
         while not self.peer.should_stop and not self.peer.finished:
             self._inner_step(next(batches))
@@ -124,16 +121,16 @@ class Trainer:
             if not self.peer.finished:
                 self._evaluate()
 
-    def _evaluate(self) -> float | None:
-        """Measure the held-out loss for displays; None if it is not finite, and so cannot be shown."""
+    def _evaluate(self) -> None:
+        """Measure the held-out loss for displays; one that is not finite cannot be shown."""
         measured = float(self._task.evaluate(self._model))
-        self._evaluated_version, self._evaluated_round = self.peer.version, self.peer.round
         is_number = isfinite(measured)
         if self._could_be_shown and not is_number:
             log.warning("the held-out loss is %s, so none is shown: has training diverged?", measured)
         self._could_be_shown = is_number
-        self._val_loss = measured if is_number else None
-        return self._val_loss
+        self._evaluation = self._evaluation._replace(
+            val_loss=measured if is_number else None, version=self.peer.version, round=self.peer.round
+        )
 
     def _stay(self) -> None:
         """After the last round: follow Phi until told to stop, and evaluate it once it rests after a
@@ -151,14 +148,7 @@ class Trainer:
             time.sleep(STAY_POLL_S)
 
     def _report(self) -> None:
-        self._reporter.report(
-            self.peer,
-            self._state,
-            val_loss=self._val_loss,
-            val_loss_start=self._val_loss_start,
-            evaluated_version=self._evaluated_version,
-            evaluated_round=self._evaluated_round,
-        )
+        self.peer.report(self._state, self._evaluation)
 
 
 class _Ending:

@@ -38,15 +38,6 @@ def test_three_nodes_train_agree_and_leave_nothing_behind(tmp_path: Path) -> Non
     assert "Traceback" not in run.stderr
 
 
-AS_ON_A_GPU = """
-import sys
-if "gossamer.node.trainer.trainer" in sys.orig_argv:
-    from tests.node.gpus import LateRoom, pretend
-    pretend(LateRoom)
-    print("as on a GPU", file=sys.stderr)
-"""
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_everything_within_five_seconds(tmp_path: Path) -> None:
     with SwarmRun(tmp_path, "--every-steps", 4) as run:

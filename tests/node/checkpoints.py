@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from gossamer.models.task import named_tensors
-from gossamer.node.trainer.checkpoint import CheckpointWriter
-from gossamer.node.trainer.metrics import Progress
+from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress
 from gossamer.node.trainer.outer import OuterLoop
 from tests.protocol import builders
 

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from gossamer.node.trainer import daemon_link, phi_updates
-from gossamer.node.trainer import payload_writer as buckets
-from gossamer.node.trainer.fragments import FragmentState
+from gossamer.node.trainer import daemon_link, encoders
 from gossamer.protocol.records import Delta
-from tests.node.gpus import Room
+from tests.node.gpus import pretend
 from tests.node.wires import End, Ends, Pair, linked, listening
 from tests.protocol.builders import identity, random_delta
 
@@ -36,8 +34,7 @@ def on_each_device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU are processed as on a GPU."""
-    monkeypatch.setattr(FragmentState, "gpu", torch.device("cpu"))
-    monkeypatch.setattr(phi_updates, "Room", Room)
+    pretend(monkeypatch.setattr)
 
 
 @pytest.fixture(params=[True, False], ids=["tls", "plaintext"])
@@ -78,7 +75,7 @@ def _tensors_on(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
         return
     # so that the same tensors are grouped as on the CPU
-    monkeypatch.setattr(buckets, "SMALL_NUMEL_DEVICE", buckets.SMALL_NUMEL)
+    monkeypatch.setattr(encoders, "SMALL_NUMEL_DEVICE", encoders.SMALL_NUMEL)
     torch.set_default_device(device)
     yield
     torch.set_default_device(None)

@@ -16,7 +16,7 @@ from gossamer.models.muon import InnerOptimizer
 from gossamer.node.files import UNFINISHED_S
 from gossamer.node.trainer import checkpoint
 from gossamer.node.trainer.checkpoint import CheckpointWriter, restore
-from gossamer.node.trainer.metrics import Progress
+from gossamer.node.trainer.checkpoint import Progress
 from tests.node.checkpoints import make, outer_of, saved_in, train, trained
 from tests.node.optimizers import Around, Counting, FindsItsRate, Tree
 
@@ -76,8 +76,8 @@ def test_all_of_it_comes_back(saved, tmp_path):
         state.last_published = known.last_published
     assert restore(path, again, [fresh]) == (Progress(8, 16), True)
     for state, known in zip(again.fragments, outer.fragments, strict=True):
-        assert same(state.residual, known.residual) and same(state.buffers, known.buffers)
-        assert any(residual.any() for residual in known.residual)
+        assert all(map(same, state.saved.values(), known.saved.values()))
+        assert any(residual.any() for residual in known.saved["residual"])
     assert same(fresh.state_dict()["state"], optimizer.state_dict()["state"])
 
 
@@ -87,8 +87,8 @@ def test_a_residual_of_an_older_delta_is_left_out(saved):
     again.fragments[0].last_published = outer.fragments[0].last_published
     again.fragments[1].last_published = outer.fragments[1].last_published + 2
     assert restore(path, again, [fresh]) is not None
-    assert any(residual.any() for residual in again.fragments[0].residual)
-    assert not any(residual.any() for residual in again.fragments[1].residual)
+    assert any(residual.any() for residual in again.fragments[0].saved["residual"])
+    assert not any(residual.any() for residual in again.fragments[1].saved["residual"])
 
 
 def test_it_is_saved_whatever_device_new_tensors_are_on(tmp_path):
@@ -100,7 +100,7 @@ def test_it_is_saved_whatever_device_new_tensors_are_on(tmp_path):
     finally:
         torch.set_default_device(None)
     assert restored == (Progress(8, 16), True)
-    assert same(outer.fragments[0].buffers, other.fragments[0].buffers)
+    assert same(outer.fragments[0].saved["momentum"], other.fragments[0].saved["momentum"])
 
 
 def test_who_has_done_no_step_is_as_fresh_as_before(tmp_path):
@@ -131,7 +131,7 @@ def test_what_does_not_fit_changes_nothing(saved, damage, monkeypatch, caplog):
         wider = nn.Sequential(nn.Linear(6, 7))
         outer, optimizer = outer_of(wider), torch.optim.AdamW(wider.parameters())
     assert restore(path, outer, [optimizer]) is None
-    assert not any(residual.any() for state in outer.fragments for residual in state.residual)
+    assert not any(residual.any() for state in outer.fragments for residual in state.saved["residual"])
     assert optimizer.state_dict()["state"] == {}
     assert (f"cannot use {path}" in caplog.text) == (damage != "missing")
 
@@ -349,7 +349,7 @@ def test_each_tensor_names_the_round_of_its_residual(tmp_path, monkeypatch):
     model, outer, optimizer = trained()
     path, out, round_ = tmp_path / "t", memoryview(bytearray(10_000)), 3
     residuals = {
-        (slot.spec.name, state.last_published): state.residual[i].clone()
+        (slot.spec.name, state.last_published): state.saved["residual"][i].clone()
         for state in outer.fragments
         for i, slot in enumerate(state.fragment.slots)
     }
@@ -361,7 +361,7 @@ def test_each_tensor_names_the_round_of_its_residual(tmp_path, monkeypatch):
         outer.publish(state.fragment.index, round_, out)
         residuals.update(
             {
-                (slot.spec.name, round_): state.residual[i].clone()
+                (slot.spec.name, round_): state.saved["residual"][i].clone()
                 for i, slot in enumerate(state.fragment.slots)
             }
         )
@@ -438,8 +438,7 @@ def test_it_is_written_where_the_main_thread_has_ended_and_while_the_interpreter
     script = f"""
 import atexit, threading, time
 from pathlib import Path
-from gossamer.node.trainer.checkpoint import CheckpointWriter
-from gossamer.node.trainer.metrics import Progress
+from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress
 from tests.node.checkpoints import trained
 
 folder = Path({str(tmp_path)!r})

@@ -15,6 +15,8 @@ from torch import nn
 
 from gossamer.node.ipc import messages as control
 from gossamer.node.trainer import checkpoint as checkpointwriter
+from gossamer.node.trainer import outer
+from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.peer import mean_loss, token_count
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
@@ -78,7 +80,7 @@ async def test_a_loop_that_trains_something_else_is_told_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, trains: bool
 ) -> None:
     async with begun(tmp_path) as setup:
-        for round_ in (1, 2):
+        for round_ in (1, 2, 3):
             await until(lambda: setup.link.can_publish)
             for _ in range(EVERY):
                 if trains:
@@ -88,7 +90,7 @@ async def test_a_loop_that_trains_something_else_is_told_so_once(
             assert setup.peer.round == round_
             setup.daemon.port.send(control.Clock(round_, 0))
             await until(lambda now=round_: setup.peer.clock == now)
-        assert caplog.text.count("no parameter has changed since training began") == (not trains)
+        assert caplog.text.count("no parameter has changed for 2 rounds") == (not trains)
 
 
 async def test_it_follows_a_clock_that_is_ahead(tmp_path: Path) -> None:
@@ -265,7 +267,7 @@ async def test_a_dead_daemon_does_not_hold_it_up_and_gets_the_delta_when_it_is_b
             pass
         await until(lambda: setup.daemon.seen)
         await setup.daemon.die()
-        await until(lambda: not setup.link._attached)
+        await until(lambda: not setup.link.is_attached)
         for _ in range(100):
             assert setup.step() is None
         setup.daemon.answers = True
@@ -313,3 +315,25 @@ async def test_a_schedule_or_a_dataset_that_will_not_do(tmp_path: Path) -> None:
         assert list(iter_of) == [0, 1, 2]
         with pytest.raises(ConfigError, match="fraction is None"):
             setup.peer.shard([1, 2, 3], fraction=None)  # type: ignore[arg-type]
+
+
+async def test_it_reports_twice_a_second_at_the_speed_of_this_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens are counted over all runs: one that goes on has not made those in its first seconds."""
+    async with begun(tmp_path) as setup:
+        sent: list[control.Report] = []
+        monkeypatch.setattr(setup.link, "send", sent.append)
+        now = 1000.0
+        monkeypatch.setattr(outer.time, "monotonic", lambda: now)
+        setup.peer.report("joining")
+        setup.peer._role.progress = Progress(10**6, 10**9)  # the checkpoint is restored
+        for step in range(1, 21):
+            now += outer.REPORT_EVERY_S
+            setup.peer._role.progress = Progress(10**6 + step, 10**9 + 100 * step)
+            for _ in range(2):
+                setup.peer.report("training")
+        assert [report.tokens for report in sent] == [0, *(10**9 + 100 * step for step in range(1, 21))]
+        unmeasured = int(outer.RATE_OVER_S / outer.REPORT_EVERY_S) + 2
+        assert {report.tokens_per_s for report in sent[:unmeasured]} == {0.0}
+        assert {report.tokens_per_s for report in sent[unmeasured:]} == {100 / outer.REPORT_EVERY_S}

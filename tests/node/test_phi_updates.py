@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -20,15 +19,14 @@ from gossamer.bootstrap.manifests import describe
 from gossamer.models.task import named_tensors
 from gossamer.node.ipc.shared_memory import SharedMemory
 from gossamer.node.trainer import phi_updates
-from gossamer.node.trainer.checkpoint import CheckpointWriter
+from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer
-from gossamer.node.trainer.fragments import FragmentState
-from gossamer.node.trainer.metrics import Progress
-from gossamer.node.trainer.outer import OuterLoop
+from gossamer.node.trainer.outer import FragmentState, OuterLoop
 from gossamer.node.trainer.phi_updates import PhiUpdates
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import payload_length
+from tests.node.gpus import Late
 
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
 pytestmark = pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -58,7 +56,8 @@ class Node:
         self.manifest: Manifest = describe(self.model, name="t", codec="int4", fragments=fragments)
         self.outer = OuterLoop(dict(named_tensors(self.model)), self.manifest)
         self.link = Link()
-        self.updates = PhiUpdates(cast(DaemonLink, self.link), self.outer.fragments)
+        gpus = [state.gpu for state in self.outer.fragments]
+        self.updates = PhiUpdates(cast(DaemonLink, self.link), self.manifest.plan().fragments, gpus)
         self.shared = SharedMemory.create(self.manifest)
         self.shared.close()  # the mapping stays
 
@@ -107,14 +106,6 @@ def test_what_is_published_is_up_to_date_and_what_came_before_is_applied_too(nod
     offered(node, 0, 3, 5)
     assert node.step(round_=3) == [0, 3]
     assert node.step() == [5]
-
-
-def test_an_image_from_before_the_own_last_delta_is_given_back(node: Node) -> None:
-    node.outer.fragments[1].last_published = 9
-    offered(node, 0, 1)
-    assert node.step() == [0]
-    assert node.step() == []
-    assert node.link.returned == [0, 1]
 
 
 def test_offers_that_are_forgotten_are_not_given_back(node: Node) -> None:
@@ -210,164 +201,62 @@ def test_a_step_that_publishes_waits_for_the_payload_first_and_then_only_reads_h
     assert len(warned) <= 1 + 2 * pieces, [str(one.message) for one in warned]
 
 
-# -- the same without a GPU: what torch is asked to do, in which order
+# -- the same without a GPU
 
 
-@dataclass
-class Event:
-    """Reached when a test says so."""
-
-    is_reached: bool = False
-    recorded: int = 0
-
-    def record(self, stream: object = None) -> None:
-        self.recorded += 1
-
-    def query(self) -> bool:
-        return self.is_reached
-
-    def synchronize(self) -> None:
-        self.is_reached = True
+def test_memory_is_given_back_once_a_gpu_has_read_it(like_a_gpu: None, rng: np.random.Generator) -> None:
+    node = Node("cpu")
+    (_, first), (_, second) = node.offer(0, rng), node.offer(1, rng)
+    assert node.step(round_=3) == [0, 1] and node.link.returned == []
+    assert np.allclose(node.held(0), first / 2**24, atol=1e-6)
+    assert np.allclose(node.held(1), second / 2**24, atol=1e-6)
+    while len(node.link.returned) < 2:
+        assert node.updates.all() == []
+    assert node.link.returned == [0, 1]
 
 
-@dataclass
-class Cuda:
-    """Stands for torch.cuda: copies at once, and remembers in which stream, after waiting for what."""
+class Runtime:
+    """CUDA's runtime, as far as memory is pinned by it."""
 
-    monkeypatch: pytest.MonkeyPatch
-    answer: int = 0
-    """What pinning comes to."""
-    pinned: list[int] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    current: str = "loop"
-
-    def __post_init__(self) -> None:
-        for name in ("Stream", "Event", "current_stream", "stream", "device", "cudart"):
-            self.monkeypatch.setattr(torch.cuda, name, getattr(self, name))
-        self.monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-        self.monkeypatch.setattr(FragmentState, "gpu", torch.device("cpu"))
-        copy = torch.Tensor.copy_
-
-        def copied(target: torch.Tensor, source: torch.Tensor, **how: bool) -> torch.Tensor:
-            self.calls.append(f"copy in {self.current}")
-            return copy(target, source, **how)
-
-        self.monkeypatch.setattr(torch.Tensor, "copy_", copied)
-
-    def Event(self) -> Event:
-        self.events.append(Event())
-        return self.events[-1]
-
-    def Stream(self, _: torch.device) -> SimpleNamespace:
-        return SimpleNamespace(
-            name="aside", wait_event=lambda event: self.calls.append(f"aside waits, of {event.recorded}")
-        )
-
-    def current_stream(self, _: torch.device) -> SimpleNamespace:
-        return SimpleNamespace(
-            name="loop", wait_stream=lambda stream: self.calls.append(f"loop waits for {stream.name}")
-        )
-
-    @contextmanager
-    def stream(self, stream: SimpleNamespace) -> Iterator[None]:
-        before, self.current = self.current, stream.name
-        yield
-        self.current = before
-
-    def device(self, _: torch.device) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def cudart(self) -> Cuda:
-        return self
+    def __init__(self, answer: int = 0) -> None:
+        self.answer, self.pinned = answer, set[int]()
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         assert size > 0 and flags == phi_updates.PORTABLE
-        if not self.answer:
-            self.pinned.append(address)
+        self.pinned.add(address)
         return self.answer
 
     def cudaHostUnregister(self, address: int) -> None:
         self.pinned.remove(address)
 
 
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    return Cuda(monkeypatch)
-
-
-def room_of(node: Node) -> phi_updates.Room:
-    (room,) = node.updates._rooms.values()
-    return room
-
-
-def test_the_next_offer_is_copied_ahead_on_a_stream_of_its_own(cuda: Cuda, rng: np.random.Generator) -> None:
-    node = Node("cpu")
-    (_, values), _ = node.offer(0, rng), node.offer(1, rng)
-    cuda.calls.clear()
-    assert [node.step() for _ in range(3)] == [[], [], []], "it is under way, and nothing waits for it"
-    assert cuda.calls == ["aside waits, of 1", "copy in aside"]
-    cuda.events[-1].is_reached = True
-    cuda.calls.clear()
-    assert node.step() == [0] and np.allclose(node.held(0), values / 2**24, atol=1e-6)
-    assert cuda.calls[0] == "loop waits for aside" and "copy in aside" not in cuda.calls, (
-        "it is not copied again"
-    )
-    cuda.calls.clear()
-    assert node.step() == []
-    assert cuda.calls == ["aside waits, of 2", "copy in aside"], "behind what has read the first"
-
-
-def test_what_is_published_is_waited_for_on_its_way_to_a_gpu(cuda: Cuda, rng: np.random.Generator) -> None:
-    node = Node("cpu")
-    _, (_, values) = node.offer(0, rng), node.offer(1, rng)
-    assert node.step(round_=3) == [0, 1]
-    assert np.allclose(node.held(1), values / 2**24, atol=1e-6)
-
-
-def test_memory_is_given_back_once_a_gpu_has_read_it(cuda: Cuda, rng: np.random.Generator) -> None:
-    """Also that of an offer that was outdated on its way."""
-    node = Node("cpu")
-    node.outer.fragments[0].last_published = 9
-    node.offer(0, rng), node.offer(1, rng)
-    assert node.step(round_=3) == [1] and node.link.returned == []
-    cuda.events[-2].is_reached = True
-    assert node.updates.all() == [] and node.link.returned == [0]
-    node.updates.close()
-    assert cuda.events[-1].is_reached
-    assert node.updates.all() == [] and node.link.returned == [0, 1]
-
-
+@pytest.mark.parametrize("answer", [0, 2])
 def test_each_daemons_memory_is_pinned_once_and_unpinned_before_it_goes(
-    cuda: Cuda, rng: np.random.Generator
+    monkeypatch: pytest.MonkeyPatch,
+    rng: np.random.Generator,
+    caplog: pytest.LogCaptureFixture,
+    answer: int,
 ) -> None:
     """A view of it may be held for longer: a delta that is handed over to the next daemon."""
+    caplog.set_level("INFO", "gossamer")
+    runtime = Runtime(answer)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(phi_updates, "_end_of_work", Late)
+    monkeypatch.setattr(FragmentState, "gpu", torch.device("cpu"))
     node = Node("cpu")
     view = node.shared.payload
-
-    def applied(index: int) -> None:
-        node.offer(index, rng)
-        node.step(round_=index)
-        cuda.events[-1].is_reached = True
-        node.updates.all()
-
-    for turn in range(4):
-        applied(turn % 2)
-    assert cuda.pinned == [torch.frombuffer(node.shared.whole, dtype=torch.uint8).data_ptr()]
-    node.shared = SharedMemory.create(node.manifest)
-    applied(0)
-    gc.collect()
-    assert cuda.pinned == [torch.frombuffer(node.shared.whole, dtype=torch.uint8).data_ptr()]
+    for is_new in (False, False, True):
+        if is_new:
+            node.shared = SharedMemory.create(node.manifest)
+            node.shared.close()
+        node.offer(0, rng)
+        assert node.step() == [0]
+        node.updates.close()
+        while node.updates._read:
+            node.updates.all()
+        gc.collect()
+        here = torch.frombuffer(node.shared.whole, dtype=torch.uint8).data_ptr()
+        assert here in runtime.pinned and (len(runtime.pinned) == 1 or answer)
+    assert caplog.text.count(f"no memory can be pinned (CUDA error {answer})") == (2 if answer else 0)
     assert bytes(view[:1]) == bytes(1)
-
-
-def test_where_nothing_can_be_pinned_that_is_logged(
-    cuda: Cuda, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "gossamer")
-    cuda.answer = 2
-    node = Node("cpu")
-    _, values = node.offer(0, rng)
-    assert node.step(round_=2) == [0] and np.allclose(node.held(0), values / 2**24, atol=1e-6)
-    assert "no memory can be pinned (CUDA error 2)" in caplog.text
-    assert cuda.pinned == []

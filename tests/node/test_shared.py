@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-from unittest.mock import Mock
 
 import numpy as np
 import psutil
@@ -64,14 +63,3 @@ def test_a_platform_without_anonymous_files(monkeypatch: pytest.MonkeyPatch) -> 
     assert bytes(daemon.payload[:3]) == b"abc"
     daemon.close()
     trainer.close()
-
-
-def test_a_file_has_all_its_room_before_it_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk, met in the middle of a mapping, is a SIGBUS."""
-    monkeypatch.delattr(os, "memfd_create")
-    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    before = psutil.Process().num_fds()
-    with pytest.raises(OSError, match="No space left"):
-        SharedMemory.create(SMALL)
-    assert psutil.Process().num_fds() <= before

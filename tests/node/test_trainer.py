@@ -21,7 +21,8 @@ from gossamer.models import TaskError
 from gossamer.node import processes as exit_status
 from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import trainer
-from gossamer.node.trainer.metrics import Progress
+from gossamer.node.ipc.messages import NOT_EVALUATED
+from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.trainer import _Ending, choose_device
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from tests.node.begun_peer import begun
@@ -174,7 +175,7 @@ async def test_what_is_shown_after_the_last_round_is_the_swarms_model(tmp_path: 
 
         one = object.__new__(trainer.Trainer)
         one.peer, one._task, one._model = setup.peer, Mock(evaluate=evaluate), setup.model
-        one._could_be_shown = True
+        one._could_be_shown, one._evaluation = True, NOT_EVALUATED
         one._report = lambda: None  # type: ignore[method-assign]
         await asyncio.to_thread(one._stay)
         assert len(shown) == 1 and np.array_equal(shown[0], published)

@@ -118,4 +118,4 @@ def publish(link: DaemonLink, round_: int, payload: bytes) -> None:
 
 
 def values_of(offer: Offer) -> Ints:
-    return np.array(offer.values(SMALL.plan().fragments[offer.fragment]))
+    return np.array(offer.shared.phi(SMALL.plan().fragments[offer.fragment]))
