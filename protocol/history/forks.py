@@ -2,7 +2,8 @@
 
 Node ids are free in an open swarm, and one key can make two histories differ. So a difference has to last
 before it counts, and longer each time that we have yielded lately. Payloads on their way may explain it, and
-are waited for, though not for ever.
+are waited for, though not for ever. Each clause has its test in ``tests/protocol/test_forks.py``, and most of
+them a mutant of the simulator.
 """
 
 from collections import deque
@@ -20,7 +21,8 @@ FRESH_S = 7.5
 reached somebody by then."""
 
 DIFFERENCE_KEPT_S = 60.0
-"""A difference is remembered for this long while nobody claims the round that we do."""
+"""A difference is remembered for this long while nobody claims the round that we do
+(`test_a_difference_that_shows_now_and_then_is_one_all_the_same`)."""
 
 
 class Defeat(NamedTuple):
@@ -81,7 +83,7 @@ class Forks:
         Node ids are free in an open swarm, so members that never
         contributed have no voice against our history. Nor does a claim against our history count once all
         members that made it are out of sight: what we published since, and they do not have, may be the
-        difference.
+        difference (`test_only_what_contributors_still_say_counts`).
         """
         members = peers.members()
         if self._differs_since is None and not _disputed(claimed, (member.claims for member in members)):
@@ -90,7 +92,8 @@ class Forks:
         fresh = {claim for one in members if now - one.said_at <= FRESH_S for claim in one.claims}
         disputed = _disputed(claimed, contributors) or [own]
         for ours in disputed:
-            # What a member shares with us holds all that came before.
+            # What a member shares with us holds all that came before, see
+            # `test_who_shares_our_newest_claim_stands_by_all_that_came_before`.
             voices = [
                 (ours,) if _shared(of_one, claimed) >= ours.round else of_one for of_one in contributors
             ]
@@ -98,7 +101,8 @@ class Forks:
             if winner is not None and winner in fresh:
                 break
         else:
-            # Where rounds are fast, members seldom claim the very round that we do: silence proves nothing.
+            # Where rounds are fast, members seldom claim the very round that we do: silence proves nothing
+            # (`test_a_difference_that_members_of_our_round_end_begins_anew`).
             if any(claim.round == disputed[0].round for of_one in contributors for claim in of_one):
                 self._differs_since = None
             return None
@@ -115,7 +119,8 @@ class Forks:
         hears of them again. Each side then refuses the other's records, and claims never name the same round.
         A member that has published nothing since it came back does not count as behind: it may still find out
         that we went on. Who does not train counts on neither side, since it never publishes; nor do we, if we
-        have not. Absent members count against it: those present may be mostly liars for a moment.
+        have not. Absent members count against it: those present may be mostly liars for a moment
+        (`test_nothing_less_takes_it_back`, `test_who_does_not_train_counts_on_neither_side`).
         """
         said = [one for one in peers.members() if one.trains and one.claims and now - one.said_at <= FRESH_S]
         behind = [
@@ -144,7 +149,8 @@ def _disputed(claimed: Mapping[int, Claim], others: Iterable[Claims]) -> Sequenc
     """What we have claimed and members contradict, newest first.
 
     A claim before one that a member shares with us contradicts nothing: it has not been written again since a
-    late record came, and never will be.
+    late record came, and never will be
+    (`test_a_snapshot_that_a_late_record_has_outdated_contradicts_nobody_who_shares_the_next`).
     """
     return sorted(
         {

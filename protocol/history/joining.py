@@ -144,11 +144,8 @@ class CatchUp:
         self._linked_at = -inf
         """When there was last somebody to learn from."""
         self._refuses = False
-        """Whether we have refused what others publish, because by our clock it cannot exist yet."""
+        """Whether we refuse what others publish, because by our clock it cannot exist yet."""
         self._next_look = -inf
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
         self._synced_at: float | None = None
         self._lacking = inf
         """The smallest number of chunks so far that were missing of what we wait for."""
@@ -166,11 +163,11 @@ class CatchUp:
         if self._synced_at is not None and (not self._lacking or now < self._next_look):
             return
         self._next_look = now + LOOK_INTERVAL_S
-        if now <= self._began + limits.CLOCK_PATIENCE_S and self._is_contradicted():
-            self._refuses = True
-            self._begin_anew()
-        elif self._refuses:  # what was refused is asked for again
-            self._refuses = self._anti_entropy.synced_once = False
+        self._clock.read(now)  # a node that has just started has hardly read it
+        self._refuses = self._clock.is_contradicted and now <= self._began + limits.CLOCK_PATIENCE_S
+        if self._refuses:  # what was refused has to be asked for again
+            self._anti_entropy.synced_once, self._synced_at = False, None
+            self._lacking = self._minority_since = inf
         elif self._synced_at is None:
             self._synced_at = now if self._anti_entropy.synced_once else None
         else:
@@ -180,17 +177,15 @@ class CatchUp:
             is_minority = self._lacks_few(self._synced_at)
             self._minority_since = min(self._minority_since, now) if is_minority else inf
 
-    def _is_contradicted(self) -> bool:
-        self._clock.read(self._now)  # a node that has just started has hardly read it
-        return self._clock.is_contradicted
-
     def is_done(self, *, has_signed: bool) -> bool:
         """Whether we may train: there is nobody to learn from, or we have a peer's ledger and its payloads.
 
         * Payloads of which nothing comes any more are not waited for: the peer that says it holds them may be
-          a liar that withholds its own. Payloads of a minority of the authors are waited for only a while: a
-          liar may hand its own out ever so slowly. Whatever comes after all is merged late. Payloads that are
-          published meanwhile do not count: on a slow line some of them are always under way.
+          a liar that withholds its own (`test_payloads_of_which_nothing_comes_are_not_waited_for`). Those of
+          a minority of the authors are waited for only a while: a liar may hand its own out ever so slowly
+          (`test_those_who_dribble_their_payloads_are_waited_for_only_where_they_are_most`). Whatever comes
+          after all is merged late. Payloads that are published meanwhile do not count: on a slow line some of
+          them are always under way.
         * A node with deltas of its own on its disk (`has_signed`) goes on once it has compared notes with a
           peer, or has found none for a while: its folder may be an old copy, and no round may be signed
           twice. One that lost its disk, and hears of its own deltas from others, must learn of all of them
@@ -198,7 +193,7 @@ class CatchUp:
         * A node that signs nothing goes on with what it has once it has had nobody to learn from for a while.
         * A node whose clock is wrong would refuse what the others publish as too early. It waits until the
           clock has been set, as happens a moment after a machine without a clock battery starts, but not for
-          ever, since the others may be liars.
+          ever, since the others may be liars (`test_a_joiner_whose_clock_is_not_set_yet_waits_until_it_is`).
         """
         if self._refuses:
             return False
@@ -239,7 +234,8 @@ def known_up_to(sealed: int, rounds: Iterable[int]) -> int:
     """The newest of `rounds`, those with records, up to which none was missed since the newest `sealed` one.
 
     Rounds beyond a gap were heard of after a return: a node that stops before it fills the gap keeps it. Nor
-    do the last rounds count, which others may have published for after the node went.
+    do the last rounds count, which others may have published for after the node went
+    (`test_who_stopped_before_it_had_made_good_what_it_missed_has_missed_it_still`).
     """
     newest = sealed
     for round_ in sorted(rounds):
@@ -250,7 +246,12 @@ def known_up_to(sealed: int, rounds: Iterable[int]) -> int:
 
 
 class TimeAway:
-    """The last time that we were away, until we know what we have missed, and that is made good."""
+    """The last time that we were away, until we know what we have missed, and that is made good.
+
+    One rule: if somebody claims a newer snapshot than all that we knew when we went, and the swarm's clock is
+    where that is closed, we start over from the snapshot of those that went on. Its clauses are named with the
+    tests that need them, all in ``tests/protocol/test_joining.py``.
+    """
 
     def __init__(self, context: Context) -> None:
         self._section = context.manifest.history
@@ -282,7 +283,9 @@ class TimeAway:
         """Whether the members that we left have closed rounds, while we were away, that we never heard of.
 
         Who does not train moves no clock. So where all that trained are gone, or come back as we do, those at
-        our join addresses tell how far the swarm went.
+        our join addresses tell how far the swarm went
+        (`test_where_only_who_does_not_train_went_on_a_join_address_is_believed`). Nor is the first to be heard
+        believed at once (`test_the_first_to_be_heard_after_a_return_is_not_believed_alone`).
         """
         if now >= self.looks_until:
             self.settle(starts_over=False)
@@ -297,7 +300,7 @@ class TimeAway:
             return False
         if self.outlived_since is None:
             self.outlived_since = now
-        return now - self.outlived_since >= limits.ROSTER_PATIENCE_S  # the first to be heard may be a liar
+        return now - self.outlived_since >= limits.ROSTER_PATIENCE_S
 
     def who_went_on(self, members: Sequence[PeerClaim]) -> list[PeerClaim]:
         """The members that claim something newer than all that we knew."""

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Dial, Hangup, Outbox
+from gossamer.protocol.effects import Dial, Outbox
 from gossamer.protocol.events import LinkUp
-from gossamer.protocol.membership.links import Links
+from gossamer.protocol.membership.links import Goes, Links
 from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.records import MemberRecord
 from tests.protocol import builders
@@ -44,16 +44,17 @@ class Bench:
         self.roster.judge(_id(number), health, self.now)
 
     def up(
-        self,
-        number: int,
-        *,
-        outbound: bool = False,
-        address: str | None = None,
-        group: str | None = None,
-    ) -> tuple[bool, list]:
+        self, number: int, *, outbound: bool = False, address: str | None = None, group: str | None = None
+    ):
+        """A link comes up, and what has to go goes; returns whether it stays, and what went."""
         self.numbers += 1
         goes = self.links.up(LinkUp(self.numbers, _id(number), outbound, address, group=group), self.now)
-        return goes is None or goes.link != self.numbers, [Hangup(*goes)] if goes else []
+        if goes is not None:
+            self.links.down(goes.link)
+        return goes is None or goes.link != self.numbers, goes
+
+    def kept(self, *, outbound: bool) -> set[int]:
+        return {link.number for link in self.links.all() if link.outbound == outbound}
 
     def look(self, seconds: float = limits.MEMBERS_INTERVAL_S) -> list[tuple[str, bytes | None]]:
         self.now += seconds
@@ -102,55 +103,37 @@ def test_both_ends_keep_the_same_of_two_links(first_by_a, second_by_a, b_sees_se
 
 def test_a_link_to_ourselves_is_hung_up():
     bench = Bench()
-    stays, effects = bench.up(100, outbound=True, address="me")
-    assert not stays
-    assert effects == [Hangup(1, "that is ourselves")]
+    assert bench.up(100, outbound=True, address="me") == (False, Goes(1, "that is ourselves"))
     assert len(bench.links) == 0
 
 
-def _settle(bench: Bench, effects: list) -> list[int]:
-    """Carry out hangups; returns the links that ended."""
-    ended = [effect.link for effect in effects]
-    for number in ended:
-        bench.links.down(number)
-    return ended
-
-
-def _full(outbound: int = 0, group: str | None = None) -> Bench:
+def _full(outbound: int = 0) -> Bench:
     """A node whose links are all taken, the oldest of them dialled by itself."""
     bench = Bench()
     for number in range(limits.LINKS_MAX):
-        assert bench.up(number, outbound=number < outbound, address=f"n{number}", group=group)[0]
+        assert bench.up(number, outbound=number < outbound, address=f"n{number}")[0]
     return bench
 
 
 def test_a_full_node_lets_a_newcomer_in_now_and_then():
     bench = _full()
-    stays, effects = bench.up(1000)
-    assert stays
-    assert [effect.reason for effect in effects] == ["making room for a newcomer"]
-    _settle(bench, effects)
+    stays, goes = bench.up(1000)
+    assert stays and goes.reason == "making room for a newcomer"
     assert len(bench.links) == limits.LINKS_MAX
-    stays, effects = bench.up(1001)
-    assert not stays
-    assert effects == [Hangup(limits.LINKS_MAX + 2, "no room for more links")]
+    assert bench.up(1001) == (False, Goes(limits.LINKS_MAX + 2, "no room for more links"))
     bench.now += limits.YIELD_INTERVAL_S
     assert bench.up(1001)[0]
 
 
 def test_newcomers_never_drive_out_our_own_choice_nor_the_longest_lived():
     bench = _full(outbound=8)
-    inbound = sorted(link.number for link in bench.links.all() if not link.outbound)
-    ours = {link.number for link in bench.links.all() if link.outbound}
+    inbound, ours = sorted(bench.kept(outbound=False)), bench.kept(outbound=True)
     for number in range(500):
         bench.now += limits.YIELD_INTERVAL_S
-        stays, effects = bench.up(1000 + number)
-        assert stays
-        _settle(bench, effects)
-    left = {link.number for link in bench.links.all()}
-    assert ours <= left
-    assert set(inbound[: len(inbound) // 2]) <= left
-    assert len(left) == limits.LINKS_MAX
+        assert bench.up(1000 + number)[0]
+    assert bench.kept(outbound=True) == ours
+    assert set(inbound[: len(inbound) // 2]) <= bench.kept(outbound=False)
+    assert len(bench.links) == limits.LINKS_MAX
 
 
 def test_the_largest_network_group_gives_way_first():
@@ -160,18 +143,13 @@ def test_the_largest_network_group_gives_way_first():
     bad = {link.number for link in bench.links.all() if link.group == "bad"}
     for number in range(5):
         bench.now += limits.YIELD_INTERVAL_S
-        assert set(_settle(bench, bench.up(1000 + number, group=f"new {number}")[1])) < bad
+        assert bench.up(1000 + number, group=f"new {number}")[1].link in bad
 
 
 def test_a_link_that_we_dialled_finds_room():
-    bench = _full(outbound=2)
-    stays, effects = bench.up(1000, outbound=True)
-    assert stays
-    (ended,) = _settle(bench, effects)
-    assert ended > limits.LINKS_MAX // 2, "one of those that came last"
-    only_ours = _full(outbound=limits.LINKS_MAX)
-    stays, effects = only_ours.up(1000, outbound=True)
-    assert stays and len(_settle(only_ours, effects)) == 1
+    stays, goes = _full(outbound=2).up(1000, outbound=True)
+    assert stays and goes.link > limits.LINKS_MAX // 2, "one of those that came last"
+    assert _full(outbound=limits.LINKS_MAX).up(1000, outbound=True)[0]
 
 
 # --- whoever wants to surround us ---------------------------------------------------------------------
@@ -186,8 +164,8 @@ def test_dials_two_even_if_inbound_links_suffice():
     while dials := bench.look():
         for address, _ in dials:
             bench.up(int(address[1:]), outbound=True, address=address)
-    assert sum(link.outbound for link in bench.links.all()) == limits.LINKS_OUTBOUND_MIN
-    bench.links.down(next(link.number for link in bench.links.all() if link.outbound))
+    assert len(bench.kept(outbound=True)) == limits.LINKS_OUTBOUND_MIN
+    bench.links.down(min(bench.kept(outbound=True)))
     assert len(bench.look()) == 1
 
 
@@ -199,9 +177,8 @@ def test_no_more_than_two_outbound_links_into_one_network():
         bench.member(number)
     for number in (50, 51):
         assert bench.up(number, outbound=True, address=f"n{number}", group="1.2.3")[0]
-    stays, effects = bench.up(52, outbound=True, address="n52", group="1.2.3")
-    assert not stays
-    assert [effect.reason for effect in effects] == ["enough links into that network"]
+    stays, goes = bench.up(52, outbound=True, address="n52", group="1.2.3")
+    assert not stays and goes.reason == "enough links into that network"
     assert bench.up(53, outbound=True, address="n53", group="9.9.9")[0]
     assert bench.up(54, outbound=True, address="n54", group=None)[0], "a LAN is no group"
     assert bench.up(55, group="1.2.3")[0], "who dials us may be behind the same router as others"
@@ -217,9 +194,7 @@ def test_whoever_was_down_may_be_the_other_half_and_takes_a_place_in_its_network
     for number in (50, 51):
         bench.up(number, outbound=True, address=f"n{number}", group="1.2.3")
     bench.member(52, health=Health.DOWN)
-    stays, effects = bench.up(52, outbound=True, address="n52", group="1.2.3")
-    assert stays
-    _settle(bench, effects)
+    assert bench.up(52, outbound=True, address="n52", group="1.2.3")[0]
     ours = [link.address for link in bench.links.all() if link.outbound]
     assert ours == ["n50", "n52"]
 
