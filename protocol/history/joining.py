@@ -249,8 +249,8 @@ class TimeAway:
     """The last time that we were away, until we know what we have missed, and that is made good.
 
     One rule: if somebody claims a newer snapshot than all that we knew when we went, and the swarm's clock is
-    where that is closed, we start over from the snapshot of those that went on. Its clauses are named with the
-    tests that need them, all in ``tests/protocol/test_joining.py``.
+    where that is closed, we start over from the snapshot of those that went on. Its clauses are named with
+    the tests that need them, all in ``tests/protocol/test_joining.py``.
     """
 
     def __init__(self, context: Context) -> None:
@@ -284,8 +284,8 @@ class TimeAway:
 
         Who does not train moves no clock. So where all that trained are gone, or come back as we do, those at
         our join addresses tell how far the swarm went
-        (`test_where_only_who_does_not_train_went_on_a_join_address_is_believed`). Nor is the first to be heard
-        believed at once (`test_the_first_to_be_heard_after_a_return_is_not_believed_alone`).
+        (`test_where_only_who_does_not_train_went_on_a_join_address_is_believed`). Nor is the first to be
+        heard believed at once (`test_the_first_to_be_heard_after_a_return_is_not_believed_alone`).
         """
         if now >= self.looks_until:
             self.settle(starts_over=False)
