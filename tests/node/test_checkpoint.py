@@ -15,8 +15,7 @@ from torch import nn
 from gossamer.models.muon import InnerOptimizer
 from gossamer.node.files import UNFINISHED_S
 from gossamer.node.trainer import checkpoint
-from gossamer.node.trainer.checkpoint import CheckpointWriter, restore
-from gossamer.node.trainer.checkpoint import Progress
+from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress, restore
 from tests.node.checkpoints import make, outer_of, saved_in, train, trained
 from tests.node.optimizers import Around, Counting, FindsItsRate, Tree
 

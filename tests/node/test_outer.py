@@ -16,7 +16,7 @@ from gossamer.node.trainer import encoders
 from gossamer.node.trainer.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import DivergedError
-from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints, to_fixed, to_float
+from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints, to_fixed
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import Payload, TensorSpec, payload_length
 from tests.protocol.builders import manifest as build_manifest
@@ -266,7 +266,13 @@ def trajectory(model: nn.Module, codec: str, seed: int) -> list[torch.Tensor]:
         phi = phi - sent
         loop.apply(0, phi, round_)
     state = loop.fragments[0]
-    return [*state.theta, *state.ref, *state.saved["residual"], *state.saved["momentum"], torch.from_numpy(sent)]
+    return [
+        *state.theta,
+        *state.ref,
+        *state.saved["residual"],
+        *state.saved["momentum"],
+        torch.from_numpy(sent),
+    ]
 
 
 @pytest.mark.parametrize("codec", ["exact", "int4", "int2", "topk"])

@@ -13,7 +13,13 @@ from torch import nn
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.manifests import describe
 from gossamer.node.trainer import parameters
-from gossamer.node.trainer.parameters import Binding, StepBoundary, check_fits, checked_optimizers, parameters_of
+from gossamer.node.trainer.parameters import (
+    Binding,
+    StepBoundary,
+    check_fits,
+    checked_optimizers,
+    parameters_of,
+)
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ConfigError
 

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gossamer.bootstrap.manifests import describe
 from gossamer.node.trainer import ranks
-from gossamer.node.trainer.parameters import check_fits, parameters_of, reshard
+from gossamer.node.trainer.parameters import check_fits, parameters_of
 from gossamer.node.trainer.ranks import Rank, RankContext, Ranks, Team, Word
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.payloads import Layout, TensorSpec, plan

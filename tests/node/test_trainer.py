@@ -19,9 +19,9 @@ import torch
 
 from gossamer.models import TaskError
 from gossamer.node import processes as exit_status
+from gossamer.node.ipc.messages import NOT_EVALUATED
 from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import trainer
-from gossamer.node.ipc.messages import NOT_EVALUATED
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.trainer import _Ending, choose_device
 from gossamer.protocol.errors import ConfigError, UnreachableError
