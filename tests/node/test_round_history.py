@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,9 +34,34 @@ ME = delta(0, 1).author
 ONE = manifest(fragments=1)
 
 
-def heard(history: RoundHistory, *deltas: Delta, unix_s: float = 5.0, clock: int = 100) -> None:
+class Core:
+    """What a history reads of a core. All deltas are valid but those of authors that are `void`."""
+
+    def __init__(self) -> None:
+        self.identity = SimpleNamespace(node_id=ME)
+        self.manifest = ONE
+        self.clock = 100
+        self.void: set[bytes] = set()
+        self.seen: list[Delta] = []
+        self.ledger = SimpleNamespace(floor=0, is_void=lambda d: d.author in self.void, valid=self._valid)
+
+    def _valid(self, _: int) -> list[Delta]:
+        return [each for each in self.seen if each.author not in self.void]
+
+
+def made() -> RoundHistory:
+    return RoundHistory(Core())  # type: ignore[arg-type]
+
+
+def core_of(history: RoundHistory) -> Core:
+    return history._core  # type: ignore[return-value]
+
+
+def heard(history: RoundHistory, *deltas: Delta, live: bool = True, clock: int = 100) -> None:
+    core_of(history).clock = clock
+    core_of(history).seen.extend(deltas)
     for each in deltas:
-        history.heard(each, unix_s=unix_s, clock=clock, live=True)
+        history.heard(each, live=live)
 
 
 def merged(
@@ -45,13 +71,15 @@ def merged(
     figures: dict[bytes, Figures] | None = None,
     agreement: float | None = None,
 ) -> None:
+    core_of(history).clock = 100
+    core_of(history).seen.extend(deltas)
+    core_of(history).void = set(void)
     found = None if figures is None else RoundFigures(figures, agreement)
-    history.merged(deltas[0].round, deltas, void=void, found=found, unix_s=9.0, clock=100)
+    history.merged(deltas[0].round, deltas, found)
 
 
 def row(history: RoundHistory, round_: int) -> Round:
-    found = history.at(round_)
-    assert found is not None
+    (found,) = history.newest(round_, round_)
     return found
 
 
@@ -71,14 +99,14 @@ def flags(history: RoundHistory, round_: int) -> dict[bytes, int]:
 
 
 @pytest.fixture
-def history() -> RoundHistory:
-    return RoundHistory(ME, ONE)
+def history(monkeypatch: pytest.MonkeyPatch) -> RoundHistory:
+    monkeypatch.setattr(round_history.time, "time", lambda: 5.0)
+    return made()
 
 
 def test_a_round_is_told_as_it_is_heard_and_merged(history: RoundHistory) -> None:
     mine, other = delta(0, 1, loss=1.0, tokens=100), delta(1, 1, loss=3.0, tokens=300)
-    heard(history, mine, unix_s=5.0)
-    heard(history, other, unix_s=6.0)
+    heard(history, mine, other)
     found = row(history, 1)
     assert (found.seen, found.merged_tokens, line(found)[2:4]) == (5.0, None, [2.0, 400])
     assert flags(history, 1) == {mine.author: OWN, other.author: 0}
@@ -110,7 +138,7 @@ def test_late_is_what_came_after_a_later_round_was_merged(history: RoundHistory)
     heard(history, late)
     assert flags(history, 1) == {first.author: 0, delta(3, 1).author: 0, late.author: LATE}
     catching_up = delta(4, 1)
-    history.heard(catching_up, unix_s=7.0, clock=100, live=False)
+    heard(history, catching_up, live=False)
     assert flags(history, 1)[catching_up.author] == 0, "a node that catches up hears everything late"
 
 
@@ -151,7 +179,8 @@ def test_void_and_clipped_deltas_are_marked_and_do_not_count(history: RoundHisto
     merged(history, long, good, figures={long.author: Figures(), good.author: Figures()}, agreement=0.3)
     assert flags(history, 1)[long.author] == 0, "beside more deltas it is not too long any more"
     heard(history, delta(5, 1))
-    history.heard(delta(5, 1), unix_s=1.0, clock=100, void=True)
+    core_of(history).void = {delta(5, 1).author}
+    heard(history, delta(5, 1))
     assert flags(history, 1)[delta(5, 1).author] == VOID
 
 
@@ -185,7 +214,7 @@ def test_making_room_costs_no_look_at_all_rounds(monkeypatch: pytest.MonkeyPatch
 
     def cost(rounds: int) -> int:
         monkeypatch.setattr(round_history, "ENTRIES_MAX", rounds)
-        history = RoundHistory(ME, ONE)
+        history = made()
         heard(history, *(delta(1, Number(n)) for n in range(1, rounds + 1)), clock=rounds)
         work = calls(lambda: heard(history, delta(1, Number(rounds + 1)), clock=rounds))
         assert history.oldest() == 2
@@ -230,14 +259,14 @@ def saved(history: RoundHistory, path: Path, *, anew: bool = False) -> bool:
 
 
 def loaded(path: Path) -> RoundHistory:
-    history = RoundHistory(ME, ONE)
+    history = made()
     history.restore(load_rounds(path))
     return history
 
 
 def evaluated(history: RoundHistory, round_: int, loss: float | None, version: int | None = None) -> None:
     version = round_ if version is None else version
-    history.evaluated(report(val_loss=loss, evaluated_version=version, evaluated_round=round_), 5.0)
+    history.evaluated(report(val_loss=loss, evaluated_version=version, evaluated_round=round_))
 
 
 def test_it_is_kept_over_restarts(tmp_path: Path, history: RoundHistory) -> None:
@@ -297,7 +326,7 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path, history: RoundHistory) ->
 
 
 def test_held_out_losses_are_those_of_their_rounds(history: RoundHistory) -> None:
-    history.evaluated(None, 5.0)
+    history.evaluated(None)
     for round_, loss, version in ((0, 5.0, 0), (0, 5.0, 0), (5, 4.0, 7), (6, float("nan"), 8), (7, None, 9)):
         evaluated(history, round_, loss, version)
     assert history.losses_as_json() == {"version": 8, "losses": [[0, 5.0], [5, 4.0]]}

@@ -12,7 +12,6 @@ that leads here by DNS rebinding is refused by its Host header (with the token, 
 
 import asyncio
 import hmac
-import ipaddress
 import logging
 import os
 import re
@@ -21,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from gossamer.node.address import WILDCARDS, format_address, is_loopback, parse_address
+from gossamer.node.address import format_address, is_loopback, parse_address
 from gossamer.node.daemon.dashboard.metrics import registry_of
 from gossamer.node.daemon.dashboard.page import document, policy
 from gossamer.node.daemon.dashboard.sse import Feed
@@ -29,7 +28,6 @@ from gossamer.node.daemon.monitoring.monitor import Monitor
 from gossamer.node.daemon.monitoring.round_history import dump, dump_rounds
 from gossamer.node.daemon.monitoring.status import to_json
 from gossamer.node.daemon.network.listening import http_log, listen, why_not
-from gossamer.node.formatting import harmless_line
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ROUND_MAX
@@ -190,31 +188,23 @@ class AdminServer:
         return response
 
     def _check(self, request: web.Request) -> None:
-        """Raise unless the request may ask."""
-        is_known = self._gives_token(request)
-        # The client must mean this machine, or the address that we were given.
-        host = _host_of(request.headers.get("Host", ""))
-        is_bound = host == self._host.lower() or (self._host in WILDCARDS and _is_ip(host))
-        if not (is_known or is_bound or is_loopback(host)):
-            where = harmless_line(host) or "nameless host"  # it may hold bytes that are no UTF-8
-            raise web.HTTPMisdirectedRequest(text=f"there is no {where} here")
+        """Raise unless the request may ask: it gives the token or, without one, means this machine."""
         # Another site's page could read nothing, but would take a listener's place.
         origin = request.headers.get("Origin")
         is_foreign = origin is not None and origin.partition("://")[2] != request.headers.get("Host")
         site = request.headers.get("Sec-Fetch-Site", "none")
         if request.path != "/" and (is_foreign or site not in ("none", "same-origin")):
             raise web.HTTPForbidden(text="requests from other sites are refused")
-        if self._token and not is_known:
+        if self._token and not self._gives_token(request):
             raise web.HTTPUnauthorized(
                 text="give the token: ?token=..., or Authorization: Bearer ...",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        if not self._token and not is_loopback(_host_of(request.headers.get("Host", ""))):
+            raise web.HTTPMisdirectedRequest(text="that host is not here: use 127.0.0.1 or localhost")
 
     def _gives_token(self, request: web.Request) -> bool:
-        """Whether there is a token and the request gives it: as bearer, in the query, or by a cookie of
-        ours."""
-        if not self._token:
-            return False
+        """Whether the request gives the token: as bearer, in the query, or by a cookie of ours."""
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         given = (
             bearer.strip() if scheme.lower() == "bearer" else "",
@@ -222,7 +212,8 @@ class AdminServer:
             request.query.get("token", "").replace(" ", "+"),  # a "+" that was typed arrives as a space
             request.cookies.get(self._cookie, ""),
         )
-        return any(hmac.compare_digest(_bytes(text), _bytes(self._token)) for text in given)
+        token = self._token.encode()
+        return any(hmac.compare_digest(text.encode("utf-8", "surrogateescape"), token) for text in given)
 
     @property
     def _cookie(self) -> str:
@@ -278,10 +269,6 @@ def _round_in(request: web.Request, name: str, default: int) -> int:
     return int(text)
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
-
-
 def _json(body: bytes, status: int = 200) -> web.Response:
     return web.Response(
         body=body, status=status, content_type="application/json", zlib_executor_size=COMPRESSED_INLINE_MAX
@@ -292,11 +279,3 @@ def _host_of(header: str) -> str:
     """The host in a Host header, without port and brackets."""
     host = header.rsplit(":", 1)[0] if re.search(r":[0-9]*$", header) and not header.endswith("]") else header
     return host.strip("[]").rstrip(".").lower()
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

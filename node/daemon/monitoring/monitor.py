@@ -98,7 +98,7 @@ class Monitor:
         self.health = HealthChecks()
         self.log = LogRing()
         self.events = SwarmEvents()
-        self.history = RoundHistory(sources.core.identity.node_id, sources.core.manifest)
+        self.history = RoundHistory(sources.core)
         self._save_anew = True
         """Whether the history's file is to be replaced by what is known now: it may be damaged."""
         self._model = _model(sources.core.manifest, sources.core.layout)
@@ -120,30 +120,12 @@ class Monitor:
     def heard(self, delta: Delta) -> None:
         """Note a record that is new here."""
         with self._contained():
-            core = self._sources.core
-            self.history.heard(
-                delta,
-                unix_s=time.time(),
-                clock=core.clock or delta.round,  # while no members are known, only records tell where it is
-                live=self._sources.loop.ready,
-                void=core.ledger.is_void(delta),
-            )
+            self.history.heard(delta, live=self._sources.loop.ready)
 
     def merged(self, round_: int, deltas: tuple[Delta, ...], found: RoundFigures | None) -> None:
         """Note that a round was merged, or merged again."""
         with self._contained():
-            core, known = self._sources.core, self.history.at(round_)
-            if round_ <= core.ledger.floor:
-                return  # closed meanwhile: the ledger no longer knows whose deltas were valid
-            valid = {delta.author for delta in core.ledger.valid(round_)}
-            self.history.merged(
-                round_,
-                deltas,
-                void=known.entries.keys() - valid if known else (),
-                found=found,
-                unix_s=time.time(),
-                clock=core.clock or round_,
-            )
+            self.history.merged(round_, deltas, found)
 
     @contextmanager
     def _contained(self) -> Iterator[None]:
@@ -184,7 +166,7 @@ class Monitor:
         self._latest = status = self.read()
         self.health.check(status, time.monotonic())
         self.events.log(status)
-        self.history.evaluated(self._sources.port.report, time.time())
+        self.history.evaluated(self._sources.port.report)
 
     async def _save(self) -> None:
         """Save what has changed; what cannot be written now is tried again with the next."""

@@ -8,8 +8,9 @@ Prometheus's.
 
 import json
 import logging
+import time
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -19,11 +20,11 @@ from typing import Any, NamedTuple
 from gossamer.node.files import cannot_write, write_atomically
 from gossamer.node.ipc.messages import Report
 from gossamer.protocol.limits import MEMBERS_MAX, ROUND_MAX
-from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.contributions import RoundFigures
 from gossamer.protocol.merge.merge import TokenCount
 from gossamer.protocol.payloads import Layout
 from gossamer.protocol.records import Delta
+from gossamer.protocol.replica import Replica
 
 ENTRIES_MAX = 100_000
 """Deltas of all rounds together, about 30 MB of memory: 10,000 rounds of 10 members, or 1,500 of 64."""
@@ -130,9 +131,8 @@ class RoundHistory:
     """The latest rounds; the oldest are dropped first. Rounds are immutable, so other threads may read
     them."""
 
-    def __init__(self, own_id: bytes, manifest: Manifest) -> None:
-        self._own_id = own_id
-        self._manifest = manifest
+    def __init__(self, core: Replica) -> None:
+        self._core = core
         self._rounds: dict[int, Round] = {}
         self._order: list[int] = []
         """The numbers of these rounds, ascending: a joiner may hear of many times as many, one after another,
@@ -148,49 +148,40 @@ class RoundHistory:
 
     # -- what happens
 
-    def heard(
-        self, delta: Delta, *, unix_s: float, clock: int, live: bool = False, void: bool = False
-    ) -> None:
+    def heard(self, delta: Delta, *, live: bool = False) -> None:
         """Note a delta's record. `live`: it has come just now, while we were not catching up."""
-        if delta.round > clock + AHEAD_MAX or delta.round <= self._begins_after:
+        core, number, author = self._core, delta.round, delta.author
+        # While no members are known, only records tell where the clock is.
+        if number > (core.clock or number) + AHEAD_MAX or number <= self._begins_after:
             return
-        row = self._rounds.get(delta.round) or Round(delta.round, unix_s, None, None, {})
-        if delta.author in row.entries:
-            self._put(row.flagged({delta.author: VOID} if void else {}))
+        row = self._rounds.get(number) or Round(number, time.time(), None, None, {})
+        void = VOID if core.ledger.is_void(delta) else 0
+        if author in row.entries:
+            self._put(row.flagged({author: void}))
         elif len(row.entries) < MEMBERS_MAX:
-            flags = OWN if delta.author == self._own_id else 0
-            flags |= LATE if live and delta.round < self._highest_merged else 0
-            staleness = delta.staleness(self._manifest.layout.fragments)
-            body = delta.body
-            entry = Entry(
-                body.tokens, body.steps, staleness, round(body.loss, 5), flags | (VOID if void else 0)
-            )
-            self._put(row._replace(entries={**row.entries, delta.author: entry}))
+            own = OWN if author == core.identity.node_id else 0
+            late = LATE if live and number < self._highest_merged else 0
+            body, staleness = delta.body, delta.staleness(core.manifest.layout.fragments)
+            entry = Entry(body.tokens, body.steps, staleness, round(body.loss, 5), own | late | void)
+            self._put(row._replace(entries={**row.entries, author: entry}))
 
-    def merged(
-        self,
-        round_: int,
-        deltas: Iterable[Delta],
-        *,
-        void: Iterable[bytes] = (),
-        found: RoundFigures | None = None,
-        unix_s: float,
-        clock: int,
-    ) -> None:
-        """Note that a round was merged, or merged again: `deltas` are all that Phi holds of it.
-
-        `void` are authors whose records do not count. `found` is None if nothing was computed.
-        """
-        self._highest_merged = max(self._highest_merged, min(round_, clock + 1))
-        held, row = tuple(deltas), self._rounds.get(round_)
-        for delta in held:
+    def merged(self, number: int, deltas: Sequence[Delta], found: RoundFigures | None = None) -> None:
+        """Note that a round was merged, or merged again: `deltas` are all that Phi holds of it. `found` is
+        None if nothing was computed."""
+        core = self._core
+        if number <= core.ledger.floor:
+            return  # closed meanwhile: the ledger no longer knows whose deltas were valid
+        self._highest_merged = max(self._highest_merged, min(number, (core.clock or number) + 1))
+        row = self._rounds.get(number)
+        for delta in deltas:
             if row is None or delta.author not in row.entries:
-                self.heard(delta, unix_s=unix_s, clock=clock)
-        row = self._rounds.get(round_)
+                self.heard(delta)
+        row = self._rounds.get(number)
         if row is None:
             return
-        row = row._replace(merged_tokens=TokenCount(self._manifest, held).total)
-        flags = dict.fromkeys(void, VOID)
+        row = row._replace(merged_tokens=TokenCount(core.manifest, deltas).total)
+        valid = {delta.author for delta in core.ledger.valid(number)}
+        flags = dict.fromkeys(row.entries.keys() - valid, VOID)
         if found is not None:
             row = row.flagged({}, clear=CLIPPED)._replace(agreement=found.agreement)
             for author, figures in found.members.items():
@@ -198,16 +189,16 @@ class RoundHistory:
                 flags[author] = flags.get(author, 0) | is_void | (CLIPPED if figures.is_clipped else 0)
         self._put(row.flagged(flags))
 
-    def evaluated(self, report: Report | None, unix_s: float) -> None:
+    def evaluated(self, report: Report | None) -> None:
         """Note a trainer's held-out loss, if it is new and a finite number.
 
         A trainer repeats to a restarted daemon what it told the one before.
         """
         if report is None or report.val_loss is None or report.evaluated_version == self._evaluated_version:
             return
-        self._evaluated_version, round_ = report.evaluated_version, report.evaluated_round
-        if isfinite(report.val_loss) and round_ >= self._begins_after:
-            row = self._rounds.get(round_) or Round(round_, unix_s, None, None, {})
+        self._evaluated_version, number = report.evaluated_version, report.evaluated_round
+        if isfinite(report.val_loss) and number >= self._begins_after:
+            row = self._rounds.get(number) or Round(number, time.time(), None, None, {})
             self._put(row._replace(val_loss=report.val_loss))
 
     # -- questions
@@ -224,9 +215,6 @@ class RoundHistory:
     def oldest(self) -> int | None:
         """The oldest round kept that anybody trained in; None if there is none."""
         return next((number for number in self._order if self._rounds[number].entries), None)
-
-    def at(self, round_: int) -> Round | None:
-        return self._rounds.get(round_)
 
     def losses_as_json(self) -> dict[str, Any]:
         """Held-out losses for the page: the round and loss of each, and the version of Phi of the last
