@@ -449,12 +449,12 @@ class Replica:
         goes = self.links.up(event, now)
         if goes is not None and goes.link == event.link:
             self.presence.send_all(event.link)
-            self.outbox.append(Hangup(*goes))
+            self.outbox.append(goes)
             return
         # Before an old link of the same node goes, so that nobody seems to be missing.
         self.membership.link_up(event.link, event.node_id, now)
         if goes is not None:
-            self._hang_up(*goes, now)
+            self._hang_up(goes.link, goes.reason, now)
         self.fetcher.link_up(event.link, event.outbound)
 
     def _greet(self, link: int, *, outbound: bool) -> None:

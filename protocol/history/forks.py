@@ -8,7 +8,6 @@ them a mutant of the simulator.
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.gossip.announce import Author
@@ -25,13 +24,8 @@ DIFFERENCE_KEPT_S = 60.0
 (`test_a_difference_that_shows_now_and_then_is_one_all_the_same`)."""
 
 
-class Defeat(NamedTuple):
-    """Our history is to be given up."""
-
-    winner: Claim
-    """The snapshot to start again from."""
-    text: str
-    """What to tell the user."""
+Defeat = tuple[Claim, str]
+"""Our history is to be given up: the snapshot to start again from, and what to tell the user."""
 
 
 class Forks:
@@ -68,7 +62,7 @@ class Forks:
         while self._yields and now - self._yields[0] > limits.FORK_MEMORY_S:
             self._yields.popleft()
         patience = limits.FORK_PATIENCE_S * 2.0 ** len(self._yields)
-        if peers.lacks_payloads(defeat.winner.round, now):
+        if peers.lacks_payloads(defeat[0].round, now):
             patience = max(patience, limits.FORK_MINORITY_PATIENCE_S)
         if now - self._differs_since < patience:
             return None
@@ -110,7 +104,7 @@ class Forks:
             f"A FORK: the swarm's history up to round {winner.round} has deltas of {winner.tokens} tokens,"
             f" ours {ours.tokens}; starting again from the swarm's snapshot, keeping the open window"
         )
-        return Defeat(winner, text)
+        return winner, text
 
     def _left_behind(self, floor: int, peers: PeerClaims, now: float) -> Defeat | None:
         """Whether the other history, that of most members, is at rounds up to `floor`, which we have closed.
@@ -142,7 +136,7 @@ class Forks:
             text += (
                 f", and we publish again in {last - at} rounds, once the others are past those that we signed"
             )
-        return Defeat(winner, text)
+        return winner, text
 
 
 def _disputed(claimed: Mapping[int, Claim], others: Iterable[Claims]) -> Sequence[Claim]:

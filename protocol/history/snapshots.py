@@ -152,8 +152,9 @@ class Sealing:
             self._seal(settled)
             self._close(settled, [member.claims for member in members])
             if defeat is not None:
-                self._outbox.append(Notice(defeat.text))
-                self._adopt(defeat.winner, now)
+                winner, text = defeat
+                self._outbox.append(Notice(text))
+                self._adopt(winner, now)
 
     # -- where our history begins
 

@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import KeysView
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Dial, Outbox
+from gossamer.protocol.effects import Dial, Hangup, Outbox
 from gossamer.protocol.events import LinkUp
 from gossamer.protocol.membership.members import Health, Member, NodeInfo, Roster
 from gossamer.protocol.sampling import RandomSource, shuffle
@@ -36,13 +35,6 @@ class Link:
     """The address that we dialled; None if the peer dialled us."""
     group: str | None
     """Its network group, if it is in any."""
-
-
-class Goes(NamedTuple):
-    """A link that has to go, and why."""
-
-    link: int
-    reason: str
 
 
 Target = tuple[str, bytes | None]
@@ -104,7 +96,7 @@ class Links:
         found = {**self._leads_to, **self._info.pins}
         return {node_id for address, node_id in found.items() if address not in self._info.remembered}
 
-    def up(self, event: LinkUp, now: float) -> Goes | None:
+    def up(self, event: LinkUp, now: float) -> Hangup | None:
         """Take in a new link. Returns the link that has to go, which may be the new one; None if all stay."""
         link = Link(event.link, event.node_id, event.outbound, event.address, event.group)
         goes = self._instead_of(link, now)
@@ -116,19 +108,19 @@ class Links:
                 self._leads_to[event.address] = event.node_id
         return goes
 
-    def _instead_of(self, link: Link, now: float) -> Goes | None:
+    def _instead_of(self, link: Link, now: float) -> Hangup | None:
         if link.node_id == self._own_id:
-            return Goes(link.number, "that is ourselves")
+            return Hangup(link.number, "that is ourselves")
         old = self.to(link.node_id)
         if old is not None:
             # If each end dialled one, both ends keep the one that the smaller node id dialled. Two links in
             # the same direction mean that the dialler lost the first one, so the newer one counts.
             if link.outbound in (old.outbound, self._own_id < link.node_id):
-                return Goes(old.number, "replaced by a newer link")
-            return Goes(link.number, "already linked")
+                return Hangup(old.number, "replaced by a newer link")
+            return Hangup(link.number, "already linked")
         return self._take_ours(link, now) if link.outbound else self._take_in(link, now)
 
-    def _take_ours(self, link: Link, now: float) -> Goes | None:
+    def _take_ours(self, link: Link, now: float) -> Hangup | None:
         """A link that we dialled stays, unless it is one too many in its network group.
 
         A member that we thought dead may be the first from the other half of a healed partition: its link
@@ -139,22 +131,22 @@ class Links:
             member = self._roster.get(link.node_id)
             if member is not None and member.health is Health.ALIVE:
                 self._tried[link.address or "", link.node_id] = now + limits.REDIAL_DOWN_INTERVAL_S
-                return Goes(link.number, "enough links into that network")
-            return Goes(group[-1].number, "making room for a new link into that network")
+                return Hangup(link.number, "enough links into that network")
+            return Hangup(group[-1].number, "making room for a new link into that network")
         if len(self._links) < limits.LINKS_MAX:
             return None
         yields = self._who_yields() or self._any(self.all())
-        return Goes(yields.number, "making room for a new link")
+        return Hangup(yields.number, "making room for a new link")
 
-    def _take_in(self, link: Link, now: float) -> Goes | None:
+    def _take_in(self, link: Link, now: float) -> Hangup | None:
         """A link that a newcomer dialled stays if there is room, or if another link is due to make room."""
         if len(self._links) < limits.LINKS_MAX:
             return None
         yields = self._who_yields() if now >= self._next_yield else None
         if yields is None:
-            return Goes(link.number, "no room for more links")
+            return Hangup(link.number, "no room for more links")
         self._next_yield = now + limits.YIELD_INTERVAL_S
-        return Goes(yields.number, "making room for a newcomer")
+        return Hangup(yields.number, "making room for a newcomer")
 
     def _who_yields(self) -> Link | None:
         """A random one of the later half of the inbound links, of the network group with the most links."""

@@ -76,8 +76,8 @@ class Presence:
         """How often we received a record of our own that is newer than any that this run has signed."""
         self._leaving = False
         self._news: dict[bytes, _News] = {}
-        self._order: list[int] = []
-        """Our links, in the order of their turns."""
+        self._last_served = 0
+        """The link that was sent news last: they take turns by their numbers."""
         self._rosters: Counter[int] = Counter()
         """Number of roster summaries received on each link since we last sent one unasked."""
         self._next_heartbeat = 0.0
@@ -236,13 +236,11 @@ class Presence:
             news.times -= 1
 
     def _take_turns(self) -> list[int]:
-        """The links whose turn it is, new ones first. Every link has its turn, so none is silent for long."""
-        numbers, served = self._links.numbers, set(self._order)
-        count = max(limits.MEMBERS_FANOUT, -(-len(numbers) // limits.MEMBERS_TURN_INTERVALS))
-        unserved = [link for link in numbers if link not in served]
-        order = unserved + [link for link in self._order if link in numbers]
-        self._order = order[count:] + order[:count]
-        return order[:count]
+        """The links whose turn it is. Every link has its turn, so none is silent for long."""
+        numbers = sorted(self._links.numbers, key=lambda number: (number <= self._last_served, number))
+        turn = numbers[: max(limits.MEMBERS_FANOUT, -(-len(numbers) // limits.MEMBERS_TURN_INTERVALS))]
+        self._last_served = turn[-1] if turn else 0
+        return turn
 
     def _push(self, news: _News) -> None:
         """Send a record at once to a few links that do not know it."""

@@ -209,17 +209,22 @@ class Swim:
         earlier = [n for n, probe in self._probes.items() if probe.indirect and probe.node_id == node_id]
         for number in earlier:
             del self._probes[number]
-        member = self._roster.get(node_id)
         peers = {to: link.node_id for to, link in self._links.items() if link.node_id != node_id}
-        linked = [to for to, peer in peers.items() if _are_linked(self._roster.get(peer), member)]
-        others = [to for to in peers if to not in linked]
+        begins, dialled = node_id[: limits.LINK_PREFIX_BYTES], self._dialled(node_id)
+
+        def is_linked(to: int) -> bool:
+            return peers[to][: limits.LINK_PREFIX_BYTES] in dialled or begins in self._dialled(peers[to])
+
         self._numbers += 1
         deadline = now + self._patience(limits.INDIRECT_PROBE_TIMEOUT_S)
         self._probes[self._numbers] = _Probe(node_id, now, deadline, indirect=True)
-        asked = sample(linked, limits.INDIRECT_PROBES, self._rng)
-        asked += sample(others, limits.INDIRECT_PROBES - len(asked), self._rng)
-        for link in asked:
+        for link in sorted(sample(peers, len(peers), self._rng), key=is_linked)[-limits.INDIRECT_PROBES :]:
             self._outbox.send(link, PingFor(self._numbers, node_id))
+
+    def _dialled(self, node_id: bytes) -> tuple[bytes, ...]:
+        """The beginnings of the ids that a member has dialled, as its record says."""
+        member = self._roster.get(node_id)
+        return member.record.body.dialled if member is not None else ()
 
     def _suspect(self, node_id: bytes, now: float, source: int | None = None) -> None:
         member = self._roster.get(node_id)
@@ -244,13 +249,3 @@ class Swim:
         if down:
             are = "is" if len(down) == 1 else "are"
             self._outbox.append(Notice(f"{listed(member.label for member in down)} {are} down"))
-
-
-def _are_linked(one: Member | None, other: Member | None) -> bool:
-    """Whether the record of either of two members names a link to the other."""
-    if one is None or other is None:
-        return False
-    return any(
-        here.record.node_id[: limits.LINK_PREFIX_BYTES] in there.record.body.dialled
-        for here, there in ((one, other), (other, one))
-    )

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Dial, Outbox
+from gossamer.protocol.effects import Dial, Hangup, Outbox
 from gossamer.protocol.events import LinkUp
-from gossamer.protocol.membership.links import Goes, Links
+from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.members import Health, Roster
 from gossamer.protocol.records import MemberRecord
 from tests.protocol import builders
@@ -103,7 +103,7 @@ def test_both_ends_keep_the_same_of_two_links(first_by_a, second_by_a, b_sees_se
 
 def test_a_link_to_ourselves_is_hung_up():
     bench = Bench()
-    assert bench.up(100, outbound=True, address="me") == (False, Goes(1, "that is ourselves"))
+    assert bench.up(100, outbound=True, address="me") == (False, Hangup(1, "that is ourselves"))
     assert len(bench.links) == 0
 
 
@@ -120,7 +120,7 @@ def test_a_full_node_lets_a_newcomer_in_now_and_then():
     stays, goes = bench.up(1000)
     assert stays and goes.reason == "making room for a newcomer"
     assert len(bench.links) == limits.LINKS_MAX
-    assert bench.up(1001) == (False, Goes(limits.LINKS_MAX + 2, "no room for more links"))
+    assert bench.up(1001) == (False, Hangup(limits.LINKS_MAX + 2, "no room for more links"))
     bench.now += limits.YIELD_INTERVAL_S
     assert bench.up(1001)[0]
 
