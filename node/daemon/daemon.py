@@ -184,7 +184,6 @@ class Daemon:
             "trainer": phi.port.serve(self),
             "publisher": phi.publisher.run(),
             "address_book": network.address_book.run(),
-            "scores": network.scores.run(),
             "monitor": self.monitor.run(),
             "feed": self.admin.feed.run(),
         }

@@ -241,11 +241,11 @@ class Greylist:
         if score is None:
             self._make_room(now)
             score = self._scores[key] = _Score(0.0, now)
+        was_listed = self.remaining(key, now) > 0.0
         score.points = min(limits.GREYLIST_POINTS_MAX, score.at(now) + offence.points)
         score.time = now
-        begins = not score.listed and score.points >= limits.GREYLIST_POINTS
-        score.listed = score.listed or begins
-        return begins
+        score.listed = was_listed or score.points >= limits.GREYLIST_POINTS
+        return score.listed and not was_listed
 
     def remaining(self, key: Key, now: float) -> float:
         """Seconds for which a peer will still be turned away; 0 if it is not on the list."""
@@ -260,14 +260,6 @@ class Greylist:
     def listed(self, now: float) -> list[Key]:
         """The peers that are on the list."""
         return [key for key in self._scores if self.remaining(key, now) > 0.0]
-
-    def released(self, now: float) -> list[Key]:
-        """Take peers whose time is over off the list, and return them; forget scores that have faded."""
-        over = [key for key, s in self._scores.items() if s.listed and self.remaining(key, now) == 0.0]
-        for key in over:
-            self._scores[key].listed = False
-        self._scores = {key: s for key, s in self._scores.items() if s.listed or s.at(now) >= 1.0}
-        return over
 
     def _make_room(self, now: float) -> None:
         """Forget the peer with the fewest points."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from hashlib import sha256
 
 import pytest
 
-from gossamer.node.daemon.network.peer_scores import COMPLAINTS_MAX, SWEEP_S, PeerScores
+from gossamer.node.daemon.network.peer_scores import COMPLAINTS_MAX, PeerScores
 from gossamer.node.logs import REPEAT_S
 from gossamer.protocol import limits
 from gossamer.protocol.access.rate_limits import PER_NODE, Resource
@@ -23,18 +22,11 @@ class Watch:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.now = 1000.0
         self.scores = PeerScores(clock=lambda: self.now)
-        self._caplog = caplog
-        caplog.set_level(logging.INFO, "gossamer.node")
+        self.caplog = caplog
 
     @property
     def lines(self) -> list[str]:
-        return [record.getMessage() for record in self._caplog.records]
-
-    def pass_time(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self.now += SWEEP_S
-            self.scores.sweep()
+        return self.caplog.messages
 
 
 @pytest.fixture
@@ -43,9 +35,9 @@ def watch(caplog: pytest.LogCaptureFixture) -> Watch:
 
 
 def test_only_who_has_to_wait_is_throttled(watch: Watch) -> None:
-    assert watch.scores.charge_parsing(GOOD, None, 0.0) == 0.0
+    assert watch.scores.charge(GOOD, None, {Resource.CPU: 0.0}) == 0.0
     assert watch.scores.throttled == 0
-    assert watch.scores.charge_parsing(GOOD, None, 3600.0) > 0.0
+    assert watch.scores.charge(GOOD, None, {Resource.CPU: 3600.0}) > 0.0
     assert watch.scores.throttled == 1
 
 
@@ -58,14 +50,13 @@ def test_bad_signatures_end_in_being_turned_away_and_let_in_again(watch: Watch) 
     assert watch.scores.refusal(BAD) == "turned away for misbehaviour, for another 300 s"
     assert watch.scores.refusal(GOOD) is None
     assert watch.scores.greylisted == 1
-    watch.pass_time(limits.GREYLIST_HALF_LIFE_S + 10.0)
+    watch.now += limits.GREYLIST_HALF_LIFE_S + 10.0
     assert watch.scores.refusal(BAD) is None
     assert watch.scores.greylisted == 0
     name = short(BAD)
     assert watch.lines == [
         f"{name} misbehaved: signature does not hold",
         f"{name} is turned away for about 5 min: it misbehaved too often",
-        f"{name} is let in again",
     ]
 
 
@@ -73,7 +64,7 @@ def test_a_thousand_offences_are_one_line_in_five_minutes(watch: Watch) -> None:
     """As where a join address leads to another node now, which is dialled every few seconds."""
     assert not any(watch.scores.blame(BAD, "round 7 is too early", Offence.IMPLAUSIBLE) for _ in range(1000))
     assert watch.lines == [f"{short(BAD)} misbehaved: round 7 is too early"]
-    watch.pass_time(REPEAT_S + 10.0)
+    watch.now += REPEAT_S + 10.0
     watch.scores.blame(BAD, "again", Offence.IMPLAUSIBLE)
     assert watch.lines[1:] == [f"{short(BAD)} misbehaved: again"]
 
@@ -101,10 +92,9 @@ def test_an_address_is_turned_away_but_never_this_machine(watch: Watch) -> None:
     assert watch.scores.refused_for("203.0.113.5")
     assert not watch.scores.refused_for("203.0.113.6")
     assert not watch.scores.refused_for(None)
-    assert len(watch.lines) == 1
-    watch.pass_time(20 * 60.0)
+    watch.now += 20 * 60.0
     assert not watch.scores.refused_for("203.0.113.5")
-    assert watch.lines[1:] == ["203.0.113.5 is let in again"]
+    assert len(watch.lines) == 1
 
 
 def test_keys_of_one_address_share_what_it_has(watch: Watch) -> None:
@@ -112,7 +102,7 @@ def test_keys_of_one_address_share_what_it_has(watch: Watch) -> None:
     shared = local = 0.0
     for number in range(64):
         key = number.to_bytes(32, "big")
-        shared = max(shared, watch.scores.charge_parsing(key, "203.0.113.5", 1.0))
-        local = max(local, watch.scores.charge_parsing(key, None, 1.0))
+        shared = max(shared, watch.scores.charge(key, "203.0.113.5", {Resource.CPU: 1.0}))
+        local = max(local, watch.scores.charge(key, None, {Resource.CPU: 1.0}))
     assert shared == limits.PAUSE_MAX_S
     assert local == 0.0

@@ -129,7 +129,6 @@ class End:
 
     async def message(self, link: PeerLink, data: bytes) -> None:
         self.messages.append(data)
-        self.scores.charge_message(link.node_id, link.origin, received=len(data), sent=0, cpu_s=0.0, fresh=0)
 
     # -- the access list
 

@@ -33,6 +33,7 @@ from gossamer.node.daemon.storage.records import RecordWriter
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.access.handshake import NONCE_BYTES, ClientHandshake
+from gossamer.protocol.access.rate_limits import cost_of_message
 from gossamer.protocol.errors import ConfigError, Offence, PeerError, RefusedError
 from gossamer.protocol.identity import short
 from gossamer.protocol.limits import (
@@ -342,14 +343,13 @@ class LinkTable(dict[int, PeerLink]):
         begun = time.thread_time()
         effects = self._dispatch(ev.Received(link.number, data))
         sent, link.traffic.charged = link.traffic.sent - link.traffic.charged, link.traffic.sent
-        pause = self.scores.charge_message(
-            link.node_id,
-            link.origin,
+        cost = cost_of_message(
             received=size,
             sent=sent,
             cpu_s=time.thread_time() - begun,
             fresh=sum(isinstance(effect, fx.Store) for effect in effects),
         )
+        pause = self.scores.charge(link.node_id, link.origin, cost)
         if pause > 0.0:
             link.throttled_s += pause
             await link.while_up(asyncio.sleep(pause))

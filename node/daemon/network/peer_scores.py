@@ -1,10 +1,8 @@
 """What peers have cost us and done wrong: budgets, points, and the log lines about them.
 
-`protocol.access.rate_limits` decides. This module applies them to links and
-connections, and reads the clock for them.
+`protocol.access.rate_limits` decides. This module applies it to links and connections, and reads the clock.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -16,12 +14,9 @@ from gossamer.protocol.access.rate_limits import (
     Budgets,
     Greylist,
     Resource,
-    cost_of_message,
 )
 from gossamer.protocol.errors import Offence
 from gossamer.protocol.identity import short
-
-SWEEP_S = 5.0
 
 COMPLAINTS_MAX = 32
 """Most lines about peers in any five minutes, however many there are: keys cost nothing."""
@@ -46,16 +41,14 @@ class PeerScores:
 
     # -- budgets: each charge returns the seconds for which to leave the peer unread, or to let it wait
 
-    def charge_message(
-        self, node_id: bytes, origin: str | None, *, received: int, sent: int, cpu_s: float, fresh: int
-    ) -> float:
-        """Charge a message of `received` bytes. See `cost_of_message`."""
-        costs = cost_of_message(received=received, sent=sent, cpu_s=cpu_s, fresh=fresh)
-        return self._charge(node_id, origin, costs)
-
-    def charge_parsing(self, node_id: bytes, origin: str | None, cpu_s: float) -> float:
-        """Charge bytes that took `cpu_s` to parse, whether or not they became a message."""
-        return self._charge(node_id, origin, {Resource.CPU: cpu_s})
+    def charge(self, node_id: bytes, origin: str | None, costs: dict[Resource, float]) -> float:
+        """Charge a peer, and its address, for what it has sent; see `cost_of_message`."""
+        now = self._clock()
+        pause = self._nodes.spend(node_id, costs, now)
+        if origin is not None:
+            pause = max(pause, self._addresses.spend(origin, costs, now))
+        self.throttled += pause > 0.0
+        return pause
 
     def charge_misses(self, node_id: bytes, count: float = 1.0) -> float:
         """Charge a request for a chunk that was not sent, or brought little."""
@@ -68,14 +61,6 @@ class PeerScores:
     def may_connect(self, origin: str | None) -> bool:
         """Whether an address may open one more connection now."""
         return self._addresses.afford(origin or "", Resource.CONNECTIONS, self._clock())
-
-    def _charge(self, node_id: bytes, origin: str | None, costs: dict[Resource, float]) -> float:
-        now = self._clock()
-        pause = self._nodes.spend(node_id, costs, now)
-        if origin is not None:
-            pause = max(pause, self._addresses.spend(origin, costs, now))
-        self.throttled += pause > 0.0
-        return pause
 
     # -- misbehaviour
 
@@ -120,14 +105,3 @@ class PeerScores:
         """Log a line about a peer unless there was one lately."""
         if self._lines.allows(who):
             log.warning("%s %s", who, what)
-
-    def sweep(self) -> None:
-        """Log which peers are let in again."""
-        for key in self._greylist.released(self._clock()):
-            log.warning("%s is let in again", short(key) if isinstance(key, bytes) else key)
-
-    async def run(self) -> None:
-        """Sweep now and then, until cancelled."""
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            self.sweep()

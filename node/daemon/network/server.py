@@ -50,6 +50,7 @@ from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.tls import WRITE_BUFFER_BYTES, LocalNode, cut
 from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, NONCE_BYTES, ServerHandshake, refusal
+from gossamer.protocol.access.rate_limits import Resource
 from gossamer.protocol.errors import ConfigError, Offence, PeerError, RefusedError
 from gossamer.protocol.limits import (
     CONNECTIONS_PER_LINK_MAX,
@@ -150,8 +151,8 @@ class Connection(asyncio.Protocol):
         begun = time.thread_time()
         self._http.data_received(data)
         if self.is_link and self.node_id is not None:
-            cpu_s = time.thread_time() - begun
-            pause = self._limiter.scores.charge_parsing(self.node_id, self.origin, cpu_s)
+            cost = {Resource.CPU: time.thread_time() - begun}  # whether or not it became a message
+            pause = self._limiter.scores.charge(self.node_id, self.origin, cost)
             if pause > 0.0:
                 self.pause_for(pause)
 
