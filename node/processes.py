@@ -47,8 +47,7 @@ BACKOFF_MAX_S = 30.0
 STEADY_AFTER_S = 60.0
 """A child that ran this long starts with a fresh backoff."""
 
-POLL_S = 0.02
-SUPERVISOR_POLL_S = 0.1
+POLL_S = 0.1
 
 ENDED = "the %s ended (status "
 """How the log line begins for a child of this name that has ended and is started again."""
@@ -68,7 +67,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Child:
+class Child(subprocess.Popen[bytes]):
     """A child process tied to this one by a lifeline."""
 
     def __init__(
@@ -83,7 +82,7 @@ class Child:
         """Start ``python -m module args``. Raises OSError if it cannot be started."""
         read_end, self._write_end = os.pipe()
         try:
-            self.process = subprocess.Popen(
+            super().__init__(
                 [sys.executable, "-P", "-m", module, *args],
                 pass_fds=[read_end],
                 env={**os.environ, **(env or {}), _VARIABLE: str(read_end)},
@@ -93,36 +92,22 @@ class Child:
                 start_new_session=True,
             )
         except BaseException:
-            os.close(self._write_end)
+            self.close()
             raise
         finally:
             os.close(read_end)
         _children.add(self)
 
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def poll(self) -> int | None:
-        """Exit status, or None while it runs."""
-        return self.process.poll()
-
-    def terminate(self) -> None:
-        """Ask it to stop (SIGTERM)."""
-        self.process.terminate()
-
     def end(self, grace_s: float) -> int:
         """Wait `grace_s` for it to end, then kill it and its own children; returns its exit status."""
-        deadline = time.monotonic() + grace_s
         try:
-            while (status := self.poll()) is None:
-                if time.monotonic() > deadline:
-                    # The whole session, which is the child's own: a DataLoader's worker that has not yet
-                    # begun to watch its parent when that ends would stay for ever.
-                    with suppress(OSError):
-                        os.killpg(self.pid, signal.SIGKILL)
-                time.sleep(POLL_S)
-            return status
+            return self.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            # The whole session, which is the child's own: a DataLoader's worker that has not yet begun to
+            # watch its parent when that ends would stay for ever.
+            with suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+            return self.wait()
         finally:
             self.close()
 
@@ -277,7 +262,7 @@ class Supervisor:
                         names = " and the ".join(ended)
                         log.warning("the %s ended unasked; the node stops", names)
                     return max(ended.values())
-                time.sleep(SUPERVISOR_POLL_S)
+                time.sleep(POLL_S)
             return DONE
         finally:
             children = [service.child for service in self._services if service.child is not None]

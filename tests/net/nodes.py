@@ -79,7 +79,7 @@ class LocalNode:
 
     def signal(self, number: signal.Signals) -> None:
         assert self.child is not None
-        self.child.process.send_signal(number)
+        self.child.send_signal(number)
 
     @property
     def process(self) -> psutil.Process:
@@ -110,7 +110,7 @@ class LocalNode:
         if self.puppet is not None:
             await self.puppet.stop()
         if self.child is not None:
-            self.child.process.send_signal(signal.SIGCONT)
+            self.child.send_signal(signal.SIGCONT)
             self.child.terminate()
             await asyncio.to_thread(self.child.end, 6.0)
 

@@ -271,11 +271,11 @@ async def test_a_revoked_node_ends_and_says_why(swarm: LocalNodes) -> None:
     await deliver(where(swarm.nodes["n0"]), order)
     clear = "an owner of this swarm has revoked this node: moved"
     assert node.child is not None and node.puppet is not None
-    assert await asyncio.to_thread(node.child.process.wait, 20) == 2
+    assert await asyncio.to_thread(node.child.wait, 20) == 2
     await node.puppet.stop()
     assert clear in node.log.splitlines()[-1] and "Traceback" not in node.log
     node.start()
-    assert await asyncio.to_thread(node.child.process.wait, 20) == 2
+    assert await asyncio.to_thread(node.child.wait, 20) == 2
     said: Any = node.log.splitlines()[-1]
     assert "revoked" in said and "moved" in said
     del swarm.nodes["n3"]

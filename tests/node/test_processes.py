@@ -83,7 +83,7 @@ def test_a_child_does_not_inherit_the_lifelines_of_its_siblings(scripts: Path) -
     wait_up(scripts / "first")
     wait_up(scripts / "second")
     first.close()
-    assert first.process.wait(5) == -signal.SIGTERM
+    assert first.wait(5) == -signal.SIGTERM
     assert second.poll() is None
     second.terminate()
     second.end(5)
@@ -116,7 +116,7 @@ def test_a_child_runs_nothing_that_lies_where_it_was_started(
     write(here, "random", "raise SystemExit(9)")
     monkeypatch.chdir(here)
     child = Child("drawing", [])
-    assert child.process.wait(20) == 0
+    assert child.wait(20) == 0
     child.close()
 
 
@@ -131,7 +131,7 @@ def test_a_forked_worker_does_not_keep_the_children_of_its_parent_alive(scripts:
         os._exit(0)
     try:
         child.close()
-        assert child.process.wait(5) == -signal.SIGTERM
+        assert child.wait(5) == -signal.SIGTERM
     finally:
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
@@ -314,7 +314,7 @@ INTERRUPT = """
     from gossamer.node import processes as supervisor
     from gossamer.node.options import NodeOptions
 
-    supervisor.SUPERVISOR_POLL_S = 0.0
+    supervisor.POLL_S = 0.0
 
     def run(lines_before):
         node = supervisor.Supervisor(NodeOptions(folder=Path(sys.argv[1]), observe=True))
