@@ -68,32 +68,31 @@ class FolderLock:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._path = root / "lock"
-        self._file = self._folder = -1
+        self.held: list[int] = []
+        """Files that are locked until they are closed, as the end of our process does."""
 
     def take(self) -> None:
         """Make sure that no other daemon uses this folder as long as this process lives. Raises
         StorageError."""
         deadline = time.monotonic() + LOCK_S
         try:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            while not _locked(self._file):
+            file, folder = (
+                os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600),
+                os.open(self._root, os.O_RDONLY),
+            )
+            self.held += file, folder
+            while not _locked(file):
                 if time.monotonic() > deadline:
                     raise self._in_use()
                 time.sleep(LOCK_POLL_S)
-            self._folder = os.open(self._root, os.O_RDONLY)
             with suppress(OSError):  # a file system that locks no folders
-                if not _locked(self._folder):
+                if not _locked(folder):
                     raise self._in_use()
         except OSError as error:
             raise _unusable(self._path, error) from None
 
     def _in_use(self) -> StorageError:
         return StorageError(f"another node is running in {self._root}; stop it or choose another folder")
-
-    def let_go(self) -> None:
-        """Release the lock, as the end of our process does."""
-        os.close(self._file)
-        os.close(self._folder)
 
     def is_free(self) -> bool:
         """Whether no daemon uses this folder now, as far as can be found out; makes no file in it."""

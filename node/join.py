@@ -87,11 +87,11 @@ def _asked(
     options: NodeOptions, joins: tuple[str, ...], folder: Path | None, invitation: Invitation | None
 ) -> Manifest | Home:
     """The manifest that the nodes to join have; or this machine's own node, if it goes on without them."""
-    if not joins and invitation is not None:
-        raise ConfigError("the invitation names no address; name one of a node with --join ADDRESS")
     if not joins:
-        where = f"{folder} has no manifest" if folder else "which swarm?"
-        raise ConfigError(f"{where}: name one of its nodes with --join ADDRESS (or --invite), or a folder")
+        where = "the invitation names no address" if invitation else "which swarm?"
+        raise ConfigError(
+            f"{where}: name one of its nodes with --join ADDRESS, or a node's folder with --dir"
+        )
     contacts = tuple(map(parse_contact, joins))
     asker = asker_of(new_home(folder, invitation.swarm_id)) if invitation else None
     swarm_id = invitation.swarm_id.hex() if invitation else options.swarm_id

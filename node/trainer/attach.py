@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,11 +41,11 @@ from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 
 FREE_TIMEOUT_S = 8.0
-"""How long to wait for the daemon of a script that has just been killed to end."""
+"""How long to wait for the daemon of a script that has just ended or been killed."""
 
 POLL_S = 0.1
 LOG_AFTER_S = 15.0
-"""When to log for the first time what is waited for. Each next time comes after twice as long."""
+"""When to log what is waited for."""
 
 DAEMON_POLL_S = 0.5
 STOP_S = 4.0
@@ -221,8 +222,15 @@ def start_node(
     home, joins = _entered(options, _read(manifest))
     known = home.own_manifest()
     check_fits(tensors, known)
-    _wait_until_free(home)
-    _found_if_first(home, known, joins, in_full(known))
+    deadline = time.monotonic() + FREE_TIMEOUT_S
+    while not home.lock.is_free():
+        if time.monotonic() > deadline:
+            raise _in_use(home)
+        time.sleep(POLL_S)
+    whole = in_full(known)
+    if not (joins or home.read_peers() or has_model(home, known)):
+        genesis.found(known, genesis.image(whole, known.plan()), home)
+        log.info("founding swarm %s (%s)", known.swarm.name, known.swarm_id.hex()[:12])
     # Each attach has its own socket, so that two scripts started at once cannot meet each other's daemon.
     options = options.model_copy(
         update={
@@ -281,33 +289,11 @@ def _entered(options: NodeOptions, manifest: Manifest | None) -> tuple[Home, tup
     return entered.result()
 
 
-def _wait_until_free(home: Home) -> None:
-    """Wait for the daemon of a script that has just ended. Raises StorageError if it keeps running."""
-    deadline = time.monotonic() + FREE_TIMEOUT_S
-    while not home.lock.is_free():
-        if time.monotonic() > deadline:
-            raise _in_use(home)
-        time.sleep(POLL_S)
-
-
 def _in_use(home: Home) -> StorageError:
     return StorageError(
         f"another node is running in {home.root}: stop it (leave() it, if it is this script's own), or give"
         " another folder="
     )
-
-
-def _found_if_first(
-    home: Home, manifest: Manifest, joins: tuple[str, ...], tensors: Mapping[str, Tensor]
-) -> None:
-    """Take the model as Phi_0 if there is nobody to join and was no earlier run.
-
-    Raises ConfigError or StorageError.
-    """
-    if joins or home.read_peers() or has_model(home, manifest):
-        return
-    genesis.found(manifest, genesis.image(tensors, manifest.plan()), home)
-    log.info("founding swarm %s (%s)", manifest.swarm.name, manifest.swarm_id.hex()[:12])
 
 
 def _connected(socket: str, manifest: Manifest, daemon: DaemonProcess) -> DaemonLink:
@@ -317,8 +303,8 @@ def _connected(socket: str, manifest: Manifest, daemon: DaemonProcess) -> Daemon
     Raises ConfigError if it gives up, or UnreachableError.
     """
     link = DaemonLink(socket, manifest)
-    begun = lived = time.monotonic()
-    log_after = LOG_AFTER_S
+    log_at = time.monotonic() + LOG_AFTER_S
+    gives_up_at = inf
     try:
         while not link.wait_connected(POLL_S):
             if daemon.must_stop:
@@ -326,17 +312,13 @@ def _connected(socket: str, manifest: Manifest, daemon: DaemonProcess) -> Daemon
             if link.is_outdated:
                 raise ConfigError(f"{OUTDATED}: start this script again")
             now = time.monotonic()
-            if not daemon.has_died:
-                lived = now
-            if now - lived > CONNECT_TIMEOUT_S:
+            if daemon.has_died:
+                gives_up_at = min(gives_up_at, now + CONNECT_TIMEOUT_S)
+            if now > gives_up_at:
                 raise UnreachableError("the node's daemon keeps ending before it listens: its lines say why")
-            if now - begun > log_after:
-                log.info(
-                    "waiting for the node's daemon, which reads its model back (%.0f s; at its socket: %s)",
-                    now - begun,
-                    link.problem,
-                )
-                log_after *= 2
+            if now > log_at:
+                log_at = inf
+                log.info("waiting for the node's daemon, which reads its model back (%s)", link.problem)
     except BaseException:
         link.close()
         raise

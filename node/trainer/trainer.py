@@ -76,7 +76,6 @@ class Trainer:
         )
         self._state = "joining"
         self._evaluation = NOT_EVALUATED
-        self._could_be_shown = True
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
 
@@ -124,12 +123,11 @@ class Trainer:
     def _evaluate(self) -> None:
         """Measure the held-out loss for displays; one that is not finite cannot be shown."""
         measured = float(self._task.evaluate(self._model))
-        is_number = isfinite(measured)
-        if self._could_be_shown and not is_number:
+        shown = measured if isfinite(measured) else None
+        if shown is None:
             log.warning("the held-out loss is %s, so none is shown: has training diverged?", measured)
-        self._could_be_shown = is_number
         self._evaluation = self._evaluation._replace(
-            val_loss=measured if is_number else None, version=self.peer.version, round=self.peer.round
+            val_loss=shown, version=self.peer.version, round=self.peer.round
         )
 
     def _stay(self) -> None:

@@ -104,11 +104,3 @@ def test_sigterm_ends_it_in_good_order_and_it_resumes(tmp_path: Path, stubborn: 
         (tmp_path / "stop").touch()
         (result,) = scripts.results("one")
         assert result["metrics"]["steps"] > last["steps"], "it went on where it had been"
-
-
-def test_an_error_in_the_loop_ends_the_daemon_too(tmp_path: Path) -> None:
-    with scripts_in(tmp_path) as scripts:
-        scripts.start("one", fails_at=1)
-        assert scripts.processes["one"].wait(PATIENCE_S) == 1
-        assert "RuntimeError: as asked" in scripts.log("one")
-        assert_all_gone(tmp_path, 5)

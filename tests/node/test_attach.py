@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
-from gossamer.node import processes as service_module
 from gossamer.node.home import FolderLock, Home
 from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Service
@@ -30,11 +29,8 @@ from gossamer.node.trainer import attach as attaching
 from gossamer.node.trainer import peer as peer_module
 from gossamer.node.trainer.attach import TERMINATED, DaemonProcess
 from gossamer.node.trainer.peer import Peer
-from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError, UnreachableError
+from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
-from tests.net.processes import wait_for
-from tests.node.full_disk import no_room_in
-from tests.protocol.builders import SMALL
 
 
 def build_model(width: int = 4, seed: int = 0) -> nn.Module:
@@ -66,22 +62,6 @@ def attach(model: nn.Module | None = None, **options: Any) -> Peer:
 def test_nothing_says_which_swarm() -> None:
     with pytest.raises(ConfigError, match="which swarm"):
         attach()
-
-
-@pytest.mark.parametrize("given", [None, [build_model()], "model"])
-def test_what_is_no_model(manifest: Manifest, given: Any) -> None:
-    import torch.distributed.fsdp
-
-    with pytest.raises(ConfigError, match=r"give a torch\.nn\.Module"):
-        Peer.attach(given, torch.optim.SGD(build_model().parameters(), lr=0.1), manifest=manifest)
-
-
-def test_a_disk_without_room_for_the_first_parameters(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    no_room_in("chunks", monkeypatch)
-    with pytest.raises(DiskFullError, match=r"cannot write .*chunks: the disk is full; free some space"):
-        attach(manifest=manifest, folder=tmp_path / "node")
 
 
 def test_a_folder_of_another_swarm(manifest: Manifest, tmp_path: Path) -> None:
@@ -131,26 +111,6 @@ def test_inference_mode_is_left_first(manifest: Manifest) -> None:
         attach(manifest=manifest)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"listen": "nowhere"}, "'nowhere' is not an address"),
-        ({"stop_round": -1}, "--rounds: .*, not -1"),
-        ({"advertise": "a.example:1"}, r"--advertise: .*, not 'a.example:1'"),
-        ({"folder": ""}, "--dir: the path is empty"),
-        ({"swarm_id": ""}, "'' is not a swarm id"),
-        ({"listen": 7700}, "--listen: .*, not 7700"),
-        ({"name": "a\nb"}, "a name is printable text"),
-        ({"advertise": ["nowhere"]}, "'nowhere' is not an address"),
-        ({"join": [7700]}, "--join: .*, not 7700"),
-        ({"manifest": {"swarm": {}}}, "manifest is .*: give a TOML file's path, or a Manifest"),
-    ],
-)
-def test_options_that_are_none(manifest: Manifest, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        attach(**{"manifest": manifest, **options})
-
-
 def test_a_folder_that_another_node_runs_in(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,22 +130,6 @@ def test_a_folder_is_waited_for_whose_node_is_ending(
     with pytest.raises(AssertionError, match="no daemon"):
         attach(manifest=manifest, folder=tmp_path / "d")
     assert next(free, None) is None
-
-
-def test_ctrl_c_as_the_daemon_starts_stops_it(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped: list[int] = []
-
-    class Interrupted(DaemonProcess):
-        def start(self) -> None:
-            raise KeyboardInterrupt
-
-        def stop(self) -> None:
-            stopped.append(1)
-
-    monkeypatch.setattr(attaching, "DaemonProcess", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        attach(manifest=manifest)
-    assert stopped == [1]
 
 
 def test_the_daemon_says_no_more_than_the_script_wants_to_hear(
@@ -236,83 +180,13 @@ async def test_it_can_be_called_where_an_event_loop_runs() -> None:
         attach(join=["127.0.0.1:1"])
 
 
-@pytest.mark.parametrize("as_path", [str, Path, None])
-def test_a_manifest_as_a_file_or_as_it_is(
-    manifest: Manifest, tmp_path: Path, as_path: Callable[[Path], Any] | None
-) -> None:
-    path = tmp_path / "swarm.toml"
-    manifests.write(manifest, path)
-    options: Any = as_path(path) if as_path else manifest
-    home, _ = attaching._entered(NodeOptions.of(folder=tmp_path / "d"), attaching._read(options))
-    assert home.manifest() == manifest
-    again, joins = attaching._entered(NodeOptions.of(folder=tmp_path / "d", join=("127.0.0.1:1",)), None)
-    assert again.manifest() == manifest, "from the folder, without asking anybody"
-    assert joins == ("127.0.0.1:1",)
-
-
-class SlowDaemon:
-    """A daemon that begins to listen after so many looks, between which minutes pass."""
-
-    has_died = False
-    must_stop = False
-    is_outdated = False
-    problem = "connection refused"
-
-    def __init__(self, looks: int, clock: pytest.MonkeyPatch) -> None:
-        self.looks, self.now = looks, 0.0
-        clock.setattr(attaching.time, "monotonic", lambda: self.now)
-
-    def wait_connected(self, timeout_s: float) -> bool:
-        self.looks -= 1
-        self.now += 45.0
-        return self.looks < 0
-
-    def ending(self) -> BaseException:
-        return SystemExit(143)
-
-    def close(self) -> None:
-        pass
-
-
-def connected(daemon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attaching, "DaemonLink", lambda *_: daemon)
-    attaching._connected("socket", SMALL, daemon)
-
-
-def test_a_daemon_that_reads_its_model_for_long_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    daemon: Any = SlowDaemon(20, monkeypatch)
-    with caplog.at_level(logging.INFO, "gossamer.peer"):
-        connected(daemon, monkeypatch)
-    assert daemon.looks < 0
-    told = [record.message for record in caplog.records]
-    assert told and all("reads its model back" in text and daemon.problem in text for text in told)
-    assert len(told) <= 6, "and the person is not told of it at every look"
-
-
-def test_a_daemon_that_dies_again_and_again_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon: Any = SlowDaemon(20, monkeypatch)
-    daemon.has_died = True
-    with pytest.raises(UnreachableError, match="its lines say why"):
-        connected(daemon, monkeypatch)
-    assert daemon.now <= 2 * attaching.CONNECT_TIMEOUT_S
-
-
-def test_who_is_told_to_stop_waits_for_no_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon: Any = SlowDaemon(20, monkeypatch)
-    daemon.must_stop = True
-    with pytest.raises(SystemExit):
-        connected(daemon, monkeypatch)
-    assert daemon.now <= 45.0
-
-
 def test_of_two_scripts_that_start_at_once_one_is_told_and_the_other_trains_on(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have found the folder free. The one whose daemon comes too late must not find the other's."""
     monkeypatch.setattr(attaching, "DaemonProcess", DaemonProcess)
-    monkeypatch.setattr(attaching, "_wait_until_free", lambda _: None)
+    answers, is_free = iter([True, True]), FolderLock.is_free
+    monkeypatch.setattr(FolderLock, "is_free", lambda lock: next(answers, False) or is_free(lock))
     where: dict[str, Any] = {"folder": tmp_path / "d", "listen": "127.0.0.1:0", "plaintext": True}
     with attach(manifest=manifest, **where) as first:
         with pytest.raises(StorageError, match=r"another node is running in .*or give another folder="):
@@ -426,43 +300,6 @@ def test_ctrl_c_while_the_daemon_is_ended_does_not_keep_it_running(
         signal.signal(signal.SIGINT, before)
     assert ended.wait(10)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.usefixtures("_signals")
-def test_a_daemon_that_died_is_known_to_have_though_another_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Daemon:
-        def __init__(self, status: int | None) -> None:
-            self.status = status
-
-        def poll(self) -> int | None:
-            return self.status
-
-        def close(self) -> None:
-            pass
-
-        def terminate(self) -> None:
-            pass
-
-        def end(self, grace_s: float) -> None:
-            pass
-
-    dies, stays = Daemon(None), Daemon(None)
-    runs: list[Any] = [stays, dies]
-    monkeypatch.setattr(attaching, "daemon_service", lambda _: Service("daemon", runs.pop))
-    monkeypatch.setattr(attaching, "DAEMON_POLL_S", 0.01)
-    monkeypatch.setattr(service_module, "BACKOFF_MIN_S", 0.01)
-    daemon = DaemonProcess(NodeOptions(folder=tmp_path))
-    daemon.start()
-    wait_for(lambda: len(runs) == 1, 10, "the daemon runs")
-    assert not daemon.has_died
-    dies.status = -9
-    wait_for(lambda: not runs, 10, "another runs")
-    assert daemon.has_died and not daemon.must_stop
-    daemon.stop()
-    assert not DaemonProcess().has_died, "it has none"
 
 
 @pytest.mark.usefixtures("_signals")

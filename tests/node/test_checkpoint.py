@@ -90,18 +90,6 @@ def test_a_residual_of_an_older_delta_is_left_out(saved):
     assert not any(residual.any() for residual in again.fragments[1].saved["residual"])
 
 
-def test_it_is_saved_whatever_device_new_tensors_are_on(tmp_path):
-    (_, outer, optimizer), (_, other, fresh) = trained(), make()
-    torch.set_default_device("meta")
-    try:
-        CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(8, 16))
-        restored = restore(tmp_path / "t", other, [fresh])
-    finally:
-        torch.set_default_device(None)
-    assert restored == (Progress(8, 16), True)
-    assert same(outer.fragments[0].saved["momentum"], other.fragments[0].saved["momentum"])
-
-
 def test_who_has_done_no_step_is_as_fresh_as_before(tmp_path):
     """Its learning rate is warmed up, as that of any other joiner is."""
     _, outer, optimizer = make()
@@ -240,20 +228,6 @@ def test_a_state_goes_to_the_parameters_of_its_name(tmp_path):
     assert same([states[p]["exp_avg"] for p in (a, b, c, d, other)], expected)
 
 
-def test_a_state_comes_back_only_where_the_dtype_is_as_it_was(tmp_path):
-    def build(dtype):
-        model, outer, _ = make()
-        return outer, Tree(model.to(dtype).parameters())
-
-    outer, optimizer = build(torch.bfloat16)
-    optimizer.step()
-    CheckpointWriter(tmp_path / "t").save(outer, [optimizer], Progress(1, 8))
-    for dtype in (torch.bfloat16, torch.float16):
-        again, fresh = build(dtype)
-        assert restore(tmp_path / "t", again, [fresh]) == (Progress(1, 8), dtype == torch.bfloat16)
-    assert all(state["mean"].dtype == torch.float32 for state in optimizer.state.values())
-
-
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("laid_out", ["channels last", "transposed"])
 def test_a_fused_optimizer_goes_on_as_it_was_whatever_the_parameters_layout(tmp_path, kind, laid_out):
@@ -389,16 +363,6 @@ def test_what_is_kept_of_one_parameter_is_of_one_step(tmp_path, monkeypatch):
     for count, state in zip(counts, fresh.state.values(), strict=True):
         assert all((state[key] == count).all() for key in ("wide", "half", "whole"))
     assert len(set(counts)) > 1, "training went on in between"
-
-
-def test_a_share_is_few_tensors_however_small(tmp_path, monkeypatch):
-    _, outer, optimizer = trained()
-    steps = []
-    for most in (3, 512):
-        monkeypatch.setattr(checkpoint, "SHARE_TENSORS", most)
-        path = tmp_path / str(most)
-        steps.append(steps_until_written(CheckpointWriter(path), path, outer, [optimizer]))
-    assert steps[0] > 4 * steps[1]
 
 
 def test_it_is_written_every_few_seconds(tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
 from tests.net.processes import wait_for
 from tests.net.stranger import linked
 from tests.node.chunkfiles import file_of
-from tests.node.daemons import founded, publish, started, training
+from tests.node.daemons import founded, publish, release, started, training
 from tests.node.full_disk import FullDisk, full
 from tests.node.trainer_side import until
 from tests.protocol.builders import identity, row
@@ -59,7 +59,7 @@ def idle(home: Home) -> Iterator[Daemon]:
     daemon = Daemon(NodeOptions(folder=home.root, plaintext=True, listen="127.0.0.1:0"))
     yield daemon
     daemon.store.records.close()
-    daemon.store.home.lock.let_go()
+    release(daemon.store.home)
 
 
 @contextlib.asynccontextmanager
@@ -175,6 +175,7 @@ async def test_a_full_disk_keeps_no_daemon_from_starting(
     before = home.read_daemon()
 
     assert before is not None
+    monkeypatch.setattr("gossamer.node.files.write_atomically", full)
     monkeypatch.setattr("gossamer.node.home.write_atomically", full)
     async with started(home):
         await until(lambda: "the disk is full; free some space: other commands" in caplog.text)

@@ -23,7 +23,18 @@ from gossamer.node.daemon.monitoring.round_history import OWN
 from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError, UnreachableError
-from tests.node.daemons import events_until, facts, founded, get, joining, publish, report, running, training
+from tests.node.daemons import (
+    events_until,
+    facts,
+    founded,
+    get,
+    joining,
+    publish,
+    release,
+    report,
+    running,
+    training,
+)
 from tests.node.trainer_side import until
 
 PATHS = ("/", "/api/state", "/api/rounds", "/api/events", "/status", "/healthz", "/metrics")
@@ -342,7 +353,7 @@ def test_finding_the_admin_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         home.lock.take()
         if name in admins:
             home.write_daemon(admin=admins[name], trains=name == "one")
-    homes["stopped"].lock.let_go()  # its port may be another node's now
+    release(homes["stopped"])  # its port may be another node's now
     assert find_admin(None, None) == admins["one"], "it alone trains"
     assert find_admin(None, tmp_path / "boot") == admins["boot"]
     for name in ("stopped", "starting", "off"):
@@ -351,10 +362,10 @@ def test_finding_the_admin_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     homes["boot"].write_daemon(admin=admins["boot"], trains=True)
     with pytest.raises(ConfigError, match=r"which node\? Give one of --dir .*boot, --dir .*one$"):
         find_admin(None, None)
-    homes["one"].lock.let_go()
+    release(homes["one"])
     assert find_admin(None, None) == admins["boot"]
     for name in ("boot", "off", "starting"):
-        homes[name].lock.let_go()
+        release(homes[name])
 
 
 async def test_what_a_daemon_says_of_itself_tells_whether_it_trains(tmp_path: Path) -> None:

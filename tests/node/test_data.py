@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gossamer.bootstrap import manifests
-from gossamer.models import TaskError
 from gossamer.node.exports.generate import generate
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer import data as own_task
@@ -215,23 +214,6 @@ def test_a_file_that_was_changed_is_said_and_used(
         own_task.check_trainable(home)
     assert "is not the file that the manifest was written with" in caplog.text
     own_task.build_task(home, manifest_of(home))
-
-
-def test_a_file_that_is_gone_is_said_where_it_was(home: Home, text: str, task_folder: Path) -> None:
-    own_task.remember_task(home, text)
-    (task_folder / "own_line.py").unlink()
-    with pytest.raises(
-        ConfigError, match=r"task: there is no file .*own_line\.py: .*--task says where it is"
-    ):
-        own_task.check_trainable(home)
-
-
-def test_a_mistake_in_the_file_is_the_tasks(home: Home, text: str, task_folder: Path) -> None:
-    own_task.remember_task(home, text)
-    write_task(task_folder, "# HERE", "if")
-    own_task.check_trainable(home)
-    with pytest.raises(TaskError, match=r"own_line\.py:10: SyntaxError"):
-        own_task.build_task(home, manifest_of(home))
 
 
 def test_text_from_a_file_that_makes_another_model_now_is_refused(

@@ -22,14 +22,12 @@ from gossamer.node.daemon.phi.restore import replay
 from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.exports import export as tensorfile
 from gossamer.node.exports.export import export
-from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints, to_float
 from gossamer.protocol.manifest import Manifest
 from tests.models.own_tasks import write_task
 from tests.node.chunkfiles import file_of
 from tests.node.folders import Folder, some_deltas
-from tests.node.synced import Synced
 from tests.protocol import builders
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -125,16 +123,6 @@ def test_a_sealed_export_is_the_snapshot(folder: Folder, tmp_path: Path) -> None
     done = export(folder.home, tmp_path / "out.safetensors", sealed=True)
     assert done.facts["phi_digest"] == claim.root.hex() and done.facts["round"] == 4
     assert export(folder.home, tmp_path / "all.safetensors").facts["round"] == 6
-
-
-def test_what_is_exported_survives_a_power_cut(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was there before it is gone by then."""
-    synced = Synced(monkeypatch)
-    as_pretrained(folder)
-    export(folder.home, tmp_path / "out")
-    assert all(path in synced for path in (tmp_path / "out").iterdir())
 
 
 # -- beside a daemon that moves on
@@ -262,26 +250,6 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_else(
     assert files(tmp_path) == before
 
 
-def test_a_failed_swap_puts_the_old_folder_back(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_pretrained(folder)
-    export(folder.home, tmp_path / "out")
-    before = files(tmp_path)
-    rename = os.rename
-    renames = iter((rename, None, rename))
-
-    def second_fails(old: Path, new: Path) -> None:
-        if (do := next(renames)) is None:
-            raise OSError(errno.EIO, "Input/output error")
-        do(old, new)
-
-    monkeypatch.setattr("gossamer.node.files.os.rename", second_fails)
-    with pytest.raises(StorageError, match="cannot write .*: Input/output error"):
-        export(folder.home, tmp_path / "out", force=True)
-    assert next(renames, "all made") == "all made" and files(tmp_path) == before
-
-
 def test_a_pipe_or_a_mount_point_is_refused_in_a_line(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,15 +369,3 @@ def test_a_model_of_a_script_is_one_file_only(folder: Folder, tmp_path: Path) ->
     folder.home.pretrained_path.mkdir()
     with pytest.raises(StorageError, match="has no config.json"):
         export(folder.home, tmp_path / "out")
-
-
-def test_there_has_to_be_a_model(first: tuple[Manifest, Ints], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not the folder of a node"):
-        export(Home(tmp_path / "nothing"), tmp_path / "out.safetensors")
-    joining = Home(tmp_path / "joining")
-    joining.create()
-    joining.adopt(first[0])
-    with pytest.raises(StorageError, match="has no model yet"):
-        export(joining, tmp_path / "out.safetensors")
-    with pytest.raises(ConfigError, match="no dtype 'int8'; choose from float32, bfloat16, float16"):
-        export(joining, tmp_path / "out.safetensors", dtype="int8")

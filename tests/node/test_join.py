@@ -107,16 +107,6 @@ def test_the_line_that_a_node_was_first_invited_with_does_not_take_back_what_it_
     assert home.invitation() == since
 
 
-def test_a_folder_is_known_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task of somebody's own may change the current folder in the trainer's process."""
-    monkeypatch.chdir(tmp_path)
-    home = Home(Path("d"))
-    home.create()
-    home.adopt(HERE)
-    home.write_peers(["127.0.0.1:7700"])
-    assert entered(Path("d"), ()).root == tmp_path / "d"
-
-
 def test_a_folder_of_another_swarm_than_is_meant(tmp_path: Path) -> None:
     home = _own_node(tmp_path, HERE)
     with pytest.raises(ConfigError, match=r"belongs to swarm .*, not 0123"):
@@ -135,7 +125,7 @@ def test_a_node_that_never_got_the_model_needs_somebody_to_ask(tmp_path: Path) -
 
 
 def test_a_folder_whose_manifest_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"d has no manifest: .*--join ADDRESS \(or --invite\)"):
+    with pytest.raises(ConfigError, match="which swarm"):
         entered(tmp_path / "d", ())
 
 

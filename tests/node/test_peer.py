@@ -20,7 +20,6 @@ from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.peer import mean_loss, token_count
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
-from gossamer.protocol.limits import LOSS_MAX, TOKENS_MAX
 from tests.node.begun_peer import EVERY, begun, manifest_for
 from tests.node.leading import leading
 from tests.node.trainer_side import daemon_at, link_to, until
@@ -61,18 +60,6 @@ async def test_it_publishes_windows_as_the_pace_says(tmp_path: Path) -> None:
         await until(lambda: setup.peer.clock == 1)
         assert setup.step() == 2
         await until(lambda: len(setup.daemon.signed) == 2)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-async def test_a_window_beyond_what_a_record_can_say_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: int
-) -> None:
-    async with begun(tmp_path) as setup:
-        published: list[control.Publish] = []
-        monkeypatch.setattr(setup.link, "publish", lambda message, area: published.append(message))
-        for _ in range(EVERY):
-            setup.peer.step(tokens=TOKENS_MAX, loss=sign * 1e30)
-        assert [(message.tokens, message.loss) for message in published] == [(TOKENS_MAX, sign * LOSS_MAX)]
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -216,29 +203,6 @@ async def test_parameters_that_were_replaced_are_noticed_before_anything_is_publ
             for _ in range(EVERY):
                 setup.step()
         assert setup.daemon.seen == []
-
-
-async def test_what_the_swarm_merged_waits_for_a_model_that_is_put_right(tmp_path: Path) -> None:
-    async with begun(tmp_path) as setup:
-        await setup.offer(0, version=2)
-        weight = setup.model.weight
-        setup.model.weight = nn.Parameter(weight.detach().clone())
-        with pytest.raises(ConfigError, match="'weight' was moved, resized or replaced"):
-            setup.step()
-        setup.model.weight = weight
-        setup.step()
-        assert setup.peer.version == 2
-        await until(lambda: setup.daemon.port.is_free(0))
-
-
-async def test_of_several_fragments_each_step_applies_one(tmp_path: Path) -> None:
-    async with begun(tmp_path, fragments=2) as setup:
-        await setup.offer(0, version=3)
-        await setup.offer(1, version=4)
-        setup.step()
-        assert setup.peer.version == 3
-        setup.step()
-        assert setup.peer.version == 4
 
 
 # -- it never waits

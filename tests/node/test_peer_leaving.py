@@ -15,7 +15,6 @@ import torch
 from gossamer.node.ipc import messages as control
 from gossamer.node.trainer import outer as leader
 from gossamer.node.trainer import peer as peer_module
-from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, Setup, begun, saved_in
 from tests.node.trainer_side import until
@@ -44,18 +43,6 @@ async def test_after_the_last_round_it_publishes_no_more(tmp_path: Path) -> None
         assert setup.peer.settle()
         assert not setup.peer.settle()
         assert np.allclose(setup.weights(), newer / ONE, atol=1e-7)
-
-
-async def test_nothing_is_at_rest_while_the_daemon_is_away(tmp_path: Path) -> None:
-    """What the others published last may not have come before it died."""
-    async with begun(tmp_path) as setup:
-        assert not setup.peer.settle()
-        await setup.daemon.die()
-        await until(lambda: not setup.link.is_attached)
-        assert setup.peer.settle()
-        setup.daemon.start()
-        await until(lambda: setup.link.is_attached)
-        assert not setup.peer.settle()
 
 
 async def test_who_leaves_as_it_has_published_publishes_the_next_fragment_too(tmp_path: Path) -> None:
@@ -120,16 +107,6 @@ async def test_averages_of_an_optimizer_do_not_replace_the_swarms_model(
         assert await asyncio.to_thread(lambda: setup.peer.finish(quiet_s=0.05, timeout_s=10))
         evaluate()
         assert np.allclose(setup.weights(), setup.phi / ONE, atol=1e-7)
-
-
-async def test_a_model_that_is_another_at_the_end_is_not_said_to_be_the_swarms(tmp_path: Path) -> None:
-    async with begun(tmp_path, stop_round=1) as setup:
-        while setup.step() is None:
-            pass
-        await until(lambda: setup.link.can_publish)
-        setup.model.weight = torch.nn.Parameter(setup.model.weight.detach().clone())
-        with pytest.raises(ConfigError, match="'weight' was moved, resized or replaced"):
-            await asyncio.to_thread(setup.peer.finish, quiet_s=0.05, timeout_s=10)
 
 
 async def test_a_script_that_ended_with_a_model_that_diverged_ends_with_a_line(

@@ -24,7 +24,7 @@ from gossamer.node.options import NodeOptions
 from gossamer.node.trainer import trainer
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.trainer import _Ending, choose_device
-from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.errors import ConfigError
 from tests.node.begun_peer import begun
 from tests.node.daemons import founded
 from tests.protocol.builders import SMALL
@@ -56,19 +56,6 @@ def test_a_device_that_cannot_be_used_is_said_in_short(name: str) -> None:
         choose_device(name)
     assert str(refusal.value).startswith(f"device {name!r} cannot be used: ")
     assert len(str(refusal.value)) < 300
-
-
-def test_a_daemon_that_does_not_answer_yet_does_not_stop_the_node(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """It may be reading a large model back from a slow disk: the trainer is started again."""
-
-    class Waiting:
-        def __init__(self, options: object, manifest: object) -> None:
-            raise UnreachableError("no daemon has answered")
-
-    monkeypatch.setattr(trainer, "Trainer", Waiting)
-    assert status_of(monkeypatch, tmp_path) == exit_status.FAILED
 
 
 def status_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -79,17 +78,6 @@ def test_the_trainer_is_to_end_with_its_node(monkeypatch: pytest.MonkeyPatch, wh
     else:
         peer.finished = True
     assert member._step(2.0)
-
-
-def test_a_callback_is_no_second_node_where_it_goes_on_in_another_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fakes, model, member = Fakes(monkeypatch), torch.nn.Linear(1, 1), Membership()
-    member._attach(model, [])
-    beside = threading.Thread(target=member._attach, args=(model, []))
-    beside.start()
-    beside.join()
-    assert [peer.ends for peer in fakes.made] == [["abandon"], []]
 
 
 def test_a_node_whose_leaving_was_interrupted_ends_with_the_next_training(

@@ -94,19 +94,6 @@ def test_what_cannot_be_kept_is_only_said(
     assert not home.pretrained_path.exists(), "nothing that is half of it"
 
 
-class Uncopied(Part):
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise TypeError("cannot be copied")
-
-
-def test_a_configuration_that_cannot_be_copied_is_only_said(
-    home: Home, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "gossamer.peer"):
-        keep_pretrained(home, Configured(config=Uncopied("config.json")))
-    assert "cannot be copied" in caplog.text
-
-
 def test_the_names_of_what_the_swarm_lacks_are_kept(home: Home) -> None:
     model = Configured(config=Part("config.json"))
     model.bias.requires_grad_(False)

@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from gossamer.bootstrap.manifests import describe
-from gossamer.node.trainer.data import constant, linear
+from gossamer.node.trainer.data import linear
 from gossamer.node.trainer.genesis import parameters
 from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.errors import ConfigError
@@ -92,12 +92,6 @@ def test_it_stops_with_the_node_and_does_not_mistake_the_best_model_for_progress
     assert trainer.state.best_global_step == 2
     assert any((parameter != 1).any() for parameter in trainer.model.parameters()), "the best one is back"
     assert rates.seen == pytest.approx([1e-2, 1e-2, 0.9e-2]), "by the swarm's tokens as of the step before"
-
-
-def test_a_schedule_holds_from_the_first_step_on(runs: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
-    rates, swarm = runs.Rates(), runs.GossamerCallback(schedule=constant(warm_up_tokens=200))
-    runs.trainer_of(tmp_path, swarm, callbacks=[rates], max_steps=3).train()
-    assert rates.seen == pytest.approx([1e-4, 1e-4, 0.5e-2])
 
 
 def test_a_trainer_that_goes_around_the_model_is_warned_once(
@@ -178,19 +172,6 @@ def test_training_again_after_an_error(runs: ModuleType, fakes: Fakes, tmp_path:
     with pytest.raises(RuntimeError, match="in the with"), swarm:
         raise RuntimeError("in the with")
     assert second.ends == ["finish", "leave", "RuntimeError"]
-
-
-@pytest.mark.slow
-def test_a_model_whose_training_ended_with_an_error_is_let_go(
-    runs: ModuleType, fakes: Fakes, tmp_path: Path
-) -> None:
-    swarm = runs.GossamerCallback(tokens=mistaken)
-    trainer = runs.trainer_of(tmp_path, swarm, max_steps=2)
-    with pytest.raises(RuntimeError, match="as asked"), swarm:
-        trainer.train()
-    trainer.remove_callback(swarm)
-    trainer.train()  # without a swarm, and without counting
-    assert [peer.ends for peer in fakes.made] == [["RuntimeError"]]
 
 
 @pytest.mark.slow
