@@ -16,17 +16,11 @@ from gossamer.protocol.errors import (
 )
 from gossamer.protocol.records import open_envelope
 from tests.node.trainer_side import until
-from tests.node.wires import End, get_chunk, linked, listening, put
+from tests.node.wires import End, Pair, get_chunk, linked, listening, put
 from tests.protocol import builders
 from tests.protocol.builders import SMALL, grant, identity
 
 INVITED = builders.manifest(admission=builders.admission())
-ALICE, BOB = identity(1), identity(2)
-
-
-INVITED = builders.manifest(admission=builders.admission())
-
-
 ALICE, BOB = identity(1), identity(2)
 
 
@@ -67,20 +61,17 @@ async def test_whoever_is_turned_away_hears_why_and_there_is_no_link(who: str) -
         assert dialler.messages == listener.messages == []
 
 
-async def test_a_link_that_was_hung_up_serves_no_chunk_however_slowly_it_closes() -> None:
-    dialler, listener = End(1), End(2)
+async def test_a_link_that_was_hung_up_serves_no_chunk_however_slowly_it_closes(secure_pair: Pair) -> None:
+    _, listener, out, inward = secure_pair
     blob = listener.hold(b"model")
-    async with listening(dialler, listener):
-        out, inward = await linked(dialler, listener)
-        assert await get_chunk(out, blob, 5) == b"model"
-        inward._ending.set()  # as close_soon does, with a queue that the peer takes slowly
+    assert await get_chunk(out, blob, 5) == b"model"
+    inward._ending.set()  # as close_soon does, with a queue that the peer takes slowly
+    listener.wanted[blob] = 5
+    for request in (get_chunk(out, blob, 5), put(out, blob, b"model")):
         with pytest.raises(RefusedError):
-            await get_chunk(out, blob, 5)
-        listener.wanted[blob] = 5
-        with pytest.raises(RefusedError):
-            await put(out, blob, b"model")
-        assert not listener.arrived
-        assert len(listener.server._sessions) == 1
+            await request
+    assert not listener.arrived
+    assert len(listener.server._sessions) == 1
 
 
 def test_an_invitation_is_kept(home: Home) -> None:

@@ -21,11 +21,9 @@ from gossamer.node.address import (
 from gossamer.protocol.errors import (
     ConfigError,
 )
-from tests.protocol import builders
 from tests.protocol.builders import identity
 
-INVITED = builders.manifest(admission=builders.admission())
-ALICE, BOB = identity(1), identity(2)
+ALICE = identity(1)
 
 
 @pytest.mark.parametrize(
@@ -138,12 +136,6 @@ def test_the_port_of_an_address_that_a_file_keeps(kept: object, port: int) -> No
     assert port_of(kept) == port
 
 
-def test_what_stands_around_an_address_in_a_file_is_not_part_of_it() -> None:
-    assert parse_contact(" a.example:1\n") == Contact("a.example:1")
-    pinned = "gossamer://" + "ab" * 32 + "@"
-    assert parse_contact(f"\t{pinned} a.example:1 ") == Contact("a.example:1", b"\xab" * 32)
-
-
 @pytest.mark.parametrize("text", ["", "zz", "ab" * 31, "ab" * 33, "a" * 63, "gossamer://" + "ab" * 32])
 def test_what_is_no_node_id(text: str) -> None:
     with pytest.raises(ConfigError, match="64 hex digits"):
@@ -151,12 +143,10 @@ def test_what_is_no_node_id(text: str) -> None:
     assert parse_node_id("\N{NO-BREAK SPACE}" + "AB" * 32 + "\n") == b"\xab" * 32
 
 
-ALICE, BOB = identity(1), identity(2)
-
-
 def test_contacts() -> None:
     plain, pinned = parse_contact(" host:1 "), parse_contact(f"gossamer://{ALICE.node_id.hex()}@host:1")
     assert plain == Contact("host:1") and str(plain) == "host:1"
+    assert parse_contact(f"\tgossamer://{ALICE.node_id.hex()}@ host:1\n") == pinned, "as a file may have it"
     assert pinned == Contact("host:1", ALICE.node_id)
     assert parse_contact(str(pinned)) == pinned
     assert parse_contact("gossamer://host:1") == plain

@@ -311,7 +311,7 @@ async def test_small_chunks_and_declined_ones_are_asked_for_slowly_too(
 # -- what the core schedules
 
 
-def declined(link: Mock) -> list[Message]:
+def declined(link: Any) -> list[Message]:
     return [decode(call.args[0]) for call in link.send.call_args_list]
 
 
@@ -397,10 +397,10 @@ async def test_while_the_disk_takes_nothing_nothing_is_fetched_or_asked_for(
     dialler.disk_is_full = True
     await dialler.transfers.get(out, fx.Get(out.number, blob, 4, 5.0))
     await dialler.transfers.ask(out, Want(blob))
-    assert dialler.failed == [(out, blob)] * 2 and not out.traffic.payload_received and not declined(out)  # type: ignore[arg-type]
+    assert dialler.failed == [(out, blob)] * 2 and not out.traffic.payload_received and not declined(out)
     dialler.disk_is_full = False
     await dialler.transfers.ask(out, Want(blob))
-    assert declined(out) == [Want(blob)]  # type: ignore[arg-type]
+    assert declined(out) == [Want(blob)]
 
 
 async def test_what_is_asked_for_is_put_or_declined(secure: Ends, out: PeerLink) -> None:
@@ -409,10 +409,10 @@ async def test_what_is_asked_for_is_put_or_declined(secure: Ends, out: PeerLink)
     listener.wanted[here] = 4
     for blob in (here, gone):
         await dialler.transfers.put(out, blob)
-    assert listener.arrived == {here: b"here"} and declined(out) == [Decline(gone)]  # type: ignore[arg-type]
+    assert listener.arrived == {here: b"here"} and declined(out) == [Decline(gone)]
     del listener.wanted[here]
     await dialler.transfers.put(out, here)
-    assert declined(out)[1:] == [Decline(here)], "the peer takes it no more"  # type: ignore[arg-type]
+    assert declined(out)[1:] == [Decline(here)], "the peer takes it no more"
 
 
 async def test_a_full_line_is_waited_for_only_with_what_is_here(
@@ -425,7 +425,7 @@ async def test_a_full_line_is_waited_for_only_with_what_is_here(
     await asyncio.wait_for(dialler.transfers.put(out, gone), 5)
     monkeypatch.setattr(chunk_routes, "TURN_PATIENCE_S", 0.05)
     await dialler.transfers.put(out, here)
-    assert declined(out) == [Decline(gone), Decline(here)]  # type: ignore[arg-type]
+    assert declined(out) == [Decline(gone), Decline(here)]
 
 
 async def test_asking_for_too_much_is_declined_at_once(
@@ -436,7 +436,7 @@ async def test_asking_for_too_much_is_declined_at_once(
     monkeypatch.setattr(chunk_routes, "TURN_PATIENCE_S", 3600.0)
     blob = dialler.hold(b"data")
     puts = [asyncio.create_task(dialler.transfers.put(out, blob)) for _ in range(ASKS_PER_LINK_MAX + 5)]
-    await until(lambda: len(declined(out)) == ASKS_PER_LINK_MAX + 5 - UPLOADS_PER_MEMBER_MAX)  # type: ignore[arg-type]
+    await until(lambda: len(declined(out)) == ASKS_PER_LINK_MAX + 5 - UPLOADS_PER_MEMBER_MAX)
     out.close_soon()
     async with asyncio.timeout(5):
         await asyncio.gather(*puts)

@@ -181,11 +181,13 @@ async def test_whom_we_dial_cannot_send_us_on(pinned: bool) -> None:
     assert not asked
 
 
-async def test_whoever_answers_and_is_turned_away_is_no_link(ends: Ends) -> None:
+@pytest.mark.parametrize("by_the_dialler", [True, False])
+async def test_whoever_is_turned_away_is_no_link(ends: Ends, by_the_dialler: bool) -> None:
     """An address says nothing of who is there, where it was told without a node id."""
     dialler, listener = ends
-    while not dialler.scores.refused_for(listener.identity.node_id):
-        dialler.scores.blame(listener.identity.node_id, "garbage", Offence.MALFORMED)
+    judge, judged = ends if by_the_dialler else (listener, dialler)
+    while not judge.scores.refused_for(judged.identity.node_id):
+        judge.scores.blame(judged.identity.node_id, "garbage", Offence.MALFORMED)
     with pytest.raises(RefusedError, match="turned away for misbehaviour"):
         await asyncio.wait_for(dialler.dial(listener), 5)
     assert dialler.links == []

@@ -54,9 +54,6 @@ NONCE_HEADER = "Gossamer-Nonce"
 PROOF_HEADER = "Gossamer-Proof"
 """Hex of 32 bytes from the asker, and of the proof which node answers."""
 
-BODY_TIMEOUT_S = 10.0
-"""A credential is a few hundred bytes: a sender that takes longer is not waited for."""
-
 Status = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
 
 
@@ -82,12 +79,11 @@ class RpcServer:
         if request.content_length is None or request.content_length > CREDENTIAL_BYTES_MAX:
             raise web.HTTPRequestEntityTooLarge(CREDENTIAL_BYTES_MAX, request.content_length or 0)
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                data = await request.read()
+            data = await request.read()
             if self._access.is_stopping:
                 raise web.HTTPServiceUnavailable(text="this node is stopping; use another one")
             self._access.deliver(data)
-        except (PeerError, OSError, TimeoutError, web.RequestPayloadError) as error:
+        except (PeerError, OSError, web.RequestPayloadError) as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         return web.Response(status=204)
 
