@@ -143,11 +143,8 @@ class Roster:
         if known is not None and record.body.age <= known.record.body.age:
             return False
         if known is None:
-            if len(self._members) >= limits.MEMBERS_MAX:
-                gone = [member for member in self.doubted() if member.is_gone]
-                if not gone:
-                    return False
-                self.remove(min(gone, key=lambda member: member.since).record.node_id)
+            if len(self._members) >= limits.MEMBERS_MAX and not self._make_room():
+                return False
             self._members[record.node_id] = known = Member(
                 record, Health.ALIVE, now, now, activity=Activity(now)
             )
@@ -191,6 +188,12 @@ class Roster:
         if member is not None:
             self._author_of.pop(member.record.data, None)
             self._views.clear()
+
+    def _make_room(self) -> bool:
+        gone = [member for member in self.doubted() if member.is_gone]
+        if gone:
+            self.remove(min(gone, key=lambda member: member.since).record.node_id)
+        return bool(gone)
 
     def whose(self, record: bytes) -> bytes | None:
         """The author whose newest record these bytes are, if any: known records are not parsed again."""

@@ -109,7 +109,6 @@ class Swim:
             if probe is not None and not self._lived(probe.node_id, probe.began):
                 (self._suspect if probe.indirect else self._ask_others)(probe.node_id, now)
         if now >= self._next_probe:
-            self._vouching = {n: v for n, v in self._vouching.items() if now < v.deadline}
             self._next_probe = now + limits.PROBE_INTERVAL_S
             for member in self._roster.doubted():  # who has spoken to us since is alive
                 self._roster.heard_from(member.record.node_id, self._answered(member))
@@ -136,7 +135,8 @@ class Swim:
         one as soon as we do. For one asker we ping only a few times: it could have us flood that node.
         """
         targets = self._links_to(message.node_id)
-        made = sum(vouch.asker == link and now < vouch.deadline for vouch in self._vouching.values())
+        self._vouching = {n: vouch for n, vouch in self._vouching.items() if now < vouch.deadline}
+        made = sum(vouch.asker == link for vouch in self._vouching.values())
         if targets and made < limits.VOUCHES_PER_LINK_MAX:
             self._numbers += 1
             deadline = now + limits.INDIRECT_PROBE_TIMEOUT_S
