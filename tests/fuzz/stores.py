@@ -128,6 +128,9 @@ class _Chunks(dict[bytes, bytes]):
             raise MissingChunkError(blob)
         return self[blob]
 
+    def fits(self, blob: bytes, size: int) -> bool | None:
+        return len(self[blob]) == size if blob in self else None
+
 
 @cache
 def _blobs() -> dict[bytes, bytes]:
