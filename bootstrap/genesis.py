@@ -23,7 +23,7 @@ from gossamer.node.files import put
 from gossamer.node.home import Home
 from gossamer.node.processes import Child
 from gossamer.node.trainer import genesis
-from gossamer.protocol.errors import ConfigError, DivergedError, StorageError
+from gossamer.protocol.errors import ConfigError, DivergedError
 from gossamer.protocol.fixedpoint import Ints, to_fixed, to_float
 from gossamer.protocol.manifest import Manifest
 
@@ -42,10 +42,7 @@ def write(manifest: Manifest, phi: Ints, path: Path) -> None:
         for fragment in manifest.plan().fragments
         for slot in fragment.slots
     }
-    try:
-        put(path, save(tensors, {"format": "pt"}))
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from None
+    put(path, save(tensors, {"format": "pt"}))
 
 
 def read(manifest: Manifest, path: Path) -> Ints:

@@ -24,7 +24,7 @@ from gossamer.node.inputs import expanded, read_manifest
 from gossamer.node.trainer import genesis
 from gossamer.node.trainer.parameters import check_shareable, is_sharded, parameters_of
 from gossamer.protocol.codecs import CODECS
-from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.limits import TENSORS_MAX
 from gossamer.protocol.manifest import Manifest, from_values
@@ -277,9 +277,8 @@ def _try_out(task: Task, seed: int, model: nn.Module, *, has_data: bool) -> None
         with task_errors():
             batch = next(task.batches(trial.STREAM))
     except TaskError as error:
-        if has_data:
-            raise
-        raise TaskError(f"{error} (init tests the task on data: give --data, or --no-trial)") from error
+        hint = "" if has_data else " (init tests the task on data: give --data, or --no-trial)"
+        raise TaskError(f"{error}{hint}") from error
     with task_errors("the step that init tries"):
         trial.try_step(task, again, batch)
 
@@ -401,10 +400,7 @@ def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> Non
             f"{path} is the manifest of another swarm: write it only once, then read it; to begin another"
             " swarm, remove it or choose another name"
         )
-    try:
-        put(place, to_toml(manifest).encode())
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from None
+    put(place, to_toml(manifest).encode())
 
 
 def read(path: str | Path) -> Manifest:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.node.files import put
-from gossamer.protocol.errors import ConfigError, StorageError
+from gossamer.protocol.errors import ConfigError
 
 FLOAT32_BYTES = 4
 
@@ -106,7 +106,4 @@ def check_result_path(path: Path) -> None:
 
 def write_result(path: Path, summary: SwarmSummary) -> None:
     """Write the result as JSON: the file is there whole or not at all. Raises StorageError."""
-    try:
-        put(path.absolute(), json.dumps(summary.to_json(), indent=2).encode() + b"\n")
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from None
+    put(path.absolute(), json.dumps(summary.to_json(), indent=2).encode() + b"\n")

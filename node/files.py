@@ -163,9 +163,12 @@ def placed(path: Path) -> Iterator[Path]:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Write a file, replacing one that is there. Raises OSError."""
-    with placed(path) as aside, written(aside) as file:
-        file.write(data)
+    """Write a file, replacing one that is there. Raises StorageError."""
+    try:
+        with placed(path) as aside, written(aside) as file:
+            file.write(data)
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 @contextmanager

@@ -50,7 +50,6 @@ def status(
 
 def peers(
     address: Address,
-    as_json: AsJson = False,
     folder: Member = None,
     plaintext: Plaintext = False,
 ) -> None:
@@ -60,7 +59,6 @@ def peers(
     swarm answer members only.
 
         gossamer peers 192.168.1.5:7700
-        gossamer peers 192.168.1.5:7700 --json
     """
     from rich.console import Console
 
@@ -70,11 +68,7 @@ def peers(
     asker = asker_in(folder)
     found = asyncio.run(fetch_status(address, plaintext=plaintext, asker=asker))
     try:
-        if as_json:
-            shown = ("swarm", "invited_until", "agreement", "itself", "members")
-            typer.echo(json.dumps({name: found[name] for name in shown}, indent=2))
-        else:
-            show_peers(found, Console())
+        show_peers(found, Console())
     except WRONG_SHAPE:
         raise UnreachableError(f"{address} does not report what it has seen of its members") from None
 

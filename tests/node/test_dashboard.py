@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 import socket
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from gossamer.node.daemon.dashboard.client import fetch_state, find_admin
 from gossamer.node.daemon.dashboard.server import TOKEN_VARIABLE, AdminServer
 from gossamer.node.daemon.monitoring import round_history
 from gossamer.node.daemon.monitoring.round_history import OWN
-from gossamer.node.daemon.network.rpc import fetch_status
 from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from tests.node.daemons import (
@@ -154,25 +151,6 @@ async def test_what_is_no_http_costs_no_line_in_the_log(
             writer.write(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
             assert answer in await asyncio.wait_for(reader.readline(), 10)
             writer.close()
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
-async def test_a_connection_that_takes_no_options_costs_no_line_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """macOS refuses them all with an error once the other side has closed it."""
-    set_option = socket.socket.setsockopt
-
-    def refuse(connection: socket.socket, level: int, option: int, value: int) -> None:
-        if option == socket.SO_KEEPALIVE:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        set_option(connection, level, option, value)
-
-    home = founded(tmp_path / "a")
-    async with running(home, plaintext=False):
-        monkeypatch.setattr(socket.socket, "setsockopt", refuse)
-        assert (await events_until(facts(home)["admin"], "state"))[0][0] == "state"
-        assert (await fetch_status(facts(home)["address"]))["round"] == 0
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -366,12 +344,6 @@ def test_finding_the_admin_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert find_admin(None, None) == admins["boot"]
     for name in ("boot", "off", "starting"):
         release(homes[name])
-
-
-async def test_what_a_daemon_says_of_itself_tells_whether_it_trains(tmp_path: Path) -> None:
-    home = founded(tmp_path / "a")
-    async with running(home) as daemon:
-        assert facts(home)["trains"] is daemon.core.info.trains
 
 
 @pytest.mark.parametrize("body", ["{oops", "[" * 100_000, "7"])

@@ -114,7 +114,7 @@ class AdminServer:
             ("/", self._serve_page),
             ("/api/state", self._serve_state),
             ("/api/rounds", self._serve_rounds),
-            ("/api/events", self._serve_events),
+            ("/api/events", self.feed.serve),
             ("/status", self._serve_status),
             ("/healthz", self._serve_health),
             ("/metrics", self._serve_metrics),
@@ -238,9 +238,6 @@ class AdminServer:
             response = _json(await asyncio.to_thread(dump_rounds, rounds, oldest, self._layout))
         response.enable_compression()  # 0.05 s for a full answer, in a thread
         return response
-
-    async def _serve_events(self, request: web.Request) -> web.StreamResponse:
-        return await self.feed.serve(request)
 
     async def _serve_status(self, request: web.Request) -> web.Response:
         return web.json_response(await self._monitor.answer(request.query))
