@@ -60,17 +60,12 @@ class FakeCore:
         self.clock = self.horizon = 10**9
         self.caught_up = self.somebody_trains = True
         self.rests = False
-        self.ahead = 0.0
-        """Seconds by which its clock is ahead of the real one: tests let time pass by adding to it."""
         self.fetcher = SimpleNamespace(wants=SimpleNamespace(any_has_holder=False))
         self.merges = MergeSchedule(own.node_id, ledger)
 
     def dispatch(self, event: object) -> None:
         if isinstance(event, Merged):
-            self.merges.merged(event, self.now())
-
-    def now(self) -> float:
-        return time.monotonic() + self.ahead
+            self.merges.merged(event, time.monotonic())
 
     @property
     def swarm(self) -> SwarmState:
@@ -79,12 +74,12 @@ class FakeCore:
 
     @property
     def rounds_behind(self) -> int:
-        return self.merges.behind(self.swarm, self.now())
+        return self.merges.behind(self.swarm, time.monotonic())
 
     async def run(self, merging: MergeLoop) -> None:
         """Ask for what is to be merged, as long as the test goes on."""
         while True:
-            if (now := self.now()) >= self.merges.deadline():
+            if (now := time.monotonic()) >= self.merges.deadline():
                 if (merge := self.merges.plan(self.swarm, self.holds, now)) is not None:
                     merging.merge(merge)
             await asyncio.sleep(0.002)
@@ -119,7 +114,7 @@ class Setup:
 
     async def begin(self, state: PhiState, reach: int = 0) -> None:
         def tell() -> None:
-            self.core.merges.begin(state.base.round, reach, self.core.now())
+            self.core.merges.begin(state.base.round, reach, time.monotonic())
 
         await self.loop.begin(state, tell)
 
@@ -127,7 +122,7 @@ class Setup:
         for delta in deltas:
             self.ledger.add(delta)
             self.held.add(delta.record_id)
-            self.core.merges.mark(delta.round, self.core.now())
+            self.core.merges.mark(delta.round, time.monotonic())
 
     def attach(self) -> None:
         """A trainer comes, as the daemon tells of it."""

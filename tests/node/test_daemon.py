@@ -23,6 +23,7 @@ from gossamer.node.daemon.dashboard import server as admin
 from gossamer.node.daemon.network.rpc import deliver, fetch_status
 from gossamer.node.daemon.storage import disk as disk_module
 from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.ipc import messages as control
 from gossamer.node.options import NodeOptions
@@ -146,8 +147,6 @@ async def test_a_restarted_daemon_never_signs_a_round_again(
             control.Publish(2, 1, 100, 10, 2.0, "int8", len(payload(home))),
             payload(home),
         )
-    from gossamer.node.daemon.storage.records import RecordStore
-
     load = RecordStore.load
 
     def slow(self: RecordStore, *args: object) -> list[Delta]:
@@ -328,43 +327,25 @@ async def test_a_node_does_not_go_before_somebody_has_its_last_delta(
     assert "stopping before our last delta was passed on to another node" in caplog.text
 
 
-async def test_what_a_trainer_handed_in_is_stored_before_the_node_goes(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk_module, "PROBE_S", 0.2)
-    monkeypatch.setattr("gossamer.node.daemon.daemon.STOP_GRACE_S", 60.0)
-    async with running(home) as daemon:
-        disk = FullDisk(daemon.store.chunks, 10**6, monkeypatch)
-        async with training(home) as link:
-            hand_over(link, 1, payload(home))
-            await until(lambda: disk.left < 10**6)
-        await until(lambda: not daemon.phi.port.attached)
-        daemon.stop()
-        disk.left = 0
-    async with running(home) as daemon:
-        await until(lambda: daemon.phi.loop.ready)
-        assert daemon.core.own_last == 1
-
-
-async def test_what_was_signed_is_written_down_before_the_node_goes(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("full", ["chunks", "records"])
+async def test_what_a_trainer_handed_in_is_signed_and_stored_before_the_node_goes(
+    home: Home, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     monkeypatch.setattr(disk_module, "PROBE_S", 0.2)
     monkeypatch.setattr("gossamer.node.daemon.daemon.STOP_GRACE_S", 60.0)
     refused: list[object] = []
-
-    has_room = False
-
     async with running(home) as daemon:
-        add = daemon.store.records.add
+        store: Any = daemon.store.chunks if full == "chunks" else daemon.store.records
+        name = "put" if full == "chunks" else "add"
+        write, has_room = getattr(store, name), False
 
-        def add_if_room(deltas: Any, **options: Any) -> None:
-            refused.append(deltas)
+        def write_if_room(*arguments: Any, **options: Any) -> None:
+            refused.append(arguments)
             if not has_room:
                 raise StorageError("the disk is full")
-            add(deltas, **options)
+            write(*arguments, **options)
 
-        monkeypatch.setattr(daemon.store.records, "add", add_if_room)
+        monkeypatch.setattr(store, name, write_if_room)
         async with training(home) as link:
             hand_over(link, 1, payload(home))
             await until(lambda: refused)

@@ -1,4 +1,4 @@
-"""`merging`: merged when the trainer is about to look, offered when it has taken the last."""
+"""`phi.loop`: what the core asks for is merged, and offered to the trainer once it has taken the last."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from gossamer.node.daemon.phi import loop as loop_module
-from gossamer.node.daemon.phi import loop as merging_module
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.fixedpoint import ONE
 from gossamer.protocol.identity import short
 from gossamer.protocol.merge.contributions import ROUNDS_MIN
 from gossamer.protocol.payloads import encode_payload
+from gossamer.protocol.records import Delta
 from tests.node.chunkfiles import file_of
 from tests.node.merging import Setup, arrive, delta_of, merging
 from tests.node.trainer_side import until
@@ -136,22 +136,17 @@ async def test_a_damaged_chunk_is_told_and_merged_when_it_is_back(setup: Setup) 
     assert np.array_equal(setup.state.phi, setup.world.fold(setup.world.deltas))
 
 
-async def test_settled_waits_for_rounds_up_to_one(setup: Setup) -> None:
-    await setup.begin(setup.state)
-    setup.arrive(*setup.world.deltas)
-    async with asyncio.timeout(5):
-        assert await setup.loop.settled(4)
-    assert {1, 2, 3, 4} <= set(setup.merged)
-
-
-async def test_settled_waits_for_no_round_that_the_swarm_has_yet_to_reach(setup: Setup) -> None:
+async def test_settled_waits_for_what_can_be_merged_and_for_no_round_that_the_swarm_has_yet_to_reach(
+    setup: Setup,
+) -> None:
     """Who went back holds rounds of its own that nobody comes near for hours."""
     setup.core.clock, setup.core.horizon = 4, 5
     await setup.begin(setup.state)
     arrive(setup, delta_of(1, 4, 1000), delta_of(99, 90, 1000))
     async with asyncio.timeout(5):
+        assert await setup.loop.settled(5)
+        assert setup.merged == [4]
         assert not await setup.loop.settled(100)
-    assert setup.merged == [4], "what can be merged was waited for"
 
 
 async def test_a_delta_that_is_lost_does_not_hold_up_its_round(setup: Setup) -> None:
@@ -208,40 +203,6 @@ async def test_whoever_equivocates_is_noted_even_if_nothing_of_it_was_merged(
     assert line.endswith(f" and 3 more: {verdict}")
 
 
-async def test_a_round_that_the_swarm_cannot_have_reached_waits(setup: Setup) -> None:
-    await setup.begin(setup.state)
-    setup.core.clock, setup.core.horizon = 4, 5
-    arrive(setup, delta_of(1, 5, 1000), delta_of(1, 6, 127 << 22))
-    await until(lambda: setup.merged == [5])
-    await asyncio.sleep(0.1)
-    assert setup.merged == [5] and setup.core.rounds_behind == 0
-    setup.core.clock, setup.core.horizon = 5, 6
-    arrive(setup, *(delta_of(author, 6, 1000) for author in (2, 3, 4)))
-    await setup.merged_all()
-    assert setup.merged == [5, 6]
-
-
-async def test_what_a_resting_swarm_cannot_reach_is_merged(setup: Setup) -> None:
-    """Two of three were away for long, and nobody trains any more: what the third did meanwhile counts."""
-    await setup.begin(setup.state)
-    setup.core.clock, setup.core.horizon = 4, 5
-    setup.core.somebody_trains = False  # as far as is known yet
-    arrive(setup, delta_of(1, 5, 1000), delta_of(1, 9, 1000), delta_of(1, 10, 1000))
-    await until(lambda: setup.merged == [5])
-    assert not setup.loop.ready, "who starts may have to begin where these end"
-    setup.core.somebody_trains = True
-    await until(lambda: setup.loop.ready)
-    assert setup.merged == [5], "somebody trains, and will get there"
-    assert setup.loop.unmerged == 2, "who ends with the swarm's model waits for these"
-    setup.core.somebody_trains, setup.core.rests = False, True
-    await until(lambda: sorted(setup.merged) == [5, 9, 10])
-    assert not setup.loop.unmerged and setup.core.merges.reach == 10
-    setup.core.rests = False
-    arrive(setup, delta_of(2, 9, 1000))
-    await until(lambda: len(setup.merged) == 4)
-    assert setup.merged[-1] == 9
-
-
 async def test_who_went_back_to_a_snapshot_from_before_its_own_last_delta_is_offered_what_comes(
     setup: Setup,
 ) -> None:
@@ -271,18 +232,11 @@ async def test_payloads_on_their_way_are_not_merged_yet(setup: Setup) -> None:
     assert setup.loop.unmerged == 1 and setup.core.rounds_behind == 0
 
 
-async def test_what_was_merged_before_a_restart_is_merged_again(setup: Setup) -> None:
-    setup.core.clock, setup.core.horizon = 4, 5
-    await setup.begin(setup.state, reach=9)
-    arrive(setup, *(delta_of(1, round_, 1000) for round_ in (5, 9, 10)))
-    await until(lambda: sorted(setup.merged) == [5, 9])
-
-
 async def test_a_payload_that_cannot_be_read_just_now_is_merged_later(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is not given up for lost."""
-    monkeypatch.setattr(merging_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(loop_module, "RETRY_S", 0.01)
     refusals = iter(range(3))
     get = ChunkStore.get
 
@@ -333,3 +287,47 @@ async def test_who_has_trained_what_diverges_ends(rng: np.random.Generator, tmp_
                 arrive(setup, delta_of(1, round_, 31 * ONE))
                 await until(lambda round_=round_: round_ in setup.merged)
             await until(lambda: bool(setup.loop.diverged))
+
+
+@pytest.mark.parametrize(
+    ("round_", "value", "tokens"), [(16, 100_000, 1000), (17, 1000, 2**40)], ids=["length", "tokens"]
+)
+async def test_an_outlier_alone_in_a_round_under_way_waits_for_others(
+    setup: Setup, caplog: pytest.LogCaptureFixture, round_: int, value: int, tokens: int
+) -> None:
+    """Alone it would be taken whole, and schedules with it be over; another's beside it clips it."""
+    caplog.set_level("INFO")
+    await setup.begin(setup.state)
+    setup.core.clock = 15
+    arrive(setup, *(delta_of(author, 14, 1000) for author in (1, 2, 3)))
+    await setup.merged_all()
+    before, tokens_before = setup.state.phi.copy(), setup.loop.tokens
+    arrive(setup, delta_of(1, round_, value, tokens=tokens))
+    await until(lambda: f"delta far beyond the usual; round {round_} waits" in caplog.text)
+    assert setup.core.rounds_behind == 0 and np.array_equal(setup.state.phi, before)
+    arrive(setup, delta_of(2, round_, 1000))
+    await setup.merged_all()
+    assert setup.merged == [14, round_]
+    assert np.abs(setup.state.phi - before).max() < 10_000
+    assert setup.loop.tokens <= tokens_before + (4 + 1) * 1000 // 2
+
+
+def partial_delta_of(author: int, round_: int, value: int, *trained: int) -> tuple[Delta, bytes]:
+    """One of which only some tensors are not 0."""
+    fragment = LAYOUT.of_round(round_)
+    tensors = [
+        np.full(slot.numel, value if index in trained else 0, dtype=np.int32)
+        for index, slot in enumerate(fragment.slots)
+    ]
+    payload = encode_payload("int8", fragment, tensors)
+    return signed(identity(author), body_of(payload, "int8", round_, len(LAYOUT.fragments))), payload
+
+
+async def test_what_we_do_not_train_says_nothing_of_others(setup: Setup) -> None:
+    setup.core.identity = identity(0)
+    await setup.begin(setup.state)
+    setup.core.clock = 4
+    arrive(setup, partial_delta_of(0, 3, 1000, 0))
+    await setup.merged_all()
+    arrive(setup, partial_delta_of(1, 5, 1000, 0, 2))
+    await until(lambda: setup.merged == [3, 5])
