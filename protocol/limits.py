@@ -23,9 +23,6 @@ PAYLOAD_CHUNKS_AIM = 64
 PAYLOAD_CHUNKS_MAX = 1024
 """Chunks of one delta (1 GiB): one fragment of a 2 G parameter model at int4."""
 
-INDEX_CHUNKS_MAX = CHUNK_BYTES_MAX // 32
-"""Chunks of a snapshot: its list of hashes is itself one chunk. 32 GiB, 8 G parameters."""
-
 COUNTER_MAX = 2**53
 """The bound of plain counters: heartbeats, steps, pings. A double still holds it exactly."""
 
@@ -51,7 +48,9 @@ MANIFEST_BYTES_MAX = 4 * 1024 * 1024
 TENSORS_MAX = 20_000
 TENSOR_DIMS_MAX = 8
 FRAGMENTS_MAX = 256
-PARAMETERS_MAX = INDEX_CHUNKS_MAX * CHUNK_BYTES_MAX // 4
+PARAMETERS_MAX = CHUNK_BYTES_MAX // 32 * CHUNK_BYTES_MAX // 4
+"""8 G: a snapshot's list of hashes is itself one chunk, so a snapshot has no more than 32 GiB."""
+
 TEXT_BYTES_MAX = 256
 """Names, devices, versions, reasons: anything a person will read in one line."""
 
@@ -64,10 +63,7 @@ REASON_BYTES_MAX = 160
 """Reason of a revocation: with the words around it, it fits a text of TEXT_BYTES_MAX."""
 
 ACL_NODES_MAX = 4096
-"""Node ids that grants and revocations may speak of. Only owners can fill this."""
-
-ACL_RECORDS_MAX = 2 * ACL_NODES_MAX
-"""Each node id has at most one grant and one revocation in force."""
+"""Node ids that grants and revocations may speak of, one each in force. Only owners can fill this."""
 
 EXPIRY_CHECK_INTERVAL_S = 4.0
 """A member's link is cut within 5 s of the end of its invitation."""

@@ -6,7 +6,8 @@ maps with sorted keys. So comments and layout of the TOML do not matter, and eve
 
 import math
 import tomllib
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
@@ -47,10 +48,13 @@ BOUND_MIN = 0.001
 one comes out as 0."""
 
 
-def _printable(text: str) -> str:
-    if not is_printable(text):
-        raise ValueError("must be printable, since it is shown on terminals")
-    return text
+def _that(holds: Callable[[Any], bool], problem: str) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(problem)
+        return value
+
+    return AfterValidator(check)
 
 
 def _option(value: Any) -> Any:
@@ -59,12 +63,6 @@ def _option(value: Any) -> Any:
     if not fits and not (isinstance(value, float) and math.isfinite(value)):
         raise ValueError("an option is a string, a boolean, a finite number or an integer of 64 bits")
     return value
-
-
-def _usable_key(text: str) -> str:
-    if has_small_order(bytes.fromhex(text)):
-        raise ValueError("is not a usable public key")
-    return text
 
 
 def _one_of(names: Collection[str]) -> AfterValidator:
@@ -78,18 +76,22 @@ def _one_of(names: Collection[str]) -> AfterValidator:
     return AfterValidator(known)
 
 
-def _bound(times: float) -> float:
-    if 0.0 < times < BOUND_MIN:
-        raise ValueError(f"must be 0, for no bound, or at least {BOUND_MIN}")
-    return times
-
-
-PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$"), AfterValidator(_usable_key)]
-Text = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Hex = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+PublicKey = Annotated[
+    Hex, _that(lambda key: not has_small_order(bytes.fromhex(key)), "is not a usable public key")
+]
+Text = Annotated[
+    str,
+    Field(min_length=1, max_length=200),
+    _that(is_printable, "must be printable, since it is shown on terminals"),
+]
 Option = Annotated[str | int | float | bool, BeforeValidator(_option)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Bound = Annotated[NonNegative, AfterValidator(_bound)]
+Bound = Annotated[
+    NonNegative,
+    _that(lambda n: n == 0.0 or n >= BOUND_MIN, f"must be 0, for no bound, or at least {BOUND_MIN}"),
+]
 
 
 class _Section(BaseModel):
@@ -200,11 +202,10 @@ class LayoutSection(_Section):
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        seen: set[str] = set()
+        for name, count in Counter(spec.name for spec in self.tensors).items():
+            if count > 1:
+                raise ValueError(f"tensor {name!r} is listed twice")
         for spec in self.tensors:
-            if spec.name in seen:
-                raise ValueError(f"tensor {spec.name!r} is listed twice")
-            seen.add(spec.name)
             if spec.name == "__metadata__":  # an export could not hold it
                 raise ValueError(f"tensor {spec.name!r} is what safetensors calls its metadata: rename it")
             if spec.averaging not in RULES:
@@ -235,7 +236,7 @@ def _tensor(entry: Any) -> Any:
 class Genesis(_Section):
     """Phi_0: the root (see `payloads`) of the first parameters' int32 bytes."""
 
-    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    digest: Hex
 
     @property
     def root(self) -> bytes:
@@ -306,11 +307,8 @@ class Manifest(_Section):
 
 
 def _sorted(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _sorted(value[key]) for key in sorted(value)}
-    if isinstance(value, list | tuple):
-        return [_sorted(item) for item in value]
-    return value
+    """Maps with their keys in order. Those in lists have none."""
+    return {key: _sorted(value[key]) for key in sorted(value)} if isinstance(value, dict) else value
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -319,11 +317,8 @@ def _first_problem(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if not where.isprintable():  # an unknown key from a peer may hold anything
         where = ascii(where)
-    what = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        what = "missing; is the file complete?"
-    elif first["type"] == "extra_forbidden":
-        what = "unknown key"
+    ours = {"missing": "missing; is the file complete?", "extra_forbidden": "unknown key"}
+    what = ours.get(first["type"], first["msg"].removeprefix("Value error, "))
     return f"{where}: {what}" if where else what
 
 

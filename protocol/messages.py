@@ -154,7 +154,7 @@ class AclSummary:
     """Digest of the sender's access list (see `acl`) and, where it differed, the ids of all records in it."""
 
     digest: Hash
-    record_ids: Annotated[tuple[bytes, ...], array(_hash, limits.ACL_RECORDS_MAX)] = ()
+    record_ids: Annotated[tuple[bytes, ...], array(_hash, 2 * limits.ACL_NODES_MAX)] = ()
     answer: Flag = False
     """Whether this answers a list of ids, and so wants none back."""
 

@@ -41,7 +41,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
 
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
@@ -87,15 +86,6 @@ from gossamer.protocol.records import (
 )
 from gossamer.protocol.sampling import RandomSource
 from gossamer.protocol.unix_time import UnixTime
-
-
-class _Kind(NamedTuple):
-    """What the core does with records of one kind."""
-
-    is_known: Callable[[bytes, bool, "_Delivery"], bool]
-    """Whether these very bytes were taken in before. Most were, and need no second signature check."""
-    take_in: Callable[[bytes, bool, "_Delivery"], None]
-    """Check a record that is not known, and store it. Raises PeerError."""
 
 
 @dataclass(slots=True)
@@ -160,13 +150,6 @@ class Replica:
         self.presence = Presence(identity, self.swarm_id, info, self.roster, self.links, rng, self.outbox)
         self._catch_up = CatchUp(self._context, self.anti_entropy, self.fetcher.wants, self._clock)
         self.merges = MergeSchedule(identity.node_id, self.ledger)
-        credential = _Kind(self._is_known_credential, self._take_in_credential)
-        self._kinds = {
-            int(RecordKind.DELTA): _Kind(self._is_known_delta, self._take_in_delta),
-            int(RecordKind.MEMBER): _Kind(self._is_known_member, self._take_in_member),
-            int(RecordKind.GRANT): credential,
-            int(RecordKind.REVOCATION): credential,
-        }
         self._now = 0.0
         self._next_turn = 0.0
         """Deadline of what is done in turns: only a Wake moves it."""
@@ -319,17 +302,14 @@ class Replica:
         self.holdings.changed.clear()
 
     def _plan_merge(self, now: float) -> None:
-        if self.holdings.changed:
-            self._mark_changed(now)
-        if now < self.merges.deadline():
-            return
-        if (merge := self.merges.plan(self.swarm, self.holdings.holds, now)) is not None:
+        self._mark_changed(now)
+        if now >= self.merges.deadline() and (merge := self.merges.plan(self.swarm, self.holds, now)):
             self.outbox.append(merge)
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
             case ev.Received():
-                self._received(event, now)
+                self._received(event.link, event.data, now)
             case ev.Wake():
                 self._wake(now)
             case ev.Publish():
@@ -530,7 +510,7 @@ class Replica:
         text = f"{label} was revoked by an owner: what it signed after round {last_round} is void"
         self.outbox.append(Notice(f"{text} ({voided} deltas here)"))
 
-    # -- records from links: known ones are passed over, new ones are checked and taken in (see `_Kind`)
+    # -- records from links: known ones are passed over, new ones are checked and taken in
     #
     # The checks come in the order signature, bounds, admission, plausibility, set rules; length and form of
     # the message were checked before. For member records, admission comes before bounds; for credentials,
@@ -541,13 +521,8 @@ class Replica:
         """Take in the records of a message, and relay the deltas among them that are new."""
         delivery = _Delivery(link, now)
         for data, held in message.entries:
-            kind = self._kinds.get(data[0])
-            if kind is not None and kind.is_known(data, held, delivery):
-                continue
             try:
-                if kind is None:
-                    raise MalformedError(f"unknown record kind {data[0]}")
-                kind.take_in(data, held, delivery)
+                self._record(data, held, delivery)
             except NoRoomError:
                 pass
             except PeerError as error:
@@ -561,41 +536,39 @@ class Replica:
         self.anti_entropy.received(link, delivery.record_ids)
         self.sealing.hint(link)
 
+    def _record(self, data: bytes, held: bool, delivery: _Delivery) -> None:
+        """Take in one record. Most were taken in before, and need no second signature check."""
+        match data[0]:
+            case RecordKind.DELTA:
+                self._delta(data, held, delivery)
+            case RecordKind.MEMBER:
+                if not self.presence.is_known(data, delivery.link):
+                    self._member(open_envelope(data, self.swarm_id), delivery)
+            case RecordKind.GRANT | RecordKind.REVOCATION:
+                self._credential(data, delivery.link, delivery.now)
+            case kind:
+                raise MalformedError(f"unknown record kind {kind}")
+
     def _blame_for_record(self, number: int, data: bytes, error: PeerError) -> None:
         link, author = self.links.get(number), node_id_of(data[1 : 1 + PUBLIC_KEY_BYTES])
-        relayed = data[0] in self._kinds and (link is None or link.node_id != author)
+        relayed = data[0] in tuple(RecordKind) and (link is None or link.node_id != author)
         self.outbox.append(Blame(number, str(error), offence_in_record(error, relayed=relayed)))
 
-    def _is_known_member(self, data: bytes, _: bool, delivery: _Delivery) -> bool:
-        return self.presence.is_known(data, delivery.link)
-
-    def _take_in_member(self, data: bytes, _: bool, delivery: _Delivery) -> None:
-        envelope = open_envelope(data, self.swarm_id)
+    def _member(self, envelope: Envelope, delivery: _Delivery) -> None:
         if self.acl.role_of(envelope.author) is None:
             self.access.stranger(delivery.link, delivery.now)
         else:
             self.presence.received(parse_member_record(envelope), delivery.link, delivery.now)
 
-    def _is_known_credential(self, data: bytes, _: bool, __: _Delivery) -> bool:
-        return self.acl.is_known(data)
-
-    def _take_in_credential(self, data: bytes, _: bool, delivery: _Delivery) -> None:
-        self._credential(data, delivery.link, delivery.now)
-
-    def _is_known_delta(self, data: bytes, held: bool, delivery: _Delivery) -> bool:
-        record_id = self.ledger.id_of(data)
+    def _delta(self, data: bytes, held: bool, delivery: _Delivery) -> None:
+        record_id, envelope = self.ledger.id_of(data), None
         if record_id is None:
-            return False
+            envelope = open_envelope(data, self.swarm_id)
+            record_id = envelope.record_id
         delivery.record_ids.append(record_id)
-        self.holdings.known_to(record_id, delivery.link, held=held)
-        return True
-
-    def _take_in_delta(self, data: bytes, held: bool, delivery: _Delivery) -> None:
-        envelope = open_envelope(data, self.swarm_id)
-        delivery.record_ids.append(envelope.record_id)
-        if envelope.record_id not in self.ledger:  # else it is known under another signature
+        if envelope and record_id not in self.ledger:  # else it is known under another signature
             self._new_delta(envelope, delivery)
-        self.holdings.known_to(envelope.record_id, delivery.link, held=held)
+        self.holdings.known_to(record_id, delivery.link, held=held)
 
     def _new_delta(self, envelope: Envelope, delivery: _Delivery) -> None:
         delta, codec = parse_delta(envelope, self.layout), self.manifest.outer.codec
@@ -613,26 +586,26 @@ class Replica:
 
     # -- messages
 
-    def _received(self, event: ev.Received, now: float) -> None:
-        if self.links.get(event.link) is None:
+    def _received(self, link: int, data: bytes, now: float) -> None:
+        if self.links.get(link) is None:
             return
-        self.membership.heard_on(event.link, now)
+        self.membership.heard_on(link, now)
         try:
-            message = msg.decode(event.data)
+            message = msg.decode(data)
         except PeerError as error:
-            self.outbox.append(Blame(event.link, str(error), Offence.MALFORMED))
-            self.outbox.append(Hangup(event.link, "malformed message"))
+            self.outbox.append(Blame(link, str(error), Offence.MALFORMED))
+            self.outbox.append(Hangup(link, "malformed message"))
             return
-        self._message(event.link, message, now)
-
-    def _message(self, link: int, message: msg.Message, now: float) -> None:
         match message:
             case msg.Records():
                 self._records(link, message, now)
             case msg.Have():
-                self._have(link, message, now)
+                self._author.spread(message.record_ids)
+                for record_id in message.record_ids:
+                    self.holdings.known_to(record_id, link, held=True)
             case msg.HaveChunks():
-                self._have_chunks(link, message, now)
+                if delta := self.ledger.get(message.record_id):
+                    self.holdings.parts_known_to(delta, message.places, link, now)
             case msg.Digest():
                 self.anti_entropy.compare(link, message)
             case msg.RecordIds():
@@ -653,25 +626,12 @@ class Replica:
                 else:
                     self.membership.suspicion(link, message, now)
             case msg.Want():
-                self._want(link, message)
+                if (known := self.links.get(link)) is None or not known.outbound:
+                    text = "asked for a chunk that it could get itself"
+                    self.outbox.append(Blame(link, text, Offence.NONSENSE))
+                else:
+                    self.outbox.append(Put(link, message.blob))
             case msg.Decline():
                 self.fetcher.failed(link, message.blob, now)
             case msg.AclSummary():
                 self.access.exchange(link, message)
-
-    def _have(self, link: int, message: msg.Have, now: float) -> None:
-        self._author.spread(message.record_ids)
-        for record_id in message.record_ids:
-            self.holdings.known_to(record_id, link, held=True)
-
-    def _have_chunks(self, link: int, message: msg.HaveChunks, now: float) -> None:
-        delta = self.ledger.get(message.record_id)
-        if delta is not None:
-            self.holdings.parts_known_to(delta, message.places, link, now)
-
-    def _want(self, link: int, message: msg.Want) -> None:
-        known = self.links.get(link)
-        if known is None or not known.outbound:
-            self.outbox.append(Blame(link, "asked for a chunk that it could get itself", Offence.NONSENSE))
-        else:
-            self.outbox.append(Put(link, message.blob))

@@ -37,9 +37,6 @@ from gossamer.protocol.sampling import RandomSource, sample
 from gossamer.protocol.unix_time import UnixTime, moment, span
 from gossamer.protocol.wire import array, blob, integer, pack, take, text, unpack
 
-NEVER = 0
-"""The value of `Grant.expires` that means no end."""
-
 
 class Role(IntEnum):
     """What a member may do. Each role includes the ones before it."""
@@ -60,14 +57,17 @@ class Grant:
     node_id: bytes
     role: Role
     expires: int
+    """0 for never."""
 
-    def is_current(self, unix_s: float) -> bool:
-        return self.expires == NEVER or unix_s < self.expires
+    @property
+    def end(self) -> float:
+        """Unix seconds; infinite if the grant does not expire."""
+        return self.expires or inf
 
     @property
     def rights(self) -> tuple[Role, float, bytes]:
         """The higher role counts for more, then the later end. Ids decide between equals."""
-        return self.role, inf if self.expires == NEVER else self.expires, self.record_id
+        return self.role, self.end, self.record_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,26 +127,14 @@ class AccessList:
     def __init__(self, section: AdmissionSection, swarm_id: bytes) -> None:
         self.is_open = section.mode == "open"
         """Whether every node that is not revoked may train."""
+        self.owners = frozenset(node_id_of(bytes.fromhex(key)) for key in section.owners)
+        """Node ids of the owners' keys. Without any, nobody can grant or revoke, and the list stays empty."""
         self._swarm_id = swarm_id
-        self._owners = frozenset(node_id_of(bytes.fromhex(key)) for key in section.owners)
         self._grants: dict[bytes, Grant] = {}
         self._revocations: dict[bytes, Revocation] = {}
         self._datas: set[bytes] = set()
 
-    @property
-    def has_owners(self) -> bool:
-        """Whether anybody can grant or revoke. Without owners the access list stays empty for good."""
-        return bool(self._owners)
-
-    def is_owner(self, node_id: bytes) -> bool:
-        """Whether a node id is that of an owner's key. Owners may ask for a status without being members."""
-        return node_id in self._owners
-
     # -- the set
-
-    def is_known(self, data: bytes) -> bool:
-        """Whether these bytes are a record in force."""
-        return data in self._datas
 
     def learn(self, data: bytes) -> Grant | Revocation | None:
         """Unite one record with the set; returns the record if that changed anything.
@@ -173,7 +161,7 @@ class AccessList:
         cannot make us verify any signatures."""
         if len(data) > limits.CREDENTIAL_BYTES_MAX:
             raise MalformedError(f"a credential of {len(data)} bytes")
-        if node_id_of(data[1 : 1 + PUBLIC_KEY_BYTES]) not in self._owners:
+        if node_id_of(data[1 : 1 + PUBLIC_KEY_BYTES]) not in self.owners:
             raise SignatureError("a grant or revocation by somebody who is not an owner of this swarm")
         envelope = open_envelope(data, self._swarm_id)
         match envelope.kind:
@@ -225,12 +213,12 @@ class AccessList:
     def credential_of(self, node_id: bytes, unix_s: float) -> bytes:
         """The envelope of a node's current grant, which it shows to be let in; empty if it has none."""
         grant = self._grants.get(node_id)
-        return grant.data if grant is not None and grant.is_current(unix_s) else b""
+        return grant.data if grant is not None and unix_s < grant.end else b""
 
     def invited_until(self, node_id: bytes) -> int | None:
         """Unix time at which a node's grant ends or ended; None for no end, no grant, or no need."""
         grant = self._grants.get(node_id)
-        return None if self.is_open or grant is None or grant.expires == NEVER else grant.expires
+        return None if self.is_open or grant is None else grant.expires or None
 
     def vet(self, node_id: bytes, unix_s: float, credential: bytes = b"") -> None:
         """Check that a node that shows this credential (a grant's envelope, or nothing) may speak to us now.
@@ -248,12 +236,11 @@ class AccessList:
                 "this swarm lets in invited nodes only; send an owner this node id for gossamer invite: "
                 + node_id.hex()
             )
-        if not any(grant.is_current(unix_s) for grant in grants):
-            end = max(grant.expires for grant in grants)
+        if unix_s >= (end := max(grant.end for grant in grants)):
             raise RefusedError(
                 f"the invitation of node {short(node_id)} ran out {span(unix_s - end)} ago; ask an owner for"
-                f" a new one (it was valid until {moment(end)}: if that is in the future, set the clock that"
-                " is wrong)"
+                f" a new one (it was valid until {moment(int(end))}: if that is in the future, set the clock"
+                " that is wrong)"
             )
         if not self._has_room(node_id):
             raise RefusedError(
@@ -365,7 +352,7 @@ class Access:
 
     def vet_question(self, node_id: bytes, credential: bytes, now: float) -> None:
         """Check that a node may ask how we are doing: members and owners may. Raises RefusedError."""
-        if not self._acl.is_owner(node_id):
+        if node_id not in self._acl.owners:
             self.vet(node_id, credential, now)
 
     def credential_of(self, node_id: bytes, now: float) -> bytes:
@@ -375,7 +362,7 @@ class Access:
     # -- the access list over the links
 
     def link_up(self, link: int) -> None:
-        if self._acl.has_owners:
+        if self._acl.owners:
             self._outbox.send(link, AclSummary(self._acl.digest))
 
     def link_down(self, link: int) -> None:
@@ -383,7 +370,7 @@ class Access:
 
     def wake(self, now: float) -> None:
         """Compare access lists with one random link, and cut links of members whose grant has expired."""
-        if not self._acl.has_owners:
+        if not self._acl.owners:
             return
         if now >= self._next_exchange:
             self._next_exchange = now + limits.ANTI_ENTROPY_INTERVAL_S * (0.5 + 0.5 * self._rng.random())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bootstrap import invites as owners
-from gossamer.protocol.access.acl import NEVER, AccessList, Invitation, Revocation, Role, read_invitation
+from gossamer.protocol.access.acl import AccessList, Invitation, Revocation, Role, read_invitation
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import ADDRESSES_PER_PEER_MAX, REASON_BYTES_MAX
@@ -90,7 +90,7 @@ def test_what_is_signed_is_believed(owner: Identity, manifest: Manifest, days: f
     acl = AccessList(manifest.admission, manifest.swarm_id)
     assert acl.learn(made.grant.data) == made.grant
     assert acl.role_of(ALICE.node_id) is role
-    assert (made.grant.expires == NEVER) == (days == 0)
+    assert (made.grant.expires == 0) == (days == 0)
     acl.learn(owners.revoke(owner, manifest.swarm_id, ALICE.node_id, last_round=7, reason="gone"))
     assert acl.role_of(ALICE.node_id) is None
     assert acl.counts(ALICE.node_id, 7) == (role is Role.TRAIN) and not acl.counts(ALICE.node_id, 8)

@@ -158,12 +158,6 @@ def _snapshot_seeds() -> list[bytes]:
     return [first + other for other in found] + [b"".join(found), b""]
 
 
-# --- records on disk ---------------------------------------------------------------------------------
-
-FILE, ROWS = b"\0", b"\1"
-"""First byte of an input: whether the rest is a database file, or the rows of its tables."""
-
-
 STORES = [
     Target("control", _control, _control_seeds, mutate=_mutate_frame),
     Target("address", _address, _address_seeds, errors=LocalError, mutate=mutate_bytes),

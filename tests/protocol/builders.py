@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.protocol.access.acl import NEVER, AccessList, Role, grant_body, revocation_body
+from gossamer.protocol.access.acl import AccessList, Role, grant_body, revocation_body
 from gossamer.protocol.context import Context
 from gossamer.protocol.effects import Outbox
 from gossamer.protocol.errors import PeerError
@@ -196,7 +196,7 @@ def grant(
     of: Manifest,
     *,
     role: Role = Role.TRAIN,
-    expires: int = NEVER,
+    expires: int = 0,
     issued: int = 0,
     by: Identity = OWNER,
 ) -> bytes:
