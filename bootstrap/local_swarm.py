@@ -33,7 +33,7 @@ from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home
 from gossamer.node.processes import reset_signals, stop_signals
 from gossamer.node.trainer import genesis
-from gossamer.protocol.errors import ConfigError, LocalError, StorageError
+from gossamer.protocol.errors import ConfigError, LocalError
 from gossamer.protocol.manifest import Manifest
 
 REFRESH_S = 0.5
@@ -271,7 +271,9 @@ def founded(options: SwarmOptions) -> Iterator[tuple[Manifest, Path]]:
     folder = options.folder.absolute() if options.folder else Path(tempfile.mkdtemp(prefix="gossamer-swarm-"))
     is_needed = options.folder is not None
     try:
-        _check_empty(folder)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if any(folder.iterdir()):
+            raise ConfigError(f"--dir {folder} is not empty; choose a new folder")
         boot = Home(folder / "bootstrap")
         boot.create()
         boot.adopt(manifest)
@@ -296,16 +298,6 @@ def _text_options(options: SwarmOptions) -> dict[str, OptionValue]:
         raise ConfigError(str(error)) from None
     steps = options.rounds * options.every_steps / options.fragments * options.nodes
     return {"horizon_tokens": int(steps * int(task["batch_size"]) * int(task["context"]))}
-
-
-def _check_empty(folder: Path) -> None:
-    """Raise ConfigError or StorageError unless the nodes can live there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if any(folder.iterdir()):
-            raise ConfigError(f"--dir {folder} is not empty; choose a new folder")
-    except OSError as error:
-        raise StorageError(f"--dir {folder}: {error.strerror}") from None
 
 
 def _cores() -> int:

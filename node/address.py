@@ -48,11 +48,6 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def is_ip(host: str) -> bool:
-    """Whether this is an IP address, and not a name that would have to be looked up."""
-    return _parsed(host) is not None
-
-
 def _parsed(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -90,10 +85,8 @@ def network_group(host: str) -> str | None:
 
 def is_loopback(host: str) -> bool:
     """Whether a host reaches this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    address = _parsed(host)
+    return host == "localhost" if address is None else address.is_loopback
 
 
 def is_of_one_interface(host: str) -> bool:

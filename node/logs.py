@@ -175,9 +175,7 @@ def handler(*, as_json: bool = False) -> logging.Handler:
 def level_of(logger: logging.Logger) -> str:
     """A logger's own level, as `configure` takes it; info if none is set."""
     wanted = logger.level or logging.INFO
-    return next(
-        (level for level in LEVELS if wanted <= logging.getLevelNamesMapping()[level.upper()]), LEVELS[-1]
-    )
+    return next((level for level in LEVELS if wanted <= getattr(logging, level.upper())), LEVELS[-1])
 
 
 def configure(*, level: str = INFO, debug: bool = False, as_json: bool = False) -> None:

@@ -3,6 +3,10 @@
 Two different records by one author for one round prove equivocation: both are void, on every node and for
 ever. The proof is the two records themselves; a third adds nothing and is not kept. Digests therefore
 cover what the set *means* (a record, or "void"), so that nodes holding different pairs of proof agree.
+
+Two ledgers are compared in a few messages, however long they are, by digests of ranges of rounds. These form
+a tree (a Merkle tree) with 16 children to a node: a leaf is the digest of one round, a parent the hash of its
+children, an empty range 32 zero bytes. Where digests differ, one descends.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -12,8 +16,74 @@ from hashlib import sha256
 
 from gossamer.protocol import limits
 from gossamer.protocol.pace import clock_among
-from gossamer.protocol.range_digests import EMPTY, RangeDigests
 from gossamer.protocol.records import NO_RECORD, Delta
+
+EMPTY = bytes(32)
+
+
+def can_be(level: int, index: int) -> bool:
+    """Whether a range has any valid round numbers in it."""
+    return index << (limits.RANGE_FANOUT_BITS * level) <= limits.ROUND_MAX
+
+
+class RangeDigests:
+    """A digest for every range ``[index * 16**level, (index + 1) * 16**level)`` of rounds.
+
+    Parents are computed when asked for, and forgotten when something below them changes.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, bytes] = {}
+        self._rounds: list[int] = []
+        """Rounds that are not empty, ascending: so a gap of millions of rounds costs nothing to hash."""
+        self._parents: dict[tuple[int, int], bytes] = {}
+
+    def update(self, round_: int, digest: bytes) -> None:
+        """Set the digest of one round; EMPTY if nothing is left in it."""
+        if round_ in self._leaves:
+            del self._leaves[round_], self._rounds[bisect_left(self._rounds, round_)]
+        if digest != EMPTY:
+            self._leaves[round_] = digest
+            insort(self._rounds, round_)
+        for level in range(1, limits.RANGE_LEVEL_MAX + 2):
+            self._parents.pop((level, round_ >> (limits.RANGE_FANOUT_BITS * level)), None)
+
+    def digest(self, level: int, index: int, floor: int = -1) -> bytes:
+        """Digest of one range as if the set had nothing up to round `floor`; EMPTY if nothing is left."""
+        bits = limits.RANGE_FANOUT_BITS * level
+        first, end = index << bits, (index + 1) << bits
+        found = bisect_left(self._rounds, max(first, floor + 1))
+        if found == len(self._rounds) or self._rounds[found] >= end:
+            return EMPTY
+        if level == 0:
+            return self._leaves[index]
+        if first > floor and (level, index) in self._parents:
+            return self._parents[level, index]
+        digest = sha256(b"".join(digest for _, digest in self.children(level, index, floor))).digest()
+        if first > floor:
+            self._parents[level, index] = digest
+        return digest
+
+    def children(self, level: int, index: int, floor: int = -1) -> list[tuple[int, bytes]]:
+        """The ranges one level down, with their digests above `floor`, empty ones included."""
+        first = index << limits.RANGE_FANOUT_BITS
+        children = range(first, first + limits.RANGE_FANOUT)
+        return [(child, self.digest(level - 1, child, floor)) for child in children]
+
+    @property
+    def top(self) -> int:
+        """The lowest level on which 16 ranges hold everything."""
+        highest = self._rounds[-1] if self._rounds else 0
+        return max(0, (highest.bit_length() - 1) // limits.RANGE_FANOUT_BITS)
+
+    def summary(self, floor: int = -1) -> list[tuple[int, bytes]]:
+        """All ranges of the top level, above `floor`."""
+        return self.children(self.top + 1, 0, floor)
+
+    @property
+    def root(self) -> bytes:
+        """One digest for the whole set."""
+        return self.digest(self.top + 1, 0)
 
 
 class Added(Enum):

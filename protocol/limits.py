@@ -114,6 +114,8 @@ PUSH_FANOUT = 4
 ANTI_ENTROPY_INTERVAL_S = 10.0
 
 RANGE_FANOUT_BITS = 4
+RANGE_FANOUT = 1 << RANGE_FANOUT_BITS
+RANGE_LEVEL_MAX = -(-ROUND_MAX.bit_length() // RANGE_FANOUT_BITS) - 1
 """Ledger digests form a tree: 16 rounds to a node, 16 nodes to a parent."""
 
 COMPARED_PARENTS_MAX = 48

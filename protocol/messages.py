@@ -13,11 +13,10 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.identity import NODE_ID_BYTES
 from gossamer.protocol.payloads import HASH_BYTES
-from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import HEADER_BYTES
 from gossamer.protocol.wire import array, blob, boolean, integer, pack, read, row, unpack, values
 
-_COMPARED_MAX = limits.COMPARED_PARENTS_MAX * FANOUT
+_COMPARED_MAX = limits.COMPARED_PARENTS_MAX * limits.RANGE_FANOUT
 
 _hash, _round, _number = blob(HASH_BYTES), integer(0, limits.ROUND_MAX), integer(0, limits.COUNTER_MAX)
 
@@ -68,7 +67,7 @@ class Digest:
     equal".
     """
 
-    level: Annotated[int, integer(0, LEVEL_MAX)]
+    level: Annotated[int, integer(0, limits.RANGE_LEVEL_MAX)]
     ranges: Annotated[tuple[tuple[int, bytes], ...], array(row(_round, _hash), _COMPARED_MAX)]
     """The index of each range at its level, and its digest."""
     whole: Flag = False

@@ -11,9 +11,8 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bootstrap.cli.bootstrap import bootstrap
 from gossamer.bootstrap.cli.init import init
-from gossamer.bootstrap.cli.node import node, show_id
+from gossamer.bootstrap.cli.node import bootstrap, node, show_id
 from gossamer.bootstrap.cli.owner import invite, revoke
 from gossamer.bootstrap.cli.swarm import swarm
 from gossamer.bootstrap.cli.use import export, generate

@@ -62,7 +62,7 @@ def peers(
     """
     from rich.console import Console
 
-    from gossamer.bootstrap.top import show_peers
+    from gossamer.bootstrap.live_table import show_peers
     from gossamer.node.daemon.network.rpc import asker_in, fetch_status
 
     asker = asker_in(folder)
@@ -92,7 +92,7 @@ def top(
         gossamer top --dir ~/.gossamer/0f2aa9b7d875
         gossamer top 127.0.0.1:7781
     """
-    from gossamer.bootstrap.top import show_top
+    from gossamer.bootstrap.live_table import show_top
     from gossamer.node.daemon.dashboard.client import find_admin
 
     find_admin(address, folder)  # report a mistake before the screen is taken over

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from gossamer.protocol import limits
 from gossamer.protocol.context import Context
 from gossamer.protocol.gossip.announce import Announcer
+from gossamer.protocol.ledger import can_be
 from gossamer.protocol.messages import Digest, GetRecords, RecordIds
-from gossamer.protocol.range_digests import can_be
 from gossamer.protocol.sampling import sample
 
 
@@ -95,7 +95,7 @@ class AntiEntropy:
         differing = [
             i
             for i, digest in message.ranges
-            if can_be(message.level, i) and digests.digest_above(message.level, i, above) != digest
+            if can_be(message.level, i) and digests.digest(message.level, i, above) != digest
         ]
         if differing:
             self._descend(link, message.level, sorted(set(differing)), above)

@@ -60,10 +60,7 @@ def test_what_is_written_is_read_bit_for_bit(tmp_path: Path, rng: np.random.Gene
     [
         (lambda t: t["a"].__setitem__((0, 0), 0.5), "does not hold the initial parameters of this manifest"),
         (lambda t: t.pop("b.c"), "as the swarm's initial parameters"),
-        (
-            lambda t: t.update(d=t["d"].reshape(4, 3)),
-            "tensor 'd' has shape [4, 3], but the manifest says [3, 2, 2]",
-        ),
+        (lambda t: t.update(d=t["d"][:2]), "as the swarm's initial parameters"),
         (lambda t: t["a"].__setitem__((0, 0), np.nan), "not finite"),
         (lambda t: t["a"].__setitem__((0, 0), 64.0), "outside"),
     ],

@@ -1,4 +1,4 @@
-"""`gossamer.bootstrap.top`: the tables of `gossamer peers` and `gossamer top`."""
+"""`gossamer.bootstrap.live_table`: the tables of `gossamer peers` and `gossamer top`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gossamer.bootstrap.top import drawn, frame, show_peers, show_top
+from gossamer.bootstrap.live_table import drawn, frame, show_peers, show_top
 from gossamer.node.daemon.monitoring.status import to_json
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.merge.contributions import ContributionStats, Figures, RoundFigures

@@ -23,7 +23,6 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import PeerError
 from gossamer.protocol.history.claims import genesis_claim
 from gossamer.protocol.membership.members import NodeInfo
-from gossamer.protocol.range_digests import LEVEL_MAX
 from gossamer.protocol.records import (
     NO_RECORD,
     Claim,
@@ -334,7 +333,7 @@ class Siege:
     def compare(self, dice: Random) -> None:
         """Send part of an exchange of ledgers, about rounds and records that exist."""
         rounds = [*self.core.ledger.rounds(), self.core.ledger.floor, 1, limits.ROUND_MAX]
-        level = dice.choice((0, 0, 0, 1, self.core.ledger.digests.top + 1, LEVEL_MAX))
+        level = dice.choice((0, 0, 0, 1, self.core.ledger.digests.top + 1, limits.RANGE_LEVEL_MAX))
         chosen = [dice.choice(rounds) for _ in range(dice.choice((0, 1, 3, 12)))]
         some = [dice.choice(list(self.known))[:32] for _ in range(dice.choice((0, 1, 3, 12)))]
         ranges = tuple(

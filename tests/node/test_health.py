@@ -62,7 +62,11 @@ FINDINGS: dict[str, tuple[float, dict[str, Any], str]] = {
         {"payloads_missing": 7, "is_ready": False},
         "joining: no part of 7 missing payloads or snapshots has arrived for 5 minutes; no linked node holds",
     ),
-    "clock": (0, {"clock_offsets": (90.0, 91.0, 89.0)}, "90 s behind the clocks of 3 peers; set it (NTP)"),
+    "clock": (
+        0,
+        {"clock_offsets": (90.0, 91.0, 89.0)},
+        "90 s behind the clock(s) of 3 peer(s); set the one that is wrong (NTP)",
+    ),
     "invitation": (0, {"invited_until": 1000 + 7200}, "the invitation runs out in 2.0 hours"),
     "slow": (0, {"late_s": 2.5}, "this node was busy for 2.5 s and answered nobody"),
 }
@@ -173,18 +177,13 @@ def test_the_first_problem_of_the_table_is_the_reason_and_all_are_logged(checked
         ((), ""),
         ((29.0, -29.0, 3.0), ""),
         ((1.0, 5000.0, 0.0), ""),
-        (
-            (-100.0,),
-            "this machine's clock and that of 1 peer(s) differ by 100 s: set the one that is wrong (NTP)",
-        ),
-        (
-            (-99.0, -100.0),
-            "this machine's clock and that of 2 peer(s) differ by 99 s: set the one that is wrong (NTP)",
-        ),
+        ((-100.0,), "100 s ahead of the clock(s) of 1 peer(s)"),
+        ((-99.0, -100.0), "99 s ahead of the clock(s) of 2 peer(s)"),
         ((0.5, 3600.0), ""),  # ours and one of them agree
         ((-3600.0, 0.5, -3600.0, -0.5), ""),
-        ((-100.0, -90.0, 7.0), "this machine's clock is 90 s ahead of the clocks of 3 peers; set it (NTP)"),
+        ((-100.0, -90.0, 7.0), "90 s ahead of the clock(s) of 3 peer(s)"),
     ],
 )
 def test_the_median_peer_is_believed(offsets: tuple[float, ...], found: str) -> None:
-    assert clock_problem(offsets) == found
+    said = clock_problem(offsets)
+    assert found in said and bool(found) == bool(said)

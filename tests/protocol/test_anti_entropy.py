@@ -16,7 +16,6 @@ from gossamer.protocol.effects import Effect, Send
 from gossamer.protocol.gossip.announce import Announcer
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
 from gossamer.protocol.ledger import Added
-from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import Delta
 from tests.protocol import builders
 
@@ -195,7 +194,7 @@ HASH = st.binary(min_size=32, max_size=32)
         st.one_of(
             st.builds(
                 msg.Digest,
-                st.integers(0, LEVEL_MAX),
+                st.integers(0, limits.RANGE_LEVEL_MAX),
                 st.lists(st.tuples(st.integers(0, limits.ROUND_MAX), HASH), max_size=20).map(tuple),
                 st.booleans(),
             ),
@@ -228,7 +227,7 @@ def _bytes(effects: list[Effect]) -> int:
 
 def test_repeating_a_question_in_one_message_does_not_repeat_the_answer():
     side = Side((author, 7, 0) for author in range(200))
-    most = limits.COMPARED_PARENTS_MAX * FANOUT
+    most = limits.COMPARED_PARENTS_MAX * limits.RANGE_FANOUT
     assert _bytes(side.anti_entropy.compare(1, msg.Digest(0, ((7, bytes(32)),) * most))) < 10_000
     assert _bytes(side.anti_entropy.compare(1, msg.Digest(1, ((0, bytes(32)),) * most))) < 2_000
     records = side.anti_entropy.record_ids(1, msg.RecordIds(((7, ()),) * most))

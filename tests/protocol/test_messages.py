@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.range_digests import FANOUT, LEVEL_MAX
 from gossamer.protocol.records import HEADER_BYTES
 from gossamer.protocol.wire import pack, unpack
+
+RANGES = limits.COMPARED_PARENTS_MAX * limits.RANGE_FANOUT
 
 HASH = st.binary(min_size=32, max_size=32)
 HASHES = st.lists(HASH, max_size=5).map(tuple)
@@ -24,7 +25,7 @@ MESSAGES = {
     "Have": st.builds(msg.Have, HASHES),
     "Digest": st.builds(
         msg.Digest,
-        st.integers(0, LEVEL_MAX),
+        st.integers(0, limits.RANGE_LEVEL_MAX),
         st.lists(st.tuples(ROUND, HASH), max_size=5).map(tuple),
         st.booleans(),
     ),
@@ -88,16 +89,16 @@ WRONG = [
     (1, [[E, True]] * (limits.RECORDS_PER_MESSAGE_MAX + 1)),
     (2, [H[:-1]]),
     (2, [H] * (limits.IDS_PER_MESSAGE_MAX + 1)),
-    (3, LEVEL_MAX + 1, [], False),
+    (3, limits.RANGE_LEVEL_MAX + 1, [], False),
     (3, -1, [], False),
     (3, 0, [[0, H[:-1]]], False),
     (3, 0, [[limits.ROUND_MAX + 1, H]], False),
     (3, 0, [[-1, H]], False),
-    (3, 0, [[0, H]] * (limits.COMPARED_PARENTS_MAX * FANOUT + 1), False),
+    (3, 0, [[0, H]] * (RANGES + 1), False),
     (3, 0, [], 0),
     (4, [[0, [H[:-1]]]]),
     (4, [[0, [H] * (limits.IDS_PER_ROUND_MAX + 1)]]),
-    (4, [[0, []]] * (limits.COMPARED_PARENTS_MAX * FANOUT + 1)),
+    (4, [[0, []]] * (RANGES + 1)),
     (5, [H] * (limits.IDS_PER_MESSAGE_MAX + 1)),
     (6, [[H, -1, 0]], False),
     (6, [[H, 0, 2**53 + 1]], False),
@@ -127,7 +128,9 @@ LARGEST = [
     msg.Records(((b"\xff" * limits.RECORD_BYTES_MAX, True),) * limits.RECORDS_PER_MESSAGE_MAX),
     msg.Have((b"\xff" * 32,) * limits.IDS_PER_MESSAGE_MAX),
     msg.Digest(
-        LEVEL_MAX, ((limits.ROUND_MAX, b"\xff" * 32),) * (limits.COMPARED_PARENTS_MAX * FANOUT), whole=True
+        limits.RANGE_LEVEL_MAX,
+        ((limits.ROUND_MAX, b"\xff" * 32),) * (RANGES),
+        whole=True,
     ),
     msg.GetRecords((b"\xff" * 32,) * limits.IDS_PER_MESSAGE_MAX),
     msg.HaveChunks(b"\xff" * 32, (limits.PAYLOAD_CHUNKS_MAX - 1,) * limits.PAYLOAD_CHUNKS_MAX),
@@ -135,7 +138,7 @@ LARGEST = [
     # What anti-entropy puts into an Inventory at most: it stops at the round that fills it.
     msg.RecordIds(
         (
-            *((limits.ROUND_MAX, ()) for _ in range(limits.COMPARED_PARENTS_MAX * FANOUT - 2)),
+            *((limits.ROUND_MAX, ()) for _ in range(RANGES - 2)),
             (limits.ROUND_MAX, (b"\xff" * 32,) * (limits.IDS_PER_MESSAGE_MAX - 1)),
             (limits.ROUND_MAX, (b"\xff" * 32,) * limits.IDS_PER_ROUND_MAX),
         )

@@ -8,7 +8,6 @@ import aiohttp
 
 from gossamer.node.address import format_address, parse_address
 from gossamer.node.daemon.dashboard.server import TOKEN_VARIABLE, token_here
-from gossamer.node.daemon.network.listening import Resolver
 from gossamer.node.formatting import harmless_line
 from gossamer.node.home import Home, nodes_root
 from gossamer.protocol.errors import ConfigError, UnreachableError
@@ -42,10 +41,9 @@ async def fetch_state(address: str) -> dict[str, Any]:
     token, url = token_here(), f"http://{address}/api/state"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    connector = aiohttp.TCPConnector(resolver=Resolver())
     try:
         async with (
-            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            aiohttp.ClientSession(timeout=timeout) as session,
             session.get(url, headers=headers, allow_redirects=False) as response,
         ):
             body = await response.read()

@@ -58,15 +58,6 @@ class Feed:
             for queue in list(self._listeners):
                 self._let_go(queue)
 
-    def _opening(self) -> list[bytes]:
-        """What a new listener is sent first."""
-        lines = [line for line in self._monitor.log.since(0) if line.number <= self._logged]
-        return [
-            event("state", to_json(self._monitor.latest)),
-            event("evaluations", self._monitor.history.losses_as_json()),
-            *(event("notice", line.to_json()) for line in lines),
-        ]
-
     def publish(self, events: Iterable[bytes]) -> None:
         """Queue events for all listeners; never waits."""
         data = b"".join(events)
@@ -85,7 +76,13 @@ class Feed:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
             await response.prepare(request)
-            data = b"".join(self._opening())
+            lines = [line for line in self._monitor.log.since(0) if line.number <= self._logged]
+            opening = [
+                event("state", to_json(self._monitor.latest)),
+                event("evaluations", self._monitor.history.losses_as_json()),
+                *(event("notice", line.to_json()) for line in lines),
+            ]
+            data = b"".join(opening)
             while queue in self._listeners:
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
                     await response.write(data)

@@ -50,9 +50,6 @@ STARVED_S = 300.0
 
 SLOW_S = 1.0
 CLOCK_OFF_S = 30.0
-PEERS_MIN = 3
-"""With fewer peers it cannot be told whose clock is wrong."""
-
 log = logging.getLogger("gossamer.health")
 
 
@@ -241,13 +238,9 @@ def clock_problem(offsets: Iterable[float]) -> str:
     off = min(median_low(known), median_high(known), key=abs)  # half of them, with ours, are a majority
     if abs(off) < CLOCK_OFF_S:
         return ""
-    if len(known) < PEERS_MIN:
-        theirs = f"that of {len(known)} peer(s)"
-        return (
-            f"this machine's clock and {theirs} differ by {abs(off):.0f} s: set the one that is wrong (NTP)"
-        )
     which = "behind" if off > 0 else "ahead of"
-    return f"this machine's clock is {abs(off):.0f} s {which} the clocks of {len(known)} peers; set it (NTP)"
+    theirs = f"the clock(s) of {len(known)} peer(s)"
+    return f"this machine's clock is {abs(off):.0f} s {which} {theirs}; set the one that is wrong (NTP)"
 
 
 @dataclass(slots=True)

@@ -233,7 +233,6 @@ class Monitor:
                 itself, tokens=report.tokens, device=report.device, tokens_per_s=report.tokens_per_s
             )
         sent, received, payload_sent, payload_received = sources.links.traffic()
-        is_undialled = self.health.is_found("undialled")
         return NodeStatus(
             time=round(time.time(), 3),
             swarm_id=core.swarm_id.hex(),
@@ -245,7 +244,7 @@ class Monitor:
             release=__version__,
             folder=str(sources.home.root.absolute()),
             addresses=tuple(core.own_record.addresses),
-            reachable=True if sources.links.dialled_by_others else False if is_undialled else None,
+            reachable=sources.links.dialled_by_others > 0,
             invited_until=core.acl.invited_until(core.identity.node_id),
             state=sources.state,
             problem=None if healthy else reason,

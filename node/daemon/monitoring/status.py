@@ -183,8 +183,8 @@ class NodeStatus:
     folder: str = local()
     addresses: tuple[str, ...]
     """Where we say that we can be dialled."""
-    reachable: bool | None
-    """Whether others have dialled us there; None while that is not known."""
+    reachable: bool
+    """Whether others have dialled us there."""
     invited_until: int | None = metric(
         "invited_until_timestamp_seconds", "When this node's invitation ends, in Unix time."
     )

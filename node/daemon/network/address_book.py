@@ -44,18 +44,25 @@ class AddressBook:
         self._limit = RateLimit()
 
     def remember(self) -> None:
-        """Write down where members are, and their ids: the anchors, the others that are alive, then those
-        gone.
-
-        Members that are gone are kept because it may be our own network that is gone: we look for them the
-        next time. First one address of each member, then more while there is room, in random order: otherwise
-        a few members that one liar made up, with many addresses each, could be all that we know.
-        """
+        """Write down where members are, and their ids."""
         self._write(self._contacts())
 
     def _contacts(self) -> list[str]:
-        # We chose the anchors long ago, so nobody can have planted them since.
-        found = dict.fromkeys((*self._core.links.anchors(), *self._others()))
+        """The anchors, the others that are alive, then those gone: it may be our own network that is gone.
+
+        We chose the anchors long ago, so nobody can have planted them since. Of the others, first one address
+        of each, then more while there is room, in random order: else a few members that one liar made up,
+        with many addresses each, could be all that we know.
+        """
+        firsts, more = [], []
+        for members in (self._core.roster.live(), self._core.roster.doubted()):
+            for member in random.sample(members, len(members)):
+                addresses = member.record.body.addresses
+                shuffled = random.sample(addresses, len(addresses))
+                contacts = [(address, member.record.node_id) for address in shuffled]
+                firsts += contacts[:1]
+                more += contacts[1:]
+        found = dict.fromkeys((*self._core.links.anchors(), *firsts, *more))
         return [str(Contact(address, node_id)) for address, node_id in found][:REMEMBERED_MAX]
 
     def _write(self, contacts: list[str]) -> None:
@@ -65,20 +72,6 @@ class AddressBook:
         except OSError as error:
             if self._limit.allows(error.errno):
                 log.warning("cannot save our peers' addresses: %s", error.strerror)
-
-    def _others(self) -> list[tuple[str, bytes]]:
-        roster = self._core.roster
-        firsts: list[tuple[str, bytes]] = []
-        more: list[tuple[str, bytes]] = []
-        for members in (roster.live(), roster.doubted()):
-            for member in random.sample(members, len(members)):
-                addresses = member.record.body.addresses
-                contacts = [
-                    (address, member.record.node_id) for address in random.sample(addresses, len(addresses))
-                ]
-                firsts += contacts[:1]
-                more += contacts[1:]
-        return firsts + more
 
     async def run(self) -> None:
         """Remember members soon, since this run may be short, and then now and then, until cancelled."""
@@ -132,11 +125,10 @@ class OwnAddresses:
         works = known is not None and not is_loopback(known) and not is_gone(known)
         if works or (is_loopback(host) and self._hosts):
             return
-        public = {family: host for family, host in self._hosts.items() if not is_loopback(host)}
-        kept = {family: host for family, host in public.items() if not is_gone(host)}
-        if len(kept) < len(public):
-            lost = " and ".join(host for family, host in public.items() if family not in kept)
-            log.info("this machine is at %s now, and no longer at %s", host, lost)
-        self._hosts = kept | {family_of(host): host}
+        public = {family: known for family, known in self._hosts.items() if not is_loopback(known)}
+        if lost := [known for known in public.values() if is_gone(known)]:
+            log.info("this machine is at %s now, and no longer at %s", host, " and ".join(lost))
+        self._hosts = {family: known for family, known in public.items() if known not in lost}
+        self._hosts[family_of(host)] = host
         addresses = tuple(format_address(host, self._port) for host in self._hosts.values())
         self._carry_out(self._core.announce(addresses))

@@ -61,6 +61,9 @@ from gossamer.protocol.messages import Decline, Want, encode
 from gossamer.protocol.payloads import Chunk, packed_size, unpack_chunk
 from gossamer.protocol.replica import Replica
 
+LINK = web.RequestKey("link", PeerLink)
+"""The link that a request for or with a chunk belongs to."""
+
 ENCODING_HEADER = "Content-Encoding"
 ZSTD = "zstd"
 
@@ -327,8 +330,9 @@ class ChunkTransfer:
         else:
             self._dispatch(ev.ChunkFailed(link.number, want.blob))
 
-    async def take(self, link: PeerLink, request: web.Request) -> web.Response:
+    async def take(self, request: web.Request) -> web.Response:
         """A peer puts a chunk that we asked it for."""
+        link = request[LINK]
         link.note_date(request.headers.get("Date"))
         blob = bytes.fromhex(request.match_info["hash"])
         size = self._core.fetcher.expected_size(blob)
@@ -430,9 +434,10 @@ class ChunkTransfer:
             link.send(encode(Decline(blob)))
             return 0
 
-    async def serve(self, link: PeerLink, request: web.Request) -> web.StreamResponse:
+    async def serve(self, request: web.Request) -> web.StreamResponse:
         """A peer gets a chunk, unless it is not here (then it waits for no place), or we are busy. The next
         request on the same connection begins only when this one has returned."""
+        link = request[LINK]
         blob = bytes.fromhex(request.match_info["hash"])
         try:
             self._check_here(blob)

@@ -32,7 +32,7 @@ from aiohttp import web
 
 from gossamer.node.address import WILDCARDS, check_plaintext, format_address, is_loopback, origin_of
 from gossamer.node.daemon.network.access import Access
-from gossamer.node.daemon.network.chunk_transfer import ChunkTransfer
+from gossamer.node.daemon.network.chunk_transfer import LINK, ChunkTransfer
 from gossamer.node.daemon.network.links import (
     PREFIX,
     SESSION_HEADER,
@@ -71,7 +71,6 @@ BACKLOG = 128
 """Connections that the system keeps for us until we accept them."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-LinkHandler = Callable[[PeerLink, web.Request], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("gossamer.server")
 
@@ -377,8 +376,8 @@ class Server:
         chunk = f"{PREFIX}/chunk/{{hash:[0-9a-f]{{64}}}}"
         app.router.add_get(f"{PREFIX}/link", self._serve_link)
         app.router.add_get(f"{PREFIX}/manifest", self._rpc.serve_manifest)
-        app.router.add_get(chunk, self._for_links(self._chunks.serve))
-        app.router.add_put(chunk, self._for_links(self._chunks.take))
+        app.router.add_get(chunk, self._chunks.serve)
+        app.router.add_put(chunk, self._chunks.take)
         app.router.add_get(f"{PREFIX}/status", self._rpc.serve_status)
         app.router.add_put(f"{PREFIX}/credential", self._rpc.take_credential)
         app.on_response_prepare.append(self._rpc.prove)
@@ -390,11 +389,14 @@ class Server:
             connection, link = connection_of(request), self._link_of(request)
             if connection.node_id is None:
                 self._prove_or_refuse(connection, link)
-            scores = self._links.scores
-            if link is None or "hash" not in request.match_info:  # members may ask freely for chunks only
+            scores, is_of_link = self._links.scores, "hash" in request.match_info
+            if link is None or not is_of_link:  # members may ask freely for chunks only
                 await asyncio.sleep(scores.charge_request(connection.origin))
+                if is_of_link:
+                    raise web.HTTPForbidden(text="no such session")
                 return await handler(request)
             try:
+                request[LINK] = link
                 return await handler(request)
             except (web.HTTPNotFound, web.HTTPConflict):
                 await asyncio.sleep(scores.charge_misses(link.node_id))
@@ -414,17 +416,6 @@ class Server:
             wait = str(ceil(seconds))
             text = f"this address is turned away for misbehaviour, for another {wait} s"
             raise web.HTTPTooManyRequests(text=text, headers={"Retry-After": wait, "Connection": "close"})
-
-    def _for_links(self, handler: LinkHandler) -> Handler:
-        """A route for linked peers: its handler is given the link that a request belongs to."""
-
-        async def handle(request: web.Request) -> web.StreamResponse:
-            link = self._link_of(request)
-            if link is None:
-                raise web.HTTPForbidden(text="no such session")
-            return await handler(link, request)
-
-        return handle
 
     def _link_of(self, request: web.Request) -> PeerLink | None:
         """The link whose session a request carries. One that we hung up does not count, however slowly it

@@ -29,29 +29,25 @@ SCRIPTS = (
 )
 """Definitions first: a file may use what those before it define, and `main.js` starts everything."""
 
-_STYLE_PLACE, _SCRIPT_PLACE, _POLICY_PLACE = "/*{style}*/", "/*{script}*/", "{policy}"
-
 
 def document() -> str:
-    """The whole page. It carries its own policy, in case it is saved or served without the header."""
-    html = _read("index.html").replace(_POLICY_PLACE, "; ".join(_directives()))
-    return html.replace(_STYLE_PLACE, _style()).replace(_SCRIPT_PLACE, _script())
+    """The whole page."""
+    return _read("index.html").replace("/*{style}*/", _style()).replace("/*{script}*/", _script())
 
 
 def policy() -> str:
     """The value of the Content-Security-Policy header (CSP level 3) to serve `document()` with."""
-    return "; ".join((*_directives(), "frame-ancestors 'none'"))  # not allowed in a <meta>
-
-
-def _directives() -> tuple[str, ...]:
-    return (
-        "default-src 'none'",
-        f"script-src '{_digest(_script())}'",
-        f"style-src '{_digest(_style())}'",
-        "img-src data:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src '{_digest(_script())}'",
+            f"style-src '{_digest(_style())}'",
+            "img-src data:",
+            "connect-src 'self'",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "frame-ancestors 'none'",
+        )
     )
 
 

@@ -58,7 +58,7 @@ class Inspector {
   }
 
   #own({ reachable, trainer, records, closed_round }) {
-    const reach = { true: "yes, others can dial it", false: "no: it only dials out" }[reachable] ?? "not known yet";
+    const reach = reachable ? "yes, others have dialled it" : "nobody has dialled it yet";
     return [
       ["Reachable", reach],
       ["Inner steps", whole(trainer.inner_steps)],
