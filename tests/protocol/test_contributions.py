@@ -157,11 +157,6 @@ def test_an_honest_member_has_none():
     assert summary.agreement == pytest.approx(0.4)
 
 
-def test_of_a_stranger_there_is_nothing_to_say():
-    summary = ContributionStats().of(member(3))
-    assert (summary.judged, summary.agreement, summary.verdict) == (0, None, None)
-
-
 def test_a_verdict_begins_once_and_ends_once():
     stats = ContributionStats()
     assert play(stats, *[CLIPPED] * (ROUNDS_MIN - 1)) == [], "too early to say"
@@ -283,16 +278,6 @@ def test_where_members_are_too_many_each_new_one_costs_no_look_at_all_others(mon
     assert looks <= 1600 // 10
     assert len(stats._rounds) <= 160
     assert all(stats.of(member).judged for member in members[-100:])
-
-
-def test_a_summary_is_made_once_for_all_who_ask_until_there_is_news():
-    stats = ContributionStats()
-    play(stats, *[GOOD] * 3)
-    before = stats.of(member(0))
-    assert stats.of(member(0)) is before
-    play(stats, OPPOSED, start=4)
-    assert (before.judged, before.opposed) == (3, 0)
-    assert (stats.of(member(0)).judged, stats.of(member(0)).opposed) == (4, 1)
 
 
 def test_who_trains_a_head_of_its_own_is_neither_clipped_nor_opposed():

@@ -1,30 +1,130 @@
-"""Chunks: sizes, hashes and roots; what is packed comes back, and no more than a chunk is ever unpacked."""
+"""Payloads: each value has one place, each payload its sections, and chunks travel packed."""
 
 from __future__ import annotations
 
 from hashlib import sha256
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, PAYLOAD_CHUNKS_MAX
 from gossamer.protocol.payloads import (
     WORTH_IT,
+    Payload,
+    Section,
+    TensorSpec,
     chunk_hashes,
     chunk_sizes,
+    encode_payload,
     pack_chunk,
     packed_size,
     parse_index,
     payload_chunk_bytes,
     payload_chunk_sizes,
+    payload_length,
+    plan,
     root_of,
     split,
     unpack_chunk,
 )
+from tests.protocol import builders
+
+SHAPES = st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1, max_size=30)
+
+
+@given(SHAPES, st.data())
+def test_every_value_has_exactly_one_place(shapes, data):
+    tensors = [TensorSpec(f"t{i}", shape, "mean") for i, shape in enumerate(shapes)]
+    fragments = data.draw(st.integers(1, len(tensors)))
+    layout = plan(tensors, fragments)
+    assert len(layout.fragments) == fragments
+    assert layout.numel == sum(t.numel for t in tensors)
+    assert layout.snapshot_bytes == 4 * layout.numel
+    at = 0
+    names = []
+    spans = []
+    for number, fragment in enumerate(layout.fragments):
+        assert (fragment.index, fragment.offset) == (number, at)
+        at += fragment.numel
+        inside = 0
+        for slot in fragment.slots:
+            assert (slot.offset, slot.span) == (inside, slice(inside, inside + slot.numel))
+            assert slot.numel == slot.spec.numel
+            spans.append((slot.spec, slice(fragment.offset + inside, fragment.offset + inside + slot.numel)))
+            inside += slot.numel
+        assert inside == fragment.numel
+        order = [int(slot.spec.name[1:]) for slot in fragment.slots]
+        assert order == sorted(order), "tensors keep the manifest's order within a fragment"
+        names += [slot.spec.name for slot in fragment.slots]
+    assert sorted(names) == sorted(t.name for t in tensors)
+    assert list(layout.tensors()) == spans
+    assert plan(tensors, fragments) == layout
+
+
+@given(SHAPES, st.data())
+def test_fragments_are_balanced_and_none_is_empty(shapes, data):
+    tensors = [TensorSpec(f"t{i}", shape, "mean") for i, shape in enumerate(shapes)]
+    fragments = data.draw(st.integers(1, len(tensors)))
+    sizes = [fragment.numel for fragment in plan(tensors, fragments).fragments]
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= max(t.numel for t in tensors)
+
+
+def test_a_known_plan():
+    """Largest first into the lightest. A change here changes what every round means."""
+    tensors = [TensorSpec(n, (s,), "mean") for n, s in [("a", 5), ("b", 9), ("c", 5), ("d", 2), ("e", 9)]]
+    assert [[s.spec.name for s in f.slots] for f in plan(tensors, 2).fragments] == [
+        ["a", "b", "d"],
+        ["c", "e"],
+    ]
+
+
+NAMES = sorted(CODECS)
+FRAGMENT = max(builders.LAYOUT.fragments, key=lambda f: len(f.slots))
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def _payload(name: str, seed: int) -> tuple[list[np.ndarray], bytes]:
+    tensors = builders.random_tensors(np.random.default_rng(seed), FRAGMENT, 1 << 15)
+    return tensors, encode_payload(name, FRAGMENT, tensors)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS)
+def test_every_tensor_comes_back_as_its_codec_gives_it(name, seed):
+    tensors, data = _payload(name, seed)
+    assert len(data) <= payload_length(CODECS[name], FRAGMENT)
+    payload = Payload(name, FRAGMENT, data)
+    assert payload.tensors == len(FRAGMENT.slots) == len(tensors)
+    for index, values in enumerate(tensors):
+        alone = Section(name, memoryview(CODECS[name].encode(values)), values.size).decode()
+        assert np.array_equal(payload.tensor(index), alone)
+        if name == "exact":
+            assert np.array_equal(payload.tensor(index), values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, data=st.data())
+def test_truncation_and_extension_raise(name, seed, data):
+    _, payload = _payload(name, seed)
+    cut = data.draw(st.integers(0, len(payload) - 1))
+    for wrong in (payload[:cut], payload + b"\x00", payload + payload):
+        with pytest.raises(PayloadError):
+            Payload(name, FRAGMENT, wrong)
+
+
+def test_as_many_tensors_as_slots():
+    tensors, _ = _payload("int8", 1)
+    for wrong in (tensors[:-1], [*tensors, tensors[0]]):
+        with pytest.raises(ValueError):
+            encode_payload("int8", FRAGMENT, wrong)
+
 
 MIB = CHUNK_BYTES_MAX
 
