@@ -15,7 +15,6 @@ import pytest
 from aiohttp import web
 
 from gossamer.node.daemon.network import chunk_transfer as chunk_routes
-from gossamer.node.daemon.network import server as server_module
 from gossamer.node.daemon.network.chunk_transfer import READ_PIECE_BYTES, UploadLimits
 from gossamer.node.daemon.network.links import PREFIX, SESSION_HEADER, PeerLink
 from gossamer.node.daemon.network.tls import WRITE_BUFFER_BYTES, Certificate, client_context
@@ -251,12 +250,8 @@ async def test_requests_of_a_link_are_pinned_to_its_certificate(secure_pair: Pai
     assert seen == []
 
 
-@pytest.mark.parametrize("what", ["not here", "not asked for"])
-async def test_chunks_that_are_not_here_or_not_asked_for_come_and_go_slowly(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    monkeypatch.setitem(PER_NODE, Resource.MISSES, Allowance(5.0, 3.0))
-    _, listener, out, _ = pair
+def noted_sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds for which anybody sleeps from now on."""
     slept: list[float] = []
     sleep = asyncio.sleep
 
@@ -264,7 +259,17 @@ async def test_chunks_that_are_not_here_or_not_asked_for_come_and_go_slowly(
         slept.append(seconds)
         await sleep(seconds)
 
-    monkeypatch.setattr(server_module.asyncio, "sleep", note)
+    monkeypatch.setattr(asyncio, "sleep", note)
+    return slept
+
+
+@pytest.mark.parametrize("what", ["not here", "not asked for"])
+async def test_chunks_that_are_not_here_or_not_asked_for_come_and_go_slowly(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setitem(PER_NODE, Resource.MISSES, Allowance(5.0, 3.0))
+    _, listener, out, _ = pair
+    slept = noted_sleeps(monkeypatch)
     for _ in range(6):
         with pytest.raises(RefusedError):
             await (get_chunk(out, bytes(32), 1) if what == "not here" else put(out, bytes(32), b"x"))
@@ -291,16 +296,9 @@ async def test_small_chunks_and_declined_ones_are_asked_for_slowly_too(
         monkeypatch.setattr(chunk_routes, "UPLOADS_MAX", 0)
     dialler, listener = End(1, tls=False), End(2, tls=False)
     blob = listener.hold(chunk)
-    slept: list[float] = []
-    sleep = asyncio.sleep
-
-    async def note(seconds: float) -> None:
-        slept.append(seconds)
-        await sleep(seconds)
-
     async with listening(dialler, listener):
         out, _ = await linked(dialler, listener)
-        monkeypatch.setattr(chunk_routes.asyncio, "sleep", note)
+        slept = noted_sleeps(monkeypatch)
         for _ in range(8):
             with contextlib.suppress(RefusedError):
                 await get_chunk(out, blob, len(chunk))

@@ -69,13 +69,6 @@ async def test_which_kinds_of_address_a_server_has() -> None:
         assert families_of(server) == {socket.AF_INET6}
 
 
-async def test_a_port_that_is_taken_is_an_error() -> None:
-    async with await listen(Told, "127.0.0.1", 0, 8) as server:
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(OSError, match=r"[Aa]ddress"):
-            await listen(Told, "127.0.0.1", port, 8)
-
-
 def test_an_address_that_this_machine_has_not_is_gone() -> None:
     assert not is_gone("127.0.0.1")
     assert is_gone("192.0.2.1")  # for documentation: nobody's

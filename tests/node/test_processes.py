@@ -29,22 +29,18 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return scripts_in(tmp_path, monkeypatch)
 
 
-def test_a_child_ends_when_asked(scripts: Path) -> None:
-    child = Child(write(scripts, "faithful", FAITHFUL), [str(scripts / "up")])
+@pytest.mark.parametrize(
+    ("code", "grace_s", "status"), [(FAITHFUL, 5, -signal.SIGTERM), (STUBBORN, 0.3, -signal.SIGKILL)]
+)
+def test_a_child_ends_when_asked_or_is_killed(scripts: Path, code: str, grace_s: float, status: int) -> None:
+    child = Child(write(scripts, "child", code), [str(scripts / "up")])
     wait_up(scripts / "up")
     assert child.poll() is None
     child.terminate()
-    assert child.end(5) == -signal.SIGTERM
-    child.close()
-
-
-def test_a_stubborn_child_is_killed(scripts: Path) -> None:
-    child = Child(write(scripts, "stubborn", STUBBORN), [str(scripts / "up")])
-    wait_up(scripts / "up")
-    child.terminate()
     begun = time.monotonic()
-    assert child.end(0.3) == -signal.SIGKILL
-    assert time.monotonic() - begun < 2
+    assert child.end(grace_s) == status
+    assert time.monotonic() - begun < grace_s + 2
+    child.close()
 
 
 def test_what_a_killed_child_has_started_is_killed_too(scripts: Path) -> None:
@@ -306,45 +302,6 @@ def test_a_signal_ends_all_within_five_seconds(
     assert process.wait(10) == 0
     assert time.monotonic() - begun < 5
     assert_all_gone(scripts, 0.5)
-
-
-INTERRUPT = """
-    import signal, sys
-    from pathlib import Path
-    from gossamer.node import processes as supervisor
-    from gossamer.node.options import NodeOptions
-
-    supervisor.POLL_S = 0.0
-
-    def run(lines_before):
-        node = supervisor.Supervisor(NodeOptions(folder=Path(sys.argv[1]), observe=True))
-        node._services = []
-        asked = False
-
-        def trace(frame, event, argument):
-            nonlocal asked, lines_before
-            lines_before -= event == "line"
-            if lines_before < 0 and not asked:
-                asked = True
-                node.stop()
-            return trace
-
-        sys.settrace(trace)
-        node.run()
-        sys.settrace(None)
-        assert asked
-
-    for lines_before in range(300):
-        run(lines_before)
-    print("all ended")
-"""
-
-
-def test_a_node_ends_wherever_the_signal_finds_it(tmp_path: Path) -> None:
-    """A handler runs between any two lines: also where a lock is held that an Event would want again."""
-    command = [sys.executable, "-c", textwrap.dedent(INTERRUPT), str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert ended.stdout == "all ended\n"
 
 
 def test_exit_status_two_stops_the_node(scripts: Path, supervise: Supervise) -> None:
