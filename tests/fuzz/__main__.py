@@ -17,8 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz.runs import Job, Outcome, replay, run
-from tests.fuzz.strategy import TARGETS
+from tests.fuzz.runs import TARGETS, Job, Outcome, replay, run
 from tests.fuzz.target import Depth
 
 PART = 2000
@@ -35,8 +34,7 @@ def plan(names: list[str], total: int, seed_: int) -> list[Job]:
             Job(name, seed_ + part, min(PART, left - part * PART), giants=part == 0)
             for part in range(-(-left // PART))
         ]
-    weight = {"replica": 0, "recordstore": 1, "checkpoint": 2}
-    return sorted(jobs, key=lambda job: weight.get(job.name, 3))
+    return sorted(jobs, key=lambda job: job.name != "replica")
 
 
 def _table(outcomes: dict[str, Outcome]) -> str:
@@ -54,11 +52,6 @@ def _table(outcomes: dict[str, Outcome]) -> str:
         )
         if outcome is not total:
             total.add(outcome)
-    for name, outcome in outcomes.items():
-        if outcome.extra:
-            lines.append(
-                f"{name}: " + ", ".join(f"{count} {what}" for what, count in sorted(outcome.extra.items()))
-            )
     return "\n".join(lines)
 
 

@@ -438,8 +438,6 @@ MOVES = (
     Siege.leave,
 )
 
-TOTALS: Counter[str] = Counter()
-"""Counts over all runs of this process."""
 
 _SEEDS: list[bytes] = []
 
@@ -475,7 +473,6 @@ def _siege(data: bytes) -> Iterator[None]:
             move = data[start : start + MOVE_BYTES]
             dice = Random(move)
             MOVES[move[0] % len(MOVES)](siege, dice)
-    TOTALS.update(siege.counts)
     if siege.counts["messages decoded"]:
         yield
 
@@ -508,4 +505,4 @@ def _mutate_moves(data: bytes, dice: Random) -> bytes:
     return data[:1] + b"".join(moves)[: MOVES_MAX * MOVE_BYTES]
 
 
-SIEGE = Target("replica", _siege, _siege_seeds, errors=(), mutate=_mutate_moves, share=0.6, extra=TOTALS)
+SIEGE = Target("replica", _siege, _siege_seeds, errors=(), mutate=_mutate_moves, share=0.6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from random import Random
@@ -42,8 +42,6 @@ class Target:
     """How many inputs it gets compared with others: fewer for slow targets."""
     giants: Callable[[], list[bytes]] = list
     """Inputs of the largest size, fed once each: too large to change and feed thousands of times."""
-    extra: dict[str, int] = field(default_factory=dict)
-    """Other counts that it keeps, for the report."""
 
     @cached_property
     def seeds(self) -> list[bytes]:

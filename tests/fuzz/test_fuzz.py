@@ -11,8 +11,8 @@ from gossamer.protocol.messages import KINDS, decode
 from gossamer.protocol.records import RecordKind
 from gossamer.protocol.replica import Replica
 from tests.fuzz.decoders import message_seeds, record_seeds
+from tests.fuzz.runs import TARGETS, inputs
 from tests.fuzz.siege import BOUNDS, TIGHT, Siege, bounds, tables
-from tests.fuzz.strategy import TARGETS, inputs
 from tests.fuzz.target import Depth
 
 

@@ -27,7 +27,7 @@ from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.messages import RecordIds
 from gossamer.protocol.payloads import parse_index
-from tests.fuzz.strategy import TARGETS
+from tests.fuzz.runs import TARGETS
 from tests.fuzz.target import Target
 
 INPUTS = 400
