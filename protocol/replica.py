@@ -428,7 +428,7 @@ class Replica:
             return
         goes = self.links.up(event, now)
         if goes is not None and goes.link == event.link:
-            self.presence.send_all(event.link)
+            self.presence.exchange(event.link, msg.RosterSummary((), answer=True))  # others may have room
             self.outbox.append(goes)
             return
         # Before an old link of the same node goes, so that nobody seems to be missing.

@@ -45,15 +45,15 @@ class Forks:
         self._differs_since = None
 
     def verdict(
-        self, own: Claim, claimed: Mapping[int, Claim], floor: int, peers: PeerClaims, now: float
+        self, claimed: Mapping[int, Claim], floor: int, peers: PeerClaims, now: float
     ) -> Defeat | None:
         """Whether another history than ours wins, and has done so for long enough.
 
-        `own`: our newest claim. `claimed`: what we have claimed lately and stand by, by round; where rounds
-        are fast, members seldom claim our newest. `floor`: the round up to which we have closed. A difference
-        has to last longer each time that we yield, and longer where payloads may explain it.
+        `claimed`: what we have claimed lately and stand by, by round; where rounds are fast, members seldom
+        claim our newest. `floor`: the round up to which we have closed. A difference has to last longer each
+        time that we yield, and longer where payloads may explain it.
         """
-        defeat = self._left_behind(floor, peers, now) or self._outweighed(own, claimed, peers, now)
+        defeat = self._left_behind(floor, peers, now) or self._outweighed(claimed, peers, now)
         if defeat is None:
             return None
         if self._differs_since is None or now - self._differed_at > DIFFERENCE_KEPT_S:
@@ -69,9 +69,7 @@ class Forks:
         self._yields.append(now)
         return defeat
 
-    def _outweighed(
-        self, own: Claim, claimed: Mapping[int, Claim], peers: PeerClaims, now: float
-    ) -> Defeat | None:
+    def _outweighed(self, claimed: Mapping[int, Claim], peers: PeerClaims, now: float) -> Defeat | None:
         """Whether another claim for a round that we have claimed outweighs ours.
 
         Node ids are free in an open swarm, so members that never
@@ -84,7 +82,7 @@ class Forks:
             return None  # as nearly always: this costs little
         contributors = peers.contributors()
         fresh = {claim for one in members if now - one.said_at <= FRESH_S for claim in one.claims}
-        disputed = _disputed(claimed, contributors) or [own]
+        disputed = _disputed(claimed, contributors) or [claimed[max(claimed)]]
         for ours in disputed:
             # What a member shares with us holds all that came before, see
             # `test_who_shares_our_newest_claim_stands_by_all_that_came_before`.

@@ -148,7 +148,7 @@ class Sealing:
             self._start_over(members, now)
         elif self.knows_where_it_is:
             settled = self._settled(clock, now)
-            defeat = self._forks.verdict(self.claims[0], self._claimed, self.floor, self._peers, now)
+            defeat = self._forks.verdict(self._claimed, self.floor, self._peers, now)
             self._seal(settled)
             self._close(settled, [member.claims for member in members])
             if defeat is not None:

@@ -211,11 +211,6 @@ class Presence:
         if not message.answer:
             self._outbox.send(link, self.summary(answer=True))
 
-    def send_all(self, link: int) -> None:
-        """Send a link the records of all members that are alive, and our own."""
-        known = [m.record.data for m in self._roster.members() if m.health is Health.ALIVE]
-        self._send([self.data, *known], [link])
-
     def _send(self, records: list[bytes], links: Iterable[int]) -> None:
         for message in Records.batches([(data, False) for data in records]):
             for link in links:

@@ -401,13 +401,11 @@ class Liar:
                 del presence._news[node_id]
             type(presence)._send_news(presence)
 
-        def send_all(link: int) -> None:
+        def exchange(link: int, _: object) -> None:
             others = [m.record.data for m in node.core.roster.members() if m.record.node_id in known]
             presence._send([presence.data, *others], [link])
 
-        self._replace_for_a_while(
-            presence, until, _send_news=tell, send_all=send_all, exchange=lambda link, _: send_all(link)
-        )
+        self._replace_for_a_while(presence, until, _send_news=tell, exchange=exchange)
 
     def _come_and_go(self) -> None:
         """Announce that we leave and take it back, a few times; or stand still for a while."""
