@@ -121,7 +121,8 @@ class DaemonProcess:
         self._ended: int | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep_running, name="daemon-process", daemon=True)
-        self._was_terminated = False
+        self.must_stop = False
+        """Whether SIGTERM came, or the daemon is done and will not be started again."""
 
     def start(self) -> None:
         """Start the daemon, and take over SIGTERM."""
@@ -130,12 +131,7 @@ class DaemonProcess:
             self._thread.start()
 
     def _terminated(self) -> None:
-        self._was_terminated = sigterm.is_default  # a script that handles SIGTERM itself decides
-
-    @property
-    def must_stop(self) -> bool:
-        """Whether SIGTERM came, or the daemon is done and will not be started again."""
-        return self._was_terminated or self._ended is not None
+        self.must_stop = self.must_stop or sigterm.is_default  # a script that handles SIGTERM itself decides
 
     @property
     def has_died(self) -> bool:
@@ -165,6 +161,7 @@ class DaemonProcess:
         try:
             while not self._closing.is_set() and self._ended is None:
                 self._ended = self._service.keep_running(time.monotonic())
+                self.must_stop = self.must_stop or self._ended is not None
                 self._closing.wait(DAEMON_POLL_S)
         finally:  # in this thread, which no signal interrupts
             child = self._service.child

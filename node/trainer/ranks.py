@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,14 +44,9 @@ with an evaluation say."""
 
 WATCH_EVERY_S = 1.0
 
-FOR_ATTACHING = "waiting for the other ranks of this node: each has to attach"
-FOR_STEPS = (
-    "waiting for the other ranks: each has to call step and finish, and to leave its loop, when this one does"
-)
-FOR_LEAVING = (
-    "this rank has left its training loop and waits for the others to leave theirs. All have to leave at the"
-    " same step (calling request_stop first ensures it): one that goes on may be waiting for this one's"
-    " gradients"
+WAITING = (
+    "waiting for the other ranks of this node: each has to attach, to call step and finish when this one"
+    " does, and to leave its loop at the same step (calling request_stop first ensures it)"
 )
 
 log = logging.getLogger("gossamer.peer")
@@ -91,58 +86,33 @@ SUMMED = 3
 
 
 class Team:
-    """The processes that train one model: just this one, which has nothing to agree on."""
+    """The processes that train one model: all ranks of torch.distributed's default group, or just this one,
+    which has nothing to agree on.
 
-    rank = 0
-    size = 1
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def bind(self, layout: Layout) -> Mapping[str, Tensor]:
-        """Learn which fragments there are; returns the whole parameters, for the first rank's outer loop."""
-        return self._tensors
-
-    def share(self, data: bytes) -> bytes:
-        """Return the first rank's bytes on all ranks."""
-        return data
-
-    def agree(self, word: Word) -> Word:
-        """Exchange words."""
-        return word
-
-    def full(self, fragments: frozenset[int]) -> AbstractContextManager[None]:
-        """Inside, the first rank has these fragments whole and may change them; afterwards all ranks have the
-        changes."""
-        return nullcontext()
-
-    def close(self) -> None:
-        """Nothing more will be exchanged."""
-
-
-class Ranks(Team):
-    """All ranks of torch.distributed's default group. All methods but `close` are collectives: every rank
-    calls them.
-
-    They raise UnreachableError if another rank is gone.
+    All methods but `close` are collectives: every rank calls them. They raise UnreachableError if another
+    rank is gone.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], model: nn.Module | None = None) -> None:
-        """`model` holds the tensors, and may be sharded by FSDP2."""
-        super().__init__(tensors)
+    def __init__(
+        self, tensors: Mapping[str, Tensor], model: nn.Module | None = None, *, alone: bool = True
+    ) -> None:
+        """`tensors` are the parameters of `model`, which may be sharded by FSDP2. `alone`: it is just this
+        process, and nothing is sharded."""
+        self._tensors = tensors
         self._model = model if any(map(is_sharded, tensors.values())) else None
+        self._is_alone = alone
         self._fragments: Sequence[Sequence[str]] = ()
         self._copies: dict[str, Tensor] = {}
         self._has_trained = False
         """Whether the ranks have trained since all of them were given the same parameters."""
-        self._wait: tuple[str, float] | None = None
-        """What this rank waits for, and since when."""
+        self._waits_since: float | None = None
         self._closed = threading.Event()
-        self.rank = dist.get_rank()
-        self.size = dist.get_world_size()
+        self.rank, self.size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+        if alone:
+            return
         threading.Thread(target=self._watch, name="wait-watch", daemon=True).start()
         try:
-            with self._waiting(FOR_ATTACHING):
+            with self._waiting():
                 # Words are numbers on the CPU, whatever the model is on: no rank waits for its device.
                 self._cpu = dist.new_group(backend="gloo")
         except BaseException:
@@ -150,16 +120,20 @@ class Ranks(Team):
             raise
 
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
+        """Learn which fragments there are; returns the whole parameters, for the first rank's outer loop."""
         if not self._fragments:
             self._fragments = [[slot.spec.name for slot in fragment.slots] for fragment in layout.fragments]
-            with self._waiting(FOR_ATTACHING):
+            with self._waiting():
                 for fragment in range(len(self._fragments)):
                     self._gather(fragment)
         return {**self._tensors, **self._copies}
 
     def share(self, data: bytes) -> bytes:
+        """Return the first rank's bytes on all ranks."""
+        if self._is_alone:
+            return data
         length = torch.tensor([len(data)], device="cpu")
-        with self._waiting(FOR_ATTACHING):
+        with self._waiting():
             dist.broadcast(length, 0, group=self._cpu)
             numbers = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
             if self.rank == 0 and data:
@@ -168,13 +142,16 @@ class Ranks(Team):
         return numbers.numpy().tobytes()
 
     def agree(self, word: Word) -> Word:
+        """Exchange words."""
+        if self._is_alone:
+            return word
         own = [*word[:NUMBERS], *(fragment in word.touched for fragment in range(len(self._fragments)))]
         if self.rank > 0:
             own[SUMMED:] = [0.0] * (len(own) - SUMMED)
         # float64 holds every integer here exactly: none comes near 2**53.
         # The CPU is named, since a script may have set another default device.
         numbers = torch.tensor(own, dtype=torch.float64, device="cpu")
-        with self._waiting(FOR_LEAVING if word.leaving else FOR_STEPS):
+        with self._waiting():
             dist.all_reduce(numbers, group=self._cpu)
         *counts, loss = numbers[:NUMBERS].tolist()
         touched = frozenset(numbers[NUMBERS:].nonzero().view(-1).tolist())
@@ -186,34 +163,35 @@ class Ranks(Team):
 
     @contextmanager
     def full(self, fragments: frozenset[int]) -> Iterator[None]:
-        """Raises ConfigError on all ranks if each has trained by itself.
+        """Inside, the first rank has these fragments whole and may change them; afterwards all ranks have the
+        changes. Raises ConfigError on all ranks if each has trained by itself.
 
-        An error that the first rank raises inside reaches the others as UnreachableError; otherwise they
-        would wait for the first.
+        An error that the first rank raises inside ends it, which the others see as UnreachableError.
         """
-        if not fragments:
+        if self._is_alone or not fragments:
             yield
             return
-        with self._waiting(FOR_STEPS):
+        with self._waiting():
             for fragment in sorted(fragments):
                 if self._has_trained:
                     self._check_alike(fragment)
                 self._gather(fragment)
-        try:
-            yield
-        except BaseException:
-            with suppress(UnreachableError):
-                self._end(fragments, has_failed=True)
-            raise
-        self._end(fragments, has_failed=False)
+        yield
+        with self._waiting():
+            dist.barrier(group=self._cpu)  # gloo notices at once if the first has ended, and NCCL does not
+            for fragment in sorted(fragments):
+                self._scatter(fragment)
+        if self._model is not None:
+            reshard(self._model)
 
     def close(self) -> None:
+        """Nothing more will be exchanged."""
         self._closed.set()
 
     @contextmanager
-    def _waiting(self, text: str) -> Iterator[None]:
+    def _waiting(self) -> Iterator[None]:
         """Inside, this rank exchanges with the others. Raises UnreachableError if that fails."""
-        self._wait = text, time.monotonic()
+        self._waits_since = time.monotonic()
         try:
             yield
         except RuntimeError as error:  # gloo has no class of its own for a lost connection
@@ -222,27 +200,15 @@ class Ranks(Team):
                 f" ({str(error).partition(chr(10))[0][:160]})"
             ) from error
         finally:
-            self._wait = None
+            self._waits_since = None
 
     def _watch(self) -> None:
-        """Log what this rank waits for, if that takes long."""
+        """Log that this rank waits, if that takes long."""
         limit = RateLimit()
         while not self._closed.wait(WATCH_EVERY_S):
-            wait = self._wait
-            if wait and time.monotonic() - wait[1] >= LOG_AFTER_S and limit.allows(wait):
-                log.warning("%s (waited %.0f s)", wait[0], time.monotonic() - wait[1])
-
-    def _end(self, fragments: frozenset[int], *, has_failed: bool) -> None:
-        """Give all ranks the first's fragments, unless it has failed, which the others raise."""
-        failed = torch.tensor([has_failed], dtype=torch.int64, device="cpu")
-        with self._waiting(FOR_STEPS):
-            dist.broadcast(failed, 0, group=self._cpu)
-            for fragment in () if failed else sorted(fragments):
-                self._scatter(fragment)
-        if self._model is not None:
-            reshard(self._model)
-        if self.rank > 0 and failed:
-            raise UnreachableError("the first rank of this node failed: its last lines say why")
+            since = self._waits_since
+            if since and time.monotonic() - since >= LOG_AFTER_S and limit.allows(since):
+                log.warning("%s (waited %.0f s)", WAITING, time.monotonic() - since)
 
     def _check_alike(self, fragment: int) -> None:
         """Compare some values of plain parameters: ranks that exchange gradients hold the same."""
@@ -284,23 +250,19 @@ class Ranks(Team):
 
 
 def team_of(tensors: Mapping[str, Tensor], model: nn.Module) -> Team:
-    """The team that this process belongs to: all ranks of torch.distributed, if that is initialised.
-
-    `tensors` are the model's parameters.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        count = os.environ.get("WORLD_SIZE", "1")
-        if dist.is_available() and dist.is_torchelastic_launched() and count != "1":
-            log.warning(
-                "torchrun started %s processes, and each of them becomes a node of its own, since"
-                " torch.distributed is not initialised: to make them one node, call init_process_group"
-                " before attach",
-                count,
-            )
-        return Team(tensors)
-    if dist.get_world_size() == 1 and not any(map(is_sharded, tensors.values())):
-        return Team(tensors)
-    return Ranks(tensors, model)
+    """The team that this process belongs to: all ranks of torch.distributed, if that is initialised."""
+    if dist.is_available() and dist.is_initialized():
+        is_alone = dist.get_world_size() == 1 and not any(map(is_sharded, tensors.values()))
+        return Team(tensors, model, alone=is_alone)
+    count = os.environ.get("WORLD_SIZE", "1")
+    if dist.is_available() and dist.is_torchelastic_launched() and count != "1":
+        log.warning(
+            "torchrun started %s processes, and each of them becomes a node of its own, since"
+            " torch.distributed is not initialised: to make them one node, call init_process_group before"
+            " attach",
+            count,
+        )
+    return Team(tensors)
 
 
 # --- What one process does for its node: the first rank leads, and the others follow.

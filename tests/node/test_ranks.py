@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gossamer.bootstrap.manifests import describe
 from gossamer.node.trainer import ranks
 from gossamer.node.trainer.parameters import check_fits, parameters_of
-from gossamer.node.trainer.ranks import Rank, RankContext, Ranks, Team, Word
+from gossamer.node.trainer.ranks import Rank, RankContext, Team, Word
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.payloads import Layout, TensorSpec, plan
 from tests.net.processes import wait_for
@@ -25,7 +25,7 @@ from tests.node.gloo import two_ranks
 
 
 class Distributed:
-    """torch.distributed, as far as `Ranks` needs it, for two ranks that are threads of this process."""
+    """torch.distributed, as far as `Team` needs it, for two ranks that are threads of this process."""
 
     def __init__(self) -> None:
         self._ends = two_ranks(30.0)
@@ -47,6 +47,9 @@ class Distributed:
 
     def new_group(self, backend: str) -> None:
         pass
+
+    def barrier(self, group: None = None) -> None:
+        self._ends[self._mine.rank].barrier().wait()
 
     def broadcast(self, tensor: Tensor, source: int, group: None = None) -> None:
         self._ends[self._mine.rank].broadcast(tensor, root=source).wait()
@@ -74,7 +77,7 @@ def test_all_ranks_get_the_firsts_parameters_however_they_lie_in_memory(
 
     def exchange(rank: int) -> None:
         shared = held[rank][:-1]
-        team = Ranks({str(i): tensor for i, tensor in enumerate(shared)})
+        team = Team({str(i): tensor for i, tensor in enumerate(shared)}, alone=False)
         team.bind(layout_of(shared))
         with team.full(frozenset([0])):
             pass
@@ -95,7 +98,7 @@ def test_a_rank_that_waits_for_others_to_attach_says_so_whichever_it_is(
 ) -> None:
     class Late(Distributed):
         def new_group(self, backend: str) -> None:
-            wait_for(lambda: "each has to attach (waited" in caplog.text, 10.0, "it says what it waits for")
+            wait_for(lambda: "(waited" in caplog.text, 10.0, "it says what it waits for")
 
     monkeypatch.setattr(ranks, "LOG_AFTER_S", 0.0)
     monkeypatch.setattr(ranks, "WATCH_EVERY_S", 0.01)
@@ -104,7 +107,7 @@ def test_a_rank_that_waits_for_others_to_attach_says_so_whichever_it_is(
 
     def attach(rank: int) -> None:
         if rank > 0:
-            Ranks({}).close()
+            Team({}, alone=False).close()
 
     distributed.run(attach)
 
@@ -125,7 +128,7 @@ def test_a_rank_that_ends_instead_of_attaching_is_logged_as_gone(
 
     def attach(rank: int) -> None:
         with pytest.raises(UnreachableError, match="cannot reach the other ranks of this node"):
-            Ranks({})
+            Team({}, alone=False)
 
     distributed.run(attach)
     for thread in [thread for thread in threading.enumerate() if thread.name == "wait-watch"]:
@@ -179,7 +182,7 @@ def test_a_model_that_fsdp2_shards_computes_with_what_it_was_given_also_after_an
     with one_rank():
         model = sharded()
         tensors = parameters_of(model)
-        team = Ranks(tensors, model)
+        team = Team(tensors, model, alone=False)
         specs = [TensorSpec(name, tuple(tensor.shape), "mean") for name, tensor in tensors.items()]
         full = team.bind(plan(specs, 1))
         assert evaluated(model) != 0
@@ -210,7 +213,9 @@ def test_shards_on_some_of_the_ranks_are_refused() -> None:
 class Second(Team):
     """One of two ranks; the first says that a fragment changes."""
 
-    rank, size = 1, 2
+    def __init__(self) -> None:
+        super().__init__({})
+        self.rank, self.size = 1, 2
 
     def agree(self, word: Word) -> Word:
         return word._replace(touched=frozenset([0]))
@@ -218,7 +223,7 @@ class Second(Team):
 
 def test_a_parameter_that_only_this_rank_has_replaced_is_an_error_before_the_next_change() -> None:
     model = nn.Linear(4, 2)
-    follower = Rank(model, describe(model, name="test"), b"", RankContext(Second({})))
+    follower = Rank(model, describe(model, name="test"), b"", RankContext(Second()))
     follower.step(1, 0.0)
     model.weight = nn.Parameter(model.weight.detach().clone())
     with pytest.raises(ConfigError, match="'weight' was moved, resized or replaced"):
