@@ -5,7 +5,6 @@ second thread for each message would cost several times as much. If the daemon d
 the thread reconnects, and a delta that was not acknowledged is handed over again.
 """
 
-import errno
 import logging
 import os
 import socket
@@ -207,21 +206,15 @@ class DaemonLink:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(None)  # whatever default the script has set: a daemon may be silent
             connection.connect(self._path)
-            prefix, fds, flags, _ = socket.recv_fds(connection, control.LENGTH_BYTES, 1)
+            prefix, fds, _, _ = socket.recv_fds(connection, control.LENGTH_BYTES, 1)
+            if not fds:  # one of us has no memory or files left just now, or the daemon has died
+                raise ConnectionError("the daemon closed the connection")
             with connection.makefile("rb") as stream:
-                try:
-                    if not prefix:  # the daemon has no memory or files left for us just now, or has died
-                        raise ConnectionError("the daemon closed the connection")
-                    if flags & socket.MSG_CTRUNC:  # a descriptor came, but we may open no more files
-                        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-                    body = control.receive_exactly(stream, control.frame_length(prefix))
-                    welcome = control.decode(body)
-                    if not isinstance(welcome, control.Welcome) or not fds:
+                with os.fdopen(fds[0], "rb") as file:
+                    welcome = control.decode(control.receive_exactly(stream, control.frame_length(prefix)))
+                    if not isinstance(welcome, control.Welcome):
                         raise MalformedError("the daemon did not welcome us")
-                    shared = SharedMemory(self._manifest, os.dup(fds[0]))
-                finally:
-                    for fd in fds:
-                        os.close(fd)
+                    shared = SharedMemory(self._manifest, os.dup(file.fileno()))
                 shared.close()  # the mapping stays
                 try:
                     self._begin(welcome, shared, connection)

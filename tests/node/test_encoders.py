@@ -67,8 +67,8 @@ DISTRIBUTIONS = [gaussian, heavy_tailed, sparse, zeros, full_range, extremes, ti
 codecs = pytest.mark.parametrize("codec", sorted(CODECS))
 
 
-def check(codec: str, values: Ints, device: str = "cpu") -> Ints:
-    """Assert that encoding `values` gives the reference's bytes and decoded values, which are returned."""
+def check(codec: str, values: Ints, device: str = "cpu") -> None:
+    """Assert that encoding `values` gives the reference's bytes and decoded values."""
     tensor = torch.from_numpy(values.copy()).to(device)
     section = torch.empty(CODECS[codec].section_bytes(values.size), dtype=torch.uint8, device=device)
     decoded, start = torch.empty_like(tensor), 0
@@ -80,7 +80,6 @@ def check(codec: str, values: Ints, device: str = "cpu") -> Ints:
     reference = CODECS[codec].decode(memoryview(expected), values.size, 0, values.size)
     np.testing.assert_array_equal(decoded.cpu().numpy(), reference)
     np.testing.assert_array_equal(tensor.cpu().numpy(), values, "the input was changed")
-    return reference
 
 
 @codecs
@@ -109,16 +108,6 @@ def test_pieces_do_not_show(codec: str, rng: np.random.Generator, monkeypatch: p
     monkeypatch.setattr(encoders, "PIECE_CPU", 4096)
     for size in (3 * 4096, 2 * 4096 + 256, 5 * 4096 - 1):
         check(codec, scales(rng, size))
-
-
-@codecs
-def test_error_feedback_loses_nothing(codec: str, rng: np.random.Generator) -> None:
-    total, received = np.zeros(4773, dtype=np.int64), np.zeros(4773, dtype=np.int64)
-    for _ in range(60):
-        delta = (rng.standard_t(3, total.size) * 2e4).astype(np.int32)
-        total += delta
-        received += check(codec, (total - received).astype(np.int32))
-    assert np.abs(total - received).max() < 2**29 and (codec != "exact" or np.array_equal(total, received))
 
 
 def fragment_of(*shapes: tuple[int, ...]) -> Fragment:

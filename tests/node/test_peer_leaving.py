@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -132,18 +131,6 @@ async def test_leaving_publishes_the_open_window_once_the_last_delta_is_acknowle
         setup.daemon.port.send(control.Published(1))
         await leaving
         assert list(setup.daemon.signed) == [1, 2]
-
-
-async def test_leaving_without_a_daemon_takes_no_longer_than_said(tmp_path: Path) -> None:
-    async with begun(tmp_path) as setup:
-        setup.daemon.answers = False
-        while setup.step() is None:
-            pass
-        await setup.daemon.die()
-        begun_at = time.monotonic()
-        await asyncio.to_thread(setup.peer._role.flush, 0.3)
-        assert time.monotonic() - begun_at < 3
-        setup.daemon.start()
 
 
 @pytest.mark.parametrize("returns", [True, False])
