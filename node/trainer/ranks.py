@@ -107,10 +107,11 @@ class Team:
         """Whether the ranks have trained since all of them were given the same parameters."""
         self._waits_since: float | None = None
         self._closed = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="wait-watch", daemon=True)
         self.rank, self.size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
         if alone:
             return
-        threading.Thread(target=self._watch, name="wait-watch", daemon=True).start()
+        self._watcher.start()
         try:
             with self._waiting():
                 # Words are numbers on the CPU, whatever the model is on: no rank waits for its device.
@@ -187,6 +188,9 @@ class Team:
     def close(self) -> None:
         """Nothing more will be exchanged."""
         self._closed.set()
+        if self._watcher.ident is not None:
+            # It holds torch's group through this team. Freeing a group while the interpreter ends aborts it.
+            self._watcher.join()
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
