@@ -81,14 +81,14 @@ def test_another_model_of_the_same_records_is_an_error(seen: Seen, caplog: pytes
 def test_the_latest_lines_of_the_log_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     ring = LogRing()
-    ring.begin()
+    logging.getLogger("gossamer").addHandler(ring)
     try:
         log.debug("not for people")
         log.info("hello %s\x1b[2J", "there")
         log.warning("careful")
         log.error("x" * 2000)
     finally:
-        ring.end()
+        logging.getLogger("gossamer").removeHandler(ring)
     log.error("after the end")
     kept = ring.since(0)
     assert [(line.level, line.text) for line in kept] == [

@@ -28,7 +28,8 @@ class DaemonCollector(Collector):
         yield info
         families: dict[str, Any] = {}
         for metric, value in metrics_of(status):
-            made = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+            # A counter only grows. Totals that may fall are gauges: a trainer goes back to its checkpoint.
+            made = CounterMetricFamily if metric.name.endswith("_total") else GaugeMetricFamily
             labels = [metric.label] if metric.label else list(metric.labels)
             family = families.setdefault(metric.name, made(metric.name, metric.help, labels=labels))
             for of_labels, number in _samples(metric, value):

@@ -12,6 +12,10 @@ from typing import NamedTuple
 from gossamer.node.daemon.monitoring.status import Likeness, MemberStatus, NodeStatus
 from gossamer.protocol.membership.members import Health, listed
 
+LINES_MAX = 500
+TEXT_MAX = 500
+"""The most characters of one line."""
+
 log = logging.getLogger("gossamer.node")
 
 
@@ -64,13 +68,6 @@ def _log(sentence: str, members: Iterable[MemberStatus], level: int = logging.IN
         log.log(level, sentence, names)
 
 
-LINES_MAX = 500
-TEXT_MAX = 500
-"""The most characters of one line."""
-
-_ALL = logging.getLogger("gossamer")
-
-
 class Line(NamedTuple):
     """One line of the log."""
 
@@ -87,19 +84,12 @@ class Line(NamedTuple):
 
 
 class LogRing(logging.Handler):
-    """Keeps the latest lines that are logged at `info` and above. They may come from any thread."""
+    """Keeps the latest lines that any thread logs at `info` and above, to loggers that it is a handler of."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self._lines: deque[Line] = deque(maxlen=LINES_MAX)
         self._count = 0
-
-    def begin(self) -> None:
-        """Listen to the log of this process."""
-        _ALL.addHandler(self)
-
-    def end(self) -> None:
-        _ALL.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by logging, under the handler's lock."""

@@ -58,6 +58,7 @@ STEPPING_STATES = frozenset({"starting", "training"})
 HEALTHY_STATES = frozenset({"starting", "training", "serving", "finished"})
 
 log = logging.getLogger("gossamer.monitor")
+_ALL = logging.getLogger("gossamer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ class Monitor:
 
     async def restore(self) -> None:
         """Read back what an earlier run saved, and what the ledger holds beyond that."""
-        self.log.begin()
+        _ALL.addHandler(self.log)
         self.history.restore(await asyncio.to_thread(load_rounds, self._sources.home.history_path))
         for delta in self._sources.core.ledger:
             self.heard(delta)
@@ -180,7 +181,7 @@ class Monitor:
 
     async def close(self) -> None:
         """Save the rest, and stop."""
-        self.log.end()
+        _ALL.removeHandler(self.log)
         with self._contained():
             await self._save()
 

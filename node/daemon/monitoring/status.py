@@ -35,12 +35,6 @@ class Metric:
     of: Callable[[Any], Any] = lambda value: value
     """The number in a field's value or, with `label`, the label values in it: each is counted."""
 
-    @property
-    def is_counter(self) -> bool:
-        """Whether it only grows while the daemon runs. Totals that may fall are gauges, for instance where a
-        trainer goes back to its checkpoint, or records turn out void."""
-        return self.name.endswith("_total")
-
 
 def metric(name: str, help_: str, **more: Any) -> Any:
     """A field that Prometheus gets as ``gossamer_{name}``, see https://prometheus.io/docs/practices/naming/."""
