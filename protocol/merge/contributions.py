@@ -7,7 +7,6 @@ are, so that its beginning and its end are announced once each.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from heapq import nsmallest
 from math import fsum
 from typing import NamedTuple
 
@@ -45,9 +44,6 @@ CAPPED_MIN = 100.0
 
 COMPARED_MIN = 3
 """Deltas needed to compare: if two point apart, nobody can tell which is opposed to the other."""
-
-FORGOTTEN_SHARE = 16
-"""When there are too many members, one in this many of those that may be kept is forgotten at once."""
 
 CANCELLED_BELOW = 0.01
 """If the others' directions add up to less than this part of one of them, they have none in common."""
@@ -152,14 +148,21 @@ def agreement(samples: Mapping[bytes, Sample]) -> tuple[dict[bytes, float], floa
     return cosines, overall
 
 
+class _Member:
+    """One member's latest rounds, and what they come to."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, Figures] = {}
+        self.charges: frozenset[str] = frozenset()
+        self.summary = NOTHING_SENT
+
+
 class ContributionStats:
     """The figures of every member's latest rounds."""
 
     def __init__(self) -> None:
-        self._rounds: dict[bytes, dict[int, Figures]] = {}
-        self._charges: dict[bytes, frozenset[str]] = {}
-        self._summaries: dict[bytes, Summary] = {}
-        """By member. Pages ask for them far more often than they change."""
+        self._members: dict[bytes, _Member] = {}
+        """Those first of which nothing has come for longest."""
         self.agreement: float | None = None
         """Mean cosine of pairs of deltas in the newest round that had two."""
         self._newest = 0
@@ -176,27 +179,22 @@ class ContributionStats:
         return [change for change in changes if change is not None]
 
     def _note(self, author: bytes, round_: int, of_member: Figures) -> Change | None:
-        if author not in self._rounds and len(self._rounds) >= limits.MEMBERS_MAX:
-            self._forget_oldest()
-        rounds = self._rounds.setdefault(author, {})
-        rounds[round_] = of_member
-        if len(rounds) > ROUNDS_KEPT:
-            del rounds[min(rounds)]
-        before, kept = self._charges.get(author, frozenset()), list(rounds.values())
-        charges = self._charges[author] = _charges(kept, before)
-        self._summaries[author] = _summary(kept, charges)
-        return None if charges == before else Change(author, self._summaries[author].verdict)
-
-    def _forget_oldest(self) -> None:
-        """Forget several at a time: finding them means looking at all, and where keys are free new authors
-        come by the thousand."""
-        age = {author: (max(rounds), author) for author, rounds in self._rounds.items()}
-        for author in nsmallest(max(1, limits.MEMBERS_MAX // FORGOTTEN_SHARE), age, key=age.__getitem__):
-            del self._rounds[author], self._charges[author], self._summaries[author]
+        member = self._members.pop(author, None) or _Member()
+        if len(self._members) >= limits.MEMBERS_MAX:
+            del self._members[next(iter(self._members))]
+        self._members[author] = member
+        member.rounds[round_] = of_member
+        if len(member.rounds) > ROUNDS_KEPT:
+            del member.rounds[min(member.rounds)]
+        before, kept = member.charges, list(member.rounds.values())
+        member.charges = _charges(kept, before)
+        member.summary = _summary(kept, member.charges)
+        return None if member.charges == before else Change(author, member.summary.verdict)
 
     def of(self, author: bytes) -> Summary:
         """A member's figures; zeros if it has sent nothing lately."""
-        return self._summaries.get(author, NOTHING_SENT)
+        member = self._members.get(author)
+        return member.summary if member is not None else NOTHING_SENT
 
 
 class _Charge(NamedTuple):
