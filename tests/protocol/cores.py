@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from gossamer.protocol import effects as fx
@@ -24,19 +22,6 @@ def swarm(seed: int, count: int, weather: Weather | None = None, of=builders.SMA
         world.add(number, [0] if number else [])
     world.run(12.0)
     return world
-
-
-def one_that_went_on(seed: int, seconds: float) -> tuple[World, Node, list[Node]]:
-    """Three nodes that trained, two of which died `seconds` ago; returns the one left, and those two."""
-    world = swarm(seed, 3, of=BRISK)
-    for node in world.running():
-        world.train(node, 0.5, math.inf)
-    world.run(20.0)
-    alone, *away = world.running()
-    for node in away:
-        world.crash(node)
-    world.run(seconds)
-    return world, alone, away
 
 
 def check(world: World) -> None:
