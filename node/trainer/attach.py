@@ -194,9 +194,8 @@ class StartedNode:
         """What this node does until it has the swarm's model, for the person who waits."""
         if self.link.links:
             return f"linked to {self.link.links} nodes, fetching what they have"
-        if not self.options.join and not self.home.read_peers():
-            return "the daemon reads it from the folder"
-        return f"no link yet to {', '.join(self.options.join) or 'members of before'}"
+        joins = ", ".join(self.options.join)
+        return f"no link yet to {joins}" if joins else "the daemon reads it from the folder"
 
     def close(self) -> None:
         """Disconnect from the daemon, and stop it."""

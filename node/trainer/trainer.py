@@ -195,18 +195,14 @@ def main() -> int:
         if not isinstance(error, LocalError | TaskError):
             raise
         log.error("%s", error, exc_info=error if options.debug else None)
-        has_worked = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
-        return processes.FAILED if _may_pass(error, has_worked) else processes.USER_ERROR
+        if isinstance(error, TaskError):  # it may pass if the task has worked before
+            may_pass = options.restarted or (ending.trainer is not None and ending.trainer.stepped)
+        else:
+            may_pass = isinstance(error, UnreachableError | FolderGoneError)
+        return processes.FAILED if may_pass else processes.USER_ERROR
     if trainer.peer.is_outdated:
         return processes.FAILED  # the next process is of the daemon's release
     return processes.DONE
-
-
-def _may_pass(error: Exception, has_worked: bool) -> bool:
-    """Whether another process may get further; a task's error may pass if the task `has_worked` before."""
-    if isinstance(error, TaskError):
-        return has_worked
-    return isinstance(error, UnreachableError | FolderGoneError)
 
 
 def _run() -> NoReturn:

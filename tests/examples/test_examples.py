@@ -211,22 +211,6 @@ def node_round(script: Script) -> int | None:
     return int(status["round"]) if status else None
 
 
-def test_without_scikit_learn_the_digits_say_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "sklearn.py").write_text("raise ImportError('not here')")
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "digits.py")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines() == [
-        "digits.py needs scikit-learn for its images: pip install scikit-learn"
-    ]
-
-
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
 @pytest.mark.timeout(300)
 def test_the_task_of_digits(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +99,23 @@ def test_a_node_whose_leaving_was_interrupted_ends_with_the_next_training(
 
 def _interrupted(_: object) -> bool:
     raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("package", "extra"), [("transformers", "hf"), ("lightning", "lightning")])
+def test_without_the_framework_one_line_says_what_to_install(
+    tmp_path: Path, package: str, extra: str
+) -> None:
+    (tmp_path / f"{package}.py").write_text("raise ImportError('it is not here')")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import gossamer.node.adapters.{package}"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "gossamer.protocol.errors.ConfigError: it is not here: the adapter needs it;"
+        f" run: pip install 'gossamer[{extra}]'"
+    )

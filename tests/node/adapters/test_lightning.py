@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -140,21 +137,3 @@ def test_a_module_with_a_scheduler_of_its_own(lightning: ModuleType, fakes: Fake
             max_epochs=1,
         )
     assert not fakes.made, "before anything was started"
-
-
-@pytest.mark.slow
-def test_without_lightning_one_line_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "lightning.py").write_text("raise ImportError('no lightning here')")
-    done = subprocess.run(
-        [sys.executable, "-c", "import gossamer.node.adapters.lightning"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "gossamer.protocol.errors.ConfigError: no lightning here: the adapter needs it;"
-        " run: pip install 'gossamer[lightning]'"
-    )

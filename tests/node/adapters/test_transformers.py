@@ -9,9 +9,6 @@ import io
 import json
 import logging
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torch.optim import AdamW
 
@@ -124,22 +120,6 @@ def test_copies_of_the_model_are_made_while_it_trains_and_count_nothing(
 
 
 @pytest.mark.slow
-def test_what_is_kept_and_the_weights_make_a_pretrained_model(
-    runs: ModuleType, fakes: Fakes, tmp_path: Path
-) -> None:
-    fakes.folder = tmp_path
-    trainer = runs.trainer_of(tmp_path, runs.GossamerCallback(), max_steps=1)
-    trainer.train()
-    weights = {name: p.detach() for name, p in trainer.model.named_parameters()}
-    save_file(weights, tmp_path / "pretrained" / "model.safetensors", {"format": "pt"})
-    transformers = pytest.importorskip("transformers")
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "pretrained")
-    assert type(loaded) is runs.LlamaForCausalLM
-    ids = torch.arange(runs.LENGTH).unsqueeze(0)
-    assert torch.equal(loaded(ids).logits, trainer.model.eval()(ids).logits)
-
-
-@pytest.mark.slow
 def test_a_loss_that_the_model_does_not_return_is_the_one_last_logged(
     runs: ModuleType, fakes: Fakes, tmp_path: Path
 ) -> None:
@@ -234,24 +214,6 @@ def test_an_argument_that_attach_does_not_have(runs: ModuleType) -> None:
             runs.GossamerCallback(**wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="jion"):
         runs.GossamerCallback(jion=["host:1"])  # type: ignore[call-arg]
-
-
-@pytest.mark.slow
-def test_without_transformers_one_line_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "transformers.py").write_text("raise ImportError('no transformers here')")
-    done = subprocess.run(
-        [sys.executable, "-c", "import gossamer.node.adapters.transformers"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "gossamer.protocol.errors.ConfigError: no transformers here: the adapter needs it;"
-        " run: pip install 'gossamer[hf]'"
-    )
 
 
 async def test_adapters_on_a_frozen_model_are_all_that_is_shared(
