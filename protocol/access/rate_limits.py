@@ -119,9 +119,6 @@ class Budgets:
         self._allowances = allowances
         self._buckets: dict[Key, dict[Resource, _Bucket]] = {}
 
-    def __len__(self) -> int:
-        return len(self._buckets)
-
     def spend(self, key: Key, costs: Mapping[Resource, float], now: float) -> float:
         """Charge a peer; returns the seconds for which to leave it unread, usually 0.
 
@@ -188,9 +185,6 @@ class Rations:
     def __init__(self) -> None:
         self._rations: dict[bytes, _Ration] = {}
 
-    def __len__(self) -> int:
-        return len(self._rations)
-
     def take(self, node_id: bytes, size: int, stock: Stock, now: float) -> bool:
         """Take `size` bytes of a member's ration if that many are left; returns whether they were."""
         full = limits.RATION_COPIES * max(stock.held, limits.RATION_BYTES_MIN)
@@ -229,9 +223,6 @@ class Greylist:
 
     def __init__(self) -> None:
         self._scores: dict[Key, _Score] = {}
-
-    def __len__(self) -> int:
-        return len(self._scores)
 
     def add(self, key: Key, offence: Offence, now: float) -> bool:
         """Note an offence. Returns whether this one puts the peer on the list."""

@@ -66,11 +66,11 @@ def test_memory_is_bounded_and_keeps_those_who_owe(monkeypatch):
     budgets.spend(b"debtor", {Resource.CPU: 149.0}, 0.0)
     for number in range(100):
         budgets.spend(str(number), {Resource.CPU: 0.1}, number * 0.1)
-        assert len(budgets) <= 10
+        assert len(budgets._buckets) <= 10
     assert budgets.spend(b"debtor", {Resource.CPU: 60.0}, 10.0) == pytest.approx(0.9)
     for number in range(100):
         budgets.spend(str(number), {Resource.CPU: 149.0}, 10.0)
-    assert len(budgets) == 10
+    assert len(budgets._buckets) == 10
 
 
 def test_honest_bursts_fit():
@@ -136,7 +136,7 @@ def test_no_more_members_are_remembered_than_the_bound():
     rations = Rations()
     for number in range(limits.PEERS_WATCHED_MAX + 10):
         rations.take(number.to_bytes(4, "big"), 1, STOCK, 0.0)
-    assert len(rations) == limits.PEERS_WATCHED_MAX
+    assert len(rations._rations) == limits.PEERS_WATCHED_MAX
 
 
 PEER = bytes(32)
@@ -214,5 +214,5 @@ def test_memory_is_bounded_and_keeps_the_worst(monkeypatch):
         greylist.add(PEER, Offence.SIGNATURE, 0.0)
     for number in range(100):
         greylist.add(str(number), Offence.NONSENSE, 0.0)
-        assert len(greylist) <= 10
+        assert len(greylist._scores) <= 10
     assert greylist.remaining(PEER, 0.0) > 0.0
