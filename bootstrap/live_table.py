@@ -389,6 +389,3 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     for reason in summary.reasons:
         table.add_row("problem", Text(reason, style="bold red"))
     console.print(Panel(table, title=f"swarm {summary.swarm_id[:12]}", title_align="left"))
-    if summary.sample:
-        sample = Text(harmless(summary.sample).expandtabs())
-        console.print(Panel(sample, title="what it writes", title_align="left"))

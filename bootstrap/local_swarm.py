@@ -8,12 +8,10 @@ digests compared. If a node dies on the way, that is shown, and the others go on
 import asyncio
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -39,11 +37,6 @@ from gossamer.protocol.manifest import Manifest
 REFRESH_S = 0.5
 EXCHANGE_DEADLINE_S = 60.0
 """Time after the last round for late deltas to reach all nodes."""
-
-SAMPLE_PROMPT = "def "
-SAMPLE_CHARACTERS = 300
-SAMPLE_S = 10.0
-"""Time limit for the summary's sample: a character from a large model takes seconds."""
 
 EVALUATIONS = 16
 
@@ -136,7 +129,6 @@ class LocalSwarm:
             rounds=self.options.rounds,
             parameters=self._manifest.plan().numel,
             codec=self.options.codec,
-            sample=await asyncio.to_thread(self._sample),
         )
 
     async def _work(self) -> None:
@@ -214,22 +206,6 @@ class LocalSwarm:
         are_busy = any(status["rounds_behind"] or status["payloads_missing"] for status in statuses)
         have_evaluated = all(p.trainer.get("val_version") == (p.status or {})["version"] for p in self._left)
         return len({status["merged_digest"] for status in statuses}) == 1 and not are_busy and have_evaluated
-
-    def _sample(self) -> str:
-        """A few lines from the first node's model, cut short when time is up. An error here is only printed:
-        the training has not failed."""
-        if self._manifest.task.source:
-            return ""
-        from gossamer.node.exports.generate import generate
-
-        until = monotonic() + SAMPLE_S
-        home, seed = Home(self._left[0].folder), self.options.seed
-        try:
-            pieces = generate(home, SAMPLE_PROMPT, SAMPLE_CHARACTERS, temperature=0.7, seed=seed)
-            return SAMPLE_PROMPT + "".join(takewhile(lambda _: monotonic() < until, pieces))
-        except LocalError as error:
-            print(f"gossamer: no sample: {error}", file=sys.stderr)
-            return ""
 
 
 def run_swarm(options: SwarmOptions) -> int:

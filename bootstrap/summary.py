@@ -39,7 +39,6 @@ class SwarmSummary:
     tokens: int
     data_parallel_bytes: int
     """What data-parallel training would have sent for the same steps."""
-    sample: str
     nodes: list[dict[str, Any]]
     ended: list[str] = field(default_factory=list)
     """Processes that were killed or ended on the way, and how; the others went on."""

@@ -33,5 +33,5 @@ def status(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def summary(*statuses: dict[str, Any]) -> Any:
-    facts = {"wall_s": 1.5, "rounds": 10, "parameters": 1000, "codec": "int4", "sample": ""}
+    facts = {"wall_s": 1.5, "rounds": 10, "parameters": 1000, "codec": "int4"}
     return summarise(list(statuses), **facts)

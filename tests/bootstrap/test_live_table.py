@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +142,6 @@ def test_a_narrow_terminal_cuts_nothing_off() -> None:
     assert "bit-identical" in told and "data-parallel" in told
 
 
-def test_the_summary_renders_whatever_is_missing_and_what_a_model_writes() -> None:
+def test_the_summary_renders_whatever_is_missing() -> None:
     bare = ended(0, trainer={"val_loss": None, "val_loss_start": None}, payload_bytes_sent=0)
-    text = written(replace(summary(bare, ended(1, phi_digest="q")), sample="a\t\x1b[2Jb"))
-    assert "\x1b" not in text and "a       \N{REPLACEMENT CHARACTER}[2Jb" in text and "NOT identical" in text
+    assert "NOT identical" in written(summary(bare, ended(1, phi_digest="q")))

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic
 
 import pytest
 from rich.console import Console
 
-from gossamer.bootstrap import local_swarm
 from gossamer.bootstrap.live_table import Display
 from gossamer.bootstrap.local_swarm import LocalSwarm, SwarmOptions
 from gossamer.bootstrap.processes import ENDS_MAX, NodeProcess
@@ -167,15 +163,3 @@ def test_what_goes_wrong_is_shown_once_and_a_trainer_without_progress_ends_it(
     write(swarm.nodes[1].log_path, BUG + ENDED)
     with pytest.raises(LocalError, match="^node-2: its trainer ended 4 times; see .*node-2.log"):
         swarm._check(display)
-
-
-def test_the_sample_ends_when_time_is_up(swarm: LocalSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a large model a character takes seconds, and nothing is shown until the sample is there."""
-
-    def pieces(*_: object, **__: object) -> Iterator[str]:
-        yield from "abc"
-        monkeypatch.setattr(local_swarm, "monotonic", lambda: monotonic() + local_swarm.SAMPLE_S + 1)
-        yield from itertools.repeat("d", 1000)
-
-    monkeypatch.setattr("gossamer.node.exports.generate.generate", pieces)
-    assert swarm._sample() == "def abc"
