@@ -18,19 +18,14 @@ from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import Fragment, length_in
 
 
-def _bytes_shared(manifest: Manifest) -> tuple[int, int]:
-    """Number of bytes of Phi, and of the largest payload."""
-    layout, codec = manifest.plan(), manifest.outer.codec
-    return layout.snapshot_bytes, max(length_in(f.index, codec, layout) for f in layout.fragments)
-
-
 class SharedMemory:
     """A mapping of the shared file. Each side makes one."""
 
     def __init__(self, manifest: Manifest, fd: int) -> None:
         """Takes ownership of `fd`. Raises OSError, after closing `fd`, if there is no memory."""
-        self._phi_bytes, payload_bytes = _bytes_shared(manifest)
-        size = self._phi_bytes + payload_bytes
+        layout, codec = manifest.plan(), manifest.outer.codec
+        self._phi_bytes = layout.snapshot_bytes
+        size = self._phi_bytes + max(length_in(f.index, codec, layout) for f in layout.fragments)
         self.fd = fd
         try:
             if os.fstat(fd).st_size < size:

@@ -623,13 +623,11 @@ class Leader(Rank):
 
     # -- a change of the parameters
 
-    def _now(self, touched: frozenset[int] = frozenset(), tokens: int = 0, leaving: int = 0) -> Word:
-        """What this rank has to tell the others."""
+    def _now(self, round_: int = 0) -> Word:
+        """What this rank has to tell the others at any time; `round_` is published now."""
         return Word(
-            tokens=tokens,
             stop=int(self._must_stop),
-            leaving=leaving,
-            own_last=self._link.own_last,
+            own_last=max(self._link.own_last, round_),
             clock=self._link.clock,
             swarm_tokens=self._link.swarm_tokens,
             links=self._link.links,
@@ -638,7 +636,6 @@ class Leader(Rank):
             steps=self.progress.steps,
             own_tokens=self.progress.tokens,
             loss=self._window_loss,
-            touched=touched,
         )
 
     def _agree(
@@ -651,8 +648,8 @@ class Leader(Rank):
         round_: int = 0,
     ) -> Word:
         """Agree with the other ranks on what happens now."""
-        word = self._now(touched, tokens, leaving)
-        self._word = self.team.agree(word._replace(done=done, own_last=max(word.own_last, round_)))
+        now = self._now(round_)
+        self._word = self.team.agree(now._replace(touched=touched, tokens=tokens, leaving=leaving, done=done))
         self.last_loss = self._word.loss
         return self._word
 
