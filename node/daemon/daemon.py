@@ -268,12 +268,12 @@ class Daemon:
                     self.stop()
                 case fx.Merge():
                     self.phi.loop.merge(effect)
+                case fx.Get() | fx.Put() | fx.Blame() if effect.link not in network.links:
+                    pass  # it has just ended
                 case fx.Get():
-                    if effect.link in network.links:
-                        self.spawn(network.transfers.get(network.links[effect.link], effect))
+                    self.spawn(network.transfers.get(network.links[effect.link], effect))
                 case fx.Put():
-                    if effect.link in network.links:
-                        self.spawn(network.transfers.put(network.links[effect.link], effect.blob))
+                    self.spawn(network.transfers.put(network.links[effect.link], effect.blob))
                 case fx.Dial():
                     self.spawn(network.dialler.dial(effect))
                 case fx.Hangup():
@@ -281,9 +281,7 @@ class Daemon:
                 case fx.Fetched() | fx.Seal() | fx.Close() | fx.Adopt():
                     self.phi.archive.carry_out(effect)
                 case fx.Blame():
-                    if effect.link in network.links:
-                        node_id = network.links[effect.link].node_id
-                        network.links.blame(node_id, effect.reason, effect.offence)
+                    network.links.blame(network.links[effect.link].node_id, effect.reason, effect.offence)
                 case fx.Notice() if effect.culprit:
                     network.scores.complain(effect.culprit, effect.text)
                 case fx.Notice():

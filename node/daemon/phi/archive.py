@@ -229,17 +229,15 @@ class Archive:
             return False
         if lacking:
             self._dispatch(ev.Need(claim.key, lacking))
-            self._log_progress(claim, len(lacking))
+            at, before = self._logged
+            if time.monotonic() - at > PROGRESS_S and claim.root in self._chunks and len(lacking) != before:
+                self._logged = (time.monotonic(), len(lacking))
+                total = len(chunk_sizes(layout.snapshot_bytes))
+                here = total - len(lacking)
+                log.info("fetching the model of round %d: %d of %d MiB", claim.round, here, total)
         if phi is not None:
             await self._adopt(claim, phi)
         return phi is not None
-
-    def _log_progress(self, claim: Claim, lacking: int) -> None:
-        at, before = self._logged
-        if time.monotonic() - at > PROGRESS_S and claim.root in self._chunks and lacking != before:
-            self._logged = (time.monotonic(), lacking)
-            total = len(chunk_sizes(self._core.layout.snapshot_bytes))
-            log.info("fetching the model of round %d: %d of %d MiB", claim.round, total - lacking, total)
 
     async def _adopt(self, claim: Claim, phi: Ints) -> None:
         """Start from a snapshot whose chunks are all here. Raises StorageError."""

@@ -26,7 +26,6 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.membership.members import listed
 from gossamer.protocol.merge.contributions import ContributionStats, RoundFigures
 from gossamer.protocol.payloads import Fragment
-from gossamer.protocol.records import Delta
 from gossamer.protocol.replica import Replica
 
 POLL_S = 0.25
@@ -202,7 +201,14 @@ class MergeLoop:
         if outcome is MergeOutcome.CHANGED:
             self._unoffered.add(index)
             if was_sound and index in state.diverged:
-                self._note_diverged(index, effect.round, effect.deltas)
+                names = listed(self._core.roster.label(delta.author) for delta in effect.deltas) or "nobody"
+                self._diverged_by[index] = f" in round {effect.round}, of {names}"
+                # If only others did it, as a key can in a swarm that rests, we are needed to hear it is void.
+                if any(delta.author == self._core.identity.node_id for delta in effect.deltas):
+                    raise DivergedError(
+                        f"{self.diverged}: training diverged. Start again with a lower learning rate, or"
+                        " rescale what needs such values."
+                    )
 
     async def _carry_out(self, effect: fx.Merge, state: PhiState) -> MergeOutcome:
         round_, deltas = effect.round, effect.deltas
@@ -226,20 +232,6 @@ class MergeLoop:
             await asyncio.sleep(RETRY_S)
             return MergeOutcome.FAILED
         return MergeOutcome.CHANGED if has_changed else MergeOutcome.SAME
-
-    def _note_diverged(self, index: int, round_: int, deltas: tuple[Delta, ...]) -> None:
-        """End a training that has diverged: raises DivergedError, if a delta of ours was in it.
-
-        If only others' deltas did it, as a single key's can in a swarm that rests, we are still needed: we
-        have to hear that those deltas are void.
-        """
-        names = listed(self._core.roster.label(delta.author) for delta in deltas) or "nobody"
-        self._diverged_by[index] = f" in round {round_}, of {names}"
-        if any(delta.author == self._core.identity.node_id for delta in deltas):
-            raise DivergedError(
-                f"{self.diverged}: training diverged. Start again with a lower learning rate, or rescale"
-                " what needs such values."
-            )
 
     def _judge(self, state: PhiState, round_: int) -> None:
         """Note what a merge found in its round, and log whose verdicts began or ended: a line for each

@@ -1,7 +1,7 @@
 """Phi from a node's folder alone: the newest snapshot, and the fold over the records after it."""
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.state import PhiState
@@ -44,11 +44,8 @@ def has_model(home: Home, manifest: Manifest) -> bool:
     """Whether a node's folder holds a model to start from. Raises StorageError."""
     if not home.ledger_path.exists():
         return False
-    store = RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)
-    try:
+    with closing(RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)) as store:
         return bool(store.load_history().claims)
-    finally:
-        store.close()
 
 
 def is_held(delta: Delta, chunks: ChunkStore) -> bool:
@@ -91,13 +88,10 @@ def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> PhiState:
     # Opened before the records are read: a payload that is dropped in between is then noticed as missing, and
     # not taken for one that never came.
     chunks = ChunkStore(home.chunks_path, read_only=True)
-    store = RecordStore(home.ledger_path, manifest.swarm_id, read_only=True)
-    try:
-        with store.one_state():
-            history, deltas = store.load_history(), store.load(manifest.plan())
-            credentials = store.load_credentials()
-    finally:
-        store.close()
+    opened = closing(RecordStore(home.ledger_path, manifest.swarm_id, read_only=True))
+    with opened as store, store.one_state():
+        history, deltas = store.load_history(), store.load(manifest.plan())
+        credentials = store.load_credentials()
     if not history.claims:
         raise no_model
     # Phi does not depend on whose folder it is.
