@@ -94,7 +94,7 @@ async def test_a_delta_is_published_merged_and_offered_back(home: Home) -> None:
         await until(lambda: link._offers)
         first = link.take_offer()
         assert first is not None and first.merged_round == 0
-        assert np.array_equal(first.values(manifest_of(home).plan().fragments[0]), np.arange(310))
+        assert np.array_equal(first.shared.phi(manifest_of(home).plan().fragments[0]), np.arange(310))
         link.took(first)
         hand_over(link, 1, payload(home))
         assert await asyncio.to_thread(link.wait_acknowledged, 5)
