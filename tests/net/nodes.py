@@ -231,25 +231,26 @@ class LocalNodes:
                 node.puppet.paused = False
 
     async def until_identical(self, timeout: float = HEAL_S, *, closed: bool = False) -> float:
-        """Let the puppets rest, and wait until every node holds all that was ever published, bit for bit.
-
-        With `closed`, the digests alone have to show it: some nodes may hold early rounds only in a snapshot.
-        Returns the seconds it took.
-        """
+        """`agree`, where nobody but the puppets has published."""
+        took = await self.agree(timeout, closed=closed)
         puppets = [node.puppet for node in self.nodes.values() if node.puppet is not None]
-        for puppet in puppets:
-            puppet.paused = True
 
-        def same() -> bool:
+        def has_all() -> bool:
             published = sum(len(puppet.rounds) for puppet in puppets)
-            statuses = [node.status for node in self.nodes.values()]
-            replicas = {(s.get("merged_digest"), s.get("phi_digest")) for s in statuses}
-            whole = all(
-                (closed or s.get("records") == published) and not s.get("rounds_behind") for s in statuses
-            )
-            return len(replicas) == 1 and None not in next(iter(replicas)) and whole
+            return closed or all(node.status.get("records") == published for node in self.nodes.values())
 
-        return await self.until(same, timeout, "all hold everything, bit for bit")
+        return took + await self.until(has_all, timeout, "all hold everything, and nothing else")
+
+    async def go_on(self, rounds: int, timeout: float = 30, *, closed: bool = False) -> None:
+        """Have those with puppets, the honest, make more rounds, and then rest on the same bits."""
+        honest = [node for node in self.nodes.values() if node.puppet is not None]
+        start = max(node.status["round"] for node in honest)
+        await self.until(
+            lambda: all(node.status["round"] >= start + rounds for node in honest),
+            timeout,
+            "the honest go on",
+        )
+        await self.agree(closed=closed)
 
     def assert_nobody_blamed(self) -> None:
         for node in self.nodes.values():

@@ -45,14 +45,8 @@ def everywhere(swarm: LocalNodes) -> list[str]:
 
 async def unharmed(swarm: LocalNodes, rounds: int = ROUNDS_MORE, missing: int = 0) -> None:
     """The honest make more rounds, and when they rest hold the same bits, and lack so many payloads."""
+    await swarm.go_on(rounds, 20)
     honest = [node for node in swarm.nodes.values() if node.puppet is not None]
-    start = max(node.status["round"] for node in honest)
-
-    def went_on() -> bool:
-        return all(node.status["round"] >= start + rounds for node in honest)
-
-    await swarm.until(went_on, 20, "the honest go on")
-    await swarm.agree()
     # The digests in a status may be a moment older than the rest of it: a last delta may still be under way.
     await swarm.until(
         lambda: all(node.status["payloads_missing"] == missing for node in honest), 10, f"{missing} missing"

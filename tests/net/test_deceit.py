@@ -28,16 +28,6 @@ HELLO_BYTES = 4096
 """More than an HTTP upgrade and a handshake that fails say in one direction."""
 
 
-async def go_on(swarm: LocalNodes, rounds: int = 3, *, closed: bool = False) -> None:
-    """The honest make more rounds, then rest on the same bits."""
-    honest = [node for node in swarm.nodes.values() if node.puppet is not None]
-    start = max(node.status["round"] for node in honest)
-    await swarm.until(
-        lambda: all(node.status["round"] >= start + rounds for node in honest), 30, "the honest go on"
-    )
-    await swarm.agree(closed=closed)
-
-
 # -- somebody in the middle
 
 
@@ -66,7 +56,7 @@ async def test_a_node_that_dials_a_man_in_the_middle_gets_no_link(tmp_path: Path
             assert len(first.status["links"]) == 1
             assert_nothing_leaked(man, first)
         del swarm.nodes["n2"]
-        await go_on(swarm)
+        await swarm.go_on(3)
         await victim.stop()
         assert "Traceback" not in first.log + second.log + victim.log
 
@@ -89,7 +79,7 @@ async def test_questions_through_a_man_in_the_middle_are_found_out_by_who_was_to
             with pytest.raises(UnreachableError, match="does not prove which node it is"):
                 await fetch_status(str(bent))
             assert man.connections >= 2
-        await go_on(swarm)
+        await swarm.go_on(3)
 
 
 # -- silence
@@ -146,7 +136,7 @@ async def test_a_member_that_dribbles_its_payload_keeps_no_joiner_from_training(
             await swarm.until(lambda: joiner.status["round"] > clock, 90, "the joiner trains")
             assert 5 <= len(mallory.answers) < len(delta.body.chunks)
             assert joiner.status["payloads_missing"] >= 1, "it is still under way"
-            await go_on(swarm, closed=True)
+            await swarm.go_on(3, closed=True)
 
 
 # -- bombs
@@ -180,7 +170,7 @@ async def test_a_chunk_that_unpacks_to_a_gigabyte_is_not_unpacked(tmp_path: Path
             await swarm.until(
                 lambda: sum(n.status["misbehaviours_seen"] for n in nodes) >= len(bombs), 30, "blamed"
             )
-        await go_on(swarm)
+        await swarm.go_on(3)
         for node, rss in zip(nodes, before, strict=True):
             assert peak_of(node) - rss < 64 << 20
 
@@ -222,7 +212,7 @@ async def test_one_liar_about_the_past_moves_nobody(tmp_path: Path) -> None:
             joiner = await swarm.add("n3", ["n0"])
             joiner.train(0.1)
             await swarm.until(lambda: joiner.status.get("round", 0) > 0, 40, "a joiner joins the honest")
-            await go_on(swarm, closed=True)
+            await swarm.go_on(3, closed=True)
         assert not any("A FORK" in node.log for node in swarm.nodes.values())
 
 
@@ -256,5 +246,5 @@ async def test_three_that_lie_alike_move_no_joiner_that_was_told_of_an_honest_on
                 await swarm.until(lambda: joiner.status.get("round", 0) > 0, 40, "it joins the honest")
             finally:
                 lying.cancel()
-            await go_on(swarm, closed=True)
+            await swarm.go_on(3, closed=True)
         assert not any("A FORK" in node.log for node in swarm.nodes.values())

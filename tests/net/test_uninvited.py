@@ -64,11 +64,8 @@ def granted(
 
 async def unharmed(swarm: LocalNodes, rounds: int = 2) -> int:
     """The honest make more rounds, then rest on the same bits; returns how many deltas they published."""
-    nodes = list(swarm.nodes.values())
-    start = max(node.status["round"] for node in nodes)
-    await swarm.until(lambda: all(n.status["round"] >= start + rounds for n in nodes), 30, "they go on")
-    await swarm.agree()
-    return sum(len(node.puppet.rounds) for node in nodes if node.puppet is not None)
+    await swarm.go_on(rounds)
+    return sum(len(node.puppet.rounds) for node in swarm.nodes.values() if node.puppet is not None)
 
 
 async def until_linked(swarm: LocalNodes, node: LocalNode, to: bytes, linked: bool) -> None:
