@@ -117,22 +117,6 @@ def test_everything_arrives_whatever_fails(seed, links, wants):
     assert sorted(net.fetched) == sorted(key_of(k) for k in keys)
 
 
-@pytest.mark.parametrize("busy", [True, False])
-def test_deadline_never_lies_in_the_past(busy):
-    """All slots taken while others wait: nothing to do until one is free."""
-    net = Net(links=dict.fromkeys(range(1, 8), True))
-    net.want(0, *range(500, 510))
-    net.plan()
-    net.pass_time(0.5)
-    net.want(1, *range(40))
-    if busy:
-        for link in net.links:
-            net.hint(link, 1)
-    for _ in range(20):
-        net.plan()  # checks it
-        net.pass_time(0.3)
-
-
 def test_somebody_else_is_asked_for_what_a_silent_holder_has_and_the_first_to_bring_it_ends_both():
     net = Net(links={1: True, 2: True, 3: True})
     net.want(1, 1)
@@ -147,31 +131,6 @@ def test_somebody_else_is_asked_for_what_a_silent_holder_has_and_the_first_to_br
     net.arrive(blob)
     assert net.fetched == [key_of(1)]
     assert net.plan() == [] and not net.fetcher.requests.late
-
-
-def test_who_was_silent_is_asked_last_whatever_it_says():
-    """A liar that says that it holds what all hold, and says it again: it stalls no second payload."""
-    net = Net(links={1: True, 2: True})
-    asked = []
-    for key in range(8):
-        net.want(key, key)
-        for link in (1, 2):
-            net.hint(link, key)
-        while key_of(key) not in net.fetched:
-            for link, blob in net.plan():
-                asked.append(link)
-                if link == 2:
-                    net.arrive(blob)
-                    break
-            else:
-                net.now = net.fetcher.deadline()
-            net.hint(1, key)
-    assert net.now < 8.0 + limits.FETCH_PATIENCE_S
-    assert asked.count(1) == 1
-    net.drop(2)
-    net.want(9, 9)
-    net.hint(1, 9)
-    assert net.plan() == [(1, blob_of(9))], "of others, nobody has it"
 
 
 TRUE_SIZE = 100
@@ -309,23 +268,6 @@ def test_silent_holders_do_not_keep_from_us_what_others_hold_who_have_not_said_s
         for link in range(1, silent + 1) if says_again else ():
             net.hint(link, 1)
     assert net.now < silent * 45.0
-
-
-def test_the_only_holder_is_asked_again_however_often_it_was_silent():
-    """Its line is broken time and again, and nobody else has it or says so."""
-    net = Net(links={1: True, 2: True})
-    net.want(1, 1)
-    asked = []
-    while net.now < 300.0:
-        net.hint(1, 1)
-        started = net.plan()
-        for link, blob in started:
-            if link == 1:
-                asked.append(net.now)
-            else:
-                net.fail(blob)
-        net.now = net.now + 0.01 if started else net.fetcher.deadline()
-    assert max(b - a for a, b in pairwise(asked)) < limits.FETCH_PATIENCE_S + limits.FETCH_REST_MAX_S + 2.0
 
 
 @pytest.mark.parametrize("rng_seed", range(3))
@@ -506,18 +448,6 @@ def test_parts_that_equally_many_hold_are_fetched_in_another_order_by_everybody(
         return net.plan()[0]
 
     assert len({first(seed) for seed in range(10)}) > 1
-
-
-def test_payloads_that_wait_for_busy_links_cost_little_to_look_at():
-    net = Net(links=dict.fromkeys(range(1, 7), True))
-    for number in range(1000):
-        net.want(number, number)
-        for link in (1, 2):
-            net.hint(link, number)
-    net.plan()
-    assert len(net.flights) == 2 * limits.FETCHES_PER_LINK_MAX
-    net.arrive(next(iter(net.flights)))
-    assert calls(net.plan) < 3 * 1000
 
 
 def test_who_claims_to_hold_thousands_and_sends_none_costs_little():
@@ -785,23 +715,3 @@ def test_payloads_that_nobody_has_cost_little_to_look_for():
     net.hint(1, 1000)
     assert calls(net.plan) < 3 * 500
     assert blob_of(1000) in net.flights
-
-
-def test_it_wakes_when_somebody_may_be_asked_and_not_before():
-    """All of many neighbours fail all chunks: each is tried again now and then, with nothing in between."""
-    net = Net(links=dict.fromkeys(range(1, 16), True))
-    net.want(1, *range(5))
-    net.pass_time()
-    wakes = idle = 0
-    while net.now < 60.0:
-        started = net.plan()
-        wakes += 1
-        idle += not started
-        while started:
-            for _, blob in started:
-                net.fail(blob)
-            net.now += 0.001
-            started = net.plan()
-        net.now = net.fetcher.deadline()
-    assert wakes > 40
-    assert idle < wakes / 10

@@ -11,6 +11,7 @@ import numpy as np
 
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
+from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.limits import CLAIMS_MAX
 from gossamer.protocol.payloads import chunk_hashes, parse_index, root_of
 from gossamer.protocol.records import Claim, Delta
@@ -58,28 +59,14 @@ class Archive:
         self.claims = disk.claims
         return fold
 
-    def _load(self, root: bytes) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
+    def _load(self, root: bytes) -> Ints:
         disk = self._node.disk
         (blob,) = parse_index(disk.get(root), self._node.stage.layout.snapshot_bytes)
         return np.frombuffer(disk.get(blob), dtype=np.int32)
 
-    def _fold(
-        self,
-        phi: "np.ndarray[tuple[int, ...], np.dtype[np.int32]]",
-        base: Base,
-        rounds: Rounds,
-        below: Rounds,
-    ) -> Fold:
-        stage = self._node.stage
-        return Fold(
-            stage.manifest,
-            phi,
-            self._node.disk.join,
-            stage.merge_round,
-            base=base,
-            rounds=rounds,
-            below=below,
-        )
+    def _fold(self, phi: Ints, base: Base, rounds: Rounds, below: Rounds) -> Fold:
+        stage, join = self._node.stage, self._node.disk.join
+        return Fold(stage.manifest, phi, join, stage.merge_round, base=base, rounds=rounds, below=below)
 
     # -- adopting
 

@@ -76,28 +76,17 @@ def _each(kill: Callable[["World", "Node"], None], seconds: tuple[float, float])
 
     def brew(world: "World", begin: float, end: float, rng: random.Random) -> None:
         hosts = world.hosts()
+
+        def strike(node: "Node") -> None:
+            if node.running:
+                kill(world, node)
+
         for host in rng.sample(hosts, rng.randrange(1, max(2, len(hosts) // 2))):
             time = rng.uniform(begin, end)
-            world.loop.at(time, kill, world, world.nodes[host])
+            world.loop.at(time, strike, world.nodes[host])
             world.loop.at(min(end, time + rng.uniform(*seconds)), world.revive, world.nodes[host])
 
     return brew
-
-
-def _crash(world: "World", node: "Node") -> None:
-    if node.running:
-        world.crash(node, with_trainer=world.rng.random() < 0.5)
-
-
-def _cut_power(world: "World", node: "Node") -> None:
-    if node.running:
-        world.cut_power(node)
-
-
-def _kill_trainer(world: "World", node: "Node") -> None:
-    if node.running:
-        world.say(f"{node.name}: its trainer dies")
-        node.trainer.die()
 
 
 def _lose_disk(world: "World", begin: float, end: float, rng: random.Random) -> None:
@@ -138,9 +127,7 @@ def _starved(world: "World", begin: float, end: float, rng: random.Random) -> No
             time += length + rng.uniform(0.1, 3.0)
 
 
-def _away(
-    leave: Callable[["World", "Node", random.Random], None], come_back: Callable[["World", "Node"], None]
-) -> Brew:
+def _away(leave: Callable[["World", "Node"], None], come_back: Callable[["World", "Node"], None]) -> Brew:
     """Some nodes do not train for a while: each for its own while, or all but one for the whole storm.
 
     That one (`World.watch`) is always the same node. It must never have to wait for the others, and its work
@@ -153,26 +140,10 @@ def _away(
         for host in hosts if together else rng.sample(hosts, rng.randrange(1, len(hosts) + 1)):
             node = world.nodes[host]
             first, last = sorted(rng.uniform(begin, end) for _ in range(2))
-            world.loop.at(begin + rng.random() if together else first, leave, world, node, rng)
+            world.loop.at(begin + rng.random() if together else first, leave, world, node)
             world.loop.at(end - rng.random() if together else last, come_back, world, node)
 
     return brew
-
-
-def _hang(world: "World", node: "Node", rng: random.Random) -> None:
-    world.hang(node)
-
-
-def _go_on(world: "World", node: "Node") -> None:
-    world.go_on(node)
-
-
-def _fall_asleep(world: "World", node: "Node", rng: random.Random) -> None:
-    world.sleep(node, suspended=rng.random() < 0.5)
-
-
-def _wake(world: "World", node: "Node") -> None:
-    world.wake(node)
 
 
 def _clocks(world: "World", begin: float, end: float, rng: random.Random) -> None:
@@ -185,7 +156,7 @@ def _clocks(world: "World", begin: float, end: float, rng: random.Random) -> Non
             error_s = rng.choice((-1.0, 1.0)) * rng.choice((300.0, 3_600.0, 86_400.0, 50 * 365 * 86_400.0))
             world.loop.at(time, world.set_clock, node, error_s * rng.uniform(0.5, 1.0))
             if rng.random() < 0.25:
-                world.loop.at(time, _restart, world, node)
+                world.loop.at(time, world.crash, node, True)
                 world.loop.at(min(end, time + rng.uniform(1.0, 30.0)), world.revive, node)
 
 
@@ -197,13 +168,8 @@ def _stuck(world: "World", begin: float, end: float, rng: random.Random) -> None
     world.loop.at(begin, world.block, world.nodes[stuck])
     for host in others:
         time = end - rng.uniform(5.0, 15.0)
-        world.loop.at(time, _restart, world, world.nodes[host])
+        world.loop.at(time, world.crash, world.nodes[host], True)
         world.loop.at(time + rng.uniform(1.0, 4.0), world.revive, world.nodes[host])
-
-
-def _restart(world: "World", node: "Node") -> None:
-    if node.running:
-        world.crash(node, with_trainer=True)
 
 
 def _churn(world: "World", begin: float, end: float, rng: random.Random) -> None:
@@ -255,7 +221,7 @@ def _strike(world: "World", host: int, time: float, rng: random.Random, ways: tu
     """Make a node restart, in one of the given ways."""
     way, node = rng.choice(ways), world.nodes[host]
     if way == "kill":
-        world.loop.at(time, _restart, world, node)
+        world.loop.at(time, world.crash, node, True)
     elif way != "no harm":
         world.loop.at(time, world.lose_disk if way == "disk" else world.cut_power, node)
     if way != "no harm":
@@ -290,14 +256,17 @@ STORMS: dict[str, Brew] = {
     "flapping": _flapping,
     "slow": _slow,
     "rough": _rough,
-    "crashes": _each(_crash, (1.0, 60.0)),
-    "power": _each(_cut_power, (5.0, 90.0)),
-    "trainers": _each(_kill_trainer, (1.0, 30.0)),
+    "crashes": _each(lambda world, node: world.crash(node, world.rng.random() < 0.5), (1.0, 60.0)),
+    "power": _each(lambda world, node: world.cut_power(node), (5.0, 90.0)),
+    "trainers": _each(lambda _, node: node.trainer.die(), (1.0, 30.0)),
     "diskloss": _lose_disk,
     "stops": _stops,
     "starved": _starved,
-    "hangs": _away(_hang, _go_on),
-    "sleep": _away(_fall_asleep, _wake),
+    "hangs": _away(lambda world, node: world.hang(node), lambda world, node: world.go_on(node)),
+    "sleep": _away(
+        lambda world, node: world.sleep(node, suspended=world.rng.random() < 0.5),
+        lambda world, node: world.wake(node),
+    ),
     "clocks": _clocks,
     "stuck": _stuck,
     "churn": _churn,

@@ -87,8 +87,7 @@ class Pipe:
         random, weather, now = net.random, net.weather, net.loop.now
         start = self._free_at if self._free_at > now else now
         size = FRAME_BYTES
-        is_data = type(item) is bytes
-        if is_data:
+        if isinstance(item, bytes):
             size += len(item)
             if (start - now) * path.bytes_per_s + size > SEND_QUEUE_BYTES_MAX:
                 net.dropped += 1
@@ -98,7 +97,7 @@ class Pipe:
         loss = path.loss + weather.loss
         if loss and random() < loss:
             time += _RETRANSMIT_S * (1.0 + 3.0 * random())
-        if weather.mischief is not None and is_data:
+        if weather.mischief is not None and isinstance(item, bytes):
             self._send_roughly(item, time)
             return
         self._last = time = max(time, self._last)

@@ -71,18 +71,7 @@ def test_a_seed_repeats_itself_in_another_process() -> None:
     assert here.failure is None
     assert run(job).trace == here.trace
     for salt in ("1", "2"):
-        command = [
-            sys.executable,
-            "-m",
-            "tests.sim",
-            "--seed",
-            "42",
-            "--nodes",
-            "8",
-            "--minutes",
-            "4",
-            "--trace",
-        ]
+        command = [sys.executable, *"-m tests.sim --seed 42 --nodes 8 --minutes 4 --trace".split()]
         environment = {**os.environ, "PYTHONHASHSEED": salt}
         told = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
@@ -158,17 +147,30 @@ def test_a_founder_that_lost_its_disk_and_is_told_of_nobody_comes_back_to_its_sw
     assert not any("both are void" in line for line in lines), "it signed no round again"
 
 
+def _world(
+    lines: list[str],
+    nodes: int,
+    minutes: float,
+    step_s: Callable[[int], float],
+    pace: dict[str, float],
+    trains_from: int = 0,
+) -> World:
+    """A swarm of "lineages" without storms, whose nodes train at speeds that the test chooses."""
+    scenario = choose(1, nodes, minutes, "lineages")
+    manifest = scenario.manifest
+    pace = {"every_steps": 0, "every_seconds": 0.0, **pace}
+    manifest = manifest.model_copy(update={"pace": manifest.pace.model_copy(update=pace)})
+    traits = tuple(
+        replace(node, trains=node.index >= trains_from, listens=True, step_s=step_s(node.index))
+        for node in scenario.traits
+    )
+    return World(replace(scenario, storms=(), traits=traits, manifest=manifest), lines.append)
+
+
 def _one_runs_ahead_alone(lines: list[str], minutes: float) -> World:
     """One node, ten times as fast, is cut off. After 400 s it has closed, by its own clock, the rounds that
     the others are at."""
-    scenario = choose(1, 3, minutes, "lineages")
-    traits = [
-        replace(node, trains=True, listens=True, step_s=5.0 if node.index else 0.5)
-        for node in scenario.traits
-    ]
-    pace = scenario.manifest.pace.model_copy(update={"every_steps": 16, "every_seconds": 0.0})
-    manifest = scenario.manifest.model_copy(update={"pace": pace})
-    world = World(replace(scenario, storms=(), traits=tuple(traits), manifest=manifest), lines.append)
+    world = _world(lines, 3, minutes, lambda index: 5.0 if index else 0.5, {"every_steps": 16})
     world.loop.at(150.0, world.close, "alone", between([0], [0, 1, 2]))
     world.loop.at(400.0, lambda: world.reopen("alone"))
     return world
@@ -214,7 +216,7 @@ def test_who_went_back_and_starts_again_seals_what_the_others_do() -> None:
         newest.append(max(claim.round for claim in world.nodes[0].core.sealing.claims))
         newest.append(max(claim.round for claim in world.nodes[1].core.sealing.claims))
 
-    world.loop.at(450.0, lambda: world.crash(world.nodes[0], with_trainer=True))
+    world.loop.at(450.0, lambda: world.crash(world.nodes[0], True))
     world.loop.at(455.0, lambda: world.revive(world.nodes[0]))
     world.loop.at(500.0, look)
     assert world.run().failure is None
@@ -244,13 +246,9 @@ def test_three_that_start_together_keep_what_one_of_them_did_alone() -> None:
 
 def test_those_whose_network_comes_later_than_they_do_keep_what_went_on_without_them() -> None:
     """After a power cut. They are the majority, and had no time to publish before they heard of the other."""
-    scenario = choose(1, 3, 40.0, "lineages")
-    seconds = 100.0 * scenario.manifest.layout.fragments
-    pace = scenario.manifest.pace.model_copy(update={"every_steps": 0, "every_seconds": seconds})
-    traits = [replace(node, trains=True, listens=True, step_s=1.0) for node in scenario.traits]
-    manifest = scenario.manifest.model_copy(update={"pace": pace})
+    fragments = choose(1, 3, 40.0, "lineages").manifest.layout.fragments
     lines: list[str] = []
-    world = World(replace(scenario, storms=(), traits=tuple(traits), manifest=manifest), lines.append)
+    world = _world(lines, 3, 40.0, lambda index: 1.0, {"every_seconds": 100.0 * fragments})
     for host in (1, 2):
         layer = f"no network at {host}"
         world.loop.at(600.0, lambda host=host: world.cut_power(world.nodes[host]))
@@ -265,22 +263,11 @@ def test_those_whose_network_comes_later_than_they_do_keep_what_went_on_without_
 def _two_come_back_to_a_bootstrap_peer(lines: list[str]) -> World:
     """Of three that train, two crash. The last goes on far beyond what is retained, and leaves. Then the two
     come back, the majority of all that train, to the bootstrap peer, which has what the last one did."""
-
-    def the_last_leaves() -> None:
-        world.nodes[3].leave()
-
-    scenario = choose(1, 4, 10.0, "lineages")
-    traits = [
-        replace(node, trains=node.index > 0, listens=True, step_s=0.1 if node.index == 3 else 1.0)
-        for node in scenario.traits
-    ]
-    pace = scenario.manifest.pace.model_copy(update={"every_steps": 8, "every_seconds": 0.0})
-    manifest = scenario.manifest.model_copy(update={"pace": pace})
-    world = World(replace(scenario, storms=(), traits=tuple(traits), manifest=manifest), lines.append)
+    world = _world(lines, 4, 10.0, lambda n: 0.1 if n == 3 else 1.0, {"every_steps": 8}, trains_from=1)
     for host in (1, 2):
-        world.loop.at(100.0, lambda host=host: world.crash(world.nodes[host], with_trainer=True))
+        world.loop.at(100.0, lambda host=host: world.crash(world.nodes[host], True))
         world.loop.at(360.0 + host, lambda host=host: world.revive(world.nodes[host]))
-    world.loop.at(300.0, the_last_leaves)
+    world.loop.at(300.0, lambda last=3: world.nodes[last].leave())
     return world
 
 

@@ -1,6 +1,7 @@
 """One simulation from start to end: the nodes, the network between them, and what happens to them."""
 
 import gc
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,7 +111,7 @@ class World:
             encode=encoder,
             merge_round=memo.MergeMemo(),
         )
-        self.rng = self.stage.dice("world")
+        self.rng: random.Random = self.stage.dice("world")
         self.verdicts = Verdicts(self)
         self.nodes: list[Node] = []
         self.lost_disks: set[int] = set()
@@ -375,8 +376,10 @@ class World:
                 self.told[node.index] = told
             self._start(node)
 
-    def crash(self, node: Node, *, with_trainer: bool) -> None:
-        """Its daemon dies, and its trainer too if `with_trainer`."""
+    def crash(self, node: Node, with_trainer: bool) -> None:
+        """Its daemon dies if it runs, and its trainer too if `with_trainer`."""
+        if not node.running:
+            return
         self.say(f"{node.name} crashes{'' if with_trainer else ', its trainer goes on'}")
         node.crash()
         if with_trainer:
