@@ -139,7 +139,8 @@ class Node(Process):
         """Write down where members are, soon and then more and more rarely, as `AddressBook` does: the oldest
         that we dialled, others that are alive, then those that are gone (it may be our network that is)."""
         known = (self.core.roster.live(), self.core.roster.doubted())
-        members = [member for some in known for member in self.rng.sample(some, len(some))]
+        rng = self.stage.dice(f"address book {self.index} {self.life} {interval}")
+        members = [member for some in known for member in rng.sample(some, len(some))]
         others = [(address, m.record.node_id) for m in members for address in m.record.body.addresses]
         if met := dict([*self.core.links.anchors(), *others][:REMEMBERED_MAX]):
             self.disk.peers = met
