@@ -200,9 +200,6 @@ def _first_problem(error: ValidationError) -> str:
         .removeprefix("Input ")
         .replace("Extra inputs are not permitted", "no such option")
     )
-    value = (
-        ""
-        if problem["type"] in ("value_error", "too_long", "extra_forbidden")
-        else f", not {problem['input']!r:.60}"
-    )
+    names_it = problem["type"] in ("value_error", "too_long", "extra_forbidden")
+    value = "" if names_it else f", not {problem['input']!r:.60}"
     return f"--{flag.name if flag else field}: {text}{value}"

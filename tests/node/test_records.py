@@ -121,17 +121,6 @@ def test_history_that_begins_anew_holds_nothing_of_the_one_before(path: Path, de
     store.close()
 
 
-def test_records_that_do_not_count_any_more_do_not_come_back(path: Path, deltas: list[Delta]) -> None:
-    store = RecordStore(path, SMALL.swarm_id)
-    store.add(deltas)
-    beyond = [delta for delta in deltas if delta.round > 2]
-    store.close_up_to(_base(0), 0, [delta.record_id for delta in beyond])
-    store.close()
-    again = RecordStore(path, SMALL.swarm_id)
-    assert [delta.round for delta in again.load(LAYOUT)] == [1, 1, 1, 2, 2, 2]
-    again.close()
-
-
 def test_a_database_whose_making_was_cut_short_is_read_as_empty(path: Path) -> None:
     path.touch()
     reader = RecordStore(path, SMALL.swarm_id, read_only=True)

@@ -25,7 +25,7 @@ _NAME = re.compile(r"([0-9a-f]{64})\.([0-9]+)\.([0-9]+)")
 """Name of a chunk's file: its hash, and the lengths of the chunk and of the file. If they differ, it holds a
 zstd frame. A file of another length was torn by a power cut."""
 _FOLDER_NAMES = [f"{first:02x}" for first in range(256)]
-"""A folder for each first byte of a hash. There may be others: a disk of its own has a ``lost+found``."""
+"""A folder for each first byte of a hash."""
 
 
 class MissingChunkError(StorageError):
@@ -65,8 +65,7 @@ class ChunkStore:
                 sync_folder(root.parent)
                 sync_folder(root)
                 remove_unfinished(root.glob("[0-9a-f][0-9a-f]/.*-*"), _NAME.fullmatch)
-            here = set(_FOLDER_NAMES).intersection(os.listdir(root))
-            self._files = {blob: file for name in here for blob, file in _files_in(root / name)}
+            self._files = {blob: file for name in _FOLDER_NAMES for blob, file in _files_in(root / name)}
         except OSError as error:
             raise cannot_write(root, error, f"cannot use {root}: {error.strerror}") from None
         self._held = sum(file.length for file in self._files.values())
