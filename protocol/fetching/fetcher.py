@@ -19,7 +19,14 @@ The first to bring it ends both. Silence looks like slowness. What tells them ap
 transfers take here, each as a share of the patience with it, so that neither its size nor the queue before it
 matters. And only a few chunks are late at a time, one if nothing has come from anybody since it was asked
 for: our own line may be what is slow. Nor is a chunk late that nobody else may be asked for (the simulator's
-`parts`, seed 28 of 8 nodes and 6 minutes).
+`parts`, seed 28 of 8 nodes and 6 minutes). A slow link is asked last for `SLOW_S`.
+
+Each of these rules has a mutant or a test that fails without it: hedging (the mutant `wait for the silent`),
+`SLOW_S` (`test_fetcher`: a silent holder delays few of many; of many who list a chunk each is waited for
+once), one late chunk (`test_requests`: hardly anything is asked for twice), doubts (`test_fetcher`: who was
+silent is not believed again), guesses (`test_fetcher`: a busy holder is helped out, what its holders lose is
+looked for), few parts of a link (`benchmarks spread`), the window (`test_requests`), the order beside a
+snapshot (`test_fetcher`: a snapshot gets on though deltas fill the line).
 
 Holders keep a snapshot for as long as somebody downloads it, but drop payloads when their rounds close: on a
 slow line that may be long before the last of the snapshot has come. So what is published meanwhile comes

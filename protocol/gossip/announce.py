@@ -47,7 +47,8 @@ class Announcer:
     the author's line has carried all of it once, and any chunk that the line carries twice in that time makes
     everybody wait. So an author deals its chunks out: each neighbour is offered different ones, and they get
     the rest from each other. Everybody waits for the whole, and is offered it once every chunk is known to be
-    with some neighbour, or once the deal has stalled for a moment, say since one of them has gone.
+    with some neighbour, or once the deal has stalled for a moment, say since one of them has gone. Mutants of
+    the simulator show what dealing and offers of chunks are for: `deal half`, `keep parts to oneself`.
     """
 
     def __init__(self, context: Context, held: Set[bytes]) -> None:
@@ -240,7 +241,7 @@ class Holdings:
             self._void(delta)
             return True
         if self._is_author(delta, source):
-            self.announcer.promise(delta.record_id, source)  # the author wants to know that it is safe
+            self.announcer.promise(delta.record_id, source)  # it waits to hear that its delta is safe
         self._want(delta, now)
         return True
 
