@@ -255,7 +255,7 @@ class Fetcher:
         late = self.requests.late.get(blob)
         return not self.wants.rests(link, blob, now) and (late is None or late.link != link)
 
-    def _free(self, most: int = limits.FETCHES_PER_LINK_MAX) -> set[int]:
+    def _free(self, most: int) -> set[int]:
         return {link for link, load in self.requests.load.items() if load < most}
 
     def _ask_holders(self, now: float) -> None:
@@ -267,7 +267,7 @@ class Fetcher:
         if self.requests.is_full(of_guesses=False):
             return
         some = list(islice(self.wants.with_holder.items(), limits.WANTS_LOOKED_AT_MAX))
-        free, idle = self._free(), self._free(limits.PARTS_PER_LINK_MAX)
+        free, idle = self._free(limits.FETCHES_PER_LINK_MAX), self._free(limits.PARTS_PER_LINK_MAX)
         slow, late = {link for link, until in self._slow_until.items() if until > now}, self.requests.late
         for key, want, most in self._in_order(some):
             begun = 0
@@ -283,7 +283,7 @@ class Fetcher:
                 self._asked_since = 0 if key == self._bulk else self._asked_since + want.missing[blob]
                 if self.requests.is_full(of_guesses=False):
                     return
-                free, idle = self._free(), self._free(limits.PARTS_PER_LINK_MAX)
+                free, idle = self._free(limits.FETCHES_PER_LINK_MAX), self._free(limits.PARTS_PER_LINK_MAX)
                 begun += 1
         if len(some) < len(self.wants.with_holder):
             self.wants.put_last(key for key, _ in some)
@@ -320,7 +320,7 @@ class Fetcher:
     def _guess(self, now: float) -> None:
         """Ask each link that is not busy for one chunk that it has not said to hold: first of keys that
         nobody is known to hold, then of those whose holders have no more to give just now."""
-        free = self._free()
+        free = self._free(limits.FETCHES_PER_LINK_MAX)
         without, held = self.wants.without_holder, self.wants.with_holder
         for key in [*islice(without, GUESSED_AT_MAX), *islice(held, GUESSED_AT_MAX)]:
             if not free:
