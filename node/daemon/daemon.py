@@ -191,11 +191,9 @@ class Daemon:
     def _begin(self, host: str, port: int, admin: str | None) -> None:
         """Note the listening address in the core and in the folder, and log how the node starts."""
         core, server = self.core, self.network.server
-        advertised = self.options.advertise or (
-            (format_address(host, port),) if host not in WILDCARDS else ()
-        )
-        self.network.own_addresses.listening(port, advertised, server.families)
         local = format_address("127.0.0.1" if host in WILDCARDS else host, port)
+        advertised = self.options.advertise or (() if host in WILDCARDS else (local,))
+        self.network.own_addresses.listening(port, advertised, server.families)
         try:
             self.store.home.write_daemon(
                 address=local,

@@ -227,7 +227,7 @@ class Archive:
             return False
         if not self._is_wanted(claim):
             return False
-        if lacking:
+        if phi is None:
             self._dispatch(ev.Need(claim.key, lacking))
             at, before = self._logged
             if time.monotonic() - at > PROGRESS_S and claim.root in self._chunks and len(lacking) != before:
@@ -235,9 +235,9 @@ class Archive:
                 total = len(chunk_sizes(layout.snapshot_bytes))
                 here = total - len(lacking)
                 log.info("fetching the model of round %d: %d of %d MiB", claim.round, here, total)
-        if phi is not None:
-            await self._adopt(claim, phi)
-        return phi is not None
+            return False
+        await self._adopt(claim, phi)
+        return True
 
     async def _adopt(self, claim: Claim, phi: Ints) -> None:
         """Start from a snapshot whose chunks are all here. Raises StorageError."""

@@ -78,7 +78,7 @@ def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, PhiState]:
 
 
 def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> PhiState:
-    """The newest snapshot that is whole and, unless `sealed`, the records after it.
+    """The newest snapshot that is whole and, unless `sealed`, what the swarm has published after it.
 
     Raises MissingChunkError, also if no snapshot is whole, or StorageError.
     """
@@ -104,22 +104,15 @@ def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> PhiState:
         for data in (*credentials, *([invitation.grant.data] if invitation else [])):
             with suppress(PeerError):
                 acl.learn(data)
-        _merge_later(state, deltas, acl, history, chunks)
+        ledger = Ledger()
+        ledger.close(history.base.round)
+        for delta in deltas:
+            if acl.counts(delta.author, delta.round):
+                ledger.add(delta)
+        reached = max(ledger.horizon, history.reach)
+        merged = set(state.merged_ids())
+        for round_ in sorted({delta.round for delta in deltas}):  # those with nothing that counts, too
+            if round_ <= reached:
+                valid = ledger.valid(round_)
+                state.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
     return state
-
-
-def _merge_later(
-    state: PhiState, deltas: Sequence[Delta], acl: AccessList, history: StoredHistory, chunks: ChunkStore
-) -> None:
-    """Merge the records that a snapshot does not hold, as far as the swarm has come."""
-    ledger = Ledger()
-    ledger.close(history.base.round)
-    for delta in deltas:
-        if acl.counts(delta.author, delta.round):
-            ledger.add(delta)
-    horizon = max(ledger.horizon, history.reach)
-    merged = set(state.merged_ids())
-    for round_ in sorted({delta.round for delta in deltas}):  # those with nothing that counts, too
-        if round_ <= horizon:
-            valid = ledger.valid(round_)
-            state.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
