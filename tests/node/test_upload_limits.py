@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -42,10 +41,24 @@ from tests.node.trainer_side import until
 class Line:
     """The limits of one line, and their clock."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.limits = UploadLimits(clock=lambda: self.now)
+    def __init__(self, store: ChunkStore | None = None) -> None:
+        self.now = 100.0
+        self.limits = UploadLimits(store, clock=lambda: self.now)
         self._entered: list[object] = []
+
+    def begin(self, node_id: bytes, blob: bytes = b"blob") -> ExitStack | None:
+        """An upload, until it is closed; None if there is no room for it."""
+        upload = ExitStack()
+        try:
+            upload.enter_context(self.limits.counted(node_id, blob))
+        except BusyError:
+            return None
+        return upload
+
+    def fill(self) -> list[ExitStack]:
+        """As many uploads as there is room for, to any members."""
+        begun = [self.begin(bytes([member])) for member in range(2 * UPLOADS_MAX)]
+        return [upload for upload in begun if upload is not None]
 
     async def place(self, peer: PeerUploads | None = None) -> Upload:
         """A place on the line, until `end`."""
@@ -98,10 +111,8 @@ async def _cancelled(*tasks: asyncio.Task[Upload]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@pytest.mark.parametrize("first_s", [0.0, 3600.0])
-async def test_a_fast_line_carries_many(first_s: float) -> None:
+async def test_a_fast_line_carries_many() -> None:
     line = Line()
-    line.now = first_s
     uploads, waiting = await line.all_that_may(40)
     line.carry(uploads, 6.25e6, 8.0)
     assert line.limits.is_fast
@@ -261,34 +272,8 @@ async def test_a_fast_line_is_not_idle_until_the_answer_comes() -> None:
 # -- how many in all and to each member
 
 
-class Room:
-    """Uploads that are under way."""
-
-    def __init__(self, store: ChunkStore | None = None) -> None:
-        self.now = 100.0
-        self.limits = UploadLimits(store, clock=lambda: self.now)
-
-    def begin(self, node_id: bytes, blob: bytes = b"blob") -> ExitStack | None:
-        """An upload, until it is closed; None if there is no room for it."""
-        upload = ExitStack()
-        try:
-            upload.enter_context(self.limits.counted(node_id, blob))
-        except BusyError:
-            return None
-        return upload
-
-    def fill(self) -> list[ExitStack]:
-        """As many uploads as there is room for, to any members."""
-        begun = [self.begin(bytes([member])) for member in range(2 * UPLOADS_MAX)]
-        return [upload for upload in begun if upload is not None]
-
-
-@pytest.fixture
-def room() -> Iterator[Room]:
-    return Room()
-
-
-def test_no_more_than_there_is_room_for(room: Room) -> None:
+def test_no_more_than_there_is_room_for() -> None:
+    room = Line()
     slow = room.fill()
     assert len(slow) == UPLOADS_MAX
     slow.pop().close()
@@ -305,9 +290,10 @@ def test_no_more_than_there_is_room_for(room: Room) -> None:
     assert len(room.fill()) == UPLOADS_MAX
 
 
-def test_one_member_has_no_more_than_half_of_the_room(room: Room) -> None:
+def test_one_member_has_no_more_than_half_of_the_room() -> None:
     """It could ask for one small chunk all the time, in 7 kB a second, and read it slowly: of what others
     asked for nine tenths were declined."""
+    room = Line()
     begun = [upload for _ in range(UPLOADS_MAX) if (upload := room.begin(b"n")) is not None]
     assert len(begun) == UPLOADS_PER_MEMBER_MAX >= 2 * FETCHES_PER_LINK_MAX, "honest ones ask for fewer"
     assert room.begin(b"m") is not None
@@ -322,7 +308,7 @@ def test_who_has_used_up_its_ration_is_declined_until_there_is_more(
     store = ChunkStore(tmp_path / "chunks")
     blobs = [sha256(data).digest() for data in (b"first", b"other")]
     store.put(blobs[0], b"first")
-    room = Room(store)
+    room = Line(store)
 
     def sent(node_id: bytes, blob: bytes) -> bool:
         upload = room.begin(node_id, blob)
