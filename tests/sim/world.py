@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
+from unittest import mock
 
 from gossamer.protocol import events as ev
 from gossamer.protocol import limits
@@ -40,17 +41,6 @@ HEARING_S = 15.0
 
 SETTLED_MAX_S = 960.0
 """How long a difference of histories may last at most, see `limits.FORK_DOUBLINGS_MAX`."""
-
-
-@contextmanager
-def limited(**bounds: int) -> Iterator[None]:
-    """Set bounds, by their names in `limits`, to other values for a while."""
-    usual = {name: getattr(limits, name) for name in bounds}
-    vars(limits).update(bounds)
-    try:
-        yield
-    finally:
-        vars(limits).update(usual)
 
 
 @contextmanager
@@ -129,8 +119,9 @@ class World:
         """Play the scenario to its end, or to the first violation."""
         begun = time.process_time()
         failure = None
-        bounds = limited(LINKS_MAX=self.scenario.links_max, PAYLOAD_CHUNK_BYTES_MIN=self.scenario.chunk_bytes)
-        with self.remembered, no_collections(), bounds:
+        links = mock.patch.object(limits, "LINKS_MAX", self.scenario.links_max)
+        chunks = mock.patch.object(limits, "PAYLOAD_CHUNK_BYTES_MIN", self.scenario.chunk_bytes)
+        with self.remembered, no_collections(), links, chunks:
             try:
                 self._play()
             except (Violation, GossamerError) as error:
