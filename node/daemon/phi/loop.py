@@ -291,9 +291,7 @@ class MergeLoop:
 
     async def prefix_digest(self, up_to: int) -> bytes | None:
         """Digest of the records merged up to a round; None if it is closed already, or nothing is here."""
-        if self._state is None:
-            return None
         async with self._busy:
-            if up_to < self._state.base.round:
+            if self._state is None or up_to < self._state.base.round:
                 return None
             return await asyncio.to_thread(self._state.chain, up_to)
