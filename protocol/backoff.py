@@ -1,6 +1,6 @@
 """Exponential backoff: a peer that does not do what it was asked for is asked again later each time."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 
@@ -24,7 +24,3 @@ class Backoff:
     @property
     def forgotten_at(self) -> float:
         return self.until + max(self.wait, self.kept)
-
-    def ended(self, now: float) -> Self:
-        """This wait, over at once. The next one is twice as long all the same."""
-        return replace(self, until=now)

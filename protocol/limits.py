@@ -273,8 +273,8 @@ WANTS_LOOKED_AT_MAX = 512
 hold thousands, and sends none, costs others no time."""
 
 PAYLOADS_PER_CHUNK_MAX = 8
-"""Payloads as part of which a chunk is offered, or for which a second holder of it is sought: as a rule few
-payloads list the same chunk, but a liar may list it in thousands."""
+"""Payloads as part of which a chunk is offered: as a rule few payloads list the same chunk,
+but a liar may list it in thousands."""
 
 FETCH_TIMEOUT_S = 60.0
 """A megabyte within a minute: the slowest holder worth waiting for sends about 140 kbit/s, or twice that

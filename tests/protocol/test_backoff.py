@@ -19,4 +19,3 @@ def test_a_wait_is_forgotten_once_as_long_again_has_passed_or_it_has_been_kept()
         rest = Backoff.after(None, 0.0, 1.0, 60.0, kept)
         assert Backoff.after(rest, 0.9 + remembered, 1.0, 60.0).wait == 2.0
         assert Backoff.after(rest, 1.0 + remembered, 1.0, 60.0).wait == 1.0
-        assert Backoff.after(rest.ended(0.0), 0.5, 1.0, 60.0).wait == 2.0
