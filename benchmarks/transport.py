@@ -23,7 +23,7 @@ from gossamer.node.daemon.network.links import Dialler, LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
-from gossamer.node.daemon.network.tls import Certificate, LocalNode
+from gossamer.node.daemon.network.sockets import Certificate, LocalNode
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX

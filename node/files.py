@@ -32,13 +32,8 @@ def cannot_write(path: Path, error: OSError, otherwise: str = "") -> StorageErro
     """The error to raise if a file or folder could not be made: DiskFullError if there is no room, else a
     StorageError that says `otherwise`."""
     if error.errno in FULL:
-        return disk_full(path)
+        return DiskFullError(f"cannot write {path}: the disk is full; free some space")
     return StorageError(otherwise or f"cannot write {path}: {error.strerror}")
-
-
-def disk_full(path: Path) -> DiskFullError:
-    """The error to raise if there is no room for a file or folder."""
-    return DiskFullError(f"cannot write {path}: the disk is full; free some space")
 
 
 def open_aside(path: Path) -> tuple[int, str]:

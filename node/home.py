@@ -58,61 +58,10 @@ EXPIRES_SOON_S = 3 * 86_400.0
 log = logging.getLogger("gossamer.node")
 
 
-class FolderLock:
-    """One daemon a folder: a lock on a file in it, which ends with the process.
-
-    The folder itself is locked too, where its file system can do that: a person may remove the file, and one
-    key would sign twice.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._path = root / "lock"
-        self.held: list[int] = []
-        """Files that are locked until they are closed, as the end of our process does."""
-
-    def take(self) -> None:
-        """Make sure that no other daemon uses this folder as long as this process lives. Raises
-        StorageError."""
-        deadline = time.monotonic() + LOCK_S
-        try:
-            file, folder = (
-                os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600),
-                os.open(self._root, os.O_RDONLY),
-            )
-            self.held += file, folder
-            while not _locked(file):
-                if time.monotonic() > deadline:
-                    raise self._in_use()
-                time.sleep(LOCK_POLL_S)
-            with suppress(OSError):  # a file system that locks no folders
-                if not _locked(folder):
-                    raise self._in_use()
-        except OSError as error:
-            raise _unusable(self._path, error) from None
-
-    def _in_use(self) -> StorageError:
-        return StorageError(f"another node is running in {self._root}; stop it or choose another folder")
-
-    def is_free(self) -> bool:
-        """Whether no daemon uses this folder now, as far as can be found out; makes no file in it."""
-        try:
-            file = os.open(self._path, os.O_RDONLY)
-        except OSError as error:
-            return isinstance(error, FileNotFoundError)
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # and let go again
-        except OSError:
-            return False
-        finally:
-            os.close(file)
-        return True
-
-
-def _locked(file: int) -> bool:
+def _locked(file: int, kind: int = fcntl.LOCK_EX) -> bool:
     """Lock a file or folder, unless another process holds a lock on it. Raises OSError."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -137,7 +86,9 @@ class Home:
         self.incarnation_path = root / "incarnation"
         self.checkpoint_path = root / "trainer.checkpoint"
         self.pretrained_path = root / "pretrained"
-        self.lock = FolderLock(root)
+        self.lock_path = root / "lock"
+        self.locked: list[int] = []
+        """Files that are locked until they are closed, as the end of our process does."""
 
     # -- the folder
 
@@ -149,6 +100,41 @@ class Home:
                     folder.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise _unusable(self.root, error) from None
+
+    def lock(self) -> None:
+        """Make sure that no other daemon uses this folder as long as this process lives. Raises StorageError.
+
+        The folder itself is locked too, where its file system can do that: a person may remove the file, and
+        one key would sign twice.
+        """
+        deadline = time.monotonic() + LOCK_S
+        in_use = StorageError(f"another node is running in {self.root}; stop it or choose another folder")
+        try:
+            file = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+            folder = os.open(self.root, os.O_RDONLY)
+            self.locked += file, folder
+            while not _locked(file):
+                if time.monotonic() > deadline:
+                    raise in_use
+                time.sleep(LOCK_POLL_S)
+            with suppress(OSError):  # a file system that locks no folders
+                if not _locked(folder):
+                    raise in_use
+        except OSError as error:
+            raise _unusable(self.lock_path, error) from None
+
+    def is_free(self) -> bool:
+        """Whether no daemon uses this folder now, as far as can be found out; makes no file in it."""
+        try:
+            file = os.open(self.lock_path, os.O_RDONLY)
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
+        try:
+            return _locked(file, fcntl.LOCK_SH)  # and let go again
+        except OSError:
+            return False
+        finally:
+            os.close(file)
 
     def tidy(self) -> None:
         """Remove files that a crash left unfinished here."""
@@ -195,11 +181,17 @@ class Home:
         """Whether this folder is a node's already. A link counts, even if its disk is not mounted."""
         return os.path.lexists(self.key_path)
 
-    def identity(self) -> Identity:
-        """Read the key, making one the first time. Raises StorageError."""
+    def identity(self, like: "Home | None" = None) -> Identity:
+        """Read the key. The first time one is made: that of the folder `like`, or a new one.
+
+        Raises StorageError, also for a key that could not be used there: a copy of a damaged one would stay
+        when that is restored.
+        """
+        if like is not None:
+            like.identity()
         try:
             if not self.has_key:
-                write_first(self.key_path, os.urandom(32))
+                write_first(self.key_path, like.key_path.read_bytes() if like else os.urandom(32))
             if self.key_path.stat().st_mode & 0o077:
                 raise StorageError(f"{self.key_path} can be read by others; run: chmod 600 {self.key_path}")
             return Identity.from_seed(self.key_path.read_bytes())
@@ -207,16 +199,6 @@ class Home:
             raise _unusable(self.key_path, error) from None
         except ConfigError as error:
             raise StorageError(f"{self.key_path} is damaged ({error}); restore it from a backup") from None
-
-    def copy_key(self, other: "Home") -> None:
-        """Take over the key of another folder, unless there is one here already. Raises StorageError, also
-        for a key that could not be used there: a copy of a damaged one would stay when that is restored."""
-        other.identity()
-        try:
-            if not self.has_key:
-                write_first(self.key_path, other.key_path.read_bytes())
-        except OSError as error:
-            raise _unusable(self.key_path, error) from None
 
     def next_incarnation(self) -> int:
         """A number greater than at every earlier start, even if the clock was set back."""
@@ -386,7 +368,7 @@ def new_home(folder: Path | None, swarm_id: bytes) -> Home:
     home = Home((folder or default_folder(swarm_id)).absolute())
     home.create()
     if folder is None and Home(nodes_root()).has_key:
-        home.copy_key(Home(nodes_root()))
+        home.identity(Home(nodes_root()))
     return home
 
 

@@ -24,7 +24,7 @@ from gossamer.node.daemon.network.links import Dialler, LinkTable
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
-from gossamer.node.daemon.network.tls import Certificate, LocalNode
+from gossamer.node.daemon.network.sockets import Certificate, LocalNode
 from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.phi.loop import MergeLoop, OnMerged
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
@@ -144,7 +144,7 @@ def _opened(options: NodeOptions) -> tuple[Home, Manifest]:
     """
     home = Home(options.root)
     manifest = home.own_manifest()
-    home.lock.take()
+    home.lock()
     home.set_daemon_aside()
     with suppress(OSError):  # what a crash left may stay
         home.tidy()

@@ -56,7 +56,7 @@ from typing import Any
 from gossamer.node import logs, processes
 from gossamer.node.address import WILDCARDS, format_address, parse_address, port_of
 from gossamer.node.daemon.build import Edges, build, unix_offset_s
-from gossamer.node.daemon.network.listening import ask_for_open_files
+from gossamer.node.daemon.network.sockets import ask_for_open_files
 from gossamer.node.ipc import messages as control
 from gossamer.node.options import NodeOptions
 from gossamer.protocol import effects as fx

@@ -219,7 +219,7 @@ def start_node(
     known = home.own_manifest()
     check_fits(tensors, known)
     deadline = time.monotonic() + FREE_TIMEOUT_S
-    while not home.lock.is_free():
+    while not home.is_free():
         if time.monotonic() > deadline:
             raise _in_use(home)
         time.sleep(POLL_S)
@@ -242,7 +242,7 @@ def start_node(
         return StartedNode(home, known, options, daemon, _connected(options.socket, known, daemon))
     except BaseException as error:
         daemon.stop()
-        if isinstance(error, ConfigError) and not home.lock.is_free():  # another node took it meanwhile
+        if isinstance(error, ConfigError) and not home.is_free():  # another node took it meanwhile
             raise _in_use(home) from None
         raise
 

@@ -34,7 +34,7 @@ def test_a_check_says_that_a_node_can_start_and_leaves_nothing_running(
     done = gossamer(*joined, "--data", text, "--listen", "127.0.0.1:0")
     assert (done.returncode, done.stdout) == (0, f"this node can start, in {tmp_path / 'd'}\n"), done.stderr
     assert "can train on" in done.stderr
-    assert Home(tmp_path / "d").lock.is_free()
+    assert Home(tmp_path / "d").is_free()
     assert_all_gone(tmp_path / "d", 1.0)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from gossamer.node.daemon.network.chunk_transfer import ENCODING_HEADER
 from gossamer.node.daemon.network.links import PREFIX, SESSION_HEADER
-from gossamer.node.daemon.network.tls import client_context, fingerprint_of
+from gossamer.node.daemon.network.sockets import client_context, fingerprint_of
 from gossamer.protocol import messages as msg
 from gossamer.protocol.access.handshake import HELLO_BYTES_MAX
 from gossamer.protocol.errors import PeerError

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from gossamer.node.address import parse_address
-from gossamer.node.daemon.network.tls import Certificate, client_context
+from gossamer.node.daemon.network.sockets import Certificate, client_context
 
 PIECE_BYTES = 16 * 1024
 

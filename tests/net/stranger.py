@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from gossamer.node.daemon.network.links import PREFIX
-from gossamer.node.daemon.network.tls import client_context, fingerprint_of
+from gossamer.node.daemon.network.sockets import client_context, fingerprint_of
 from gossamer.protocol.access.handshake import ClientHandshake
 from gossamer.protocol.identity import Identity
 from tests.protocol.builders import turns_nobody_away

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from gossamer.node.daemon.network.links import PREFIX
-from gossamer.node.daemon.network.tls import client_context
+from gossamer.node.daemon.network.sockets import client_context
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.identity import Identity, short

@@ -17,7 +17,7 @@ import pytest_asyncio
 from gossamer.bootstrap.invites import invite, revoke
 from gossamer.node.daemon.network.links import PREFIX, SESSION_HEADER
 from gossamer.node.daemon.network.rpc import ASK_HEADER, deliver, fingerprint_at
-from gossamer.node.daemon.network.tls import client_context
+from gossamer.node.daemon.network.sockets import client_context
 from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.protocol import messages as msg
 from gossamer.protocol.access.acl import Role

@@ -32,8 +32,8 @@ PHI = np.arange(310, dtype=np.int32)
 
 def release(home: Home) -> None:
     """Release a folder's lock, as the end of the process does."""
-    while home.lock.held:
-        os.close(home.lock.held.pop())
+    while home.locked:
+        os.close(home.locked.pop())
 
 
 def founded(folder: Path) -> Home:

@@ -97,14 +97,14 @@ def test_a_key_is_copied_into_a_new_folder_only(home: Home, tmp_path: Path) -> N
         other.create()
     before = taken.identity().node_id
     for other in (fresh, taken):
-        other.copy_key(home)
+        other.identity(home)
     assert fresh.identity().node_id == ALICE.node_id
     assert fresh.key_path.stat().st_mode & 0o777 == 0o600
     assert taken.identity().node_id == before
     empty = Home(tmp_path / "empty")
     empty.create()
     with pytest.raises(StorageError, match=f"cannot use {tmp_path / 'nowhere' / 'key'}"):
-        empty.copy_key(Home(tmp_path / "nowhere"))
+        empty.identity(Home(tmp_path / "nowhere"))
     assert not empty.has_key
 
 

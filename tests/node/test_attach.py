@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from gossamer.bootstrap import manifests
-from gossamer.node.home import FolderLock, Home
+from gossamer.node.home import Home
 from gossamer.node.options import NodeOptions
 from gossamer.node.processes import Service
 from gossamer.node.trainer import attach as attaching
@@ -117,7 +117,7 @@ def test_a_folder_that_another_node_runs_in(
     monkeypatch.setattr(attaching, "FREE_TIMEOUT_S", 0.2)
     other = Home(tmp_path / "d")
     other.create()
-    other.lock.take()
+    other.lock()
     with pytest.raises(StorageError, match=r"another node is running in .*leave\(\) it"):
         attach(manifest=manifest, folder=tmp_path / "d")
 
@@ -126,7 +126,7 @@ def test_a_folder_is_waited_for_whose_node_is_ending(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([False, False, True])
-    monkeypatch.setattr(FolderLock, "is_free", lambda _: next(free))
+    monkeypatch.setattr(Home, "is_free", lambda _: next(free))
     with pytest.raises(AssertionError, match="no daemon"):
         attach(manifest=manifest, folder=tmp_path / "d")
     assert next(free, None) is None
@@ -185,8 +185,8 @@ def test_of_two_scripts_that_start_at_once_one_is_told_and_the_other_trains_on(
 ) -> None:
     """Both have found the folder free. The one whose daemon comes too late must not find the other's."""
     monkeypatch.setattr(attaching, "DaemonProcess", DaemonProcess)
-    answers, is_free = iter([True, True]), FolderLock.is_free
-    monkeypatch.setattr(FolderLock, "is_free", lambda lock: next(answers, False) or is_free(lock))
+    answers, is_free = iter([True, True]), Home.is_free
+    monkeypatch.setattr(Home, "is_free", lambda home: next(answers, False) or is_free(home))
     where: dict[str, Any] = {"folder": tmp_path / "d", "listen": "127.0.0.1:0", "plaintext": True}
     with attach(manifest=manifest, **where) as first:
         with pytest.raises(StorageError, match=r"another node is running in .*or give another folder="):

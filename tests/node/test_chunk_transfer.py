@@ -17,7 +17,7 @@ from aiohttp import web
 from gossamer.node.daemon.network import chunk_transfer as chunk_routes
 from gossamer.node.daemon.network.chunk_transfer import READ_PIECE_BYTES, UploadLimits
 from gossamer.node.daemon.network.links import PREFIX, SESSION_HEADER, PeerLink
-from gossamer.node.daemon.network.tls import WRITE_BUFFER_BYTES, Certificate, client_context
+from gossamer.node.daemon.network.sockets import WRITE_BUFFER_BYTES, Certificate, client_context
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev

@@ -328,7 +328,7 @@ def test_finding_the_admin_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     homes = {name: Home(tmp_path / name) for name in (*admins, "starting")}
     for name, home in homes.items():
         home.create()
-        home.lock.take()
+        home.lock()
         if name in admins:
             home.write_daemon(admin=admins[name], trains=name == "one")
     release(homes["stopped"])  # its port may be another node's now

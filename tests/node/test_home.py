@@ -14,7 +14,7 @@ import pytest
 from gossamer.bootstrap.invites import invite
 from gossamer.node import files as wholefile
 from gossamer.node import home as home_module
-from gossamer.node.daemon.network.tls import Certificate
+from gossamer.node.daemon.network.sockets import Certificate
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home, node_in
 from gossamer.protocol.access.acl import Invitation, Role
@@ -37,7 +37,7 @@ def mode(path: Path) -> int:
 
 
 def test_everything_is_for_its_owner_only(home: Home) -> None:
-    home.lock.take()
+    home.lock()
     home.identity()
     home.adopt(SMALL)
     home.write_daemon(address="127.0.0.1:1")
@@ -97,7 +97,7 @@ def test_a_disk_that_is_full_when_a_node_starts_can_be_waited_for(
                 make()
     for keep in (
         another.identity,
-        lambda: another.copy_key(home),
+        lambda: another.identity(home),
         lambda: home.adopt(SMALL),
         lambda: home.keep_invitation(here),
         lambda: home.keep_task("task.py:Mine"),
@@ -107,7 +107,7 @@ def test_a_disk_that_is_full_when_a_node_starts_can_be_waited_for(
             keep()
     monkeypatch.setattr(os, "open", full)
     with pytest.raises(DiskFullError, match="lock: the disk is full"):
-        home.lock.take()
+        home.lock()
 
 
 def test_what_is_kept_already_needs_no_room(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,19 +251,19 @@ def test_sockets_of_scripts_that_were_killed_are_removed(
 
 
 def test_a_folder_has_one_daemon(home: Home) -> None:
-    home.lock.take()
+    home.lock()
     with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
-        Home(home.root).lock.take()
+        Home(home.root).lock()
     release(home)
-    Home(home.root).lock.take()
+    Home(home.root).lock()
 
 
 def test_a_folder_has_one_daemon_also_where_somebody_removes_the_lock(home: Home) -> None:
     """As who is told that another node is running may do, and then one key signs twice."""
-    home.lock.take()
+    home.lock()
     (home.root / "lock").unlink()
     with pytest.raises(StorageError, match=f"another node is running in {home.root}"):
-        Home(home.root).lock.take()
+        Home(home.root).lock()
 
 
 def test_who_looks_whether_a_folder_is_free_keeps_no_daemon_from_it(
@@ -272,9 +272,9 @@ def test_who_looks_whether_a_folder_is_free_keeps_no_daemon_from_it(
     looks = os.open(home.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(looks, fcntl.LOCK_SH)
     monkeypatch.setattr(home_module.time, "sleep", lambda _: fcntl.flock(looks, fcntl.LOCK_UN))
-    home.lock.take()
+    home.lock()
     os.close(looks)
-    assert not Home(home.root).lock.is_free()
+    assert not Home(home.root).is_free()
 
 
 HERE = manifest(admission=admission(), name="here")

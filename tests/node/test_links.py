@@ -15,7 +15,7 @@ from aiohttp import web
 from gossamer.node.daemon.network import links as link_module
 from gossamer.node.daemon.network.links import LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
-from gossamer.node.daemon.network.tls import Certificate, client_context
+from gossamer.node.daemon.network.sockets import Certificate, client_context
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import (

@@ -29,7 +29,7 @@ from gossamer.node.daemon.network.rpc import (
     fetch_status,
     parse_status,
 )
-from gossamer.node.daemon.network.tls import Certificate, LocalNode, client_context
+from gossamer.node.daemon.network.sockets import Certificate, LocalNode, client_context
 from gossamer.node.home import Home
 from gossamer.protocol.access.acl import Invitation, parse_grant
 from gossamer.protocol.access.handshake import ask, check_proof

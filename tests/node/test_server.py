@@ -19,7 +19,7 @@ from gossamer.node.daemon.network import server as server_module
 from gossamer.node.daemon.network.links import PREFIX, SESSION_HEADER
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.server import Connection, ConnectionLimiter
-from gossamer.node.daemon.network.tls import client_context
+from gossamer.node.daemon.network.sockets import client_context
 from gossamer.protocol.access.rate_limits import PER_ADDRESS, PER_NODE, Allowance, Resource
 from gossamer.protocol.errors import (
     ConfigError,

@@ -18,7 +18,7 @@ from gossamer.node.daemon.network.links import PREFIX, Dialler, LinkTable, PeerL
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
-from gossamer.node.daemon.network.tls import Certificate, LocalNode
+from gossamer.node.daemon.network.sockets import Certificate, LocalNode
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.protocol import events as ev
 from gossamer.protocol.access.rate_limits import Stock

@@ -22,7 +22,7 @@ def find_admin(address: str | None, folder: Path | None) -> str:
         return format_address(*parse_address(address))
     where = [folder] if folder else sorted({path.parent for path in nodes_root().glob("*/daemon.json")})
     # Where none runs, what it wrote down is out of date: another may have its port.
-    facts = {each: Home(each).read_daemon() or {} for each in where if not Home(each).lock.is_free()}
+    facts = {each: Home(each).read_daemon() or {} for each in where if not Home(each).is_free()}
     running = {each: found for each, found in facts.items() if found.get("admin")}
     if not running:
         raise ConfigError(

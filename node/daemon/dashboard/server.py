@@ -27,7 +27,7 @@ from gossamer.node.daemon.dashboard.sse import Feed
 from gossamer.node.daemon.monitoring.monitor import Monitor
 from gossamer.node.daemon.monitoring.round_history import dump, dump_rounds
 from gossamer.node.daemon.monitoring.status import to_json
-from gossamer.node.daemon.network.listening import http_log, listen, why_not
+from gossamer.node.daemon.network.sockets import http_log, listen, why_not
 from gossamer.node.options import ADMIN_OFF
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.limits import ROUND_MAX

@@ -8,7 +8,7 @@ from contextlib import suppress
 from socket import AddressFamily
 
 from gossamer.node.address import Contact, format_address, is_loopback, is_of_one_interface, parse_contact
-from gossamer.node.daemon.network.listening import family_of, is_gone
+from gossamer.node.daemon.network.sockets import family_of, is_gone
 from gossamer.node.home import Home
 from gossamer.node.logs import RateLimit
 from gossamer.protocol.effects import Effect

@@ -29,7 +29,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from gossamer.node.daemon.network.links import SESSION_HEADER, LinkTable, PeerLink, PeerUploads
-from gossamer.node.daemon.network.tls import WRITE_BUFFER_BYTES, cut
+from gossamer.node.daemon.network.sockets import WRITE_BUFFER_BYTES, cut
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.disk import Disk

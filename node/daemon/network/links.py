@@ -26,9 +26,14 @@ from aiohttp import web
 from gossamer.node.address import network_group, origin_of, parse_address, unmapped
 from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.address_book import OwnAddresses
-from gossamer.node.daemon.network.listening import Resolver, sockets_at
 from gossamer.node.daemon.network.peer_scores import PeerScores
-from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of
+from gossamer.node.daemon.network.sockets import (
+    LocalNode,
+    Resolver,
+    client_context,
+    fingerprint_of,
+    sockets_at,
+)
 from gossamer.node.daemon.storage.records import RecordWriter
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev

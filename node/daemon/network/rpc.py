@@ -23,8 +23,7 @@ from aiohttp import web
 from gossamer.node.address import Contact, check_is_swarm, parse_address, parse_contact
 from gossamer.node.daemon.network.access import Access
 from gossamer.node.daemon.network.links import PREFIX
-from gossamer.node.daemon.network.listening import Resolver, why_not
-from gossamer.node.daemon.network.tls import LocalNode, client_context, fingerprint_of
+from gossamer.node.daemon.network.sockets import LocalNode, Resolver, client_context, fingerprint_of, why_not
 from gossamer.node.home import Home
 from gossamer.protocol.access.handshake import NONCE_BYTES, ask, check_proof, check_question, prove
 from gossamer.protocol.errors import (

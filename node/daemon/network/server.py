@@ -39,16 +39,18 @@ from gossamer.node.daemon.network.links import (
     LinkTable,
     PeerLink,
 )
-from gossamer.node.daemon.network.listening import (
+from gossamer.node.daemon.network.peer_scores import PeerScores
+from gossamer.node.daemon.network.rpc import RpcServer
+from gossamer.node.daemon.network.sockets import (
+    WRITE_BUFFER_BYTES,
+    LocalNode,
     connections_allowed,
+    cut,
     families_of,
     http_log,
     listen,
     why_not,
 )
-from gossamer.node.daemon.network.peer_scores import PeerScores
-from gossamer.node.daemon.network.rpc import RpcServer
-from gossamer.node.daemon.network.tls import WRITE_BUFFER_BYTES, LocalNode, cut
 from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, NONCE_BYTES, ServerHandshake, refusal
 from gossamer.protocol.access.rate_limits import Resource
 from gossamer.protocol.errors import ConfigError, Offence, PeerError, RefusedError

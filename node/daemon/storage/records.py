@@ -6,6 +6,7 @@ anti-entropy brings back those that a crash loses.
 """
 
 import asyncio
+import errno
 import logging
 import sqlite3
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.node.daemon.storage.disk import Disk
-from gossamer.node.files import disk_full
+from gossamer.node.files import cannot_write
 from gossamer.protocol.effects import StoreCredential
 from gossamer.protocol.errors import PeerError, StorageError
 from gossamer.protocol.history.claims import chain, round_digest, total
@@ -174,7 +175,7 @@ class RecordStore:
         except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where it quotes a damaged file
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the higher bits are details
             if code == sqlite3.SQLITE_FULL:
-                raise disk_full(self._path) from None
+                raise cannot_write(self._path, OSError(errno.ENOSPC, "")) from None
             advice = _ADVICE.get(code, "if it is damaged, remove it: what others hold is fetched again")
             raise StorageError(f"cannot use the database {self._path} ({str(error)!a}): {advice}") from None
 

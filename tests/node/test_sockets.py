@@ -1,4 +1,4 @@
-"""Listening by either kind of address, looking names up, and the limit on open files."""
+"""Certificates, listening by either kind of address, looking names up, and the limit on open files."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import asyncio
 import os
 import socket
 import threading
+from pathlib import Path
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
 
-from gossamer.node.daemon.network import listening as open_files
-from gossamer.node.daemon.network.listening import (
+from gossamer.node.daemon.network import sockets as open_files
+from gossamer.node.daemon.network.sockets import (
+    Certificate,
     Resolver,
+    cut,
     families_of,
     is_gone,
     listen,
 )
+from gossamer.protocol.errors import StorageError
 from tests.node.trainer_side import until
 from tests.node.wires import End, listening
 
@@ -127,3 +132,36 @@ def test_a_machine_that_allows_few_open_files_has_some_left_for_the_nodes_own(
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (files, files))
     assert open_files.connections_allowed() == connections
+
+
+def test_a_certificate_is_kept_and_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "tls.pem"
+    first = Certificate.of(path)
+    assert path.stat().st_mode & 0o777 == 0o600 and len(first.fingerprint) == 32
+    path.chmod(0o644)
+    assert Certificate.of(path).fingerprint == first.fingerprint
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert Certificate.fresh().fingerprint != Certificate.fresh().fingerprint
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"half", b"-----BEGIN CERTIFICATE-----\n"])
+def test_a_damaged_certificate_is_made_anew(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tls.pem"
+    first = Certificate.of(path)
+    path.write_bytes(content if content != b"half" else path.read_bytes()[:150])
+    second = Certificate.of(path)
+    assert second.fingerprint not in (first.fingerprint, b"")
+    assert Certificate.of(path).fingerprint == second.fingerprint
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_certificate_that_cannot_be_kept(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="missing"):
+        Certificate.of(tmp_path / "missing" / "tls.pem")
+
+
+def test_a_connection_that_was_closed_twice_is_left_to_end() -> None:
+    """As Python 3.11.2 has it, where other releases let it be cut."""
+    transport = Mock(abort=Mock(side_effect=AttributeError("'NoneType' object has no attribute '_abort'")))
+    cut(transport)
+    assert transport.abort.called
