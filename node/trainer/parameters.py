@@ -191,8 +191,8 @@ class Binding:
         self._kinds = {name: _kind(tensor) for name, tensor in self._shared.items()}
         # A sharded model has whole parameters in place of the sharded ones while it computes.
         self._is_checked = not any(map(is_sharded, self._shared.values()))
-        self._places: list[object] = []
-        """Where the parameters lay when they were last found to share no memory."""
+        self._sound: object = None
+        """What `_state` was when `_check` last found nothing wrong."""
         self._next_check = -math.inf
 
     def check(self, *, always: bool = False) -> None:
@@ -213,6 +213,9 @@ class Binding:
         If a model's parameters are replaced, the swarm is left with tensors that nobody trains. A parameter
         that is unfrozen without being in the manifest is trained by this node alone.
         """
+        state = self._state()
+        if state == self._sound:
+            return
         own = dict(named_tensors(self._model, frozen=True))
         for name, parameter in self._shared.items():
             if own.get(name) is not parameter or _kind(parameter) != self._kinds[name]:
@@ -221,16 +224,31 @@ class Binding:
                     " it was attached: do that before attaching (and load_state_dict without assign=True), or"
                     " leave and attach again"
                 )
-        places: list[object] = [(p.data_ptr(), p.stride()) for p in self._shared.values()]
-        if places != self._places:
-            check_shareable(self._shared)
-            self._places = places
+        check_shareable(self._shared)
         for name, parameter in own.items():
             if parameter.requires_grad and name not in self._shared:
                 raise ConfigError(
                     f"tensor {name!r} now requires a gradient, but is not in the manifest, so the swarm does"
                     " not share it: describe the model with all that will ever be trained"
                 )
+        self._sound = state
+
+    def _state(self) -> list[object]:
+        """All that a check depends on, without the names, which take longest to find."""
+        used: list[nn.Parameter | None] = []
+        modules: list[nn.Module | None] = [self._model]
+        while modules:
+            if (module := modules.pop()) is not None:
+                modules += module._modules.values()
+                used += module._parameters.values()
+        shared = self._shared.values()
+        return [
+            list(map(id, used)),
+            [p is not None and p.requires_grad for p in used],
+            # A list for each, as thousands of tuples would keep the garbage collector busy.
+            *([place(p) for p in shared] for place in (Tensor.data_ptr, Tensor.stride)),
+            *([getattr(p, field) for p in shared] for field in ("shape", "dtype", "device")),
+        ]
 
 
 def _kind(tensor: Tensor) -> tuple[object, ...]:

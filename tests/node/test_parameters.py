@@ -12,6 +12,7 @@ from torch import nn
 
 from gossamer.bootstrap import manifests
 from gossamer.bootstrap.manifests import describe
+from gossamer.models.task import named_tensors
 from gossamer.node.trainer import parameters
 from gossamer.node.trainer.parameters import (
     Binding,
@@ -216,6 +217,23 @@ def test_what_may_change_under_a_peer() -> None:
     model[0].weight.data = torch.zeros(4, 4)
     model.eval()
     binding.check(always=True)
+
+
+def test_a_model_that_has_not_changed_is_checked_without_looking_up_its_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(1000)))
+    binding = Binding(model, describe(model, name="t"))
+    binding.check(always=True)
+    lookups: list[nn.Module] = []
+    monkeypatch.setattr(
+        parameters, "named_tensors", lambda model, frozen: lookups.append(model) or named_tensors(model)
+    )
+    binding.check(always=True)
+    assert not lookups, "they take longest, and thousands of them would hold up a step"
+    model[999].weight.data = torch.zeros(2, 2)
+    binding.check(always=True)
+    assert lookups == [model]
 
 
 def test_what_the_manifest_lists_may_be_frozen_for_a_while() -> None:
