@@ -42,14 +42,6 @@ class Corpus(NamedTuple):
     held_out: npt.NDArray[np.uint8]
 
 
-class _File(NamedTuple):
-    relative: str
-    path: Path
-    size: int
-    named: bool
-    """Named by the user, so that skipping it silently would be wrong."""
-
-
 def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
     """Read the files, and the text files under the folders, or the standard library when `paths` is empty.
 
@@ -65,7 +57,16 @@ def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
         TaskError: a path does not exist or may not be read, a named file is not readable text, or there is
             no text, too little of it, or more than `CORPUS_BYTES_MAX`.
     """
-    texts = [(file.relative, data) for file in _list_files(paths) if (data := _read(file))]
+    files: dict[Path, tuple[str, Path]] = {}
+    for relative, path in _walk(paths):
+        # Of the library every file is taken: how its files are linked depends on the machine.
+        files.setdefault(path.resolve() if paths else path, (relative, path))
+    if sum(path.stat().st_size for path in files) > CORPUS_BYTES_MAX:
+        raise TaskError(
+            f"more than {CORPUS_BYTES_MAX >> 30} GiB of data: the corpus is held in memory; "
+            "name fewer files, a different part on each node"
+        )
+    texts = [(relative, data) for relative, path in files.values() if (data := _read(path, path in paths))]
     total = sum(len(data) for _, data in texts)
     held_out = sum(len(data) for relative, data in texts if is_held_out(relative))
     where = ", ".join(map(str, paths)) or f"the standard library ({_stdlib()})"
@@ -96,70 +97,41 @@ def _stdlib() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
-def _list_files(paths: Sequence[Path]) -> list[_File]:
-    files: dict[Path, _File] = {}
-    for file in _walk_all(paths):
-        # Of the library every file is taken: how its files are linked depends on the machine.
-        files.setdefault(file.path.resolve() if paths else file.path, file)
-    if sum(file.size for file in files.values()) > CORPUS_BYTES_MAX:
-        raise TaskError(
-            f"more than {CORPUS_BYTES_MAX >> 30} GiB of data: the corpus is held in memory; "
-            "name fewer files, a different part on each node"
-        )
-    return list(files.values())
-
-
-def _walk_all(paths: Sequence[Path]) -> Iterator[_File]:
-    if not paths:
-        root = _stdlib()
-        for file in _walk(root, skipped=_STDLIB_SKIPPED_FOLDERS):
-            if file.path.suffix == ".py" and not file.path.name.startswith(_STDLIB_SKIPPED_PREFIX):
-                yield file
-    for path in paths:
+def _walk(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """The files that may hold text, each with its relative path. Raises TaskError."""
+    skipped = frozenset() if paths else _STDLIB_SKIPPED_FOLDERS
+    for root in paths or (_stdlib(),):
         try:
-            status = path.stat()
+            if root.is_dir():
+                os.scandir(root).close()  # os.walk says nothing of a folder that may not be read
+            mode = root.stat().st_mode
         except FileNotFoundError:
-            raise TaskError(f"data path {path} does not exist: check its spelling") from None
+            raise TaskError(f"data path {root} does not exist: check its spelling") from None
         except OSError as error:
-            raise TaskError(f"cannot read data path {path}: {error.strerror}") from error
-        if stat.S_ISDIR(status.st_mode):
-            yield from _walk(path)
-        elif stat.S_ISREG(status.st_mode):
-            yield _File(path.name, path, status.st_size, True)
-        else:
-            raise TaskError(f"data path {path} is neither a file nor a folder: name text files or folders")
-
-
-def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[_File]:
-    def refuse_root(error: OSError) -> None:
-        if error.filename == os.fspath(root):
             raise TaskError(f"cannot read data path {root}: {error.strerror}") from error
+        if stat.S_ISREG(mode):
+            yield root.name, root
+        elif not stat.S_ISDIR(mode):
+            raise TaskError(f"data path {root} is neither a file nor a folder: name text files or folders")
+        # os.walk does not descend into links to folders, so there are no loops; in a file it finds nothing.
+        for folder, subfolders, names in os.walk(root):
+            subfolders[:] = [name for name in subfolders if name not in skipped and not name.startswith(".")]
+            for name in names:
+                is_wanted = paths or (name.endswith(".py") and not name.startswith(_STDLIB_SKIPPED_PREFIX))
+                path = Path(folder, name)
+                # Only regular files: opening a pipe would wait for ever.
+                if is_wanted and not name.startswith(".") and os.path.isfile(path):
+                    yield path.relative_to(root).as_posix(), path
 
-    # os.walk does not descend into links to folders, so there are no loops.
-    for folder, subfolders, names in os.walk(root, onerror=refuse_root):
-        subfolders[:] = [name for name in subfolders if name not in skipped and not name.startswith(".")]
-        for name in names:
-            path = Path(folder, name)
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            # Only regular files: opening a pipe would wait for ever.
-            if not name.startswith(".") and stat.S_ISREG(status.st_mode) and status.st_size:
-                relative = path.relative_to(root).as_posix()
-                yield _File(relative, path, status.st_size, False)
 
-
-def _read(file: _File) -> bytes:
-    """The file's text; empty for one in a folder that is no readable text."""
+def _read(path: Path, is_named: bool) -> bytes:
+    """The file's text; empty for one that is no readable text, unless the user has named it."""
     try:
-        data = file.path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
-        if file.named:
-            raise TaskError(f"cannot read data file {file.path}: {error.strerror}") from error
-        return b""
-    if b"\0" in data:
-        if file.named:
-            raise TaskError(f"data file {file.path} is not text (it holds NUL bytes): name text files")
-        return b""
-    return data
+        data, problem = b"", error.strerror
+    else:
+        problem = "it is not text (it holds NUL bytes); name text files" if b"\0" in data else None
+    if problem and is_named:
+        raise TaskError(f"cannot read data file {path}: {problem}")
+    return b"" if problem else data

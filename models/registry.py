@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -48,7 +49,7 @@ class TaskKind:
             TaskError: an unknown option, a value of the wrong type or out of range. The data is looked
                 at only when it is first needed, so mistakes in it are raised there.
         """
-        return self.build(parse_options(self.options, self.name, options), data)
+        return self.build(self._parse(options), data)
 
     def resolve(self, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
         """All options, checked, with defaults filled in.
@@ -58,82 +59,73 @@ class TaskKind:
         Raises:
             TaskError: as `task`.
         """
-        parsed = parse_options(self.options, self.name, options)
+        parsed = self._parse(options)
         values = dataclasses.asdict(parsed.resolved() if hasattr(parsed, "resolved") else parsed)
-        parsed = parse_options(self.options, self.name, values)  # custom defaults may be of other types
-        return dataclasses.asdict(parsed)
+        return dataclasses.asdict(self._parse(values))  # custom defaults may be of other types
 
     def read(self, settings: Iterable[str]) -> dict[str, OptionValue]:
-        """Read options as given on a command line, each ``key=value``.
+        """Read options as given on a command line, each ``key=value``, for `task` and `resolve` to check.
 
         Raises:
-            TaskError: no ``=``, an unknown or repeated key, or a value that is not of its type.
+            TaskError: no ``=``, or a repeated key.
         """
-        types = _types(self.options)
+        types = get_type_hints(self.options)
         values: dict[str, OptionValue] = {}
         for setting in settings:
             key, equals, text = setting.partition("=")
             if not equals:
                 raise TaskError(f"option {setting!r} has no value: write it as {setting}=VALUE")
-            _check_key(self.name, key, types)
             if key in values:
                 raise TaskError(f"option {key!r} is given twice: give it once")
-            value: OptionValue = text
-            with suppress(ValueError, KeyError):  # `_convert` says what it must be
+            values[key] = text
+            with suppress(ValueError, KeyError):  # a text that is none of its type stays a text
                 wanted = types[key]
-                value = {"true": True, "false": False}[text.lower()] if wanted is bool else wanted(text)
-            values[key] = _convert(self.name, key, value, types[key])
+                values[key] = {"true": True, "false": False}[text.lower()] if wanted is bool else wanted(text)
         return values
 
+    def _parse(self, options: Mapping[str, OptionValue]) -> Any:
+        """An instance of the options class. Raises TaskError, also for NaN and infinity."""
+        hints = get_type_hints(self.options)
+        types = {field.name: hints[field.name] for field in dataclasses.fields(self.options)}
+        values: dict[str, OptionValue] = {}
+        for key, value in options.items():
+            if key not in types:
+                valid = choices(key, types) if types else "it has no options"
+                raise TaskError(f"task {self.name!r} has no option {key!r}; {valid}")
+            # bool is an int to Python, but `batch_size = true` is a mistake.
+            values[key] = value = float(value) if types[key] is float and type(value) is int else value
+            if type(value) is not types[key]:
+                wanted = _WORDS[types[key]]
+                raise TaskError(f"option {key!r} of task {self.name!r} must be {wanted}, not {value!r}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise TaskError(f"option {key!r} of task {self.name!r} must be finite, not {value!r}")
+        try:
+            return self.options(**values)
+        except TaskError:
+            raise
+        except Exception as error:
+            raise TaskError(f"task {self.name!r} refuses its options: {in_one_line(error)}") from error
 
-def _text() -> TaskKind:
-    from gossamer.models.text import ByteTextTask, TextOptions
 
-    return TaskKind("text", TextOptions, ByteTextTask)
-
-
-_KINDS: dict[str, Callable[[], TaskKind]] = {"text": _text}
+_TASKS = {"text": "gossamer.models.text:ByteTextTask"}
 
 
 def task_names() -> tuple[str, ...]:
     """The tasks that come with Gossamer, sorted."""
-    return tuple(sorted(_KINDS))
+    return tuple(sorted(_TASKS))
 
 
 def find_kind(name: str) -> TaskKind:
     """The kind of task of that name. Raises TaskError for an unknown one."""
-    if name not in _KINDS:
-        raise TaskError(f"there is no task {name!r}; {choices(name, _KINDS)}")
-    return _KINDS[name]()
+    if name not in _TASKS:
+        raise TaskError(f"there is no task {name!r}; {choices(name, _TASKS)}")
+    task = pkgutil.resolve_name(_TASKS[name])
+    return TaskKind(name, task.Options, task)
 
 
 def build_task(name: str, options: Mapping[str, OptionValue], data: Sequence[Path] = ()) -> Task:
     """The task of that name, see `TaskKind.task`. Raises TaskError, also for an unknown name."""
     return find_kind(name).task(options, data)
-
-
-def resolve_options(name: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    """All options of the task of that name, see `TaskKind.resolve`. Raises TaskError."""
-    return find_kind(name).resolve(options)
-
-
-def parse_options(cls: type[Any], task: str, options: Mapping[str, OptionValue]) -> Any:
-    """`options` as an instance of the options class `cls`; `task` is only for the messages.
-
-    Raises:
-        TaskError: an unknown option, a wrong type, NaN or infinity, or a refusal by `cls` itself.
-    """
-    types = _types(cls)
-    values: dict[str, OptionValue] = {}
-    for key, value in options.items():
-        _check_key(task, key, types)
-        values[key] = _convert(task, key, value, types[key])
-    try:
-        return cls(**values)
-    except TaskError:
-        raise
-    except Exception as error:
-        raise TaskError(f"task {task!r} refuses its options: {in_one_line(error)}") from error
 
 
 def choices(wrong: str, valid: Iterable[str]) -> str:
@@ -142,26 +134,3 @@ def choices(wrong: str, valid: Iterable[str]) -> str:
     near = difflib.get_close_matches(wrong, names, n=1)
     guess = f"did you mean {near[0]!r}? " if near else ""
     return f"{guess}choose from {', '.join(names)}"
-
-
-def _types(cls: type[Any]) -> dict[str, type]:
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-def _check_key(task: str, key: str, types: Mapping[str, type]) -> None:
-    if not types:
-        raise TaskError(f"task {task!r} has no option {key!r}: it has no options")
-    if key not in types:
-        raise TaskError(f"task {task!r} has no option {key!r}; {choices(key, types)}")
-
-
-def _convert(task: str, key: str, value: OptionValue, wanted: type) -> OptionValue:
-    # bool is an int to Python, but `batch_size = true` is a mistake.
-    if wanted is float and type(value) is int:
-        value = float(value)
-    if type(value) is not wanted:
-        raise TaskError(f"option {key!r} of task {task!r} must be {_WORDS[wanted]}, not {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise TaskError(f"option {key!r} of task {task!r} must be finite, not {value!r}")
-    return value

@@ -8,8 +8,7 @@ says which file that is.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import inspect
+import importlib
 import os
 import re
 import sys
@@ -67,11 +66,6 @@ def flag_for(name: str) -> str:
     return f"--task {stem}.py:{class_name}"
 
 
-def names_file(text: str) -> bool:
-    """Whether a command line's --task names a file, and not a task that comes with Gossamer."""
-    return ":" in text or text.endswith(".py")
-
-
 def parse_task_file(text: str) -> TaskFile:
     """Read ``FILE.py:CLASS``. Raises TaskError, also if there is no such file."""
     name, colon, class_name = text.rpartition(":")
@@ -99,7 +93,7 @@ def kind_of(text: str) -> TaskKind:
     Raises:
         TaskError: there is no such task, or the file cannot be used; the message says why.
     """
-    return load(parse_task_file(text)) if names_file(text) else find_kind(text)
+    return load(parse_task_file(text)) if ":" in text or text.endswith(".py") else find_kind(text)
 
 
 def load(file: TaskFile) -> TaskKind:
@@ -109,21 +103,16 @@ def load(file: TaskFile) -> TaskKind:
         TaskError: the file does not run, or its class is not a complete task.
     """
     source = file.source()
-    with task_errors():
+    with task_errors(file.path.name):
         module = _import(file.path)
     cls = _task_class(file, module)
-    options = _options_class(file, cls)
-    try:
-        inspect.signature(cls).bind(object(), ())
-    except TypeError as error:
-        raise TaskError(f"{file} is made as {file.class_name}(options, data): {error}") from None
     adapted = _adapted(cls)
 
     def build(options: Any, data: Sequence[Path]) -> Task:
-        with task_errors():
+        with task_errors(f"{file.class_name}(options, data)"):
             return adapted(options, data)
 
-    return TaskKind(file.name, options, build, source)
+    return TaskKind(file.name, _options_class(file, cls), build, source)
 
 
 def _adapted(cls: type[Task]) -> type[Task]:
@@ -162,8 +151,8 @@ def _adapted(cls: type[Task]) -> type[Task]:
     return Adapted
 
 
-_loaded: set[Path] = set()
-"""The files that `load` has run."""
+_folders: set[Path] = set()
+"""Where the files lie that `load` has run."""
 
 
 @contextmanager
@@ -187,11 +176,9 @@ def task_errors(doing: str = "") -> Iterator[None]:
 
 def _where(error: BaseException) -> str:
     """``file.py:31`` for the innermost line in the folder of a loaded file; empty if there is none."""
-    if isinstance(error, SyntaxError) and error.filename and Path(error.filename) in _loaded:
-        return f"{Path(error.filename).name}:{error.lineno}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if any(path.parent == file.parent for file in _loaded):
+        if path.parent in _folders:
             return f"{path.name}:{frame.lineno}"
     return ""
 
@@ -199,23 +186,16 @@ def _where(error: BaseException) -> str:
 def _import(path: Path) -> ModuleType:
     """Import a file as ``python FILE`` would: it can import files beside it. Its module has the file's
     name."""
-    name = path.stem
-    _loaded.add(path)
+    name, folder = path.stem, str(path.parent)
+    _folders.add(path.parent)
     known = sys.modules.get(name)
     if name in sys.stdlib_module_names or (known and getattr(known, "__file__", None) != str(path)):
         raise TaskError(f"{path.name} has the name of another Python module, {name!r}: rename the file")
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    if sys.path[0] != folder:
+        sys.path.insert(0, folder)
+    sys.modules.pop(name, None)  # the file may have changed
+    importlib.invalidate_caches()
+    return importlib.import_module(name)
 
 
 def _task_class(file: TaskFile, module: ModuleType) -> type[Task]:

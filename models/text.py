@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,9 +150,7 @@ class ByteTextTask(Task):
 
     def __init__(self, options: TextOptions | None = None, data: Sequence[Path] = ()) -> None:
         """`data`: this node's files and folders; empty for the source of Python's standard library."""
-        # Not Path.expanduser, which raises if the home folder is not known.
-        expanded = [Path(os.path.expanduser(path)) for path in data]
-        super().__init__((options or TextOptions()).resolved(), expanded)
+        super().__init__((options or TextOptions()).resolved(), data)
         self.config: GPTConfig = dataclasses.replace(
             PRESETS[self.options.preset], context=self.options.context
         )

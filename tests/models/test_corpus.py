@@ -182,7 +182,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     for path, message in {
         "missing": r"^data path .*missing does not exist: check its spelling$",
         "pipe": r"^data path .*pipe is neither a file nor a folder: ",
-        "binary.bin": r"^data file .*binary\.bin is not text \(it holds NUL bytes\)",
+        "binary.bin": r"^cannot read data file .*binary\.bin: it is not text \(it holds NUL bytes\)",
         "none": r"^no text in .*none: name files or folders that contain some$",
         "short.txt/below": r"^cannot read data path .*below: Not a directory$",
         "empty.txt": r"^no text in .*empty\.txt: name files",
