@@ -243,7 +243,6 @@ class Daemon:
         effects = self.core.handle(event, time.monotonic())
         self.carry_out(effects)
         self._rearm.set()
-        self.tell_clock()
         return effects
 
     def carry_out(self, effects: Iterable[fx.Effect]) -> None:
@@ -294,9 +293,13 @@ class Daemon:
         return task
 
     async def _keep_time(self) -> None:
-        """Wake the core whenever it asked to be woken, until cancelled."""
+        """Wake the core whenever it asked to be woken, until cancelled.
+
+        Many events may be handled in one turn of the loop; the trainer hears of the clock once.
+        """
         while True:
             self._rearm.clear()
+            self.tell_clock()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.core.next_wake() - time.monotonic()):
                     await self._rearm.wait()
@@ -352,7 +355,7 @@ class Daemon:
     def tell_clock(self) -> None:
         """Tell the trainer how far the swarm is, if that has changed."""
         loop = self.phi.loop
-        if not self.phi.port.attached:  # called after every event, and a joining node has many
+        if not self.phi.port.attached:
             return
         # At least one round is unmerged while most others are at rounds that we refuse.
         unmerged = max(loop.unmerged, int(self.core.is_contradicted))
