@@ -98,7 +98,8 @@ class LocalSwarm:
         """A node of this swarm, not yet started."""
         options = self.options
         args = ["node", "--swarm-id", self._manifest.swarm_id.hex(), "--rounds", str(options.rounds)]
-        args += ["--threads", str(max(1, _cores() // options.nodes)), "--device", "cpu"]
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        args += ["--threads", str(max(1, cores // options.nodes)), "--device", "cpu"]
         args += ["--evaluate-every", str(max(1, options.rounds // EVALUATIONS))]
         args += ["--task", options.task] if self._manifest.task.source else []
         for path in options.data:
@@ -274,8 +275,3 @@ def _text_options(options: SwarmOptions) -> dict[str, OptionValue]:
         raise ConfigError(str(error)) from None
     steps = options.rounds * options.every_steps / options.fragments * options.nodes
     return {"horizon_tokens": int(steps * int(task["batch_size"]) * int(task["context"]))}
-
-
-def _cores() -> int:
-    """The CPU cores that this process may use: its nodes share them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

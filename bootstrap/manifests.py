@@ -91,12 +91,11 @@ def to_toml(manifest: Manifest) -> str:
 def _section(name: str, values: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield _commented(f"[{name}]", name)
-    for key, value in values.items():
-        if not isinstance(value, dict):
-            yield _commented(f"{_key(key)} = {_value(value)}", f"{name}.{key}")
-    for key, value in values.items():
+    for key, value in sorted(values.items(), key=lambda pair: isinstance(pair[1], dict)):  # tables come last
         if isinstance(value, dict):
             yield from _section(f"{name}.{_key(key)}", value)
+        else:
+            yield _commented(f"{_key(key)} = {_value(value)}", f"{name}.{key}")
 
 
 def _commented(line: str, name: str) -> str:
@@ -122,8 +121,6 @@ def _key(name: str) -> str:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -154,11 +151,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise ConfigError(f"{path} has a tensor {min(unknown)!r}, which the model does not have")
     for name, values in found.items():
         parameter, what = parameters[name], f"{path}: tensor {name.removeprefix(prefix)!r}"
-        if values.dtype not in _FLOATS:
-            raise ConfigError(
-                f"{what} is {str(values.dtype).removeprefix('torch.')}; weights must be float32, float64,"
-                " bfloat16 or float16 (a quantised model cannot be trained)"
-            )
+        if not values.is_floating_point():
+            raise ConfigError(f"{what} is {values.dtype}, not floating-point: is the model quantised?")
         if values.shape != parameter.shape:
             shape = list(parameter.shape)
             raise ConfigError(f"{what} has shape {list(values.shape)}, but {shape} in the model")
@@ -183,10 +177,7 @@ def _left_out(names: Sequence[str], found: Collection[str]) -> str:
 def _tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a file, or of a folder's files. Raises ConfigError."""
     if path.is_dir():
-        known = [path / name for name in (SINGLE, INDEX) if (path / name).exists()]
-        if not known:
-            raise ConfigError(f"{path} holds neither {SINGLE} nor {INDEX}; give the file itself with --from")
-        path = known[0]
+        path = path / (INDEX if (path / INDEX).exists() else SINGLE)
     if not path.exists():
         raise ConfigError(f"--from {path}: no such file or folder")
     if path.suffix != ".safetensors" and not path.name.endswith(".index.json"):
@@ -200,10 +191,8 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         files = sorted(set(json.loads(path.read_bytes())["weight_map"].values()))
         parts = [load_file(path.parent / Path(name).name) for name in files]
         return {name: tensor for part in parts for name, tensor in part.items()}
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"cannot read weights from {path}: {error}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise ConfigError(f"{path} is not an index of safetensors files") from None
 
 
 # --- A new swarm's manifest: of a task, or of a model at hand.
@@ -401,8 +390,3 @@ def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> Non
             " swarm, remove it or choose another name"
         )
     put(place, to_toml(manifest).encode())
-
-
-def read(path: str | Path) -> Manifest:
-    """Read a manifest that a person has written or edited. Raises ConfigError."""
-    return read_manifest(expanded(Path(path)))

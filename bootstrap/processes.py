@@ -108,8 +108,7 @@ class NodeProcess:
 
     def has_ended(self) -> bool:
         """Check whether it has ended without our doing; if so, `ended` says how."""
-        status = self.child.poll() if self.child is not None else None
-        if self.child is None or status is None:
+        if self.child is None or (status := self.child.poll()) is None:
             return False
         self.child.close()
         self.child = None

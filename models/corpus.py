@@ -28,6 +28,7 @@ CORPUS_BYTES_MAX = 4 << 30
 """The whole corpus is held in memory; more than this is refused."""
 HELD_OUT_ONE_IN = 20
 
+_STDLIB = Path(sysconfig.get_path("stdlib"))
 # `_sysconfigdata*` differs between machines; the others do not belong to the library, or are not everywhere.
 _STDLIB_SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
@@ -69,7 +70,7 @@ def load_corpus(paths: Sequence[Path], context: int) -> Corpus:
     texts = [(relative, data) for relative, path in files.values() if (data := _read(path, path in paths))]
     total = sum(len(data) for _, data in texts)
     held_out = sum(len(data) for relative, data in texts if is_held_out(relative))
-    where = ", ".join(map(str, paths)) or f"the standard library ({_stdlib()})"
+    where = ", ".join(map(str, paths)) or f"the standard library ({_STDLIB})"
     if not total:
         raise TaskError(f"no text in {where}: name files or folders that contain some")
     window = context + 1
@@ -93,14 +94,10 @@ def is_held_out(relative: str) -> bool:
     return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
 
 
-def _stdlib() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
-
-
 def _walk(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
     """The files that may hold text, each with its relative path. Raises TaskError."""
     skipped = frozenset() if paths else _STDLIB_SKIPPED_FOLDERS
-    for root in paths or (_stdlib(),):
+    for root in paths or (_STDLIB,):
         try:
             if root.is_dir():
                 os.scandir(root).close()  # os.walk says nothing of a folder that may not be read

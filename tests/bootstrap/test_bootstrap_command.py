@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gossamer.bootstrap.manifests import read
 from gossamer.node.home import Home
+from gossamer.node.inputs import read_manifest
 from gossamer.protocol.errors import DiskFullError, StorageError
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.net.processes import COMMAND, wait_for
@@ -57,7 +57,7 @@ def test_a_manifest_that_is_no_text_or_a_folder(run: Run, tmp_path: Path) -> Non
 def test_a_folder_of_another_swarm(run: Run, tmp_path: Path) -> None:
     assert run("init", "one.toml").status == 0
     assert run("init", "two.toml", "--seed", 1).status == 0
-    one, two = read(tmp_path / "one.toml"), read(tmp_path / "two.toml")
+    one, two = read_manifest(tmp_path / "one.toml"), read_manifest(tmp_path / "two.toml")
     home = Home(tmp_path / "d")
     home.create()
     home.adopt(one)

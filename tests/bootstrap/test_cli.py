@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bootstrap.manifests import read
 from gossamer.node import __version__, verify
 from gossamer.node.daemon.monitoring.status import to_json
 from gossamer.node.exports import generate
 from gossamer.node.home import Home
+from gossamer.node.inputs import read_manifest
 from gossamer.node.verify import Verdict
 from gossamer.protocol.access.handshake import PROTOCOL_VERSION
 from tests.bootstrap.gossamer_command import Run, entries, in_process
@@ -209,7 +209,7 @@ def test_a_damaged_manifest_or_key_in_the_folder(run: Run, tmp_path: Path) -> No
     assert run("init", "my.toml").status == 0
     home = Home(tmp_path / "d")
     home.create()
-    home.adopt(read(tmp_path / "my.toml"))
+    home.adopt(read_manifest(tmp_path / "my.toml"))
     home.manifest_path.write_bytes(b"junk")
     run("node", "--dir", "d").assert_user_error("d/manifest", "damaged")
     home.key_path.write_bytes(b"short")

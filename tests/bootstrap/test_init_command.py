@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_model
 
 from gossamer.bootstrap import genesis as genesis_file
-from gossamer.bootstrap.manifests import read
 from gossamer.models.registry import build_task
 from gossamer.models.task_file import parse_task_file
+from gossamer.node.inputs import read_manifest
 from gossamer.node.trainer import genesis
 from tests.bootstrap.gossamer_command import Run, entries, in_process
 from tests.models.own_tasks import write_task
@@ -31,7 +31,7 @@ def test_init_says_what_a_shell_understands(run: Run, tmp_path: Path) -> None:
 def test_init_writes_what_bootstrap_reads(run: Run, tmp_path: Path) -> None:
     outcome = run("init", "my.toml", "--fragments", 2, "--codec", "topk")
     assert outcome.status == 0
-    manifest = read(tmp_path / "my.toml")
+    manifest = read_manifest(tmp_path / "my.toml")
     assert manifest.swarm_id.hex() in outcome.out
     assert (manifest.swarm.name, manifest.outer.codec, manifest.layout.fragments) == ("my", "topk", 2)
     assert entries(tmp_path) == {"my.toml"}
@@ -43,7 +43,7 @@ def test_init_replaces_a_manifest_only_when_told(run: Run, tmp_path: Path) -> No
     run("init", "my.toml", "--name", "other").assert_user_error("my.toml", "--force")
     assert (tmp_path / "my.toml").read_text() == before
     assert run("init", "my.toml", "--name", "other", "--force").status == 0
-    assert read(tmp_path / "my.toml").swarm.name == "other"
+    assert read_manifest(tmp_path / "my.toml").swarm.name == "other"
     (tmp_path / "folder").mkdir()
     run("init", "folder", "--force").assert_user_error("folder")
     assert entries(tmp_path) == {"my.toml", "folder"}
@@ -53,7 +53,7 @@ def test_init_with_a_task_of_ones_own(run: Run, task_folder: Path, tmp_path: Pat
     text = write_task(task_folder)
     outcome = run("init", "my.toml", "--task", text, "--option", "width=4", "--option", "lr=0.5")
     assert outcome.status == 0 and "my.genesis.safetensors" in outcome.out
-    manifest = read(tmp_path / "my.toml")
+    manifest = read_manifest(tmp_path / "my.toml")
     assert manifest.task.name == "own_line:Line"
     assert manifest.task.options == {"width": 4, "lr": 0.5, "bias": False, "note": "-"}
     assert manifest.task.source == parse_task_file(text).source()
@@ -75,7 +75,7 @@ def test_init_with_a_task_of_ones_own(run: Run, task_folder: Path, tmp_path: Pat
         7,
     )
     assert outcome.status == 0
-    assert read(tmp_path / "on.toml").genesis == manifest.genesis
+    assert read_manifest(tmp_path / "on.toml").genesis == manifest.genesis
     outcome = run("init", "on.toml", "--task", text, "--from", "my.genesis.safetensors", "--force")
     outcome.assert_user_error("tensor '0.weight' has shape [4, 8], but [8, 8] in the model")
 
@@ -93,8 +93,8 @@ def test_init_with_existing_weights(run: Run, tmp_path: Path) -> None:
     )
     model = build_task("text", {}).build_model(5)
     assert run("init", "two.toml", "--from", "w.safetensors").status == 0
-    two = read(tmp_path / "two.toml")
-    assert two.genesis != read(tmp_path / "one.toml").genesis
+    two = read_manifest(tmp_path / "two.toml")
+    assert two.genesis != read_manifest(tmp_path / "one.toml").genesis
     phi = genesis_file.read(two, tmp_path / "two.genesis.safetensors")
     assert (phi == genesis.parameters(model, two.plan())).all()
 
@@ -157,7 +157,7 @@ def test_what_an_own_task_is_told(
     outcome = run("init", "my.toml", "--task", text, "--invited", *args)
     if not parts:
         assert outcome.status == 0
-        assert read(tmp_path / "my.toml").task.options["note"] == "\N{BELL}"
+        assert read_manifest(tmp_path / "my.toml").task.options["note"] == "\N{BELL}"
         return
     outcome.assert_user_error(*parts)
     assert entries(tmp_path) == {"own_line.py"}, "nothing half-written"

@@ -11,6 +11,7 @@ from torch import nn
 from gossamer.bootstrap import manifests
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.inputs import read_manifest
 from gossamer.node.trainer import genesis
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, StorageError
@@ -40,7 +41,7 @@ def create(**changes: object) -> tuple[Manifest, Ints]:
 def test_round_trip(tmp_path: Path, codec: str, fragments: int) -> None:
     written, _ = create(codec=codec, fragments=fragments, every_seconds=2.5 if fragments == 3 else 0.0)
     manifests.write(written, tmp_path / "m.toml")
-    assert manifests.read(tmp_path / "m.toml") == written
+    assert read_manifest(tmp_path / "m.toml") == written
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, 4), (1, 1), (8, 8)])
@@ -65,7 +66,7 @@ def test_owners_survive(tmp_path: Path, invited: bool, count: int) -> None:
     keys = tuple(identity(n).public_key.hex() for n in range(count))
     written, _ = create(owners=keys, invited=invited)
     manifests.write(written, tmp_path / "m.toml")
-    read = manifests.read(tmp_path / "m.toml")
+    read = read_manifest(tmp_path / "m.toml")
     assert read == written and read.swarm_id == written.swarm_id
     assert read.admission.owners == keys
     assert read.admission.mode == ("invited" if invited else "open")
@@ -90,7 +91,7 @@ def test_owners_that_cannot_be(owners: tuple[str, ...], said: str) -> None:
 def test_any_name_survives(tmp_path: Path, name: str) -> None:
     written, _ = create(name=name)
     manifests.write(written, tmp_path / "m.toml")
-    assert manifests.read(tmp_path / "m.toml").swarm.name == name
+    assert read_manifest(tmp_path / "m.toml").swarm.name == name
 
 
 def test_comments_and_layout_do_not_matter_and_values_do(tmp_path: Path) -> None:
@@ -100,9 +101,9 @@ def test_comments_and_layout_do_not_matter_and_values_do(tmp_path: Path) -> None
     text = path.read_text()
     lines = [line.split("  #")[0] for line in text.splitlines() if not line.startswith("#")]
     path.write_text("\n\n".join(lines))
-    assert manifests.read(path).swarm_id == written.swarm_id
+    assert read_manifest(path).swarm_id == written.swarm_id
     path.write_text(text.replace("learning_rate = 0.7", "learning_rate = 0.25"))
-    edited = manifests.read(path)
+    edited = read_manifest(path)
     assert edited.outer.learning_rate == 0.25 and edited.swarm_id != written.swarm_id
 
 
@@ -202,9 +203,9 @@ def test_a_manifest_is_written_once(tmp_path: Path) -> None:
         manifests.write(one, path)
     with pytest.raises(ConfigError, match="is the manifest of another swarm"):
         manifests.write(other, path)
-    assert manifests.read(path) == one
+    assert read_manifest(path) == one
     manifests.write(other, path, replace=True)
-    assert manifests.read(path) == other
+    assert read_manifest(path) == other
 
 
 def test_a_manifest_that_somebody_slipped_in_editing_is_not_lost(tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_describing_a_model_lists_what_it_trains(tmp_path: Path) -> None:
     assert (manifest.outer.momentum, manifest.pace.every_steps) == (0.0, 0)
     assert manifest.genesis.root == snapshots.digest(genesis.parameters(model, manifest.plan()))
     manifests.write(manifest, tmp_path / "m.toml")
-    assert manifests.read(tmp_path / "m.toml") == manifest
+    assert read_manifest(tmp_path / "m.toml") == manifest
 
 
 def test_a_window_has_one_length() -> None:
@@ -269,7 +270,7 @@ def test_options_of_any_name_survive(tmp_path: Path) -> None:
     options = {"a b": 1, "größe": 0.5, "": "x", 'a"b\n': True, "a.b": 2, "plain-1": 3}
     manifest = manifests.describe(nn.Linear(2, 2), name="odd", options=options)
     manifests.write(manifest, tmp_path / "m.toml")
-    assert manifests.read(tmp_path / "m.toml") == manifest
+    assert read_manifest(tmp_path / "m.toml") == manifest
     assert "\nplain-1 = 3\n" in (tmp_path / "m.toml").read_text()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gossamer.bootstrap.manifests import read
 from gossamer.node import logs
 from gossamer.node.home import Home, keep_grant
+from gossamer.node.inputs import read_manifest
 from gossamer.node.options import NodeOptions
 from gossamer.protocol.access.acl import AccessList, Revocation, Role, read_invitation
 from gossamer.protocol.errors import NobodyThereError, NotAnsweredError
@@ -30,7 +30,7 @@ def test_an_invited_swarm_from_init_to_invitation(run: Run, tmp_path: Path) -> N
     assert outcome.status == 0 and "my.owner" in outcome.out
     assert entries(tmp_path) == {"my.toml", "my.owner"}
     assert (tmp_path / "my.owner").stat().st_mode & 0o777 == 0o600
-    manifest = read(tmp_path / "my.toml")
+    manifest = read_manifest(tmp_path / "my.toml")
     owner = Identity.from_seed((tmp_path / "my.owner").read_bytes())
     assert f"as listed in admission.owners:  {owner.public_key.hex()}\n" in outcome.out
     assert manifest.admission.mode == "invited" and manifest.admission.owners == (owner.public_key.hex(),)
@@ -51,7 +51,7 @@ def test_a_members_copy_of_the_manifest_and_the_owners_key_are_enough(run: Run, 
     assert "my.owner: the owner's key, which no node needs; back it up together with my.toml" in outcome.out
     member = Home(tmp_path / "d")
     member.create()
-    member.adopt(read(tmp_path / "my.toml"))
+    member.adopt(read_manifest(tmp_path / "my.toml"))
     (tmp_path / "my.toml").unlink()
     run("invite", NODE_ID, "--manifest", "d/manifest").assert_user_error("--owner-key")
     found = run("invite", NODE_ID, "--manifest", "d/manifest", "--owner-key", "my.owner").out
@@ -63,7 +63,7 @@ def test_one_owner_may_own_several_swarms(run: Run, tmp_path: Path) -> None:
     assert run("init", "one.toml", "--invited").status == 0
     assert run("init", "two.toml", "--invited", "--owner-key", "one.owner").status == 0
     assert run("init", "open.toml", "--owner-key", "one.owner").status == 0
-    one, two, open_ = (read(tmp_path / f"{name}.toml").admission for name in ("one", "two", "open"))
+    one, two, open_ = (read_manifest(tmp_path / f"{name}.toml").admission for name in ("one", "two", "open"))
     assert one.owners == two.owners == open_.owners
     assert (one.mode, two.mode, open_.mode) == ("invited", "invited", "open")
     assert run("invite", NODE_ID, "--manifest", "two.toml", "--owner-key", "one.owner").status == 0
@@ -110,7 +110,7 @@ def told(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     async def fetch_status(address: str, **_: object) -> dict[str, Any]:
         check(address)
-        swarm_id = read(Path("my.toml")).swarm_id.hex()
+        swarm_id = read_manifest(Path("my.toml")).swarm_id.hex()
         return {"swarm_id": swarm_id, "node_id": NODE_ID, "clock": 7, "sealed_round": 4, "closed_round": None}
 
     async def deliver(address: str, *_: object, **__: object) -> None:
@@ -192,7 +192,7 @@ def test_who_is_told_where_to_join_or_which_swarm_is_meant_is_told_more_than_the
     assert run("init", "my.toml", "--invited").status == 0
     home = Home(tmp_path / "d")
     home.create()
-    home.adopt(read(tmp_path / "my.toml"))
+    home.adopt(read_manifest(tmp_path / "my.toml"))
     text = run("invite", run("id", "--dir", "d").out.strip(), "--join", "127.0.0.1:1").out.strip()
     with_it = "node", "--dir", "d", "--invite", text
     assert run(*with_it).status == run(*with_it, "--join", "127.0.0.1:2").status == 0
@@ -208,7 +208,7 @@ def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
     assert run("init", "my.toml", "--invited").status == 0
     home = Home(tmp_path / "d")
     home.create()
-    home.adopt(read(tmp_path / "my.toml"))
+    home.adopt(read_manifest(tmp_path / "my.toml"))
     to = run("id", "--dir", "d").out.strip(), "--join", "127.0.0.1:1"
     first = run("invite", *to, "--role", "observe").out
     (tmp_path / "node.toml").write_text(f'dir = "d"\ninvite = "{first.strip()}"\n')
@@ -248,7 +248,7 @@ def test_a_revocation_that_cannot_be(
     parts: list[str],
 ) -> None:
     assert run("init", "my.toml", "--invited").status == 0
-    answer = {"swarm_id": read(tmp_path / "my.toml").swarm_id.hex(), **STATUS, **changes}
+    answer = {"swarm_id": read_manifest(tmp_path / "my.toml").swarm_id.hex(), **STATUS, **changes}
     delivered = _answering(monkeypatch, answer)
     run("revoke", NODE_ID, "--to", "host:1", *args).assert_user_error(*parts)
     assert delivered == []
@@ -259,7 +259,7 @@ def test_a_revocation_is_handed_to_all_nodes_named(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[object], last_round: int
 ) -> None:
     assert run("init", "my.toml", "--invited").status == 0
-    manifest = read(tmp_path / "my.toml")
+    manifest = read_manifest(tmp_path / "my.toml")
     delivered = _answering(monkeypatch, {"swarm_id": manifest.swarm_id.hex(), **STATUS})
     outcome = run("revoke", NODE_ID, "--to", "a:1", "--to", "b:1", "--reason", "key stolen", *args)
     assert outcome.status == 0 and f"after round {last_round} are void" in outcome.out
