@@ -383,7 +383,7 @@ def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> Non
     A manifest is written once: without `replace`, raises ConfigError if the file there describes another
     swarm, or cannot be read (it may have an editing mistake). Raises StorageError if it cannot be written.
     """
-    place = expanded(Path(path))
+    place = expanded(path)
     if not replace and place.is_file() and read_manifest(place).swarm_id != manifest.swarm_id:
         raise ConfigError(
             f"{path} is the manifest of another swarm: write it only once, then read it; to begin another"

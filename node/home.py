@@ -50,9 +50,6 @@ LOCK_S = 0.2
 whether a folder is free holds the lock for a moment."""
 
 LOCK_POLL_S = 0.005
-INCARNATION_MAX = 2**52
-"""More milliseconds than any clock shows."""
-
 EXPIRES_SOON_S = 3 * 86_400.0
 
 log = logging.getLogger("gossamer.node")
@@ -206,8 +203,6 @@ class Home:
             last = int(self.incarnation_path.read_text())
         except (OSError, ValueError):
             last = 0
-        if last > INCARNATION_MAX:
-            last = 0  # damaged: no clock can have shown it, and no message could carry it
         incarnation = max(time.time_ns() // 1_000_000, last + 1)
         with suppress(OSError):  # a full disk is no reason not to start
             write_atomically(self.incarnation_path, str(incarnation).encode())
@@ -348,14 +343,12 @@ def nodes_root() -> Path:
 
     Raises ConfigError if this user has no home folder.
     """
-    if root := os.environ.get("GOSSAMER_HOME"):
-        return Path(os.path.expanduser(root))
-    try:
-        return Path.home() / ".gossamer"
-    except RuntimeError:  # a user unknown to the system, as in many containers
+    root = os.path.expanduser(os.environ.get("GOSSAMER_HOME") or "~/.gossamer")
+    if root.startswith("~"):  # a user unknown to the system, as in many containers
         raise ConfigError(
             "this user has no home folder: set GOSSAMER_HOME to a folder for nodes, or name the node's own"
-        ) from None
+        )
+    return Path(root)
 
 
 def default_folder(swarm_id: bytes, suffix: str = "") -> Path:

@@ -1,5 +1,6 @@
 """Files that people give to commands and scripts: text, invitations, manifests."""
 
+import os
 from pathlib import Path
 
 from gossamer.protocol.access.acl import INVITATION_BYTES_MAX, PREFIX, Invitation, read_invitation
@@ -8,17 +9,10 @@ from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import Manifest, from_canonical, from_toml, is_canonical
 
 
-def expanded(path: Path) -> Path:
-    """A path with its tilde expanded, which no shell does in a file, or in ``--dir=~/x``; unchanged if the
-    home folder is not known.
-
-    Otherwise a folder named ``~`` would be created, and a person who removed it by that name would remove
-    their home.
-    """
-    try:
-        return path.expanduser()
-    except RuntimeError:
-        return path
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path with its tilde expanded, which no shell does in a file, or in ``--dir=~/x``: a person who
+    removed a folder named ``~`` by that name would remove their home."""
+    return Path(os.path.expanduser(path))
 
 
 def read_bytes(path: Path, bytes_max: int, *, kind: str) -> bytes:
@@ -48,7 +42,7 @@ def given_invitation(text: str | None) -> Invitation | None:
     if not text:
         raise ConfigError("the invitation (--invite) is empty: is the shell variable that it names unset?")
     if PREFIX not in text:
-        path = expanded(Path(text))
+        path = expanded(text)
         data = read_bytes(path, INVITATION_BYTES_MAX, kind="invitation")
         text = _as_text(data, path, kind="invitation", hint="what gossamer invite printed")
     return read_invitation(text)

@@ -161,9 +161,8 @@ PROBE_AFTER_S = 6.5
 
 PROBE_TIMEOUT_S = 2.0
 INDIRECT_PROBES = 3
-INDIRECT_PROBE_TIMEOUT_S = 2.0
 VOUCHES_PER_LINK_MAX = 8
-"""Pings that we make for one peer within INDIRECT_PROBE_TIMEOUT_S: one that wants more would flood others."""
+"""Pings that we make for one peer within PROBE_TIMEOUT_S: one that wants more would flood others."""
 
 MEMBERS_LAG_S = 5.0
 """A record may be on its way this long, from node to node: a dead node may seem alive for as long."""
@@ -307,18 +306,12 @@ holds the chunk. From a wait of FETCH_RETRY_S on we no longer believe that it do
 again within FETCH_TURN_MIN_S is asked for together: chunks may be many and small, and each has a time of its
 own."""
 
-ORPHAN_PATIENCE_S = 30.0
-"""A payload that nobody is known to hold keeps a node from training for this long and no longer: its author
-may have died before anyone had it."""
-
-STALL_PATIENCE_S = 30.0
-"""Payloads that some peer says it holds keep a node from training until nothing of them has come for this
-long. The slowest holder worth waiting for sends 384 KiB in that time. A payload that is merged late after all
+PAYLOAD_PATIENCE_S = 30.0
+"""Payloads keep a node from training for this long and no longer: if nobody is known to hold them, since
+their author may have died before anyone had them; if nothing of them has come for so long, in which the
+slowest holder worth waiting for sends 384 KiB; and once all that half of the authors had published is here,
+since a few authors could hand theirs out chunk by chunk for ever. A payload that is merged late after all
 costs staleness and nothing else."""
-
-MINORITY_PATIENCE_S = 30.0
-"""Once everything that half of the authors had published is here, the others' payloads keep a node from
-training for this long and no longer: a few authors could hand theirs out chunk by chunk for ever."""
 
 UPLOADS_MAX = 16
 UPLOADS_PER_MEMBER_MAX = UPLOADS_MAX // 2

@@ -65,15 +65,10 @@ def _option(value: Any) -> Any:
     return value
 
 
-def _one_of(names: Collection[str]) -> AfterValidator:
-    """`names` may grow: a test adds to them from outside."""
-
-    def known(name: str) -> str:
-        if name not in names:
-            raise ValueError(f"{name!r} is unknown; choose one of {', '.join(sorted(names))}")
-        return name
-
-    return AfterValidator(known)
+def _known(name: str, names: Collection[str], where: str = "") -> str:
+    if name not in names:
+        raise ValueError(f"{where}{name!r} is unknown; choose one of {', '.join(sorted(names))}")
+    return name
 
 
 Hex = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -128,9 +123,9 @@ class TaskSection(_Section):
 class Outer(_Section):
     """How windows become deltas, and deltas become Phi."""
 
-    codec: Annotated[str, _one_of(CODECS)] = "int4"
+    codec: Annotated[str, AfterValidator(lambda name: _known(name, CODECS))] = "int4"
     """How deltas are compressed: a name in `CODECS`."""
-    optimizer: Annotated[str, _one_of(OUTER_OPTIMIZERS)] = "nesterov"
+    optimizer: Annotated[str, AfterValidator(lambda name: _known(name, OUTER_OPTIMIZERS))] = "nesterov"
     """What each node makes of a window's progress before it compresses it: a name in `OUTER_OPTIMIZERS`."""
     learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.5
     """The outer learning rate: the part of a window's progress that becomes a delta."""
@@ -202,17 +197,13 @@ class LayoutSection(_Section):
 
     @model_validator(mode="after")
     def _usable(self) -> Self:
-        for name, count in Counter(spec.name for spec in self.tensors).items():
-            if count > 1:
-                raise ValueError(f"tensor {name!r} is listed twice")
+        [(name, count)] = Counter(spec.name for spec in self.tensors).most_common(1)
+        if count > 1:
+            raise ValueError(f"tensor {name!r} is listed twice")
         for spec in self.tensors:
             if spec.name == "__metadata__":  # an export could not hold it
                 raise ValueError(f"tensor {spec.name!r} is what safetensors calls its metadata: rename it")
-            if spec.averaging not in RULES:
-                raise ValueError(
-                    f"tensor {spec.name!r}: averaging {spec.averaging!r} is unknown; "
-                    f"choose one of {', '.join(RULES)}"
-                )
+            _known(spec.averaging, RULES, f"tensor {spec.name!r}: averaging ")
             if len(spec.shape) > limits.TENSOR_DIMS_MAX or any(size < 1 for size in spec.shape):
                 raise ValueError(
                     f"tensor {spec.name!r}: shape {list(spec.shape)} is impossible: at most"

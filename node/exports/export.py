@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,46 +47,38 @@ FOREIGN_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".in
 _ALIGNMENT = 8
 
 
-class Dtype(NamedTuple):
-    """How each number is stored."""
-
-    code: str
-    """What safetensors calls it."""
-    itemsize: int
-    """Bytes per number."""
-    convert: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
-    """Converts to an array with these bytes, little endian."""
-
-
 def _bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """The upper halves of float32, rounded half to even, as torch does; there are no NaNs in Phi."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
 
 
-DTYPES = {
-    "float32": Dtype("F32", 4, lambda values: values.astype("<f4", copy=False)),
-    "bfloat16": Dtype("BF16", 2, _bfloat16),
-    "float16": Dtype("F16", 2, lambda values: values.astype("<f2")),
+DTYPES: dict[str, tuple[str, int, Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]]] = {
+    "float32": ("F32", 4, lambda values: values.astype("<f4", copy=False)),
+    "bfloat16": ("BF16", 2, _bfloat16),
+    "float16": ("F16", 2, lambda values: values.astype("<f2")),
 }
+"""What safetensors calls it, bytes per number, and the conversion to an array with these bytes, little
+endian."""
 
 
-def write(path: Path, layout: Layout, phi: Ints, dtype: Dtype, metadata: Mapping[str, str]) -> int:
+def write(path: Path, layout: Layout, phi: Ints, dtype: str, metadata: Mapping[str, str]) -> int:
     """Write Phi, int32[layout.numel], as tensors of the layout's names and shapes. Returns the file's size.
     Raises OSError."""
+    code, itemsize, convert = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     for spec, span in layout.tensors():
         header[spec.name] = {
-            "dtype": dtype.code,
+            "dtype": code,
             "shape": spec.shape,
-            "data_offsets": [span.start * dtype.itemsize, span.stop * dtype.itemsize],
+            "data_offsets": [span.start * itemsize, span.stop * itemsize],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with written(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, span in layout.tensors():
-            file.write(dtype.convert(to_float(phi[span])).data)
+            file.write(convert(to_float(phi[span])).data)
         return file.tell()
 
 
@@ -217,10 +209,7 @@ def export(
             raise ConfigError(f"cannot write {out}: there is no folder {place.parent}")
         if place.is_relative_to(home.root.resolve()):
             raise ConfigError(f"{out} is inside the node's own folder; choose a place outside it")
-        if files is None:
-            _check_file(out, force)
-        else:
-            _check_folder(out, force, {WEIGHTS, CARD, *(Path(name).parts[0] for name in files)})
+        _check_place(out, force, None if files is None else {WEIGHTS, CARD, *files})
         manifest, merger = replay(home, sealed=sealed)
         layout = manifest.plan()
         # Which model it is, without time or place, so that all nodes write the same.
@@ -238,7 +227,7 @@ def export(
             if files is not None:
                 aside.mkdir()
             metadata = {"format": "pt", **texts}  # `transformers` loads no file without a format
-            size = write(weights, layout, merger.phi, DTYPES[dtype], metadata)
+            size = write(weights, layout, merger.phi, dtype, metadata)
             for name, data in ({CARD: card(texts), **files} if files is not None else {}).items():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 with written(aside / name) as file:
@@ -249,24 +238,22 @@ def export(
     return Exported(out, layout.numel, size, dtype, facts, frozen_names(home))
 
 
-def _check_file(out: Path, force: bool) -> None:
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder; choose another name")
-    if out.exists() and not force:
-        raise ConfigError(f"{out} already exists; choose another name or replace it with --force")
-
-
-def _check_folder(out: Path, force: bool, names: set[str]) -> None:
-    """Only an earlier export is replaced: a wrong name must not cost somebody their own files."""
-    if out.suffix in FOREIGN_WEIGHTS:
+def _check_place(out: Path, force: bool, names: set[str] | None) -> None:
+    """A file of weights goes there, or a folder with these `names`. Only an earlier export is replaced: a
+    wrong name must not cost somebody their own files."""
+    if names is not None and out.suffix in FOREIGN_WEIGHTS:
         raise ConfigError(f"{out}: a file of weights must end in {SUFFIX}; any other name means a folder")
     if not out.exists():
         return
-    if not out.is_dir():
-        raise ConfigError(f"{out} is a file; choose a folder, or a name that ends in {SUFFIX}")
-    found = sorted(os.listdir(out))
+    if out.is_dir() != (names is not None):
+        raise ConfigError(
+            f"{out} is a {'folder' if out.is_dir() else 'file'}: a file of weights ends in {SUFFIX}, and any"
+            " other name means a folder; choose another"
+        )
+    found = sorted(os.listdir(out)) if names is not None else [out.name]
     if found and not force:
-        raise ConfigError(f"{out} is not empty; choose another folder or replace it with --force")
-    others = [name for name in found if name not in names]
+        raise ConfigError(f"{out} already exists; choose another name or replace it with --force")
+    tops = {Path(name).parts[0] for name in names or found}
+    others = [name for name in found if name not in tops]
     if others:
         raise ConfigError(f"{out} holds {others[0]!r}, which is not part of an export; choose another folder")

@@ -21,7 +21,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -267,7 +266,7 @@ def _read(manifest: Manifest | str | os.PathLike[str] | None) -> Manifest | None
         return manifest
     if not isinstance(manifest, str | os.PathLike) or not str(manifest):
         raise ConfigError(f"manifest is {manifest!r:.60}: give a TOML file's path, or a Manifest")
-    return read_manifest(expanded(Path(manifest)))
+    return read_manifest(expanded(manifest))
 
 
 def _entered(options: NodeOptions, manifest: Manifest | None) -> tuple[Home, tuple[str, ...]]:

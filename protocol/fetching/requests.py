@@ -238,8 +238,8 @@ class Wants:
 
     def lacking(self, by: float, now: float) -> list[bytes]:
         """Keys wanted since `by` or earlier that are not complete, without those that nobody has said to hold
-        and that have been wanted for `ORPHAN_PATIENCE_S`."""
-        oldest = now - limits.ORPHAN_PATIENCE_S
+        and that have been wanted for `PAYLOAD_PATIENCE_S`."""
+        oldest = now - limits.PAYLOAD_PATIENCE_S
         return [
             key
             for key, want in self._wants.items()

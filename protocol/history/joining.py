@@ -204,8 +204,8 @@ class CatchUp:
             return self._synced_at is not None or self._now > self._began + limits.RESUME_PATIENCE_S
         if self._synced_at is None:
             return False
-        stalled = self._now > self._moved_at + limits.STALL_PATIENCE_S
-        dribbled = self._now > self._minority_since + limits.MINORITY_PATIENCE_S
+        stalled = self._now > self._moved_at + limits.PAYLOAD_PATIENCE_S
+        dribbled = self._now > self._minority_since + limits.PAYLOAD_PATIENCE_S
         return stalled or dribbled or not self._wants.lacking(self._synced_at, self._now)
 
     def _lacks_few(self, by: float) -> bool:

@@ -139,7 +139,7 @@ class Swim:
         made = sum(vouch.asker == link for vouch in self._vouching.values())
         if targets and made < limits.VOUCHES_PER_LINK_MAX:
             self._numbers += 1
-            deadline = now + limits.INDIRECT_PROBE_TIMEOUT_S
+            deadline = now + limits.PROBE_TIMEOUT_S
             self._vouching[self._numbers] = _Vouch(link, message.number, targets[0], deadline)
             self._outbox.send(targets[0], Ping(self._numbers))
 
@@ -216,7 +216,7 @@ class Swim:
             return peers[to][: limits.LINK_PREFIX_BYTES] in dialled or begins in self._dialled(peers[to])
 
         self._numbers += 1
-        deadline = now + self._patience(limits.INDIRECT_PROBE_TIMEOUT_S)
+        deadline = now + self._patience(limits.PROBE_TIMEOUT_S)
         self._probes[self._numbers] = _Probe(node_id, now, deadline, indirect=True)
         for link in sorted(sample(peers, len(peers), self._rng), key=is_linked)[-limits.INDIRECT_PROBES :]:
             self._outbox.send(link, PingFor(self._numbers, node_id))

@@ -214,7 +214,7 @@ def test_no_name_costs_anybody_a_file(folder: Folder, tmp_path: Path, force: boo
     (tmp_path / "notes").write_text("more of it")
     before = files(tmp_path)
     for name, problem in {
-        "mine": "not empty|'thesis.tex', which is not part of an export",
+        "mine": "already exists|'thesis.tex', which is not part of an export",
         "a.safetensors": "is a folder",
         "notes": "is a file",
         "weights.pt": "must end in .safetensors",

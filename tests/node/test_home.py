@@ -144,7 +144,7 @@ def test_a_key_that_is_not_mounted_is_missed_and_not_replaced(home: Home, tmp_pa
     assert disk.identity().node_id == home.identity().node_id
 
 
-@pytest.mark.parametrize("content", [b"", b"junk", b"-5", b"9" * 40, b"9" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"junk", b"-5", b"9" * 100_000])
 def test_a_damaged_count_of_starts_begins_anew(home: Home, content: bytes) -> None:
     """At the clock, so that it is beyond those of earlier starts, which others remember."""
     home.incarnation_path.write_bytes(content)

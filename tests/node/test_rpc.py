@@ -132,7 +132,6 @@ async def saying(banner: bytes, tls: ssl.SSLContext | None = None) -> AsyncItera
                 b'"x": [-Infinity]',
                 b'"merged_digest": 7',
                 b'"phi_digest": [1]',
-                b'"node_id": "\\u001b[2J"',
                 b'"swarm_id": null',
             )
         ),

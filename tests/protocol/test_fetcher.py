@@ -432,7 +432,7 @@ def test_parts_are_fetched_from_those_who_have_them_and_the_rarest_first():
     net.drop(2)
     assert net.plan() == [(1, blob_of(0))]
     net.drop(1)
-    net.pass_time(limits.ORPHAN_PATIENCE_S)
+    net.pass_time(limits.PAYLOAD_PATIENCE_S)
     net.plan()
     assert not net.fetcher.wants.lacking(net.now, net.now), "nobody holds any of it any more"
 

@@ -352,7 +352,7 @@ def test_those_who_dribble_their_payloads_are_waited_for_only_where_they_are_mos
     now = 3.0
     assert not node.is_done(now)
     for one, two in zip(*dribbled, strict=True):
-        now += 1.0 + 0.7 * limits.STALL_PATIENCE_S
+        now += 1.0 + 0.7 * limits.PAYLOAD_PATIENCE_S
         node.insists(now)
         is_done = node.is_done(now)
         if is_done:
@@ -361,7 +361,7 @@ def test_those_who_dribble_their_payloads_are_waited_for_only_where_they_are_mos
         node.fetcher.arrived(two, now)
     assert is_done == is_minority
     if is_minority:
-        assert now < 3.0 + 2 * limits.MINORITY_PATIENCE_S
+        assert now < 3.0 + 2 * limits.PAYLOAD_PATIENCE_S
 
 
 def test_payloads_of_which_nothing_comes_are_not_waited_for():
@@ -371,10 +371,10 @@ def test_payloads_of_which_nothing_comes_are_not_waited_for():
     node.hears_of(1, 2, 1.0)
     node.anti_entropy.synced_once = True
     start = now = 2.0
-    while not node.is_done(now) and now < start + 2 * limits.STALL_PATIENCE_S:
+    while not node.is_done(now) and now < start + 2 * limits.PAYLOAD_PATIENCE_S:
         now += 1.0
         node.insists(now)
-    assert start + limits.STALL_PATIENCE_S < now < start + limits.STALL_PATIENCE_S + 5.0
+    assert start + limits.PAYLOAD_PATIENCE_S < now < start + limits.PAYLOAD_PATIENCE_S + 5.0
 
 
 def test_a_snapshot_under_way_is_nobodys_payload_and_waited_for():
@@ -393,7 +393,7 @@ def test_a_snapshot_under_way_is_nobodys_payload_and_waited_for():
         node.insists(now)
         assert not node.is_done(now)
         node.fetcher.arrived(chunk, now)
-        now += 0.9 * limits.STALL_PATIENCE_S
+        now += 0.9 * limits.PAYLOAD_PATIENCE_S
 
 
 def test_a_joiner_that_finds_nobody_waits_on():

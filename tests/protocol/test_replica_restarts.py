@@ -170,7 +170,7 @@ def test_a_payload_that_died_with_its_author_does_not_keep_joiners_from_training
     world.run(1.0)
     world.crash(author)
     joiner = world.add(3, [0])
-    world.run(limits.ORPHAN_PATIENCE_S - 5.0)
+    world.run(limits.PAYLOAD_PATIENCE_S - 5.0)
     assert len(joiner.core.ledger) == 1
     assert not joiner.core.caught_up
     world.run(20.0)
@@ -189,7 +189,7 @@ def test_a_liar_that_claims_what_it_withholds_does_not_keep_joiners_from_trainin
         for node in (world.nodes[0], liar)
     )
     joiner = world.add(3, [0, 2])
-    _insist(world, liar, withheld, limits.STALL_PATIENCE_S - 5.0)
+    _insist(world, liar, withheld, limits.PAYLOAD_PATIENCE_S - 5.0)
     assert joiner.core.holds(honest)
     assert not joiner.core.caught_up
     _insist(world, liar, withheld, 10.0)

@@ -93,7 +93,7 @@ def test_what_is_lacking_of_what_was_wanted_by_a_time():
     wants = net.fetcher.wants
     assert (len(wants), len(wants.lacking(0.5, net.now)), len(wants.lacking(1.0, net.now))) == (3, 2, 3)
     assert (wants.chunks_lacking(0.5), wants.chunks_lacking(1.0)) == (2, 3)
-    net.pass_time(limits.ORPHAN_PATIENCE_S)
+    net.pass_time(limits.PAYLOAD_PATIENCE_S)
     net.plan()
     assert (len(wants), len(wants.lacking(0.5, net.now)), len(wants.lacking(1.0, net.now))) == (3, 1, 2)
     net.arrive(blob_of(2))

@@ -115,7 +115,7 @@ def test_whatever_comes_on_a_link_answers_a_ping_and_lifts_a_suspicion():
     bench.until_ping(1)
     asked = _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), PingFor)
     assert len({e.link for e in asked} - {1}) == limits.INDIRECT_PROBES and bench.health(1) is Health.ALIVE
-    rumours = _sent(bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S, silent=(1,)), Suspect)
+    rumours = _sent(bench.pass_time(limits.PROBE_TIMEOUT_S, silent=(1,)), Suspect)
     assert len(rumours) == limits.PUSH_FANOUT and bench.health(1) is Health.SUSPECT
     bench.machine.heard_on(1, bench.now)
     bench.pass_time(limits.PROBE_INTERVAL_S, silent=(1,))
@@ -155,7 +155,7 @@ def test_pings_for_one_asker_are_few_however_soon_they_are_answered():
             pings += 1
             bench.machine.ack(1, Ack(ping.message.number), bench.now)
     assert pings == limits.VOUCHES_PER_LINK_MAX
-    bench.now += limits.INDIRECT_PROBE_TIMEOUT_S
+    bench.now += limits.PROBE_TIMEOUT_S
     assert len(bench.machine.ping_for(2, PingFor(1, IDS[1]), bench.now)) == 1
 
 
@@ -163,7 +163,7 @@ def test_a_broken_link_is_a_reason_to_ask_at_once():
     bench = Bench(5)
     asked = _sent(bench.machine.link_down(1, bench.now), PingFor)
     assert len(asked) == limits.INDIRECT_PROBES
-    bench.pass_time(limits.INDIRECT_PROBE_TIMEOUT_S)
+    bench.pass_time(limits.PROBE_TIMEOUT_S)
     assert bench.health(1) is Health.SUSPECT
 
 
@@ -173,7 +173,7 @@ def test_who_turns_us_away_is_not_suspected():
     bench.row(6, 1, bench.now)
     bench.machine.link_up(6, IDS[6], bench.now)
     assert bench.machine.link_down(6, bench.now + 0.1) == []
-    bench.pass_time(2 * limits.INDIRECT_PROBE_TIMEOUT_S)
+    bench.pass_time(2 * limits.PROBE_TIMEOUT_S)
     assert bench.health(6) is Health.ALIVE
 
 

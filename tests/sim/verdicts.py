@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.limits import FETCH_PATIENCE_S, FORK_PATIENCE_S, ROUND_MAX, STALL_PATIENCE_S
+from gossamer.protocol.limits import FETCH_PATIENCE_S, FORK_PATIENCE_S, PAYLOAD_PATIENCE_S, ROUND_MAX
 from gossamer.protocol.membership.members import Health
 from gossamer.protocol.pace import round_clock
 from gossamer.protocol.records import Delta
@@ -173,7 +173,7 @@ class Verdicts:
             self.world.say(f"converged {took:.1f} s after {calm.name}")
             healthy_at = calm.begin + calm.patience_s
             self.world.loop.at(healthy_at, self._check_links, calm)
-            self.world.loop.at(healthy_at + STALL_PATIENCE_S, self._check_ready, calm)
+            self.world.loop.at(healthy_at + PAYLOAD_PATIENCE_S, self._check_ready, calm)
         elif took >= calm.patience_s:
             self._explain(calm)
         else:

@@ -7,7 +7,6 @@ channel is its own. `RpcServer` answers; `request` and what is below it ask.
 import asyncio
 import json
 import os
-import re
 import socket
 import ssl
 import time
@@ -260,8 +259,7 @@ def asker_in(folder: Path | None) -> Asker | None:
 
 
 _HASHES = frozenset({"swarm_id", "node_id", "ledger_digest", "merged_digest", "phi_digest"})
-_HASH = re.compile("[0-9A-Za-z]*")
-"""Form of the ids and digests in a status: nothing that a terminal would interpret."""
+"""The ids and digests in a status, all of them text."""
 
 STATUS_BYTES_MAX = 16 * 1024 * 1024
 
@@ -322,9 +320,7 @@ def parse_status(address: str, body: bytes) -> dict[str, Any]:
         status = json.loads(body, parse_constant=int)  # no infinities: int raises ValueError
     except (ValueError, RecursionError):
         status = None
-    if not isinstance(status, dict) or not {"swarm_id", "node_id"} <= status.keys():
-        raise UnreachableError(f"{address} sent a status that cannot be read")
-    for name in sorted(_HASHES & status.keys()):
-        if not isinstance(status[name], str) or not _HASH.fullmatch(status[name]):
-            raise UnreachableError(f"{address} sent a status that cannot be read: its {name} is not a hash")
-    return status
+    if isinstance(status, dict) and {"swarm_id", "node_id"} <= status.keys():
+        if all(isinstance(status.get(name, ""), str) for name in _HASHES):
+            return status
+    raise UnreachableError(f"{address} sent a status that cannot be read")

@@ -157,9 +157,6 @@ class Connection(asyncio.Protocol):
             if pause > 0.0:
                 self.pause_for(pause)
 
-    def eof_received(self) -> bool | None:
-        return self._http.eof_received() if self._http else None
-
     def pause_writing(self) -> None:
         if self._http:
             self._http.pause_writing()
@@ -249,16 +246,14 @@ class ConnectionLimiter:
         causes = {cause: count for cause, count in sorted(self.counts.items()) if cause != "connections"}
         return {
             "open": len(self._open),
-            "strangers": len(self.strangers()),
+            "strangers": len(self.connections_of(None)),
             "connections": self.counts["connections"],
             "refused": sum(causes.values()),
             "causes": causes,
         }
 
-    def strangers(self) -> list[Connection]:
-        return self.connections_of(None)
-
     def connections_of(self, node_id: bytes | None) -> list[Connection]:
+        """Those of a member; those of strangers for None."""
         return [connection for connection in self._open if connection.node_id == node_id]
 
     def admit(self, connection: Connection) -> bool:
@@ -268,7 +263,7 @@ class ConnectionLimiter:
         if not self.scores.may_connect(connection.origin):
             self.counts["too_fast"] += 1
             return False
-        strangers = self.strangers()
+        strangers = self.connections_of(None)
         same = [stranger for stranger in strangers if stranger.origin == connection.origin]
         if len(same) >= STRANGERS_PER_ADDRESS_MAX:
             self._gives_way(same[0])
@@ -362,7 +357,7 @@ class Server:
             link.close_soon()
         if self._listener is not None:
             self._listener.close()
-        for connection in self.limiter.strangers():
+        for connection in self.limiter.connections_of(None):
             connection.abort()
 
     async def stop(self) -> None:
