@@ -15,7 +15,7 @@ effects to one outbox, and return what happened where their caller has to know. 
 event concerns. `now` is seconds of a monotonic clock.
 
 **How a delta travels.** `Publish`: the `Author` signs it, never twice for one round, and asks the adapter to
-store it; nothing is said of it yet. `Stored`: it enters the ledger, its round is due to be merged, and the
+store it; nobody hears of it yet. `Stored`: it enters the ledger, its round is due to be merged, and the
 `Announcer` deals its record and its chunks out to the links. A peer's core gets the record in a message, and
 checks, in this order: signature, bounds, whether the author may train, whether the swarm can be there yet.
 Then `Holdings` adds it to the ledger, has it stored and asks the `Fetcher` for its chunks, and the

@@ -80,7 +80,7 @@ class Membership:
 
         Args:
             tokens: counts the tokens of a batch; the default is `tokens_in`.
-            schedule: the learning rate by the swarm's tokens (see `schedules`), instead of the framework's.
+            schedule: the learning rate by the swarm's tokens (see `data`), instead of the framework's.
             finish: end with the swarm's own model, as `Peer.finish` does. Without it, training ends with what
                 this node holds.
 

@@ -25,17 +25,17 @@ Work of more than a few milliseconds (SQLite, files, merging, hashing a snapshot
 Four promises are kept here and not in the core:
 
 * *Write before you speak.* `Store(own=True)` becomes a durable row; only then `Stored` goes back to the core,
-  which has told nobody of the record until then. A crash in between loses a delta that nobody has seen; it
+  which tells nobody of the record before. A crash in between loses a delta that nobody has seen; it
   never makes us sign another one for the same round.
 * *Restored before reached.* All that the folder holds is given back to the core before the first socket
   listens. A trainer may hand in its last delta again: if we did not know it, we would sign its round twice.
-* *The trainer never waits.* It is told how far the swarm is (`Clock`) whenever that changes, before anything
-  that depends on it, and what it hands in is kept even if it dies at once.
+* *The trainer never waits.* It hears how far the swarm is (`Clock`) when that changes, and always before it
+  is offered what depends on it. What it hands in is kept even if it dies at once.
 * *A stop takes five seconds at most.* The trainer hands in its open window, a peer gets our last delta, what
   is queued goes out; whatever is not done by then is cancelled. Every task ends, and no file is left half
   written.
 
-A fault of a peer costs that peer its link. A fault of the disk closes the gate before it (`storage/disk.py`).
+A fault of a peer costs that peer its link. A fault of the disk makes its writers wait (`storage/disk.py`).
 Any other error ends the daemon with one line, and the supervisor starts it again: that is cheaper, and more
 often right, than to go on in a state that nobody has foreseen.
 
@@ -295,7 +295,7 @@ class Daemon:
     async def _keep_time(self) -> None:
         """Wake the core whenever it asked to be woken, until cancelled.
 
-        Many events may be handled in one turn of the loop; the trainer hears of the clock once.
+        Many events may be handled before it runs again; the trainer hears of the clock once.
         """
         while True:
             self._rearm.clear()

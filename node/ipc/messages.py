@@ -1,7 +1,8 @@
 """The messages that a node's daemon and trainer exchange over their Unix socket.
 
-Each message is length-prefixed msgpack of one small dataclass; bulk data goes through `shared`. Both ends
-belong to the same user and should be of the same release. A message that does not parse ends the connection.
+Each message is length-prefixed msgpack of one small dataclass; bulk data goes through `shared_memory`. Both
+ends belong to the same user and should be of the same release. A message that does not parse ends the
+connection.
 """
 
 from dataclasses import dataclass, fields

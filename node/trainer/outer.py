@@ -50,7 +50,8 @@ A delta that was handed over before stays handed over: `DaemonLink` sends it aga
 **Leaving** (`Leader.flush`). However a loop ends, by itself, by an error, a signal or the end of the process,
 the last window is published, and the checkpoint saved, only if the parameters are as at the last step
 boundary. They are not if an optimizer's step was cut short, or an evaluation has put other values into the
-model.
+model. When a stop is asked for, the loop's next step may be far away; so the window is published at once, by
+the same rule, without waiting for the loop to leave (`Leader.publish_early`).
 """
 
 import logging

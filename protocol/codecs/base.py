@@ -28,7 +28,7 @@ class Survey(NamedTuple):
 
 
 class OuterDefaults(NamedTuple):
-    """Outer settings that suit a codec in a new manifest; docs/benchmarks/learning.md has the evidence.
+    """Outer settings that suit a codec in a new manifest; docs/benchmarks.md has the evidence.
 
     Momentum only pays from 4 bits up. The mean of deltas that differ is shorter than each of them, and `rda`
     makes up for that: where all tensors are averaged by mean, the steps are longer instead, and then tolerate

@@ -1,7 +1,7 @@
 """Serves the page with a recorded swarm, as the admin server would.
 
 To look at it:          python -m tests.node.page_server --members 64 --rounds 10000 --every 2
-To take its picture:    python -m tests.node.page_server --members 12 --rounds 120 --picture page.png
+To take its picture:    python -m tests.node.page_server --members 12 --rounds 119 --picture page.png
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ async def _main() -> None:
         if options.picture:
             assert BROWSER is not None, "GOSSAMER_TEST_BROWSER may name a Chromium"
             async with browser(BROWSER) as tab:
-                await shown(tab, url, width=1280, height=1200)
+                await shown(tab, url, width=1280, height=1760)
+                await asyncio.sleep(2)  # bytes a second are known from two states on
+                server.step()
+                await tab.drawn()
                 await tab.until("gossamer.matrix.complete")
                 taken = await tab.send("Page.captureScreenshot")
                 options.picture.write_bytes(base64.b64decode(taken["data"]))

@@ -201,7 +201,7 @@ class Recorded:
 
     def _link(self, a: int, b: int) -> LinkStatus:
         other = b if a == 0 else a
-        sent, received = (7 + other) * 1_000_000, (11 + other) * 1_000_000
+        sent, received = ((each + other) * 800 * len(self.rows) for each in (7, 11))
         return statuses.link(
             node_id=self.ids[other],
             outbound=other % 2 == 0,
