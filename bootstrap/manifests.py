@@ -244,9 +244,9 @@ def create(
             resolved = kind.resolve({**(options or {}), **kind.read(settings)})
             built = kind.task(resolved, here)
             model = built.build_model(seed)
+            tensors = _shareable_tensors(model)
             if kind.source and trial:
                 _try_out(built, seed, model, has_data=bool(here))
-            tensors = _shareable_tensors(model)
             by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
     except TaskError as error:
         raise ConfigError(str(error)) from error

@@ -223,10 +223,15 @@ def generate_bytes(
     The model sees only the last `context` bytes. There is no cache, so each byte costs a forward pass over
     them. Sampling is on the CPU with its own generator; `temperature` 0 takes the likeliest byte.
     """
+    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     seen = bytearray(prompt or b"\n")[-context:]
     while True:
-        logits_V = _last_logits(model, seen)
+        # Entered for each byte: between two bytes a consumer may pause for as long as it likes, or train.
+        with evaluating(model):
+            logits_BLV: Tensor = model(torch.tensor([list(seen)], device=device))
+        # 64 bits, so that a low temperature does not overflow; on the CPU, as some devices lack float64.
+        logits_V = logits_BLV[0, -1].cpu().double()
         if temperature == 0:
             byte = int(logits_V.argmax())
         else:
@@ -234,15 +239,6 @@ def generate_bytes(
             byte = int(torch.multinomial((below_V / temperature).softmax(0), 1, generator=generator))
         seen = (seen + bytes([byte]))[-context:]
         yield byte
-
-
-def _last_logits(model: nn.Module, seen: bytearray) -> Tensor:
-    device = next(model.parameters()).device
-    # Entered for each byte: between two bytes a consumer may pause for as long as it likes, or train.
-    with evaluating(model):
-        logits_BLV: Tensor = model(torch.tensor([list(seen)], device=device))
-    # 64 bits, so that a low temperature does not overflow; on the CPU, as some devices lack float64.
-    return logits_BLV[0, -1].cpu().double()
 
 
 def decode_characters(data: Iterable[int], length: int) -> Iterator[str]:

@@ -15,7 +15,7 @@ steps of the usual length of AdamW's, and for weight decay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -84,7 +84,12 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for same in _by_shape(p for p in group["params"] if p.grad is not None):
+            by_shape: dict[object, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    key = parameter.shape, parameter.dtype, parameter.device
+                    by_shape.setdefault(key, []).append(parameter)
+            for same in by_shape.values():
                 steps = orthogonalized(torch.stack([self._momentum(p, group["momentum"]) for p in same]))
                 length = group["lr"] * RMS * math.sqrt(max(same[0].shape))
                 for parameter, step in zip(same, steps, strict=True):
@@ -99,13 +104,6 @@ class Muon(torch.optim.Optimizer):
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         return gradient.lerp(state["momentum_buffer"].lerp_(gradient, 1 - momentum), momentum)
-
-
-def _by_shape(parameters: Iterator[Tensor]) -> list[list[Tensor]]:
-    found: dict[object, list[Tensor]] = {}
-    for parameter in parameters:
-        found.setdefault((parameter.shape, parameter.dtype, parameter.device), []).append(parameter)
-    return list(found.values())
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:

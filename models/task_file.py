@@ -68,9 +68,7 @@ def flag_for(name: str) -> str:
 
 def parse_task_file(text: str) -> TaskFile:
     """Read ``FILE.py:CLASS``. Raises TaskError, also if there is no such file."""
-    name, colon, class_name = text.rpartition(":")
-    if not colon:
-        name, class_name = text, ""
+    name, _, class_name = text.rpartition(":") if ":" in text else (text, "", "")
     # Not Path.expanduser, which raises if the home folder is not known.
     path = Path(os.path.expanduser(name)).absolute()
     if path.suffix != ".py":

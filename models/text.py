@@ -241,8 +241,6 @@ class ByteTextTask(Task):
     def sample(
         self, model: nn.Module, prompt: str, length: int, *, temperature: float, seed: int
     ) -> Iterator[str]:
-        if length < 0:
-            raise TaskError(f"length is {length}: choose 0 or more characters")
         if not (temperature >= 0 and math.isfinite(temperature)):
             raise TaskError(f"temperature is {temperature}: choose 0 or more")
         data = generate_bytes(

@@ -9,6 +9,7 @@ import typer
 
 from gossamer.bootstrap import invites
 from gossamer.bootstrap.cli.flags import ManifestPath, OwnerKey, Plaintext
+from gossamer.node import processes as exit_status
 from gossamer.node.address import parse_contact, parse_node_id
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.limits import ROUND_MAX
@@ -112,8 +113,14 @@ def revoke(
     asker = Asker(owner, manifest.swarm_id)
 
     async def rounds_of(address: str) -> tuple[int, int]:
+        """A node's clock, and the newest round that it has sealed or closed."""
         status = await fetch_status(address, plaintext=plaintext, asker=asker)
-        return _rounds_of(address, status, manifest.swarm_id)
+        if status["swarm_id"] != manifest.swarm_id.hex():
+            raise ConfigError(f"{address} belongs to swarm {str(status['swarm_id'])[:12]}, not to this one")
+        rounds = [status.get(key) or 0 for key in ("clock", "sealed_round", "closed_round")]
+        if not all(type(round_) is int and 0 <= round_ <= ROUND_MAX for round_ in rounds):
+            raise UnreachableError(f"{address} sent a status that cannot be read")
+        return rounds[0], max(rounds[1:])
 
     found = _from_each(to, rounds_of)
     clock, sealed = map(max, zip(*found.values(), strict=True))
@@ -134,33 +141,16 @@ def revoke(
 
 
 def _from_each(addresses: Collection[str], ask: Callable[[str], Coroutine[Any, Any, T]]) -> dict[str, T]:
-    """The answers of the nodes that answer; prints a line for each other. Raises UnreachableError if none
-    do."""
+    """The answers of the nodes that answer; prints a line for each other. Raises typer.Exit if none do."""
     answers: dict[str, T] = {}
-    problems: list[UnreachableError] = []
     for address in addresses:
         try:
             answers[address] = asyncio.run(ask(address))
         except UnreachableError as error:
-            problems.append(error)
-    for problem in problems if answers else problems[1:]:
-        typer.echo(f"gossamer: {problem}", err=True)
-    if problems and not answers:
-        raise problems[0]
+            typer.echo(f"gossamer: {error}", err=True)
+    if addresses and not answers:
+        raise typer.Exit(exit_status.USER_ERROR)
     return answers
-
-
-def _rounds_of(address: str, status: dict[str, Any], swarm_id: bytes) -> tuple[int, int]:
-    """A node's clock, and the newest round that it has sealed or closed.
-
-    Raises ConfigError if it is of another swarm, or UnreachableError.
-    """
-    if status["swarm_id"] != swarm_id.hex():
-        raise ConfigError(f"{address} belongs to swarm {str(status['swarm_id'])[:12]}, not to this one")
-    rounds = [status.get(key) or 0 for key in ("clock", "sealed_round", "closed_round")]
-    if not all(type(round_) is int and 0 <= round_ <= ROUND_MAX for round_ in rounds):
-        raise UnreachableError(f"{address} sent a status that cannot be read")
-    return rounds[0], max(rounds[1:])
 
 
 def _owned(manifest_path: Path | None, owner_key: Path | None) -> "tuple[Manifest, Identity]":
