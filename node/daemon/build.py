@@ -7,7 +7,6 @@ rest goes through one of the daemon's `Edges`, so no part holds another one that
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -99,7 +98,7 @@ class Phi:
 Parts = tuple[Store, Replica, Network, Phi, Monitor, AdminServer]
 
 
-def build(options: NodeOptions, edges: Edges) -> Parts:
+def build(options: NodeOptions, edges: Edges, unix_offset_s: float) -> Parts:
     """Take the node's folder and put the parts together. Raises ConfigError or StorageError."""
     home, manifest = _opened(options)
     certificate = None if options.plaintext else Certificate.of(home.tls_path)
@@ -110,7 +109,7 @@ def build(options: NodeOptions, edges: Edges) -> Parts:
         manifest=manifest,
         info=_info(options, home, local.fingerprint),
         fits=store.chunks.fits,
-        unix_offset_s=unix_offset_s(),
+        unix_offset_s=unix_offset_s,
         rng=random.Random(),
     )
     network = _network(local, store, core, edges)
@@ -130,11 +129,6 @@ def build(options: NodeOptions, edges: Edges) -> Parts:
     monitor = Monitor(sources)
     admin = AdminServer(monitor, core.layout, options.admin, token_here())
     return store, core, network, phi, monitor, admin
-
-
-def unix_offset_s() -> float:
-    """Unix time minus the monotonic clock, in seconds."""
-    return time.time() - time.monotonic()
 
 
 def _opened(options: NodeOptions) -> tuple[Home, Manifest]:

@@ -55,7 +55,7 @@ from typing import Any
 
 from gossamer.node import logs, processes
 from gossamer.node.address import WILDCARDS, format_address, parse_address, port_of
-from gossamer.node.daemon.build import Edges, build, unix_offset_s
+from gossamer.node.daemon.build import Edges, build
 from gossamer.node.daemon.network.sockets import ask_for_open_files
 from gossamer.node.ipc import messages as control
 from gossamer.node.options import NodeOptions
@@ -106,7 +106,9 @@ class Daemon:
             status=lambda query: self.monitor.answer(query),  # noqa: PLW0108
             stopping=self._stopping,
         )
-        self.store, self.core, self.network, self.phi, self.monitor, self.admin = build(options, edges)
+        self.store, self.core, self.network, self.phi, self.monitor, self.admin = build(
+            options, edges, self._unix_offset_s
+        )
 
     # -- life
 
@@ -368,6 +370,11 @@ class Daemon:
     def _clock(self) -> int:
         """The clock to publish by. For a diverged model, which nobody can train, there is none."""
         return BEFORE_ALL_ROUNDS if self.phi.loop.diverged else self.core.clock_to_publish_by
+
+
+def unix_offset_s() -> float:
+    """Unix time minus the monotonic clock, in seconds."""
+    return time.time() - time.monotonic()
 
 
 def _first(error: BaseException) -> BaseException:

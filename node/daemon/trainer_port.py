@@ -23,7 +23,7 @@ from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.node.files import cannot_write
 from gossamer.node.ipc import messages as control
-from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.ipc.messages import SharedMemory
 from gossamer.node.logs import RateLimit
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import MalformedError

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 
 from gossamer.node.ipc import messages as control
-from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.ipc.messages import SharedMemory
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import Manifest
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.ipc.messages import SharedMemory
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer
 from gossamer.protocol.payloads import Fragment
 

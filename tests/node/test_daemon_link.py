@@ -22,7 +22,7 @@ import pytest
 
 from gossamer.node.daemon import trainer_port
 from gossamer.node.ipc import messages as control
-from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.ipc.messages import SharedMemory
 from gossamer.node.trainer import daemon_link
 from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.protocol.manifest import Manifest

@@ -17,7 +17,7 @@ from torch import nn
 
 from gossamer.bootstrap.manifests import describe
 from gossamer.models.task import named_tensors
-from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.ipc.messages import SharedMemory
 from gossamer.node.trainer import phi_updates
 from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer

@@ -1,4 +1,4 @@
-"""`gossamer.node.ipc.shared_memory`: both sides see the same memory, part by part, and give it back."""
+"""`gossamer.node.ipc.messages`: both sides see the same memory, part by part, and give it back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from gossamer.node.ipc.shared_memory import SharedMemory
+from gossamer.node.ipc.messages import SharedMemory
 from tests.protocol.builders import LAYOUT, SMALL
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_left_open_where_there_is_no_memory(monkeypatch: pytest.Monke
     def refuse(fd: int, size: int) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
-    monkeypatch.setattr("gossamer.node.ipc.shared_memory.mmap.mmap", refuse)
+    monkeypatch.setattr("gossamer.node.ipc.messages.mmap.mmap", refuse)
     gc.collect()
     before = psutil.Process().num_fds()
     with pytest.raises(OSError, match="memory"):
