@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -199,6 +200,33 @@ def _an_evaluation(setup: Setup) -> None:
         setup.model(torch.ones(2, 30))
 
 
+STATES = [
+    (_nothing, True),
+    (_an_evaluation, True),
+    (_optimizers_step, False),
+    (_averages_in_an_evaluation, False),
+]
+"""What a loop may be at after a step, and whether the parameters are as at that step."""
+
+
+@pytest.mark.parametrize(("then", "is_whole"), STATES)
+async def test_a_stop_publishes_the_open_window_at_once_or_after_the_next_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, then: Callable[[Setup], None], is_whole: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with begun(tmp_path) as setup:
+        for _ in range(2):
+            _optimizers_step(setup)
+            setup.step()
+        then(setup)
+        setup.peer.request_stop()
+        assert setup.peer.round == int(is_whole)
+        assert ("once its next step is done" in caplog.text) == (not is_whole)
+        _optimizers_step(setup)
+        setup.step()
+        assert setup.peer.round == 1
+
+
 ENDS = [
     None,
     RuntimeError("a worker was killed"),
@@ -209,15 +237,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize("error", ENDS)
-@pytest.mark.parametrize(
-    ("then", "is_published"),
-    [
-        (_nothing, True),
-        (_an_evaluation, True),
-        (_optimizers_step, False),
-        (_averages_in_an_evaluation, False),
-    ],
-)
+@pytest.mark.parametrize(("then", "is_published"), STATES)
 async def test_however_a_loop_ends_only_what_is_as_at_the_last_step_is_published(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
