@@ -212,7 +212,7 @@ def _is_quick(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):  # the next call asks about the current device
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 def generate_bytes(

@@ -52,6 +52,9 @@ def test_resolved_options_are_complete_and_build_the_same_task() -> None:
         ("text", {"lr": float("inf")}, "option 'lr' of task 'text' must be finite, not inf"),
         ("text", {"preset": "big"}, "there is no preset 'big'; choose from tiny, small, medium, 124m"),
         ("text", {"batch_size": -2}, "option 'batch_size' is -2: choose one from 0 to 65536"),
+        ("text", {"lr": -0.1}, "option 'lr' is -0.1: choose one from 0 to 10"),
+        ("text", {"eval_batches": 0}, "option 'eval_batches' is 0: choose one from 1 to 65536"),
+        ("text", {"optimizer": "adam"}, "there is no optimizer 'adam'; choose from muon, adamw"),
     ],
 )
 def test_mistakes_are_one_clear_line(name: str, options: dict[str, object], message: str) -> None:
