@@ -151,8 +151,8 @@ class Replica:
         self._catch_up = CatchUp(self._context, self.anti_entropy, self.fetcher.wants, self._clock)
         self.merges = MergeSchedule(identity.node_id, self.ledger)
         self._now = 0.0
-        self._next_turn = 0.0
-        """Deadline of what is done in turns: only a Wake moves it."""
+        self._housekeeping_at = 0.0
+        """When what is done at intervals is due: only a Wake moves it."""
 
     # -- what others ask
 
@@ -226,7 +226,7 @@ class Replica:
     def next_wake(self) -> float:
         """When `handle(Wake())` is due."""
         return min(
-            self._next_turn,
+            self._housekeeping_at,
             self.membership.deadline(),
             self.fetcher.deadline(),
             self.announcer.deadline(),
@@ -389,10 +389,10 @@ class Replica:
             self.membership.wake(now)
             self._drop_dead(now)
         self.announcer.wake(now)
-        if now >= self._next_turn:
-            self._take_turns(now)
+        if now >= self._housekeeping_at:
+            self._do_housekeeping(now)
 
-    def _take_turns(self, now: float) -> None:
+    def _do_housekeeping(self, now: float) -> None:
         """Do what is done at intervals, whatever happens. It is done when member records are due, so that a
         node wakes up once for all of it. A node that joins or has just come back looks for its snapshot more
         often."""
@@ -400,13 +400,13 @@ class Replica:
         self.links.wake(now)
         self.access.wake(now)
         self.anti_entropy.wake(now)
-        self._next_turn = self.presence.deadline()
+        self._housekeeping_at = self.presence.deadline()
         if self._clock.listens(now):  # others may still fetch what we had not handed on
             return
         if now >= self.sealing.deadline():
             self.sealing.wake(now, self.clock)
         if self.sealing.is_in_a_hurry:
-            self._next_turn = min(self._next_turn, self.sealing.deadline())
+            self._housekeeping_at = min(self._housekeeping_at, self.sealing.deadline())
 
     # -- the life cycle of a link: every machine that keeps something per link learns of it here
 

@@ -28,7 +28,7 @@ from gossamer.protocol.history.joining import Joining, TimeAway
 from gossamer.protocol.records import Claim, Claims
 
 LOOK_INTERVAL_S = 2.5
-"""A look is due at every second of the turns that a node takes (see `replica`)."""
+"""Claims are compared at every second housekeeping of a node (see `replica`)."""
 
 HURRIED_LOOK_S = 0.25
 """A node that has no snapshot to start from looks more often, as does one that has just come back."""
@@ -81,7 +81,7 @@ class Sealing:
 
     @property
     def is_in_a_hurry(self) -> bool:
-        """Whether to look at `deadline`, without waiting for the next turn."""
+        """Whether to look at `deadline`, without waiting for the next housekeeping."""
         return self._away.looks_until > 0.0 or not (self.joined or self.adopting)
 
     def restore(self, claims: Claims, floor: int, extent: int = 0) -> None:
