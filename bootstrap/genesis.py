@@ -19,7 +19,7 @@ from gossamer.models.registry import task_names
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import RecordStore
-from gossamer.node.files import put
+from gossamer.node.files import SHARED, keep
 from gossamer.node.home import Home
 from gossamer.node.processes import Child
 from gossamer.node.trainer import genesis
@@ -42,7 +42,7 @@ def write(manifest: Manifest, phi: Ints, path: Path) -> None:
         for fragment in manifest.plan().fragments
         for slot in fragment.slots
     }
-    put(path, save(tensors, {"format": "pt"}))
+    keep(path, save(tensors, {"format": "pt"}), mode=SHARED)
 
 
 def read(manifest: Manifest, path: Path) -> Ints:

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from gossamer.node.files import cannot_write, write_atomically
+from gossamer.node.files import keep
 from gossamer.protocol.access.acl import (
     Grant,
     Invitation,
@@ -40,10 +40,7 @@ def check_free(path: Path) -> None:
 def write_owner(path: Path, secret: bytes) -> None:
     """Write the 32 secret bytes of a new owner's key. Raises ConfigError if there is one, or StorageError."""
     check_free(path)
-    try:
-        write_atomically(path, secret, durable=True)
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    keep(path, secret)
 
 
 def read_owner(path: Path) -> Identity:

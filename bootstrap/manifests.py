@@ -19,7 +19,7 @@ from gossamer.models.registry import OptionValue
 from gossamer.models.task import Task, default_averaging, named_tensors
 from gossamer.models.task_file import kind_of, task_errors
 from gossamer.node.daemon.phi import snapshots
-from gossamer.node.files import put
+from gossamer.node.files import SHARED, keep
 from gossamer.node.inputs import expanded, read_manifest
 from gossamer.node.trainer import genesis
 from gossamer.node.trainer.parameters import check_shareable, is_sharded, parameters_of
@@ -389,4 +389,4 @@ def write(manifest: Manifest, path: str | Path, *, replace: bool = False) -> Non
             f"{path} is the manifest of another swarm: write it only once, then read it; to begin another"
             " swarm, remove it or choose another name"
         )
-    put(place, to_toml(manifest).encode())
+    keep(place, to_toml(manifest).encode(), mode=SHARED)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gossamer.node.files import put
+from gossamer.node.files import SHARED, keep
 from gossamer.protocol.errors import ConfigError
 
 FLOAT32_BYTES = 4
@@ -105,4 +105,4 @@ def check_result_path(path: Path) -> None:
 
 def write_result(path: Path, summary: SwarmSummary) -> None:
     """Write the result as JSON: the file is there whole or not at all. Raises StorageError."""
-    put(path.absolute(), json.dumps(summary.to_json(), indent=2).encode() + b"\n")
+    keep(path.absolute(), json.dumps(summary.to_json(), indent=2).encode() + b"\n", mode=SHARED)

@@ -1,4 +1,4 @@
-"""Atomic files, whole or not there: written aside, synced if they must last, then renamed."""
+"""Atomic files and folders, whole or not there: written aside, synced if they must last, then renamed."""
 
 import errno
 import fcntl
@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,8 +23,13 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNFINISHED_S = 60.0
 """A file that is still aside after this long was left by a crash."""
 
+PRIVATE = 0o600
+SHARED = 0o666
+"""Modes of files: those that a node keeps for itself, and those for other programs, as far as the umask lets.
+"""
+
 _ASIDE = re.compile(r"\.(.+)-[a-z0-9_]{8}")
-"""The names that `open_aside` gives to files; tempfile chooses the last eight characters."""
+"""The names that `placed` gives to files."""
 
 
 def cannot_write(path: Path, error: OSError, otherwise: str = "") -> StorageError:
@@ -36,39 +40,64 @@ def cannot_write(path: Path, error: OSError, otherwise: str = "") -> StorageErro
     return StorageError(otherwise or f"cannot write {path}: {error.strerror}")
 
 
-def open_aside(path: Path) -> tuple[int, str]:
-    """Make a file of mode 0600 beside `path`, to be renamed to it. Returns descriptor and name.
+@contextmanager
+def placed(path: Path) -> Iterator[Path]:
+    """A place beside `path` for a file or a folder, which replaces what is at `path` when the block ends.
 
-    Raises OSError.
+    If the block fails, what is at `path` stays as it was, and nothing is left beside it. A link is followed.
+    Raises OSError, also for what cannot be replaced: a device, a pipe, a mount point.
     """
-    return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file", str(path))
+    path = Path(os.path.realpath(path))
+    aside, old = (path.with_name(f".{path.name}-{secrets.token_hex(4)}") for _ in range(2))
+    try:
+        yield aside
+        if path.is_dir() and any(path.iterdir()):  # no single rename replaces a folder
+            os.rename(path, old)
+            try:
+                os.rename(aside, path)
+            except BaseException:
+                os.rename(old, path)
+                raise
+            shutil.rmtree(old)
+        else:
+            os.replace(aside, path)
+    except BaseException:
+        if aside.is_dir():
+            shutil.rmtree(aside, ignore_errors=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = False, mode: int = PRIVATE) -> Iterator[BinaryIO]:
+    """A file to write to, which is at `path` when the block ends: whole, or not at all. Raises OSError."""
+    with placed(path) as aside, open(aside, "xb", opener=lambda *how: os.open(*how, mode)) as file:
+        yield file
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    if durable:
+        sync_folder(path.parent)
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Write a file of mode 0600 so that it is there whole or not at all. Raises OSError."""
-    fd, aside = open_aside(path)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(aside, path)
-        if durable:
-            sync_folder(path.parent)
-    except BaseException:
-        with suppress(FileNotFoundError):  # renamed, and then not synced
-            os.unlink(aside)
-        raise
+    with replacing(path, durable=durable) as file:
+        file.write(data)
 
 
-def keep(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Write a file unless it has that content, so a full disk need not matter. Raises StorageError."""
+def keep(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:
+    """Write a file for good, unless it has that content: then a full disk does not matter. Raises
+    StorageError."""
     with suppress(OSError):  # one that cannot be read can be replaced
         if path.is_file() and path.read_bytes() == data:
             return
     try:
-        write_atomically(path, data, durable=durable)
+        with replacing(path, durable=True, mode=mode) as file:
+            file.write(data)
     except OSError as error:
         raise cannot_write(path, error) from None
 
@@ -118,58 +147,3 @@ def sync_folder(folder: Path) -> None:
         log.debug("cannot sync %s: %s", folder, error.strerror)
     finally:
         os.close(fd)
-
-
-# --- Files and folders for other programs, which appear whole or not at all.
-#
-# Unlike the files that a node keeps for itself, these have the permissions that the user's umask gives, and
-# may be too large to be held in memory.
-
-
-@contextmanager
-def placed(path: Path) -> Iterator[Path]:
-    """A place beside `path` for a file or a folder, which replaces what is at `path` when the block ends.
-
-    If the block fails, what is at `path` stays as it was, and nothing is left beside it. A link is followed.
-    Raises OSError, also for what cannot be replaced: a device, a pipe, a mount point.
-    """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, not a file", str(path))
-    path = Path(os.path.realpath(path))
-    aside, old = (path.with_name(f".{path.name}-{secrets.token_hex(4)}") for _ in range(2))
-    try:
-        yield aside
-        if path.is_dir() and any(path.iterdir()):  # no single rename replaces a folder
-            os.rename(path, old)
-            try:
-                os.rename(aside, path)
-            except BaseException:
-                os.rename(old, path)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.replace(aside, path)
-    except BaseException:
-        if aside.is_dir():
-            shutil.rmtree(aside, ignore_errors=True)
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-
-
-def put(path: Path, data: bytes) -> None:
-    """Write a file, replacing one that is there. Raises StorageError."""
-    try:
-        with placed(path) as aside, written(aside) as file:
-            file.write(data)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-
-
-@contextmanager
-def written(path: Path) -> Iterator[BinaryIO]:
-    """A new file to write to, synced to disk when the block ends. Raises OSError."""
-    with open(path, "xb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())

@@ -237,7 +237,7 @@ class Home:
         swarm, or StorageError."""
         known = self.manifest()
         if known is None:
-            keep(self.manifest_path, manifest.canonical(), durable=True)
+            keep(self.manifest_path, manifest.canonical())
         elif known.swarm_id != manifest.swarm_id:
             ours, theirs = known.swarm_id.hex()[:12], manifest.swarm_id.hex()[:12]
             raise ConfigError(
@@ -263,7 +263,7 @@ class Home:
                 f"this invitation is for node {invitation.grant.node_id.hex()}, but {self.root} is node"
                 f" {own.hex()}; ask an owner for an invitation for that id"
             )
-        keep(self.invitation_path, invitation.to_text().encode(), durable=True)
+        keep(self.invitation_path, invitation.to_text().encode())
 
     def task(self) -> str | None:
         """The task's file and class, as ``--task`` named them; None if it never did. Raises StorageError."""

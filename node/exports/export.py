@@ -7,6 +7,7 @@ records write the same bytes.
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from gossamer.models.registry import task_names
 from gossamer.models.task_file import task_errors
 from gossamer.node import __version__
 from gossamer.node.daemon.phi.restore import replay
-from gossamer.node.files import placed, written
+from gossamer.node.files import SHARED, keep, placed, replacing
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer.data import build_task
 from gossamer.protocol.errors import ConfigError, StorageError
@@ -75,7 +76,7 @@ def write(path: Path, layout: Layout, phi: Ints, dtype: str, metadata: Mapping[s
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    with written(path) as file:
+    with replacing(path, durable=True, mode=SHARED) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, span in layout.tensors():
             file.write(convert(to_float(phi[span])).data)
@@ -222,7 +223,7 @@ def export(
             "gossamer_version": __version__,
         }
         texts = {key: str(value) for key, value in facts.items()}
-        with placed(place) as aside:
+        with nullcontext(place) if files is None else placed(place) as aside:
             weights = aside if files is None else aside / WEIGHTS
             if files is not None:
                 aside.mkdir()
@@ -230,8 +231,7 @@ def export(
             size = write(weights, layout, merger.phi, dtype, metadata)
             for name, data in ({CARD: card(texts), **files} if files is not None else {}).items():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
-                with written(aside / name) as file:
-                    file.write(data)
+                keep(aside / name, data, mode=SHARED)
                 size += len(data)
     except OSError as error:
         raise StorageError(f"cannot write {out}: {error.strerror}") from None

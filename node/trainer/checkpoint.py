@@ -23,7 +23,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf, prod
@@ -35,7 +34,7 @@ import msgpack
 import torch
 from torch import Tensor
 
-from gossamer.node.files import open_aside, remove_unfinished
+from gossamer.node.files import remove_unfinished, replacing
 from gossamer.protocol.payloads import Fragment
 
 VERSION = 4
@@ -226,29 +225,19 @@ def _as_bytes(tensor: Tensor) -> Any:
 def _write(path: Path, shares: Iterable[_Share], *, durable: bool) -> None:
     """Write a checkpoint, which is there whole or not at all. Raises OSError, and what `shares` raises."""
     remove_unfinished(path.parent.glob(".*-*"), path.name.__eq__)  # of trainers that were killed
-    fd, aside = open_aside(path)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            crc = 0
-            for share in shares:
-                for event in share.arrived:
-                    event.synchronize()
-                end = b""
-                if share.trailer is not None:
-                    end = msgpack.packb(share.trailer)
-                    end += len(end).to_bytes(8)
-                for data in (*map(_as_bytes, share.pieces), end):
-                    crc = zlib.crc32(data, crc)
-                    file.write(data)
-            file.write(crc.to_bytes(4))
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(aside)
-        raise
+    with replacing(path, durable=durable) as file:
+        crc = 0
+        for share in shares:
+            for event in share.arrived:
+                event.synchronize()
+            end = b""
+            if share.trailer is not None:
+                end = msgpack.packb(share.trailer)
+                end += len(end).to_bytes(8)
+            for data in (*map(_as_bytes, share.pieces), end):
+                crc = zlib.crc32(data, crc)
+                file.write(data)
+        file.write(crc.to_bytes(4))
 
 
 class _Writing:

@@ -174,7 +174,7 @@ def test_a_manifest_whose_model_was_edited_is_said(change: dict[str, dict[str, o
         ({"options": {"preset": "huge"}}, "huge"),
         ({"options": {"presett": "tiny"}}, "did you mean 'preset'"),
         ({"codec": "zip"}, "zip"),
-        ({"averaging": "median"}, "choose one of rda, mean, centered-clip"),
+        ({"averaging": "median"}, "choose one of centered-clip, mean, rda"),
         ({"fragments": 0}, "fragments must be 1 to"),
         ({"fragments": 1000}, "fragments must be 1 to"),
         ({"name": ""}, "swarm.name"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -27,14 +28,14 @@ def disk_of(*folders: Path, on_closed: Callable[[], object] = lambda: None) -> D
 
 def no_room_in(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on no file can be created in folders with this name, or below them; elsewhere it can."""
-    open_aside = wholefile.open_aside
+    placed = wholefile.placed
 
-    def only_elsewhere(path: Path) -> tuple[int, str]:
+    def only_elsewhere(path: Path) -> AbstractContextManager[Path]:
         if folder in path.parts:
             full()
-        return open_aside(path)
+        return placed(path)
 
-    monkeypatch.setattr(wholefile, "open_aside", only_elsewhere)
+    monkeypatch.setattr(wholefile, "placed", only_elsewhere)
 
 
 class FullDisk:

@@ -86,7 +86,7 @@ def test_a_disk_that_is_full_when_a_node_starts_can_be_waited_for(
     """Else its last word is that a person has to mend something, and nobody starts it again."""
     here, another = invitation(home), Home(tmp_path / "another")
     another.create()
-    monkeypatch.setattr(wholefile, "open_aside", full)
+    monkeypatch.setattr(wholefile, "placed", full)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "mkdir", full)
         for make in (
@@ -115,7 +115,7 @@ def test_what_is_kept_already_needs_no_room(home: Home, monkeypatch: pytest.Monk
     home.adopt(SMALL)
     home.keep_invitation(here)
     home.keep_task("task.py:Mine")
-    monkeypatch.setattr(wholefile, "open_aside", full)
+    monkeypatch.setattr(wholefile, "placed", full)
     home.adopt(SMALL)
     home.keep_invitation(here)
     home.keep_task("task.py:Mine")
