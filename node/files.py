@@ -74,7 +74,7 @@ def placed(path: Path) -> Iterator[Path]:
 @contextmanager
 def replacing(path: Path, *, durable: bool = False, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     """A file to write to, which is at `path` when the block ends: whole, or not at all. Raises OSError."""
-    with placed(path) as aside, open(aside, "xb", opener=lambda *how: os.open(*how, mode)) as file:
+    with placed(path) as aside, open(aside, "xb", opener=lambda name, how: os.open(name, how, mode)) as file:
         yield file
         if durable:
             file.flush()

@@ -174,7 +174,8 @@ async def test_a_full_disk_keeps_no_daemon_from_starting(
     before = home.read_daemon()
 
     assert before is not None
-    monkeypatch.setattr("gossamer.node.files.write_atomically", full)
+    no_room = DiskFullError("the disk is full; free some space")
+    monkeypatch.setattr("gossamer.node.home.keep", Mock(side_effect=no_room))
     monkeypatch.setattr("gossamer.node.home.write_atomically", full)
     async with started(home):
         await until(lambda: "the disk is full; free some space: other commands" in caplog.text)
