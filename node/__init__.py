@@ -1,4 +1,4 @@
-"""The running node: daemon, transport, stores, trainer, outer loop, command line.
+"""The running node: its two processes, the daemon and the trainer, and what both need.
 
 It carries out what `gossamer.protocol` decides, and decides nothing about validity itself. Importing this
 package imports neither torch nor aiohttp: the daemon and the trainer each pay for what they use.
