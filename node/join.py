@@ -6,7 +6,6 @@ This is what `gossamer node` and `Peer.attach` have in common before a daemon is
 import logging
 import time
 from contextlib import suppress
-from math import inf
 from pathlib import Path
 
 from gossamer.node.address import Contact, check_is_swarm, is_swarm, parse_contact
@@ -15,13 +14,13 @@ from gossamer.node.daemon.network.rpc import asker_of, fetch_manifest
 from gossamer.node.daemon.phi.restore import has_model
 from gossamer.node.home import Home, default_folder, keep_better, new_home, nodes_root, own_id
 from gossamer.node.inputs import given_invitation
+from gossamer.node.logs import RateLimit
 from gossamer.node.options import NodeOptions
 from gossamer.protocol.access.acl import Invitation
 from gossamer.protocol.errors import ConfigError, NobodyThereError, NotAnsweredError, StorageError
 from gossamer.protocol.manifest import Manifest
 
 ASK_AGAIN_S = 5.0
-LOG_EVERY_S = 60.0
 
 log = logging.getLogger("gossamer.node")
 
@@ -38,15 +37,14 @@ def enter(options: NodeOptions, manifest: Manifest | None = None) -> tuple[Home,
     """
     invitation = given_invitation(options.invite)
     joins = options.join or (invitation.contacts if invitation else ())
-    logged_at = -inf
+    limit = RateLimit()
     while True:
         try:
             return _enter(options, joins, invitation, manifest), joins
         except NobodyThereError as error:
             if not options.wait:
                 raise
-            if time.monotonic() - logged_at > LOG_EVERY_S:
-                logged_at = time.monotonic()
+            if limit.allows("nobody"):
                 log.warning("%s Trying again every %.0f s", error, ASK_AGAIN_S)
         time.sleep(ASK_AGAIN_S)
 

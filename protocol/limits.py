@@ -181,7 +181,8 @@ SILENCE_SUSPECT_S = 11.5
 """A member without a link to us is suspected when its gossiped heartbeat stands still this long."""
 
 LINK_SILENCE_S = 20.0
-"""A link on which nothing comes for this long is given up and dialled again; heartbeats keep it busier."""
+"""A link on which nothing comes for this long is given up and dialled again; heartbeats keep it busier. A
+machine that stood still for longer has slept."""
 
 LOCAL_HEALTH_MAX = 8
 """Lifeguard (arXiv 1707.00788): a node that is itself slow multiplies its patience by up to this."""
@@ -242,9 +243,6 @@ RESUME_PATIENCE_S = 15.0
 WAKE_PATIENCE_S = 60.0
 """A node that slept waits this long for its network to come back; once it has a link, it listens to the
 others for RESUME_PATIENCE_S."""
-
-SLEEP_MIN_S = 20.0
-"""A machine that stood still for longer than this has slept: others have given up its links."""
 
 # --- fetching ------------------------------------------------------------------------------------------
 FETCHES_MAX = 16

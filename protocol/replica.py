@@ -285,7 +285,7 @@ class Replica:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event."""
-        has_slept = 0.0 < self._now < now - limits.SLEEP_MIN_S
+        has_slept = 0.0 < self._now < now - limits.LINK_SILENCE_S
         self._now = now
         if has_slept:
             self._woke(now)
@@ -351,7 +351,7 @@ class Replica:
             case ev.Deliver():
                 self._credential(event.data, None, now)
             case ev.TimeSet():
-                if self._unix_time.set_offset(event.unix_offset_s) > limits.SLEEP_MIN_S:
+                if self._unix_time.set_offset(event.unix_offset_s) > limits.LINK_SILENCE_S:
                     self._woke(now)
             case ev.Leave():
                 self.presence.leave()

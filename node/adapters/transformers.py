@@ -13,7 +13,6 @@ import copy
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -197,21 +196,18 @@ class _Hook:
     collator holds it.
     """
 
-    def __init__(self, saw: Saw) -> None:
+    def __init__(self, saw: Saw | None) -> None:
         self._saw = saw
 
     # Not compiled with the model: the sums would be constants of the graph, which would be recompiled for
     # each.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        self._saw(model, args, kwargs, outputs)
+        if self._saw is not None:
+            self._saw(model, args, kwargs, outputs)
 
-    def __reduce__(self) -> tuple[type[partial[None]], tuple[Saw]]:
-        return partial, (_ignore,)
-
-
-def _ignore(*_: Any) -> None:
-    """The hook of a copy, whose forward pass is not part of the training."""
+    def __reduce__(self) -> tuple[type["_Hook"], tuple[None]]:
+        return _Hook, (None,)
 
 
 def _check(args: TrainingArguments) -> None:

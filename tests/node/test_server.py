@@ -311,7 +311,7 @@ async def test_too_many_connections_in_all(ends: Ends, monkeypatch: pytest.Monke
 
 
 async def test_where_all_are_members_nobody_gives_way(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "connections_allowed", lambda: 1)
+    monkeypatch.setattr(server_module, "CONNECTIONS_MAX", 1)
     dialler, listener = ends
     await linked(dialler, listener)
     async with connected(listener, tls=False):

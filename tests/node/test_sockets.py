@@ -126,14 +126,6 @@ def test_a_daemon_takes_the_open_files_that_it_may_have(monkeypatch: pytest.Monk
     assert asked == [(1024, 4096)], "more is left as it is"
 
 
-@pytest.mark.parametrize(("files", "connections"), [(1024, 768), (512, 256), (256, 64), (16, 64)])
-def test_a_machine_that_allows_few_open_files_has_some_left_for_the_nodes_own(
-    monkeypatch: pytest.MonkeyPatch, files: int, connections: int
-) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda which: (files, files))
-    assert open_files.connections_allowed() == connections
-
-
 def test_a_certificate_is_kept_and_for_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "tls.pem"
     first = Certificate.of(path)

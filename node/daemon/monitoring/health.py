@@ -15,7 +15,7 @@ from typing import Any
 from gossamer.node.daemon.monitoring.status import NodeStatus
 from gossamer.node.home import runs_out_soon
 from gossamer.node.logs import REPEAT_S
-from gossamer.protocol.limits import SLEEP_MIN_S
+from gossamer.protocol.limits import LINK_SILENCE_S
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
@@ -207,7 +207,7 @@ CHECKS = (
     Check(
         name="slow",
         finds=lambda now, _: (
-            SLOW_S < now.vitals.late_s <= SLEEP_MIN_S  # longer: it slept, which the core logs
+            SLOW_S < now.vitals.late_s <= LINK_SILENCE_S  # longer: it slept, which the core logs
             and f"this node was busy for {now.vitals.late_s:.1f} s and answered nobody; it has too little CPU"
             " (train with fewer threads), or its disk hangs"
         ),

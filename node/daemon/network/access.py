@@ -43,7 +43,6 @@ class Access:
         self._spawn = spawn
         self._stopping = stopping
         self._own_kept = b""
-        self._keeping_own = asyncio.Lock()
         self.expelled: str | None = None
         """Why an owner has revoked us, which may be empty; None if none has."""
 
@@ -79,18 +78,16 @@ class Access:
 
     async def keep_own(self) -> None:
         """Keep this node's grant, which owners may have renewed, where its next start looks for it."""
-        async with self._keeping_own:
-            data = self.own_credential()
-            if self.answers_anyone or data in (b"", self._own_kept):
-                return
-            swarm_id = self._core.swarm_id
-            try:
-                await asyncio.to_thread(
-                    keep_grant, self._home, swarm_id, parse_grant(open_envelope(data, swarm_id))
-                )
-                self._own_kept = data
-            except LocalError as error:
-                log.warning("%s: the next start of this node may use an older invitation", error)
+        data, swarm_id = self.own_credential(), self._core.swarm_id
+        if self.answers_anyone or data in (b"", self._own_kept):
+            return
+        self._own_kept = data
+        try:
+            await asyncio.to_thread(
+                keep_grant, self._home, swarm_id, parse_grant(open_envelope(data, swarm_id))
+            )
+        except LocalError as error:
+            log.warning("%s: the next start of this node may use an older invitation", error)
 
     # -- ourselves
 

@@ -247,10 +247,10 @@ def _reason(error: Exception, plaintext: bool) -> str:
 def asker_of(home: Home) -> Asker:
     """Ask as the node in a folder. Raises ConfigError or StorageError."""
     manifest, invitation = home.manifest(), home.invitation()
-    if manifest is None and invitation is None:
+    swarm = manifest or invitation
+    if swarm is None:
         raise ConfigError(f"there is no node in {home.root}; name a node's folder with --dir")
-    swarm_id = manifest.swarm_id if manifest else invitation.swarm_id if invitation else b""
-    return Asker(home.identity(), swarm_id, invitation.grant.data if invitation else b"")
+    return Asker(home.identity(), swarm.swarm_id, invitation.grant.data if invitation else b"")
 
 
 def asker_in(folder: Path | None) -> Asker | None:

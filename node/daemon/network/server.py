@@ -44,7 +44,6 @@ from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.sockets import (
     WRITE_BUFFER_BYTES,
     LocalNode,
-    connections_allowed,
     cut,
     families_of,
     http_log,
@@ -55,6 +54,7 @@ from gossamer.protocol.access.handshake import HELLO_BYTES_MAX, NONCE_BYTES, Ser
 from gossamer.protocol.access.rate_limits import Resource
 from gossamer.protocol.errors import ConfigError, Offence, PeerError, RefusedError
 from gossamer.protocol.limits import (
+    CONNECTIONS_MAX,
     CONNECTIONS_PER_LINK_MAX,
     MESSAGE_BYTES_MAX,
     STRANGER_BYTES_MAX,
@@ -267,7 +267,7 @@ class ConnectionLimiter:
         same = [stranger for stranger in strangers if stranger.origin == connection.origin]
         if len(same) >= STRANGERS_PER_ADDRESS_MAX:
             self._gives_way(same[0])
-        elif len(strangers) >= STRANGERS_MAX or len(self._open) >= connections_allowed():
+        elif len(strangers) >= STRANGERS_MAX or len(self._open) >= CONNECTIONS_MAX:
             if not strangers:
                 self.counts["no_room"] += 1
                 return False

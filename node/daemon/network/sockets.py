@@ -36,7 +36,6 @@ from cryptography.x509.oid import NameOID
 
 from gossamer.node.files import cannot_write, write_atomically
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.limits import CONNECTIONS_MAX
 
 WRITE_BUFFER_BYTES = 64 * 1024
 """Bytes that may wait in a connection's write buffer, over TLS too, where asyncio would let half a chunk
@@ -162,16 +161,8 @@ http_log = logging.getLogger("gossamer.http")
 http_log.addFilter(_is_ours)
 
 
-# --- How many files this process may open: every connection takes one, and the node needs some for itself.
-
 FILES_MIN = 1024
-"""Open files to ask for: for all connections that come in, and for the node itself."""
-
-OWN_FILES = 256
-"""Those of them for the node itself: databases, chunks, links that it has dialled, its pages."""
-
-CONNECTIONS_MIN = 64
-"""Connections that a node needs, however few files it may open."""
+"""Open files to ask for: CONNECTIONS_MAX, and 256 for the node itself."""
 
 
 def ask_for_open_files() -> None:
@@ -181,12 +172,6 @@ def ask_for_open_files() -> None:
     if 0 <= soft < wanted:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def connections_allowed() -> int:
-    """How many connections there may be without taking files that the node needs for itself."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return CONNECTIONS_MAX if soft < 0 else min(CONNECTIONS_MAX, max(CONNECTIONS_MIN, soft - OWN_FILES))
 
 
 class Resolver(AbstractResolver):
