@@ -1,25 +1,20 @@
 """Serves the page with a recorded swarm, as the admin server would.
 
-To look at it:          python -m tests.node.page_server --members 64 --rounds 10000 --every 2
-To take its picture:    python -m tests.node.page_server --members 12 --rounds 119 --picture page.png
+To look at it:   python -m tests.node.page_server --members 64 --rounds 10000 --every 2
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from aiohttp import web
 
 from gossamer.node.daemon.dashboard import page
-from tests.node.browser import BROWSER, browser
-from tests.node.page_reader import shown
 from tests.node.recorded_swarm import Recorded
 
 
@@ -124,21 +119,9 @@ async def _main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--every", type=float, default=2.0, help="seconds a round")
     parser.add_argument("--port", type=int, default=7780)
-    parser.add_argument("--picture", type=Path, help="only write a picture of the page there; needs Chromium")
     options = parser.parse_args()
     server = PageServer(Recorded(options.members, options.rounds, now=time.time()))
     async with server.serving(options.port) as url:
-        if options.picture:
-            assert BROWSER is not None, "GOSSAMER_TEST_BROWSER may name a Chromium"
-            async with browser(BROWSER) as tab:
-                await shown(tab, url, width=1280, height=1760)
-                await asyncio.sleep(2)  # bytes a second are known from two states on
-                server.step()
-                await tab.drawn()
-                await tab.until("gossamer.matrix.complete")
-                taken = await tab.send("Page.captureScreenshot")
-                options.picture.write_bytes(base64.b64decode(taken["data"]))
-            return
         print(url)
         while True:
             await asyncio.sleep(options.every)
