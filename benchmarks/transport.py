@@ -23,11 +23,12 @@ from gossamer.node.daemon.network.links import Dialler, LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
-from gossamer.node.daemon.network.sockets import Certificate, LocalNode
+from gossamer.node.daemon.network.sockets import LocalNode
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.payloads import Chunk
+from tests.node.wires import fresh_certificate
 
 SWARM = sha256(b"a swarm for a benchmark").digest()
 HANDSHAKES = 15
@@ -67,7 +68,7 @@ class _Node:
     is_stopping = False
 
     def __init__(self, *, tls: bool) -> None:
-        local = LocalNode(Identity.from_seed(os.urandom(32)), SWARM, Certificate.fresh() if tls else None)
+        local = LocalNode(Identity.from_seed(os.urandom(32)), SWARM, fresh_certificate() if tls else None)
         this: Any = self
         store: Any = _Store({CHUNK_HASH: CHUNK})
         own_addresses: Any = SimpleNamespace(learn=lambda name: None)

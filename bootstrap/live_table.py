@@ -28,7 +28,6 @@ from gossamer.node.formatting import (
     count,
     harmless,
     harmless_line,
-    plural,
     size,
     three_decimals,
 )
@@ -375,7 +374,9 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     same = f"all {len(nodes)} bit-identical: {digests}" if summary.identical else f"NOT identical: {digests}"
     table.add_row("replicas", Text(same, style="bold green" if summary.identical else "bold red"))
     payload, sent = (sum(node[name] for node in nodes) for name in ("payload_bytes_sent", "bytes_sent"))
-    bytes_sent = f"{size(payload)} of deltas ({size(sent)} in all, by {plural(len(nodes), 'node')})"
+    bytes_sent = (
+        f"{size(payload)} of deltas ({size(sent)} in all, by {len(nodes)} node{'s' * (len(nodes) != 1)})"
+    )
     if len(nodes) > 1:  # a single node would send gradients to nobody
         ratio = f", {summary.data_parallel_bytes / payload:,.0f} times as much" if payload else ""
         bytes_sent += f"; data-parallel training: {size(summary.data_parallel_bytes)}{ratio}"

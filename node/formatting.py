@@ -31,11 +31,6 @@ def size(number: float) -> str:
     return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} B"
 
 
-def plural(number: int, one: str) -> str:
-    """ "1 node", "3 nodes"."""
-    return f"{number} {one}" if number == 1 else f"{number} {one}s"
-
-
 def three_decimals(value: float | None) -> str:
     """ "2.718", or "-" for what is not known."""
     return f"{value:.3f}" if value is not None else "-"

@@ -67,11 +67,9 @@ def _enter(
             return found
         known = found
     check_is_swarm(known.swarm_id, options.swarm_id, whose)
-    if invitation is not None and known.swarm_id != invitation.swarm_id:
-        raise ConfigError(
-            f"the invitation is for swarm {invitation.swarm_id.hex()[:12]}, and {whose} swarm"
-            f" {known.swarm_id.hex()[:12]}"
-        )
+    if invitation is not None:
+        invited = invitation.swarm_id.hex()
+        check_is_swarm(known.swarm_id, invited, f"the invitation is for another swarm: {whose}")
     home = new_home(folder, known.swarm_id)
     home.adopt(known)
     if invitation is not None:

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from gossamer.node.address import parse_address
-from gossamer.node.daemon.network.sockets import Certificate, client_context
+from gossamer.node.daemon.network.sockets import client_context
+from tests.node.wires import fresh_certificate
 
 PIECE_BYTES = 16 * 1024
 
@@ -58,7 +59,7 @@ async def middleman(target: str) -> AsyncIterator[Middleman]:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=Certificate.fresh().context)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=fresh_certificate().context)
     man.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield man

@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 
 from gossamer.node.daemon.network import chunk_transfer as chunk_routes
-from gossamer.node.daemon.network.chunk_transfer import READ_PIECE_BYTES, UploadLimits
+from gossamer.node.daemon.network.chunk_transfer import LARGE_PIECE_BYTES, UploadLimits
 from gossamer.node.daemon.network.links import PREFIX, SESSION_HEADER, PeerLink
-from gossamer.node.daemon.network.sockets import WRITE_BUFFER_BYTES, Certificate, client_context
+from gossamer.node.daemon.network.sockets import WRITE_BUFFER_BYTES, client_context
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
@@ -36,7 +36,7 @@ from gossamer.protocol.limits import (
 from gossamer.protocol.messages import Decline, Message, Want, decode
 from gossamer.protocol.payloads import Chunk
 from tests.node.trainer_side import until
-from tests.node.wires import End, Ends, Pair, get_chunk, linked, listening, put, serving
+from tests.node.wires import End, Ends, Pair, fresh_certificate, get_chunk, linked, listening, put, serving
 
 
 @pytest.mark.parametrize("size", [1, 300_000, CHUNK_BYTES_MAX])
@@ -118,8 +118,8 @@ async def test_what_is_longer_than_was_asked_for_is_not_read_to_its_end(pair: Pa
     with pytest.raises((RefusedError, aiohttp.ClientError, OSError)):
         await put(out, blob, listener.chunks[blob])
     await until(lambda: listener.failed)
-    assert out.traffic.payload_received <= READ_PIECE_BYTES
-    assert inward.traffic.payload_received <= READ_PIECE_BYTES
+    assert out.traffic.payload_received <= LARGE_PIECE_BYTES
+    assert inward.traffic.payload_received <= LARGE_PIECE_BYTES
 
 
 async def test_a_put_must_be_asked_for_and_hold_what_it_says(pair: Pair) -> None:
@@ -243,7 +243,7 @@ async def test_requests_of_a_link_are_pinned_to_its_certificate(secure_pair: Pai
         return web.Response(body=b"x")
 
     assert out.dialled is not None
-    async with serving(thief, Certificate.fresh().context) as address:
+    async with serving(thief, fresh_certificate().context) as address:
         out.dialled = replace(out.dialled, base_url=f"https://{address}{PREFIX}")
         with pytest.raises(aiohttp.ClientError):
             await get_chunk(out, bytes(32), 1)

@@ -15,7 +15,7 @@ from aiohttp import web
 from gossamer.node.daemon.network import links as link_module
 from gossamer.node.daemon.network.links import LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
-from gossamer.node.daemon.network.sockets import Certificate, client_context
+from gossamer.node.daemon.network.sockets import client_context
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import (
@@ -28,7 +28,7 @@ from gossamer.protocol.limits import SEND_QUEUE_BYTES_MAX
 from gossamer.protocol.messages import Message, Ping, Records, decode, encode
 from gossamer.protocol.records import HEADER_BYTES, RecordKind
 from tests.node.trainer_side import until
-from tests.node.wires import End, Ends, Pair, hung_up, listening, serving
+from tests.node.wires import End, Ends, Pair, fresh_certificate, hung_up, listening, serving
 
 
 async def test_messages_keep_their_order_and_are_counted(secure_pair: Pair) -> None:
@@ -128,7 +128,7 @@ async def test_a_server_that_talks_nonsense_is_a_peer_error(first: bytes | str |
         return socket
 
     dialler = End(1)
-    async with serving(nonsense, Certificate.fresh().context) as address, listening(dialler):
+    async with serving(nonsense, fresh_certificate().context) as address, listening(dialler):
         with pytest.raises((PeerError, TimeoutError)):
             await dialler.dial(address)
 
@@ -155,7 +155,7 @@ async def test_a_man_in_the_middle_is_refused(secure: Ends) -> None:
                 await asyncio.gather(back, return_exceptions=True)
         return inward
 
-    async with serving(relay, Certificate.fresh().context) as address:
+    async with serving(relay, fresh_certificate().context) as address:
         with pytest.raises((SignatureError, RefusedError)):
             await dialler.dial(address, listener.identity.node_id)
     assert dialler.links == listener.links == []
@@ -174,7 +174,7 @@ async def test_whom_we_dial_cannot_send_us_on(pinned: bool) -> None:
     async def send_on(request: web.Request) -> web.Response:
         raise web.HTTPFound(f"http://{inner}/admin/shutdown", headers={"Set-Cookie": "a=b"})
 
-    certificate, dialler = Certificate.fresh(), End(1)
+    certificate, dialler = fresh_certificate(), End(1)
     async with serving(note) as inner, serving(send_on, certificate.context) as address, listening(dialler):
         with pytest.raises(RefusedError, match="redirects us"):
             await dialler.dialler.connect(address, None, certificate.fingerprint if pinned else b"")

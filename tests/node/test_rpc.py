@@ -29,7 +29,7 @@ from gossamer.node.daemon.network.rpc import (
     fetch_status,
     parse_status,
 )
-from gossamer.node.daemon.network.sockets import Certificate, LocalNode, client_context
+from gossamer.node.daemon.network.sockets import LocalNode, client_context
 from gossamer.node.home import Home
 from gossamer.protocol.access.acl import Invitation, parse_grant
 from gossamer.protocol.access.handshake import ask, check_proof
@@ -43,7 +43,7 @@ from gossamer.protocol.errors import (
 )
 from gossamer.protocol.limits import CREDENTIAL_BYTES_MAX, MANIFEST_BYTES_MAX
 from gossamer.protocol.records import open_envelope
-from tests.node.wires import End, answering, listening
+from tests.node.wires import End, answering, fresh_certificate, listening
 from tests.protocol import builders
 from tests.protocol.builders import SMALL, grant, identity, manifest
 
@@ -281,7 +281,7 @@ async def test_a_pinned_contact_is_that_node_or_nobody(tls: bool) -> None:
 async def test_a_proof_of_another_channel_is_none(monkeypatch: pytest.MonkeyPatch, node: End) -> None:
     """As one in the middle would show, who relays to the right node over a channel of its own."""
     node.answers_anyone = True
-    monkeypatch.setattr(node.rpc, "_local", LocalNode(node.identity, SMALL.swarm_id, Certificate.fresh()))
+    monkeypatch.setattr(node.rpc, "_local", LocalNode(node.identity, SMALL.swarm_id, fresh_certificate()))
     with pytest.raises(UnreachableError, match="does not prove which node it is"):
         await fetch_status(str(Contact(node.address, BOB.node_id)))
 

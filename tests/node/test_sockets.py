@@ -23,7 +23,7 @@ from gossamer.node.daemon.network.sockets import (
 )
 from gossamer.protocol.errors import StorageError
 from tests.node.trainer_side import until
-from tests.node.wires import End, listening
+from tests.node.wires import End, fresh_certificate, listening
 
 
 class Told(asyncio.Protocol):
@@ -133,7 +133,7 @@ def test_a_certificate_is_kept_and_for_its_owner_only(tmp_path: Path) -> None:
     path.chmod(0o644)
     assert Certificate.of(path).fingerprint == first.fingerprint
     assert path.stat().st_mode & 0o777 == 0o600
-    assert Certificate.fresh().fingerprint != Certificate.fresh().fingerprint
+    assert fresh_certificate().fingerprint != fresh_certificate().fingerprint
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"half", b"-----BEGIN CERTIFICATE-----\n"])

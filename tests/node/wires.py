@@ -7,6 +7,8 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,13 +74,19 @@ class _Links(LinkTable):
         await self.end.message(link, data)
 
 
+def fresh_certificate() -> Certificate:
+    """A certificate that is not kept."""
+    with TemporaryDirectory() as folder:
+        return Certificate.of(Path(folder) / "tls.pem")
+
+
 class End:
     """One node's network, and a node behind it that records everything."""
 
     def __init__(self, number: int, *, tls: bool = True, swarm_id: bytes = SMALL.swarm_id) -> None:
         self.identity = identity(number)
         self.tls = tls
-        self.local = LocalNode(self.identity, swarm_id, Certificate.fresh() if tls else None)
+        self.local = LocalNode(self.identity, swarm_id, fresh_certificate() if tls else None)
         self.answers_anyone = True
         self.is_stopping = False
         self.disk_is_full = False

@@ -67,8 +67,9 @@ LINK = web.RequestKey("link", PeerLink)
 ENCODING_HEADER = "Content-Encoding"
 ZSTD = "zstd"
 
-READ_PIECE_BYTES = 256 * 1024
-"""Bodies are read in pieces of this size: the fastest as measured on loopback, and a bound on buffering."""
+LARGE_PIECE_BYTES = 256 * 1024
+"""Bodies are read in pieces of this size: the fastest as measured on loopback, and a bound on buffering. They
+are sent so on a fast line, to peers that are not known to be slow: small pieces cost CPU time."""
 
 GET_TIMEOUT = aiohttp.ClientTimeout(total=FETCHES_PER_LINK_MAX * FETCH_TIMEOUT_S)
 """A peer sends one chunk after another. The core decides how long each is worth waiting for, up to this."""
@@ -101,9 +102,6 @@ PIECE_BYTES = 32 * 1024
 STALL_S = 4.0
 """Bodies are sent in pieces. A peer that reads less than one piece in this time holds no place: that is half
 the rate of the slowest holder worth waiting for (FETCH_TIMEOUT_S), since two share a line."""
-
-LARGE_PIECE_BYTES = 256 * 1024
-"""Size of the pieces on a fast line, for peers that are not known to be slow: small ones cost CPU time."""
 
 BUFFERED_BYTES = 256 * 1024
 """Up to this many bytes may merely fill a link's buffers. Only more shows how fast line and peer are."""
@@ -374,7 +372,7 @@ class ChunkTransfer:
         record may have lied about the size of somebody else's chunk.
         """
         body = bytearray()
-        async for piece in message.content.iter_chunked(READ_PIECE_BYTES):
+        async for piece in message.content.iter_chunked(LARGE_PIECE_BYTES):
             link.traffic.payload_received += len(piece)
             body += piece
             if len(body) > size:

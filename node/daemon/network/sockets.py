@@ -15,7 +15,6 @@ import os
 import resource
 import socket
 import ssl
-import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -83,12 +82,6 @@ class Certificate:
                 return cls._load(path)
         except OSError as error:
             raise cannot_write(path, error, f"cannot use {path}: {error.strerror or error}") from None
-
-    @classmethod
-    def fresh(cls) -> Self:
-        """A new certificate that is not kept."""
-        with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:  # ssl reads keys from files only
-            return cls.of(Path(folder) / "tls.pem")
 
     @classmethod
     def _load(cls, path: Path) -> Self:
