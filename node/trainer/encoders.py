@@ -8,12 +8,13 @@ without a kernel (`exact`) is encoded by its reference.
 
 A large tensor is encoded in pieces whose temporaries stay in the CPU's cache. Small ones are encoded
 together, in buckets, since each encoding costs some 40 torch calls, whatever its size: one tensor after the
-other, each padded with zeros to whole blocks, so that a kernel writes what it would write for each alone.
+other, each padded with zeros to whole blocks, so that a kernel writes what it would write for each alone. The
+outer loop keeps its own state of them padded, too, so that nothing is cut and joined for each delta.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, chain, compress, groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ EncodeBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, int | Tensor], None]
 """``(values int32[b, n], exponents uint8[b, 1], codes uint8[b, c], decoded int32[b, n], count)``.
 
 `count` is how many of a block's values are real: one number for all blocks, or int64[b, 1]. The rest are
-zeros. `decoded` also serves as scratch.
+zeros, and stay so in `decoded`, which also serves as scratch.
 """
 
 PIECE_CPU = 1 << 18
@@ -140,6 +141,11 @@ def _two_bit(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, 
     decoded *= 2
     decoded += 1
     decoded *= (1 << shifts).masked_fill_(is_zero, 0)
+    if isinstance(
+        count, Tensor
+    ):  # no level is zero, as padding has to be; a mask would take three times as long
+        places = torch.arange(values.shape[1], dtype=torch.int16, device=values.device)
+        decoded *= (count.short() - places).clamp_(0, 1)
 
 
 def _topk(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, count: int | Tensor) -> None:
@@ -235,45 +241,66 @@ def encode_piece(codec: str, values: Tensor, start: int, section: Tensor, decode
         decoded[split:].copy_(result[0, :tail])
 
 
+class Cuts:
+    """Parts of a long tensor, cut out all at once: one after the other takes five times as long."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]], total: int) -> None:
+        """`spans` are ascending and do not overlap; `total` is the length of the tensor."""
+        edges = pairwise((0, *chain(*spans), total))
+        cuts = [(stop - start, bool(i % 2)) for i, (start, stop) in enumerate(edges) if stop > start]
+        self._lengths, self._is_part = [list(column) for column in zip(*cuts, strict=True)]
+
+    def of(self, whole: Tensor) -> list[Tensor]:
+        """The parts, as views."""
+        return list(compress(whole.split(self._lengths), self._is_part))
+
+
 class Bucket:
-    """How the tensors of a bucket are encoded."""
+    """Small tensors of a fragment that are encoded together, each padded with zeros to whole blocks."""
 
-    def __init__(self, codec: str, numels: Sequence[int], device: torch.device) -> None:
-        kernel = KERNELS[codec]
-        size = min(kernel.block, -(-max(numels) // kernel.run) * kernel.run)
-        blocks = [-(-numel // size) for numel in numels]
-        padding = [size * count - numel for numel, count in zip(numels, blocks, strict=True)]
-        self.numels = list(numels)
-        self.section_bytes = [CODECS[codec].section_bytes(numel) for numel in numels]
-        """Length of each tensor's section."""
-        self._kernel, self._size, self._blocks = kernel.encode, size, blocks
-        zeros = torch.zeros(size, dtype=torch.int32, device=device)
-        self._padding = [zeros[:count] for count in padding]
-        self._values = list(chain(*zip(numels, padding, strict=True)))
-        """How many of the padded values are a tensor's, and how many are padding, in turn."""
-        self._code_bytes = size // kernel.values_per_byte
-        codes = [length - count for length, count in zip(self.section_bytes, blocks, strict=True)]
-        self._codes = list(
-            chain(*((n, self._code_bytes * b - n) for n, b in zip(codes, blocks, strict=True)))
-        )
-        counts = chain(*([size] * (b - 1) + [size - p] for b, p in zip(blocks, padding, strict=True)))
-        self._counts = torch.tensor(list(counts), device=device).unsqueeze(1)
+    def __init__(
+        self,
+        codec: str,
+        fragment: Fragment,
+        starts: Sequence[int],
+        places: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """`starts` are those of the fragment's sections, `places` the tensors' in it, in ascending order."""
+        kernel, slots = KERNELS[codec], [fragment.slots[place] for place in places]
+        size = min(kernel.block, -(-max(slot.numel for slot in slots) // kernel.run) * kernel.run)
+        self._kernel, self._size = kernel.encode, size
+        ends = list(accumulate(-(-slot.numel // size) for slot in slots))
+        blocks = [end - start for start, end in pairwise((0, *ends))]
+        self.numel = size * ends[-1]
+        """How many values there are, with the padding."""
+        counts = [min(size, slot.numel - at) for slot in slots for at in range(0, slot.numel, size)]
+        self._counts = torch.tensor(counts, device=device).unsqueeze(1)
+        firsts = [size * (end - count) for end, count in zip(ends, blocks, strict=True)]
+        spans = [(at, at + slot.numel) for at, slot in zip(firsts, slots, strict=True)]
+        self.padded = Cuts(spans, self.numel)
+        """Cuts the tensors' values out of those of the bucket, [numel];"""
+        self.whole = Cuts([(slot.span.start, slot.span.stop) for slot in slots], fragment.numel)
+        """out of those of the fragment, such as Phi;"""
+        edges = [(starts[i], starts[i] + n, starts[i + 1]) for i, n in zip(places, blocks, strict=True)]
+        self._payload = Cuts(chain(*map(pairwise, edges)), starts[-1])
+        """and their exponents and codes out of a payload."""
+        each = size // kernel.values_per_byte
+        self._exponents = torch.zeros((ends[-1], 1), dtype=torch.uint8, device=device)
+        self._codes = torch.zeros((ends[-1], each), dtype=torch.uint8, device=device)
+        begins = [at // kernel.values_per_byte for at in firsts]
+        spans = [(at, at + stop - start) for at, (_, start, stop) in zip(begins, edges, strict=True)]
+        codes = Cuts(spans, self._codes.numel()).of(self._codes.view(-1))
+        self._encoded = list(chain(*zip(self._exponents.view(-1).split(blocks), codes, strict=True)))
 
-    def encode(self, values: Tensor, decoded: Tensor) -> list[Tensor]:
-        """Return the tensors' sections, and write to `decoded` what they decode to.
+    def encode(self, values: Tensor, decoded: Tensor, payload: Tensor) -> None:
+        """Write the tensors' sections to a payload, and to `decoded` what they decode to.
 
-        `values` and `decoded` are int32[n], n being the sum of `numels`.
+        `values` and `decoded` are int32[numel]; `payload` is uint8[n] on the same device.
         """
-        rows = zip(values.split(self.numels), self._padding, strict=True)
-        padded = torch.cat(list(chain(*rows))).view(-1, self._size)
-        exponents = padded.new_empty((len(padded), 1), dtype=torch.uint8)
-        codes = padded.new_empty((len(padded), self._code_bytes), dtype=torch.uint8)
-        result = torch.empty_like(padded)
-        self._kernel(padded, exponents, codes, result, self._counts)
-        torch.cat(result.view(-1).split(self._values)[::2], out=decoded)
-        parts = exponents.view(-1).split(self._blocks), codes.view(-1).split(self._codes)[::2]
-        sections = torch.cat(list(chain(*zip(*parts, strict=True))))
-        return list(sections.split(self.section_bytes))
+        padded, result = values.view(-1, self._size), decoded.view(-1, self._size)
+        self._kernel(padded, self._exponents, self._codes, result, self._counts)
+        torch._foreach_copy_(self._payload.of(payload), self._encoded)
 
 
 def together(codec: str, tensors: Sequence[Tensor]) -> list[list[int]]:
@@ -285,7 +312,8 @@ def together(codec: str, tensors: Sequence[Tensor]) -> list[list[int]]:
         if codec not in KERNELS or tensor.numel() > (SMALL_NUMEL if tensor.is_cpu else SMALL_NUMEL_DEVICE):
             groups.append([i])
             continue
-        run, kind = KERNELS[codec].run, (tensor.device, tensor.dtype)
+        kernel, kind = KERNELS[codec], (tensor.device, tensor.dtype)
+        run = kernel.block if tensor.numel() > kernel.block else kernel.run
         group = filling.get(kind)
         if group is None or (len(group) + 1) * -(-tensor.numel() // run) * run > piece_numel(codec, tensor):
             group = filling[kind] = []
@@ -297,17 +325,16 @@ def together(codec: str, tensors: Sequence[Tensor]) -> list[list[int]]:
 class PayloadWriter:
     """Encodes a fragment's tensors, in any order and on whatever devices, as one payload."""
 
-    def __init__(self, codec: str, fragment: Fragment, out: memoryview) -> None:
-        """`out` is writable and has the payload's length in bytes or more. Raises ValueError otherwise."""
-        self._codec = codec
-        self._sizes = [CODECS[codec].section_bytes(slot.numel) for slot in fragment.slots]
-        needed, room = sum(self._sizes), 0 if out.readonly else out.nbytes
-        if room < needed:
-            raise ValueError(f"a payload needs {needed} writable bytes, and there are {room}")
-        here = torch.from_numpy(np.frombuffer(out, dtype=np.uint8)[:needed])
-        self._payloads = {CPU: (here, here.split(self._sizes) if needed else ())}
-        """By device, a payload and its sections; what is written elsewhere is copied here at the end."""
-        self._devices = [CPU] * len(self._sizes)
+    def __init__(self, codec: str, starts: Sequence[int], out: memoryview) -> None:
+        """`starts`: see `section_starts`. `out` is writable and has the payload's length in bytes or more.
+        Raises ValueError otherwise."""
+        self._codec, self._starts = codec, starts
+        room = 0 if out.readonly else out.nbytes
+        if room < starts[-1]:
+            raise ValueError(f"a payload needs {starts[-1]} writable bytes, and there are {room}")
+        self._payloads = {CPU: torch.from_numpy(np.frombuffer(out, dtype=np.uint8)[: starts[-1]])}
+        """By device, a payload; what is written elsewhere is copied here at the end."""
+        self._devices = [CPU] * (len(starts) - 1)
         """The device on which each section was written."""
 
     def write(
@@ -319,27 +346,28 @@ class PayloadWriter:
         """
         device = values.device
         if device not in self._payloads:
-            payload = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
-            self._payloads[device] = payload, payload.split(self._sizes)
+            self._payloads[device] = torch.empty(self._starts[-1], dtype=torch.uint8, device=device)
         for place in places:
             self._devices[place] = device
-        targets = [self._payloads[device][1][place] for place in places]
+        payload = self._payloads[device]
         if bucket is None:
-            encode_piece(self._codec, values, start, targets[0], decoded)
+            encode_piece(self._codec, values, start, payload[self._span(places)], decoded)
         else:
-            torch._foreach_copy_(targets, bucket.encode(values, decoded))
+            bucket.encode(values, decoded, payload)
 
     def finish(self) -> int:
         """Complete the payload, wait for GPUs, and drop all references to it; returns its length in bytes."""
-        here = self._payloads.pop(CPU)[0]
-        offsets = list(accumulate(self._sizes, initial=0))
-        for device, run in groupby(range(len(self._sizes)), self._devices.__getitem__):
+        here = self._payloads.pop(CPU)
+        for device, run in groupby(range(len(self._devices)), self._devices.__getitem__):
             if device != CPU:  # adjacent sections are copied together
-                places = list(run)
-                part = slice(offsets[places[0]], offsets[places[-1] + 1])
-                here[part].copy_(self._payloads[device][0][part], non_blocking=device.type == "cuda")
+                part = self._span(list(run))
+                here[part].copy_(self._payloads[device][part], non_blocking=device.type == "cuda")
         for device in self._payloads:
             if device.type == "cuda":  # copies into pinned memory were not waited for
                 torch.cuda.current_stream(device).synchronize()
         self._payloads.clear()
-        return offsets[-1]
+        return self._starts[-1]
+
+    def _span(self, places: Sequence[int]) -> slice:
+        """The bytes of adjacent sections."""
+        return slice(self._starts[places[0]], self._starts[places[-1] + 1])

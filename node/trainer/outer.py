@@ -70,17 +70,18 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter as hiding_
 from gossamer.node.ipc import messages as control
 from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress, restore
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer
-from gossamer.node.trainer.encoders import CPU, PIECE_CPU, Bucket, PayloadWriter, piece_numel, together
+from gossamer.node.trainer.encoders import Bucket, PayloadWriter, piece_numel, together
 from gossamer.node.trainer.outer_optimizers import optimizer_of
 from gossamer.node.trainer.parameters import StepBoundary, check_fits, is_sharded
 from gossamer.node.trainer.phi_updates import PhiUpdates
 from gossamer.node.trainer.ranks import DONE, Rank, RankContext, Word
+from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.limits import LOSS_MAX, OWN_TOKENS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
-from gossamer.protocol.payloads import Fragment
+from gossamer.protocol.payloads import Fragment, section_starts
 
 POLL_S = 0.01
 REPORT_EVERY_S = 0.5
@@ -125,6 +126,35 @@ class Piece(NamedTuple):
     buffers: tuple[Tensor, ...]
 
 
+class Scratch(NamedTuple):
+    """Memory for one piece at a time, made once for all parameters of a device and a dtype, [n] each."""
+
+    floats: Tensor
+    ints: Tensor
+    values: Tensor
+    """The parameters of a bucket, in their own dtype."""
+
+    @classmethod
+    def of(cls, numel: int, device: torch.device, dtype: torch.dtype) -> "Scratch":
+        """Zeros, so that all pages are touched."""
+        kinds = torch.float32, torch.int32, dtype
+        return cls(*(torch.zeros(numel, dtype=kind, device=device) for kind in kinds))
+
+    def first(self, numel: int) -> "Scratch":
+        return Scratch(*(whole[:numel] for whole in self))
+
+
+class Gathering(NamedTuple):
+    """A bucket of small tensors, and views of each of them, made once."""
+
+    bucket: Bucket
+    ref: list[Tensor]
+    values: list[Tensor]
+    """Of the scratch memory; as `ref`, of the parameters' shapes."""
+    phi: list[Tensor]
+    """Of the scratch memory's integers, flat."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One large tensor, cut into pieces that fit the CPU's cache, or a bucket of small ones in one piece."""
@@ -133,7 +163,8 @@ class Part:
     """Which of the fragment's tensors these are."""
     theta: list[Tensor]
     pieces: Sequence[Piece]
-    bucket: Bucket | None
+    scratch: Scratch
+    small: Gathering | None
     """None for a single tensor."""
 
     @property
@@ -141,16 +172,26 @@ class Part:
         return self.theta[0].device
 
     def values(self) -> Tensor:
-        """The parameters, one tensor after the other in row-major order; a copy if they do not lie so in
-        memory."""
-        rows = [theta.detach().reshape(-1) for theta in self.theta]
-        return rows[0] if self.bucket is None else torch.cat(rows)
+        """The parameters in row-major order, a bucket's padded; a copy if they do not lie so in memory. That
+        of a bucket holds until the next bucket's is made."""
+        if self.small is None:
+            return self.theta[0].detach().reshape(-1)
+        self.scratch.values.zero_()
+        torch._foreach_copy_(self.small.values, self.theta)
+        return self.scratch.values
+
+    def phi(self, whole: Tensor, fragment: Fragment) -> Tensor:
+        """The same of the whole fragment's Phi, int32."""
+        if self.small is None:
+            return whole[fragment.slots[self.places[0]].span]
+        self.scratch.ints.zero_()
+        torch._foreach_copy_(self.small.phi, self.small.bucket.whole.of(whole))
+        return self.scratch.ints
 
     def write_back(self, values: Tensor) -> None:
         """Write changed `values` back to the parameters, if they were a copy."""
-        if self.bucket is not None:
-            parts = zip(values.split(self.bucket.numels), self.theta, strict=True)
-            torch._foreach_copy_(self.theta, [part.view(theta.shape) for part, theta in parts])
+        if self.small is not None:
+            torch._foreach_copy_(self.theta, self.small.values)
         elif not self.theta[0].is_contiguous():
             self.theta[0].copy_(values.view(self.theta[0].shape))
 
@@ -169,6 +210,8 @@ class FragmentState:
     """What a checkpoint keeps, by kind: `residual`, what error feedback carries over (int32 fixed point), and
     what the outer optimizer keeps, float32, by its names."""
     parts: list[Part]
+    starts: list[int]
+    """Of the sections in its payloads."""
     window: Window
     last_published: int = 0
     merged_round: int = 0
@@ -181,27 +224,47 @@ class FragmentState:
 
     @classmethod
     def of(
-        cls, fragment: Fragment, theta: list[Tensor], codec: str, buffers: Sequence[str], base: int
+        cls,
+        fragment: Fragment,
+        theta: list[Tensor],
+        codec: str,
+        buffers: Sequence[str],
+        base: int,
+        scratch: Mapping[tuple[torch.device, torch.dtype], Scratch],
     ) -> "FragmentState":
         """The state as training begins; `base` is the base of the first window."""
         ref = [torch.empty(0)] * len(theta)
         saved = {kind: list(ref) for kind in ("residual", *buffers)}
         parts: list[Part] = []
-        for places in together(codec, theta):
+        starts = section_starts(CODECS[codec], fragment)
+        for places in map(sorted, together(codec, theta)):
             own = [theta[place] for place in places]
-            numels = [tensor.numel() for tensor in own]
-            image = torch.cat([tensor.detach().reshape(-1).float() for tensor in own])
-            rest = torch.zeros_like(image, dtype=torch.int32)
-            kept = [torch.zeros_like(image) for _ in buffers]
+            device = own[0].device
+            bucket = Bucket(codec, fragment, starts, places, device) if len(own) > 1 else None
+            numel = own[0].numel() if bucket is None else bucket.numel
+            image, *kept = (torch.zeros(numel, dtype=torch.float32, device=device) for _ in ("", *buffers))
+            rest = torch.zeros(numel, dtype=torch.int32, device=device)
             for rows, whole in zip((ref, *saved.values()), (image, rest, *kept), strict=True):
-                for place, values in zip(places, whole.split(numels), strict=True):
-                    rows[place] = values.view(theta[place].shape)
-            size, numel = piece_numel(codec, image), image.numel()
+                for place, row in zip(places, _shaped(whole, bucket, own), strict=True):
+                    rows[place] = row
+            torch._foreach_copy_([ref[place] for place in places], [tensor.detach() for tensor in own])
+            spare = scratch[device, own[0].dtype]
+            small = None
+            if bucket is not None:
+                spare = spare.first(numel)
+                values = _shaped(spare.values, bucket, own)
+                small = Gathering(bucket, [ref[i] for i in places], values, bucket.padded.of(spare.ints))
+            size = piece_numel(codec, image)
             spans = [slice(start, min(start + size, numel)) for start in range(0, numel, size)]
             pieces = [Piece(at, image[at], rest[at], tuple(row[at] for row in kept)) for at in spans]
-            bucket = Bucket(codec, numels, image.device) if len(places) > 1 else None
-            parts.append(Part(places, own, pieces, bucket))
-        return cls(fragment, theta, ref, saved, parts, Window(base))
+            parts.append(Part(places, own, pieces, spare, small))
+        return cls(fragment, theta, ref, saved, parts, starts, Window(base))
+
+
+def _shaped(whole: Tensor, bucket: Bucket | None, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Views of a part's values, of its tensors' shapes."""
+    rows = [whole] if bucket is None else bucket.padded.of(whole)
+    return [row.view(tensor.shape) for row, tensor in zip(rows, tensors, strict=True)]
 
 
 # --- The arithmetic.
@@ -217,20 +280,25 @@ class OuterLoop:
         self._optimizer = optimizer_of(manifest.outer)
         self.names = {tensor: name for name, tensor in tensors.items()}
         """The names of all the model's parameters."""
-        fragments = manifest.plan().fragments
+        fragments, codec = manifest.plan().fragments, manifest.outer.codec
+        needed: dict[tuple[torch.device, torch.dtype], int] = {}
+        for spec in manifest.layout.tensors:
+            kind = tensors[spec.name].device, tensors[spec.name].dtype
+            needed[kind] = max(needed.get(kind, 0), piece_numel(codec, tensors[spec.name]))
+        scratch = {kind: Scratch.of(numel, *kind) for kind, numel in needed.items()}
         self.fragments = [
             FragmentState.of(
                 fragment,
                 [tensors[slot.spec.name] for slot in fragment.slots],
-                manifest.outer.codec,
+                codec,
                 self._optimizer.buffers,
                 # The round before the first one that publishes it.
                 index - len(fragments) if index else 0,
+                scratch,
             )
             for index, fragment in enumerate(fragments)
         ]
         self._device_types = {"cpu", *(part.device.type for state in self.fragments for part in state.parts)}
-        self._scratch = _scratch(PIECE_CPU, CPU)
         self._loss: float | Tensor = 0.0
         """Sum over the steps since a window was last closed. On a device each addition is a call, so a step
         adds to this one number, however many windows there are."""
@@ -258,14 +326,12 @@ class OuterLoop:
         state = self.fragments[index]
         state.merged_round = merged_round
         phi = phi if isinstance(phi, Tensor) else torch.from_numpy(phi)
-        images = phi.split([slot.numel for slot in state.fragment.slots])
+        phis = {device: phi.to(device) for device in {part.device for part in state.parts}}
         with self._exactly():
             for part in state.parts:
-                values, scratch = part.values(), self._scratch_for(part)
-                rows = [images[place] for place in part.places]
-                image = rows[0] if part.bucket is None else torch.cat(rows)
+                values, image = part.values(), part.phi(phis[part.device], state.fragment)
                 for piece in part.pieces:
-                    _take_over(image[piece.span], values[piece.span], piece.ref, scratch, keep_progress)
+                    _take_over(image[piece.span], values[piece.span], piece.ref, part.scratch, keep_progress)
                 part.write_back(values)
         if not keep_progress:
             self._begin_window(state, merged_round)
@@ -295,42 +361,44 @@ class OuterLoop:
         is the fragment's state: load it again, without its progress.
         """
         state = self.fragments[index]
-        writer = PayloadWriter(self._settings.codec, state.fragment, out)
-        extents: list[tuple[Part, Tensor, tuple[Tensor, Tensor]]] = []
+        writer = PayloadWriter(self._settings.codec, state.starts, out)
+        extents: list[tuple[Part, tuple[Tensor, Tensor]]] = []
         with self._exactly():
             for part in state.parts:
-                values, scratch = part.values(), self._scratch_for(part)
-                for piece in part.pieces:
-                    extent = self._send(values[piece.span], part, piece, writer, scratch)
-                    extents.append((part, values, extent))
-                part.write_back(values if part.bucket is None else part.pieces[0].ref)
+                values = part.values()
+                extents += [
+                    (part, self._send(values[piece.span], part, piece, writer)) for piece in part.pieces
+                ]
+                if part.small is None:
+                    part.write_back(values)
             length = writer.finish()  # from here on, nothing has to be waited for
             changed = False
-            for part, values, extent in extents:
+            for part, extent in extents:
                 step, end = map(float, extent)
                 changed = changed or step > 0
                 if not (step < VALUE_LIMIT and end * ONE < VALUE_LIMIT):  # also if one is NaN
                     raise DivergedError(
-                        f"{_named(state, part, values)} is not finite, moved by over 64, or is beyond 64, the"
+                        f"{_named(state, part)} is not finite, moved by over 64, or is beyond 64, the"
                         " limit of a swarm's numbers: lower the learning rate, or rescale what it learns (the"
                         " targets, say)"
                     )
+            for part in state.parts:
+                if part.small is not None:  # only now: until here they show which of them has diverged
+                    torch._foreach_copy_(part.theta, part.small.ref)
         closed = self._begin_window(state, round_)
         closed.changed = changed
         closed.base = min(closed.base, round_ - len(self.fragments))
         state.last_published = round_
         return length, closed
 
-    def _send(
-        self, theta: Tensor, part: Part, piece: Piece, writer: PayloadWriter, scratch: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Encode a piece's step, and set the parameters to what all others will decode.
+    def _send(self, theta: Tensor, part: Part, piece: Piece, writer: PayloadWriter) -> tuple[Tensor, Tensor]:
+        """Encode a piece's step, and set the parameters, if not a bucket's, to what all others will decode.
 
         Returns how far the step goes, in units of fixed point, and the largest value where it ends: both
         float32 [] on the piece's device.
         """
         span, ref, residual, buffers = piece
-        step, sent = (whole[: ref.numel()] for whole in scratch)
+        step, sent, _ = part.scratch.first(ref.numel())
         if theta.dtype == torch.float32:
             torch.sub(ref, theta, out=step)
         else:
@@ -342,10 +410,10 @@ class OuterLoop:
         if self._settings.ef_decay != 1.0:
             residual.copy_(residual.float().mul_(self._settings.ef_decay).round_())
         residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
-        writer.write(part.places, part.bucket, span.start, residual, sent)
+        writer.write(part.places, part.small and part.small.bucket, span.start, residual, sent)
         residual.sub_(sent)
         ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # scaling by a power of two is exact
-        if part.bucket is None:
+        if part.small is None:
             theta.copy_(ref)
         return longest, _magnitude(ref)
 
@@ -367,23 +435,12 @@ class OuterLoop:
                 modes.enter_context(torch.autocast(device, enabled=False))
             yield
 
-    def _scratch_for(self, part: Part) -> tuple[Tensor, Tensor]:
-        numel = max((piece.ref.numel() for piece in part.pieces), default=0)
-        is_kept = part.device == CPU and numel <= PIECE_CPU
-        return self._scratch if is_kept else _scratch(numel, part.device)
 
-
-def _scratch(numel: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Memory for what is computed for one piece: float32 and int32, zeros, so that all pages are touched."""
-    floats = torch.zeros(numel, dtype=torch.float32, device=device)
-    return floats, torch.zeros(numel, dtype=torch.int32, device=device)
-
-
-def _named(state: FragmentState, part: Part, values: Tensor) -> str:
+def _named(state: FragmentState, part: Part) -> str:
     """The tensor of a part that is to blame, for a person; all of a bucket if it is not among its values."""
     names = [state.fragment.slots[place].spec.name for place in part.places]
-    if part.bucket is not None:
-        rows = zip(names, values.split(part.bucket.numels), strict=True)
+    if part.small is not None:
+        rows = zip(names, part.theta, strict=True)
         names = [name for name, row in rows if not float(_magnitude(row)) * ONE < VALUE_LIMIT][:1] or names
     return f"tensor {names[0]!r}" if len(names) == 1 else f"a tensor (one of {', '.join(names):.200})"
 
@@ -394,13 +451,9 @@ def _magnitude(values: Tensor) -> Tensor:
     return torch.maximum(values.amax(), values.amin().neg_())
 
 
-def _take_over(
-    phi: Tensor, theta: Tensor, ref: Tensor, scratch: tuple[Tensor, Tensor], keep_progress: bool
-) -> None:
+def _take_over(phi: Tensor, theta: Tensor, ref: Tensor, scratch: Scratch, keep_progress: bool) -> None:
     """Move one piece to a newer Phi, int32."""
-    image, spare = (whole[: ref.numel()] for whole in scratch)
-    if phi.device != image.device:
-        phi = spare.copy_(phi)  # otherwise the CPU would convert it to floats first, in new memory
+    image, spare, _ = scratch.first(ref.numel())
     image.copy_(phi).mul_(1.0 / ONE)
     # The subtraction is exact where theta has moved little.
     if keep_progress and theta.dtype in (torch.float32, torch.float64):

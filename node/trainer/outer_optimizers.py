@@ -29,7 +29,7 @@ class OuterOptimizer(Protocol):
     def step(self, progress: Tensor, *buffers: Tensor) -> None:
         """Turn a piece's pseudo-gradient (how far training has moved against the reference, float32[n]) into
         the step at learning rate 1, and update the buffers, float32[n]; all in place, without waiting for a
-        device."""
+        device. Of zeros it must make zeros, as long as it has seen no others: they may be padding."""
         ...
 
 

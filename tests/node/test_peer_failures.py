@@ -70,7 +70,7 @@ async def test_a_model_that_diverged_goes_on_from_the_swarms(
             parameter.grad = torch.full_like(parameter, torch.nan)
         setup.optimizer.step()
         assert [setup.step() for _ in range(EVERY)] == [None] * EVERY
-        assert "tensor 'bias' is not finite" in caplog.text and len(caplog.records) == 1
+        assert "tensor 'weight' is not finite" in caplog.text and len(caplog.records) == 1
         assert "learnt since its last delta is dropped; it goes on from the swarm's model" in caplog.text
         await reconnected(setup)
         assert setup.optimizer.state
