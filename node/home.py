@@ -29,12 +29,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.node.files import cannot_write, keep, remove_unfinished, write_atomically, write_first
-from gossamer.protocol.access.acl import INVITATION_BYTES_MAX, AccessList, Grant, Invitation, read_invitation
+from gossamer.protocol.access.acl import INVITATION_BYTES_MAX, AccessList, Invitation, read_invitation
 from gossamer.protocol.errors import ConfigError, FolderGoneError, MalformedError, PeerError, StorageError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.unix_time import span
@@ -396,21 +397,17 @@ def runs_out_soon(expires: int | None, unix_s: float) -> str | None:
 
 
 def keep_better(home: Home, offered: Invitation) -> None:
-    """Keep an invitation, whose addresses are newer, unless the folder's own still grants its node more.
-    Raises what `Home.keep_invitation` does."""
+    """Keep an invitation, whose addresses are newer, unless the folder's own still grants its node more. One
+    without addresses, as of a grant that was renewed, gets the folder's own. Raises what
+    `Home.keep_invitation` does."""
     with suppress(StorageError, PeerError):  # damaged, expired or not by an owner: of no more use
-        manifest, kept = home.manifest(), home.invitation()
+        kept = home.invitation()
+        if kept and not offered.contacts:
+            offered = replace(offered, contacts=kept.contacts)
+        manifest = home.manifest()
         if manifest and kept and kept.swarm_id == offered.swarm_id == manifest.swarm_id:
             acl = AccessList(manifest.admission, manifest.swarm_id)
             acl.vet(kept.grant.node_id, time.time(), kept.grant.data)
             if kept.grant.rights > offered.grant.rights:
                 return
     home.keep_invitation(offered)
-
-
-def keep_grant(home: Home, swarm_id: bytes, grant: Grant) -> None:
-    """Put a grant that came without addresses into a folder's invitation. Raises as `keep_better` does."""
-    contacts: tuple[str, ...] = ()
-    with suppress(StorageError):  # damaged, and of no more use
-        contacts = kept.contacts if (kept := home.invitation()) else ()
-    keep_better(home, Invitation(swarm_id, grant, contacts))

@@ -88,7 +88,7 @@ class NoRoomError(PeerError):
 
 
 class RefusedError(PeerError):
-    """A handshake that one side turned down; the message is the reason given."""
+    """A handshake or a chunk that one side turned down; the message is the reason given."""
 
 
 class PayloadError(PeerError):

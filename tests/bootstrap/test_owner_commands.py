@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gossamer.node import logs
-from gossamer.node.home import Home, keep_grant
+from gossamer.node.home import Home, keep_better
 from gossamer.node.inputs import read_manifest
 from gossamer.node.options import NodeOptions
 from gossamer.protocol.access.acl import AccessList, Revocation, Role, read_invitation
@@ -214,7 +215,7 @@ def test_a_promoted_node_trains_though_it_is_started_with_its_first_invitation(
     (tmp_path / "node.toml").write_text(f'dir = "d"\ninvite = "{first.strip()}"\n')
     assert run("node", "--config", "node.toml").status == 0
     promotion = read_invitation(run("invite", *to).out)
-    keep_grant(home, promotion.swarm_id, promotion.grant)
+    keep_better(home, replace(promotion, contacts=()))
     assert run("node", "--config", "node.toml").status == 0
     assert run("node", "--dir", "d", *to[1:]).status == 0
     assert run("node", "--dir", "d", *to[1:], "--observe").status == 0

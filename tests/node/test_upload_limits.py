@@ -19,13 +19,13 @@ from gossamer.node.daemon.network.chunk_transfer import (
     PLACES_MIN,
     SHARE_BYTES_PER_S,
     STALL_S,
-    BusyError,
     Upload,
     UploadLimits,
 )
 from gossamer.node.daemon.network.links import PeerUploads
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import limits
+from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.limits import (
     CHUNK_BYTES_MAX,
     FETCHES_PER_LINK_MAX,
@@ -51,7 +51,7 @@ class Line:
         upload = ExitStack()
         try:
             upload.enter_context(self.limits.counted(node_id, blob))
-        except BusyError:
+        except RefusedError:
             return None
         return upload
 
@@ -227,12 +227,12 @@ async def test_what_waits_on_a_link_is_declined_together(monkeypatch: pytest.Mon
     assert not any([await _is_done(task) for task in waiting]), "not while a body before them crosses"
     monkeypatch.setattr(limits_module, "TURN_PATIENCE_S", 0.05)
     own.end()
-    with pytest.raises(BusyError):
+    with pytest.raises(RefusedError):
         await waiting[0]
     line.now += 0.05
     monkeypatch.setattr(UploadLimits, "places", 0)
     for task in waiting[1:]:
-        with pytest.raises(BusyError):
+        with pytest.raises(RefusedError):
             await task
     assert not other.sending.locked()
 
@@ -244,7 +244,7 @@ async def test_a_full_line_is_waited_for_so_long_and_a_link_after_its_own(
     line = Line()
     uploads, _ = await line.all_that_may(PACE_AT_FIRST // SHARE_BYTES_PER_S)
     other = PeerUploads()
-    with pytest.raises(BusyError):
+    with pytest.raises(RefusedError):
         await line.place(other)
     assert not other.sending.locked()
     uploads[0].end()

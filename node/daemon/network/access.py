@@ -10,10 +10,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gossamer.node.daemon.storage.records import RecordWriter
-from gossamer.node.home import Home, keep_grant
+from gossamer.node.home import Home, keep_better
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
-from gossamer.protocol.access.acl import Role, parse_grant
+from gossamer.protocol.access.acl import Invitation, Role, parse_grant
 from gossamer.protocol.errors import ConfigError, LocalError, PeerError
 from gossamer.protocol.records import open_envelope
 from gossamer.protocol.replica import Replica
@@ -83,9 +83,8 @@ class Access:
             return
         self._own_kept = data
         try:
-            await asyncio.to_thread(
-                keep_grant, self._home, swarm_id, parse_grant(open_envelope(data, swarm_id))
-            )
+            renewed = Invitation(swarm_id, parse_grant(open_envelope(data, swarm_id)), ())
+            await asyncio.to_thread(keep_better, self._home, renewed)
         except LocalError as error:
             log.warning("%s: the next start of this node may use an older invitation", error)
 

@@ -37,7 +37,6 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.access.rate_limits import Rations
 from gossamer.protocol.errors import (
-    GossamerError,
     Offence,
     PayloadError,
     PeerError,
@@ -112,10 +111,6 @@ STALL_CHECK_S = 0.5
 log = logging.getLogger("gossamer.chunk_transfer")
 
 
-class BusyError(GossamerError):
-    """Too much is being sent, or the member's ration is used up: other holders may have the chunk."""
-
-
 class Upload:
     """One body that may be sent now."""
 
@@ -187,16 +182,16 @@ class UploadLimits:
 
     @contextmanager
     def counted(self, node_id: bytes, blob: bytes) -> Iterator[None]:
-        """Count an upload while the block runs. Raises BusyError if there is no room, or no ration left. One
-        that takes long no longer counts, and no member gets all the room: so no peer can block us."""
+        """Count an upload while the block runs. Raises RefusedError if there is no room, or no ration left.
+        One that takes long no longer counts, and no member gets all the room: so no peer can block us."""
         now = self.clock()
         self._begun = {key: one for key, one in self._begun.items() if one[0] >= now - UPLOAD_SLOT_S}
         theirs = sum(of_one == node_id for _, of_one in self._begun.values())
         if len(self._begun) >= UPLOADS_MAX or theirs >= UPLOADS_PER_MEMBER_MAX:
-            raise BusyError("busy")
+            raise RefusedError("busy")
         store = self._store
         if store is not None and not self._rations.take(node_id, store.length(blob), store.stock, now):
-            raise BusyError("the ration is used up")
+            raise RefusedError("the ration is used up")
         key = object()
         self._begun[key] = now, node_id
         try:
@@ -209,7 +204,7 @@ class UploadLimits:
         """Wait until a body may go to a peer: when there is room on the line, after those before it on the
         link.
 
-        Raises BusyError if there is no room for TURN_PATIENCE_S, not counting the time for those bodies.
+        Raises RefusedError if there is no room for TURN_PATIENCE_S, not counting the time for those bodies.
         """
         asked_at = self.clock()
         await peer.sending.acquire()
@@ -224,7 +219,7 @@ class UploadLimits:
         except BaseException as error:
             peer.sending.release()
             if isinstance(error, TimeoutError):
-                raise BusyError("busy") from None
+                raise RefusedError("busy") from None
             raise
         upload = Upload(self, peer)
         self._crossing.add(upload)
@@ -427,7 +422,7 @@ class ChunkTransfer:
                     chunk = await self._read(blob)
                     await put_chunk(link, blob, chunk, upload)
                     return len(chunk.as_it_travels)
-        except (BusyError, PeerError, MissingChunkError, OSError, TimeoutError, aiohttp.ClientError) as error:
+        except (PeerError, MissingChunkError, OSError, TimeoutError, aiohttp.ClientError) as error:
             log.debug("sending to %s: %s", short(link.node_id), error)
             link.send(encode(Decline(blob)))
             return 0
@@ -459,7 +454,7 @@ class ChunkTransfer:
                             cut(request.transport)
         except MissingChunkError:
             raise web.HTTPNotFound(text="not here") from None
-        except BusyError as error:  # the answer sends the peer to other holders
+        except RefusedError as error:  # the answer sends the peer to other holders
             await asyncio.sleep(self._links.scores.charge_misses(link.node_id, DECLINED_MISSES))
             raise web.HTTPServiceUnavailable(text=str(error)) from None
         if len(body) < SMALL_CHUNK_BYTES:
