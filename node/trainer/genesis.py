@@ -19,7 +19,7 @@ from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.files import cannot_write
 from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError, DiskFullError, DivergedError, LocalError
-from gossamer.protocol.fixedpoint import Ints, to_fixed
+from gossamer.protocol.fixedpoint import ONE, Ints, to_fixed
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import Layout
 
@@ -51,7 +51,7 @@ def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
 
     Raises KeyError for one that is missing, ConfigError for one out of range.
     """
-    vanishing = []
+    lost_in = []
     phi = np.empty(layout.numel, dtype=np.int32)
     for fragment in layout.fragments:
         for slot in fragment.slots:
@@ -64,10 +64,21 @@ def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
             phi[start : start + slot.numel] = fixed
             lost = np.count_nonzero(values) - np.count_nonzero(fixed)
             if lost > VANISHING * slot.numel:
-                vanishing.append(f"{lost} of {slot.numel} values of {slot.spec.name!r}")
-    if vanishing:
-        log.warning("below 3e-8, so that they become 0: %s; scale or freeze them", ", ".join(vanishing))
+                lost_in.append(f"{lost} of {slot.numel} values of {slot.spec.name!r}")
+    if lost_in:
+        log.warning(
+            "below 3e-8, so that they are 0 in the swarm and its exports: %s. In your model they stay as they"
+            " are while nobody trains them; scale or freeze them",
+            ", ".join(lost_in),
+        )
     return phi
+
+
+def vanishing(values: "Tensor") -> "Tensor | None":
+    """Those of a tensor's values that become zero in fixed point, and zeros elsewhere; None if they are so
+    few that nothing warns of them."""
+    lost = values * (values.abs() * ONE <= 0.5)
+    return lost if int(lost.count_nonzero()) > VANISHING * values.numel() else None
 
 
 def found(manifest: Manifest, phi: Ints, home: Home) -> None:

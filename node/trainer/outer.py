@@ -71,6 +71,7 @@ from gossamer.node.ipc import messages as control
 from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress, restore
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer
 from gossamer.node.trainer.encoders import Bucket, PayloadWriter, piece_numel, together
+from gossamer.node.trainer.genesis import vanishing
 from gossamer.node.trainer.outer_optimizers import optimizer_of
 from gossamer.node.trainer.parameters import StepBoundary, check_fits, is_sharded
 from gossamer.node.trainer.phi_updates import PhiUpdates
@@ -212,6 +213,8 @@ class FragmentState:
     parts: list[Part]
     starts: list[int]
     """Of the sections in its payloads."""
+    vanishing: list[tuple[Tensor, Tensor, Tensor]]
+    """Of tensors with values that fixed point cannot hold: theta, ref, and those values, zero elsewhere."""
     window: Window
     last_published: int = 0
     merged_round: int = 0
@@ -258,7 +261,9 @@ class FragmentState:
             spans = [slice(start, min(start + size, numel)) for start in range(0, numel, size)]
             pieces = [Piece(at, image[at], rest[at], tuple(row[at] for row in kept)) for at in spans]
             parts.append(Part(places, own, pieces, spare, small))
-        return cls(fragment, theta, ref, saved, parts, starts, Window(base))
+        lost = [(live, image, vanishing(image)) for live, image in zip(theta, ref, strict=True)]
+        kept_here = [(live, image, values) for live, image, values in lost if values is not None]
+        return cls(fragment, theta, ref, saved, parts, starts, kept_here, Window(base))
 
 
 def _shaped(whole: Tensor, bucket: Bucket | None, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -322,6 +327,9 @@ class OuterLoop:
         """Move a fragment to a newer Phi, keeping local progress unless told not to.
 
         `phi`: int32[fragment.numel], on the CPU or on the fragment's device, which is then not waited for.
+
+        Where Phi is 0, values that only fixed point made 0 (an epsilon of 1e-8) stay what they were. They are
+        added to `ref` too, so that they are no progress.
         """
         state = self.fragments[index]
         state.merged_round = merged_round
@@ -333,6 +341,10 @@ class OuterLoop:
                 for piece in part.pieces:
                     _take_over(image[piece.span], values[piece.span], piece.ref, part.scratch, keep_progress)
                 part.write_back(values)
+            for theta, ref, values in state.vanishing:
+                held = values * (ref == 0)
+                ref.add_(held)
+                theta.add_(held)
         if not keep_progress:
             self._begin_window(state, merged_round)
         elif state.window.steps == 0:

@@ -485,6 +485,58 @@ def test_tied_weights_are_one_and_frozen_ones_none(rng: np.random.Generator) -> 
     assert torch.equal(model.frozen, torch.zeros(3))
 
 
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_fixed_point_cannot_hold_stays_as_it_is_while_nobody_trains_it(
+    codec: str, dtype: torch.dtype, rng: np.random.Generator
+) -> None:
+    """An epsilon of 1e-8, alone and in a large tensor of its like."""
+    tiny = {
+        "epsilon": torch.tensor(1e-8),
+        "scale": torch.full((6,), -2e-8),
+        "wide": torch.full((300, 200), 9e-9),
+    }
+    own = {"net": torch.randn(5, 4), "zero": torch.zeros(3)}
+    model = nn.ParameterDict({name: values.to(dtype) for name, values in {**own, **tiny}.items()})
+    before = copy.deepcopy(model.state_dict())
+    manifest = manifest_for(model, codec=codec, momentum=0.9, learning_rate=0.7)
+    loop = loop_for(model, manifest)
+    phi = phi_of(loop)
+    loop.apply(0, phi, 0, keep_progress=False)
+    for round_ in range(1, 9):
+        with torch.no_grad():
+            model["net"].add_(torch.randn(5, 4).to(model["net"]))
+        loop.step(100, 2.0)
+        sent, _ = publish(loop, manifest, round_)
+        phi = phi - sent
+        loop.apply(0, phi, round_)
+    loop.reset()
+    assert not torch.equal(model["net"], before["net"])
+    assert not model["zero"].any()
+    for name in tiny:
+        assert torch.allclose(model[name], before[name], rtol=1e-6, atol=0), name
+
+    with torch.no_grad():
+        model["scale"].add_(0.5)
+    loop.step(100, 2.0)
+    sent, _ = publish(loop, manifest, 9)
+    at = next(slot for slot in manifest.plan().fragments[0].slots if slot.spec.name == "scale").span
+    assert sent[at].min() < -(ONE // 4), "what trains it is published"
+    loop.apply(0, phi - sent, 9)
+    expected = torch.from_numpy(-sent[at] / ONE).to(model["scale"])
+    assert torch.allclose(model["scale"], expected, rtol=0, atol=2.1e-8)
+
+
+def test_a_few_small_values_of_many_take_no_memory() -> None:
+    model = Net()
+    with torch.no_grad():
+        model.linear.weight.fill_(0.1)[0, 0] = 1e-8
+        model.linear.bias.fill_(1e-8)
+    lost = loop_for(model, manifest_for(model)).fragments[0].vanishing
+    assert [theta.shape for theta, _, _ in lost] == [(8, 8), (8,)], "one of 64 is more than a thousandth"
+    assert loop_for(Net(), manifest_for(Net())).fragments[0].vanishing == []
+
+
 # -- bf16
 
 

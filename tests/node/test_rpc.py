@@ -96,8 +96,9 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
             await manifest_at(address)
 
 
-async def test_a_node_that_cannot_answer_yet_is_told_from_what_is_no_node() -> None:
-    async with answering("status", lambda: b"this node is starting", 503) as address:
+@pytest.mark.parametrize("status", [503, 429])
+async def test_a_node_that_will_answer_later_is_told_from_what_is_no_node(status: int) -> None:
+    async with answering("status", lambda: b"this node is starting", status) as address:
         with pytest.raises(UnreachableError, match="cannot answer: this node is starting"):
             await fetch_status(address, plaintext=True)
 

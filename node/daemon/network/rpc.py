@@ -220,7 +220,7 @@ async def _check_status(address: str, response: aiohttp.ClientResponse) -> None:
     text = (await _read(response, TEXT_BYTES_MAX)).decode("utf-8", "replace")
     if status in (400, 403) and text.isprintable():
         raise NotAnsweredError(f"{address} refuses: {text}")
-    if status == 503 and text.isprintable():
+    if status in (429, 503) and text.isprintable():
         raise UnreachableError(f"{address} cannot answer: {text}")
     raise UnreachableError(f"{address} is not a Gossamer node (HTTP status {status})")
 
