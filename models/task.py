@@ -30,8 +30,9 @@ from gossamer.models.muon import Optimizers
 Batch = Any
 """One batch of training data; only its own task looks inside."""
 
-_COMPILED = re.compile(r"(?<![^.])_orig_mod\.")
-"""What torch.compile puts into names. Only a whole component matches, since other components may end so."""
+_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_forward_module)\.")
+"""What torch.compile and Fabric put into names, also those of parts of a model. Only a whole component
+matches, since other components may end so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +214,7 @@ def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, 
     """
     model = _unwrapped(model)
     found = [(name, p) for name, p in model.named_parameters() if p.requires_grad or frozen]
-    plain = {_COMPILED.sub("", name): parameter for name, parameter in found}
+    plain = {_WRAPPERS.sub("", name): parameter for name, parameter in found}
     return list(plain.items()) if len(plain) == len(found) else found
 
 
@@ -225,10 +226,10 @@ def local_tensors(model: nn.Module, shared: Collection[str]) -> dict[str, Tensor
     """
     model = _unwrapped(model)
     local: dict[str, Tensor] = {n: p for n, p in named_tensors(model, frozen=True) if not p.requires_grad}
-    kept = model.state_dict().keys()
+    kept = {_WRAPPERS.sub("", name) for name in model.state_dict()}  # Fabric's has plain names already
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and name in kept:
-            local[_COMPILED.sub("", name)] = buffer
+        if buffer.is_floating_point() and (plain := _WRAPPERS.sub("", name)) in kept:
+            local[plain] = buffer
     return {name: tensor for name, tensor in local.items() if name not in shared}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,12 +119,53 @@ def test_named_tensors_drops_the_prefix_of_torch_compile() -> None:
     assert [name for name, _ in named_tensors(model)] == ["weight", "bias"]
 
 
-def test_named_tensors_drops_the_prefix_of_fabric() -> None:
+def on_fabric(module: nn.Module) -> nn.Module:
     fabric = pytest.importorskip("lightning.fabric")
+    wrapped = fabric.Fabric(accelerator="cpu").setup(module)
+    assert isinstance(wrapped, nn.Module)
+    return wrapped
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    whole = torch.compile(module, backend="eager")
+    assert isinstance(whole, nn.Module)
+    return whole
+
+
+def in_parts(module: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    """As a script with several models gives them."""
+    return nn.ModuleList([wrap(part) for part in module.children()])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        nn.DataParallel,
+        on_fabric,
+        lambda module: on_fabric(compiled(module)),
+        lambda module: compiled(on_fabric(module)),
+        lambda module: nn.DataParallel(compiled(module)),
+        lambda module: in_parts(module, on_fabric),
+        lambda module: in_parts(module, compiled),
+        lambda module: in_parts(module, lambda part: on_fabric(compiled(part))),
+    ],
+)
+def test_a_wrapped_model_has_the_names_of_the_plain_one(wrap: Callable[[nn.Module], nn.Module]) -> None:
     plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    wrapped = fabric.Fabric(accelerator="cpu").setup(plain)
+    wrapped = wrap(plain)
     assert [name for name, _ in named_tensors(wrapped)] == [name for name, _ in named_tensors(plain)]
     assert list(local_tensors(wrapped, [])) == list(local_tensors(plain, []))
+
+
+def test_a_distributed_model_has_the_names_of_the_plain_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        test_a_wrapped_model_has_the_names_of_the_plain_one(nn.parallel.DistributedDataParallel)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_only_what_torch_compile_put_there_is_dropped() -> None:

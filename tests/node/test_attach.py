@@ -83,6 +83,23 @@ def test_a_founder_with_other_first_values_is_told_so(manifest: Manifest) -> Non
     assert manifest.genesis.digest[:12] in str(found.value)
 
 
+def test_what_the_swarm_cannot_hold_of_a_founders_values_is_told(
+    manifest: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build_model()
+    with torch.no_grad():
+        model.bias.fill_(1e-8)
+    with pytest.raises(AssertionError, match="no daemon is started"):
+        attach(model, manifest=manifests.describe(model, name="mine"))
+    assert [line for line in caplog.messages if "below 3e-8" in line and "2 of 2 values of 'bias'" in line][
+        1:
+    ]
+    with torch.no_grad():
+        model.bias.fill_(100.0)
+    with pytest.raises(ConfigError, match=r"tensor 'bias': a value is not finite or outside \+-64"):
+        attach(model, manifest=manifest)
+
+
 def test_a_worker_that_imports_the_script_is_no_node(tmp_path: Path) -> None:
     """As a DataLoader's do that are spawned; the default of Python 3.14 is like that."""
     script = tmp_path / "script.py"

@@ -194,6 +194,24 @@ def _averages_in_an_evaluation(setup: Setup) -> None:
         parameter.data.copy_(torch.zeros_like(parameter))
 
 
+def _another_model_loaded(setup: Setup) -> None:
+    """For a comparison, say."""
+    setup.model.load_state_dict({name: values + 1 for name, values in setup.model.state_dict().items()})
+
+
+def _half_an_optimizers_step(setup: Setup) -> None:
+    """Ctrl-C has come between two parameters."""
+    with torch.no_grad():
+        next(iter(setup.model.parameters())).add_(1.0)
+
+
+def _averages_that_were_swapped_back(setup: Setup) -> None:
+    own = [parameter.data.clone() for parameter in setup.model.parameters()]
+    _averages_in_an_evaluation(setup)
+    for parameter, values in zip(setup.model.parameters(), own, strict=True):
+        parameter.data.copy_(values)
+
+
 def _an_evaluation(setup: Setup) -> None:
     setup.model.eval()
     with torch.no_grad():
@@ -203,6 +221,9 @@ def _an_evaluation(setup: Setup) -> None:
 STATES = [
     (_nothing, True),
     (_an_evaluation, True),
+    (_averages_that_were_swapped_back, True),
+    (_another_model_loaded, False),
+    (_half_an_optimizers_step, False),
     (_optimizers_step, False),
     (_averages_in_an_evaluation, False),
 ]
