@@ -606,6 +606,8 @@ class Replica:
             case msg.HaveChunks():
                 if delta := self.ledger.get(message.record_id):
                     self.holdings.parts_known_to(delta, message.places, link, now)
+                else:
+                    self.anti_entropy.heard_of(link, message.record_id, now)
             case msg.Digest():
                 self.anti_entropy.compare(link, message)
             case msg.RecordIds():
