@@ -130,6 +130,16 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Begin to fetch this snapshot, in place of any other: an `Adopt` of it may follow.
+
+    Answer with `Unusable` if the snapshot turns out to be that.
+    """
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
 class Blame:
     """A peer misbehaved: count it, log it, and turn the peer away if it goes on (see `Greylist`)."""
 
@@ -149,7 +159,7 @@ class Notice:
 
 ToPeers = Send | Dial | Hangup | Get | Put | Blame
 ToDisk = Store | StoreCredential | Close
-ToPhi = Merge | Fetched | Seal | Adopt
+ToPhi = Merge | Fetched | Seal | Adopt | Prefetch
 Effect = ToPeers | ToDisk | ToPhi | Expelled | Notice
 
 

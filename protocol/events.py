@@ -138,7 +138,7 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """The snapshot that `Adopt` named cannot exist: its index does not describe this model.
+    """The snapshot that `Adopt` or `Prefetch` named cannot exist: its index does not describe this model.
 
     A root names its bytes, so this holds for good, whoever else claims the snapshot.
     """

@@ -277,7 +277,7 @@ class Daemon:
                     self.spawn(network.dialler.dial(effect))
                 case fx.Hangup():
                     network.links.hang_up(effect.link, effect.reason)
-                case fx.Fetched() | fx.Seal() | fx.Close() | fx.Adopt():
+                case fx.Fetched() | fx.Seal() | fx.Close() | fx.Adopt() | fx.Prefetch():
                     self.phi.archive.carry_out(effect)
                 case fx.Blame():
                     network.links.blame(network.links[effect.link].node_id, effect.reason, effect.offence)

@@ -23,6 +23,9 @@ from gossamer.protocol.membership.members import listed
 from gossamer.protocol.records import Claim
 
 REMIND_S = 15.0
+PREFETCHES_MAX = 3
+"""Snapshots that a joiner begins to fetch before it believes in one: a liar that changes its claim all the
+time cannot make it fetch for ever."""
 
 
 class Joining:
@@ -34,6 +37,7 @@ class Joining:
         """The node ids that the user has named, if any: then only their claims count."""
         self._heard_since = inf
         self._reminded_at = -inf
+        self._prefetched: set[Claim] = set()
 
     def choose(self, members: Sequence[PeerClaim], now: float) -> Claim | None:
         """The claim to start from, None as long as there is none."""
@@ -51,6 +55,17 @@ class Joining:
             if self._trusted:
                 text = "waiting for a snapshot from a member named with --trust"
             self._outbox.append(Notice(text))
+        return best
+
+    def prefetch(self, members: Sequence[PeerClaim]) -> Claim | None:
+        """What to begin to fetch while we listen, if that is news: what we would start from by now.
+
+        It is adopted only if it is chosen in the end. If another one is, some bytes came in vain.
+        """
+        best = self.best([member for member in members if member.claims])
+        if best is None or best in self._prefetched or len(self._prefetched) >= PREFETCHES_MAX:
+            return None
+        self._prefetched.add(best)
         return best
 
     def best(self, peers: Sequence[PeerClaim], *, patient: bool = False) -> Claim | None:

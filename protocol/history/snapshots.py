@@ -1,9 +1,9 @@
 """When to snapshot, which rounds to close, and from which snapshot to start: the state machine of `claims`.
 
 It sees the node's own claims and those of the live members, and asks its adapter for work: `Seal`, `Close`,
-`Adopt`. A node that has not joined yet has no claims; its first claim is the snapshot that it adopts.
-`joining` chooses that snapshot; `joining` and `forks` decide when to give up our history for another one.
-One snapshot is fetched at a time, from every member that claims it.
+`Prefetch`, `Adopt`. A node that has not joined yet has no claims; its first claim is the snapshot that it
+adopts. `joining` chooses that snapshot; `joining` and `forks` decide when to give up our history for another
+one. One snapshot is fetched at a time, from every member that claims it.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gossamer.protocol import limits
 from gossamer.protocol.context import Context
-from gossamer.protocol.effects import Adopt, Notice, Seal
+from gossamer.protocol.effects import Adopt, Notice, Prefetch, Seal
 from gossamer.protocol.events import Need
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Author, Holdings
@@ -30,7 +30,7 @@ from gossamer.protocol.records import Claim, Claims
 LOOK_INTERVAL_S = 2.5
 """Claims are compared at every second housekeeping of a node (see `replica`)."""
 
-HURRIED_LOOK_S = 0.25
+HURRIED_LOOK_S = 0.1
 """A node that has no snapshot to start from looks more often, as does one that has just come back."""
 
 CLAIMED_MAX = 32
@@ -63,7 +63,9 @@ class Sealing:
         self._claimed: dict[int, Claim] = {}
         """What we claimed lately, by round, and still stand by: others may not have got further yet."""
         self.adopting: Claim | None = None
-        """The snapshot that is being fetched."""
+        """The snapshot that we start from as soon as it is here."""
+        self.sought: Claim | None = None
+        """The snapshot that is being fetched: the one that we adopt, or one that we may have to."""
         self.floor = 0
         self._asked_to_seal = 0
         self._clocks: deque[tuple[float, int]] = deque()
@@ -115,20 +117,24 @@ class Sealing:
         self._forks.begin_anew()
         self._claimed = {claim.round: claim}
         self.floor = claim.round
-        self.adopting = None
+        self.adopting = self.sought = None
         self._asked_to_seal = claim.round
         self._clocks.clear()  # these readings may belong to the history before
 
     def unusable(self, claim: Claim) -> None:
         """A claimed snapshot is none of this model: our own history goes on, or another one is chosen."""
         self._peers.unusable(claim.root)
-        if self.adopting is not None and self.adopting.root == claim.root:
-            self._give_up(self.adopting)
+        if self.sought is not None and self.sought.root == claim.root:
+            self._seek(None)
             self._forks.begin_anew()
 
-    def _give_up(self, adopting: Claim) -> None:
-        self._fetcher.wants.forget(adopting.key)
-        self.adopting = None
+    def _seek(self, claim: Claim | None) -> None:
+        """Fetch this snapshot from now on, if any, and no other one."""
+        if self.sought is not None and (claim is None or claim.root != self.sought.root):
+            self._fetcher.wants.forget(self.sought.key)
+        self.adopting, self.sought = None, claim
+        if claim is not None:
+            self._fetcher.fetch_between(claim.key, self._is_covered)
 
     def deadline(self) -> float:
         return self._next_look
@@ -141,7 +147,7 @@ class Sealing:
         members = self._peers.members()
         if self.adopting is not None:
             if self._is_to_be_given_up(self.adopting, members, now):
-                self._give_up(self.adopting)
+                self._seek(None)
         elif not self.joined:
             self._join(members, now)
         elif self._away.is_outlived(clock, members, now):
@@ -164,6 +170,9 @@ class Sealing:
         best = self._peers.genesis if self._is_first else self._joining.choose(members, now)
         if best is not None:
             self._adopt(best, now)
+        elif (early := self._joining.prefetch(members)) is not None:
+            self._seek(early)
+            self._outbox.append(Prefetch(early))
 
     def _start_over(self, members: Sequence[PeerClaim], now: float) -> None:
         text = (
@@ -178,9 +187,9 @@ class Sealing:
         self._join(members, now)
 
     def _adopt(self, claim: Claim, now: float) -> None:
+        self._seek(claim)
         self.adopting = claim
         self._claimed_at = now
-        self._fetcher.fetch_between(claim.key, self._is_covered)
         self._outbox.append(Adopt(claim))
 
     def _is_to_be_given_up(self, claim: Claim, members: Sequence[PeerClaim], now: float) -> bool:
@@ -198,7 +207,7 @@ class Sealing:
     def _is_covered(self, record_id: bytes) -> bool:
         """Whether the snapshot holds a delta's round, so that its payload will not be needed."""
         delta = self._context.ledger.get(record_id)
-        return delta is not None and self.adopting is not None and delta.round <= self.adopting.round
+        return delta is not None and self.sought is not None and delta.round <= self.sought.round
 
     def need(self, event: Need, now: float) -> None:
         """Fetch chunks; those of the snapshot come from every member that claims it."""
@@ -208,12 +217,12 @@ class Sealing:
 
     def hint(self, number: int) -> None:
         """A link's peer has stated its claims: if the snapshot fetched is one, the peer holds all of it."""
-        if self.adopting is None or self.adopting.key not in self._fetcher.wants:
+        if self.sought is None or self.sought.key not in self._fetcher.wants:
             return
         link = self._context.links.get(number)
         member = self._context.roster.get(link.node_id) if link is not None else None
-        if member is not None and self.adopting.root in (c.root for c in member.record.body.claims):
-            self._fetcher.hint(number, self.adopting.key)
+        if member is not None and self.sought.root in (c.root for c in member.record.body.claims):
+            self._fetcher.hint(number, self.sought.key)
 
     # -- where it ends
 

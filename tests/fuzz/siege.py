@@ -153,6 +153,8 @@ class Siege:
                 case fx.Seal():
                     claim = Claim(effect.round, 1, bytes(32), bytes([effect.round % 256]) * 32)
                     self.duties.append(ev.Sealed((claim, *self.core.sealing.claims)[: limits.CLAIMS_MAX]))
+                case fx.Prefetch():
+                    self.fetched.append(effect.claim)
                 case fx.Adopt():
                     self.fetched.append(effect.claim)
                     self.duties.append(ev.Adopted(effect.claim))

@@ -38,7 +38,7 @@ def delta(*chunks: bytes) -> Any:
 
 NOTHING_ELSE: dict[str, Any] = {
     "holdings": SimpleNamespace(revoked=[]),
-    "sealing": SimpleNamespace(adopting=None, joined=True, is_in_a_hurry=False),
+    "sealing": SimpleNamespace(adopting=None, sought=None, joined=True, is_in_a_hurry=False),
     "merges": SimpleNamespace(reach=0, unmerged=0, behind=0, ready=True, waiting=lambda upto: []),
 }
 """Attributes of a core that has joined."""
@@ -97,7 +97,7 @@ class Sealing:
             ledger=Ledger(),
             own_last=0,
             holdings=SimpleNamespace(revoked=[]),
-            sealing=SimpleNamespace(adopting=None, joined=True, is_in_a_hurry=False),
+            sealing=SimpleNamespace(adopting=None, sought=None, joined=True, is_in_a_hurry=False),
             merges=SimpleNamespace(reach=0),
         )
         self.disk = disk_of(chunks._root)
@@ -140,7 +140,7 @@ class Sealing:
 
     def adopt(self, claim: Claim | None) -> None:
         """Have the core want this snapshot, or none any more."""
-        self.core.sealing.adopting = claim
+        self.core.sealing.adopting = self.core.sealing.sought = claim
         if claim is not None:
             self.archive.carry_out(Adopt(claim))
 

@@ -25,7 +25,7 @@ from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
-from gossamer.protocol.effects import Adopt, Close, Seal
+from gossamer.protocol.effects import Adopt, Close, Prefetch, Seal
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.events import Adopted, Event, Need, Unusable
 from gossamer.protocol.ledger import Ledger
@@ -372,7 +372,7 @@ class Adopting:
     def adopt(self, round_: int, value: int = 1) -> Claim:
         root = snapshots.store(np.full(LAYOUT.numel, value, np.int32), self.chunks)
         winner = Claim(round_, 12345, bytes([7]) * 32, root)
-        self.core.sealing.adopting = winner
+        self.core.sealing.adopting = self.core.sealing.sought = winner
         self.archive.carry_out(Adopt(winner))
         return winner
 
@@ -390,6 +390,20 @@ async def test_a_closing_that_waited_does_not_lower_the_base_that_was_adopted_me
         await node.archive._one_thing()
     assert node.loop.base == node.records.load_history().base == Base(200, winner.digest, winner.tokens)
     assert closed.body.chunks[0] not in node.chunks
+    node.records.close()
+
+
+async def test_what_is_fetched_early_is_here_and_waits_until_the_core_adopts_it(tmp_path: Path) -> None:
+    node = Adopting(tmp_path)
+    await node.begin()
+    claim = node.adopt(100)
+    node.core.sealing.adopting = None
+    node.archive.carry_out(Prefetch(claim))
+    await node.archive._one_thing()
+    assert claim.root in node.chunks and node.loop.base == GENESIS
+    node.adopt(100)
+    await node.archive._one_thing()
+    assert node.loop.base.round == 100
     node.records.close()
 
 
@@ -492,7 +506,10 @@ async def test_what_the_core_gives_up_while_it_is_read_is_not_adopted(
     assert fetching.archive.progress() is None
 
 
-async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(world: World) -> None:
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(
+    world: World, is_early: bool
+) -> None:
     """A liar lists a chunk that all have, of another size."""
     sealing = Sealing.of_world(world)
     merge_all(sealing.state, world.deltas)
@@ -501,6 +518,9 @@ async def test_a_snapshot_that_cannot_be_used_is_told_of_and_holds_nothing_up(wo
     lie = Claim(8, 2**59, bytes(32), root_of([short]))
     world.chunks.put(lie.root, short)
     sealing.adopt(lie)
+    if is_early:
+        sealing.core.sealing.adopting = None
+        sealing.archive.carry_out(Prefetch(lie))
     sealing.archive.carry_out(Seal(4))
     await sealing.archive._one_thing()
     assert sealing.told[0] == Unusable(lie) and sealing.archive.progress() is None

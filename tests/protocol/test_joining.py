@@ -124,6 +124,13 @@ def test_the_users_word_is_enough_and_nobody_elses_is():
     assert joining.choose([*liars(5), *honest(1)], 110.0) == TRUE
 
 
+def test_where_only_the_users_word_counts_nothing_is_fetched_for_anybody_elses():
+    """Not even in case it turns out to be believed."""
+    joining, _ = joiner(bytes([1, 0]))
+    assert joining.prefetch(liars(5)) is None
+    assert joining.prefetch([*liars(5), *honest(1)]) == TRUE
+
+
 def test_a_joiner_says_who_contradicts_whom_and_not_too_often():
     joining, outbox = joiner()
     members = [*map(told_of, honest(1, TRUE)), *liars(7)]

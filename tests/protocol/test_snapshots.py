@@ -3,8 +3,9 @@
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Adopt, Close, Notice, Seal
+from gossamer.protocol.effects import Adopt, Close, Notice, Prefetch, Seal
 from gossamer.protocol.history.claims import PeerClaim, genesis_claim
+from gossamer.protocol.history.joining import PREFETCHES_MAX
 from gossamer.protocol.history.snapshots import CLAIMED_MAX, GONE_AFTER_S, LOOK_INTERVAL_S
 from tests.protocol.histories import MANIFEST, Told, claim, drive, joined, kinds, sealing_of
 
@@ -22,9 +23,42 @@ def test_a_joiner_hears_the_roster_before_it_decides():
     assert drive(sealing, 0.0, 60) == []
     assert drive(sealing, 60.0, 10, others=[(), ()]) == []  # others who have not joined themselves
     genesis = genesis_claim(MANIFEST.genesis.root)
-    assert drive(sealing, 71.0, 0, others=[(genesis,)]) == []
+    assert drive(sealing, 71.0, 0, others=[(genesis,)]) == [Prefetch(genesis)]
     late = drive(sealing, 71.5, limits.ROSTER_PATIENCE_S, others=[(genesis,)] * 4)
     assert kinds(late, Adopt) == [Adopt(genesis)]
+
+
+def test_a_joiner_fetches_what_it_would_start_from_while_it_listens():
+    sealing = sealing_of(is_first=False)
+    others = [(claim(16), claim(8)), (claim(8),), (claim(8),)]
+    assert drive(sealing, 0.0, limits.ROSTER_PATIENCE_S - 0.5, others=others) == [Prefetch(claim(8))]
+    assert sealing.adopting is None and sealing.sought == claim(8)
+    assert drive(sealing, limits.ROSTER_PATIENCE_S, 0.0, others=others) == [Adopt(claim(8))]
+
+
+def test_what_is_fetched_early_is_not_adopted_unless_it_is_chosen():
+    sealing = sealing_of(is_first=False)
+    lie = claim(8, mark=2)
+    assert drive(sealing, 0.0, 0.5, others=[(lie,)]) == [Prefetch(lie)]
+    later = drive(sealing, 1.0, 2.0, others=[(lie,), *[(claim(8),)] * 3])
+    assert later == [Prefetch(claim(8)), Adopt(claim(8))]
+    assert lie.key not in sealing._fetcher.wants
+
+
+def test_what_is_fetched_early_and_cannot_be_used_makes_way_for_another():
+    sealing = sealing_of(is_first=False)
+    drive(sealing, 0.0, 0.5, others=[(claim(8, mark=2),)])
+    sealing.unusable(claim(8, mark=2))
+    assert sealing.sought is None
+    assert drive(sealing, 1.0, 0.0, others=[(claim(8),)]) == [Prefetch(claim(8))]
+
+
+def test_who_changes_its_claim_all_the_time_is_not_followed_for_ever():
+    sealing = sealing_of(is_first=False)
+    effects = []
+    for tick in range(15):
+        effects += sealing.wake(tick * 0.1, 0, Told([PeerClaim((claim(8, mark=1 + tick),))]))
+    assert len(effects) == len(kinds(effects, Prefetch)) == PREFETCHES_MAX
 
 
 def test_a_joiner_without_agreement_says_so_and_goes_on_trying():

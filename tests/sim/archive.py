@@ -27,12 +27,12 @@ RETRY_S = 0.5
 
 
 class Archive:
-    """Carries out Seal, Close and Adopt for one life of a node."""
+    """Carries out Seal, Close, Adopt and Prefetch for one life of a node."""
 
     def __init__(self, node: "Node") -> None:
         self._node = node
         self.claims: tuple[Claim, ...] = ()
-        self._adopting: Claim | None = None
+        self._wanted: Claim | None = None
         self._seal_round = 0
         self._late = 0
         self._used: dict[bytes, float] = {}
@@ -70,18 +70,18 @@ class Archive:
 
     # -- adopting
 
-    def adopt(self, claim: Claim) -> None:
-        """Fetch a snapshot and start from it."""
-        self._adopting = claim
+    def fetch(self, claim: Claim) -> None:
+        """Fetch a snapshot, and start from it once the core adopts it."""
+        self._wanted = claim
         self.look()
 
     def look(self) -> None:
         """Go on with whatever work can go on now."""
-        if self._adopting is not None and self._adopting != self._node.core.sealing.adopting:
-            self._adopting = None  # no member has it any more: our own history goes on
-        if self._adopting is not None:
-            if self._is_here(self._adopting):
-                self._begin_at(self._adopting)
+        if self._wanted is not None and self._wanted != self._node.core.sealing.sought:
+            self._wanted = None  # no member has it any more: our own history goes on
+        if self._wanted is not None:
+            if self._is_here(self._wanted) and self._wanted == self._node.core.sealing.adopting:
+                self._begin_at(self._wanted)
         else:
             self._seal_if_settled()
 
@@ -104,14 +104,14 @@ class Archive:
         return False
 
     def _retry(self, claim: Claim) -> None:
-        if claim == self._adopting:
+        if claim == self._wanted:
             self.look()
 
     def _begin_at(self, claim: Claim) -> None:
         node = self._node
         phi = self._load(claim.root)
         base = Base(claim.round, claim.digest, claim.tokens)
-        self._adopting, self._seal_round, self._late = None, claim.round, 0
+        self._wanted, self._seal_round, self._late = None, claim.round, 0
         self.claims = (claim,)
         node.disk.begin_at(claim, node.core.own_last)
         below = node.stage.audit.adopted(node, claim, node.stage.manifest.genesis.root)
@@ -136,11 +136,11 @@ class Archive:
             self._node.soon(LATE_SETTLE_S, self._reseal, self._late)
 
     def _reseal(self, late: int) -> None:
-        if late == self._late and self.claims and self._adopting is None:
+        if late == self._late and self.claims and self._wanted is None:
             self._seal(self.claims[0].round)
 
     def _seal_if_settled(self) -> None:
-        ready = self._adopting is None and self.claims and self._seal_round > self.claims[0].round
+        ready = self._wanted is None and self.claims and self._seal_round > self.claims[0].round
         if ready and not self._node.core.merges.waiting(self._seal_round):
             self._seal(self._seal_round)
 

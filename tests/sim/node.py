@@ -286,8 +286,8 @@ class Node(Process):
                     self.archive.seal(effect.round)
                 case fx.Close():
                     self.archive.close(effect)
-                case fx.Adopt():
-                    self.archive.adopt(effect.claim)
+                case fx.Adopt() | fx.Prefetch():
+                    self.archive.fetch(effect.claim)
                 case fx.Blame():
                     end = self.links.get(effect.link)
                     self._tell(f"blames {end.peer.party if end else 'a peer'}: {effect.reason}")

@@ -1,4 +1,4 @@
-"""The node's past: carries out what the core decides about it (Seal, Close, Adopt).
+"""The node's past: carries out what the core decides about it (Seal, Close, Adopt, Prefetch).
 
 One worker does all of it, one thing after another, and only while the disk takes what it writes. It writes
 snapshots while merging goes on, from copies of Phi's fragments, one at a time, with the later rounds taken
@@ -109,7 +109,7 @@ class Archive:
             credentials=[*await asyncio.to_thread(records.load_credentials), *credentials],
         )
 
-    def carry_out(self, effect: fx.Fetched | fx.Seal | fx.Close | fx.Adopt) -> None:
+    def carry_out(self, effect: fx.Fetched | fx.Seal | fx.Close | fx.Adopt | fx.Prefetch) -> None:
         """Have the worker do what the core asks for; a snapshot is fetched in place of any other."""
         match effect:
             case fx.Seal():
@@ -117,7 +117,7 @@ class Archive:
             case fx.Close():
                 earlier = self._closing.deltas if self._closing else ()
                 self._closing = fx.Close(effect.round, earlier + effect.deltas)
-            case fx.Adopt():
+            case fx.Adopt() | fx.Prefetch():
                 self._want(effect.claim)
         self._news.set()
 
@@ -202,10 +202,10 @@ class Archive:
     def _is_wanted(self, claim: Claim) -> bool:
         """Whether we, and the core, still want a snapshot: if nobody has it any more, our own history goes
         on."""
-        return claim == self._wanted == self._core.sealing.adopting
+        return claim == self._wanted == self._core.sealing.sought
 
     async def _fetch(self, claim: Claim) -> bool:
-        """Ask for what is missing of a snapshot. If nothing is, start from it.
+        """Ask for what is missing of a snapshot. If nothing is, start from it once the core adopts it.
 
         Returns whether it was adopted. One that cannot be used is given up: the core chooses another, or our
         own history goes on.
@@ -215,7 +215,7 @@ class Archive:
             lacking = await asyncio.to_thread(
                 snapshots.missing, claim.root, layout.snapshot_bytes, self._chunks
             )
-            if not lacking:
+            if not lacking and claim == self._core.sealing.adopting:
                 phi = await asyncio.to_thread(snapshots.load, claim.root, layout.numel, self._chunks)
         except MissingChunkError:  # one that turned out damaged: asked for next
             return False
@@ -227,7 +227,7 @@ class Archive:
             return False
         if not self._is_wanted(claim):
             return False
-        if phi is None:
+        if lacking:
             self._dispatch(ev.Need(claim.key, lacking))
             at, before = self._logged
             if time.monotonic() - at > PROGRESS_S and claim.root in self._chunks and len(lacking) != before:
@@ -235,6 +235,7 @@ class Archive:
                 total = len(chunk_sizes(layout.snapshot_bytes))
                 here = total - len(lacking)
                 log.info("fetching the model of round %d: %d of %d MiB", claim.round, here, total)
+        if phi is None or claim != self._core.sealing.adopting:
             return False
         await self._adopt(claim, phi)
         return True
