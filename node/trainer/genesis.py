@@ -77,8 +77,9 @@ def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
 def vanishing(values: "Tensor") -> "Tensor | None":
     """Those of a tensor's values that become zero in fixed point, and zeros elsewhere; None if they are so
     few that nothing warns of them."""
-    lost = values * (values.abs() * ONE <= 0.5)
-    return lost if int(lost.count_nonzero()) > VANISHING * values.numel() else None
+    half = 0.5 / ONE
+    lost = (values >= -half) & (values <= half) & (values != 0)  # little memory: the tensor may be large
+    return values * lost if int(lost.count_nonzero()) > VANISHING * values.numel() else None
 
 
 def found(manifest: Manifest, phi: Ints, home: Home) -> None:
