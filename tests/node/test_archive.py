@@ -491,13 +491,13 @@ async def test_what_the_core_gives_up_while_it_is_read_is_not_adopted(
     """A large model that lies here already is read for minutes, and its claim may be gone by then."""
     fetching = Fetching(ChunkStore(tmp_path / "chunks"))
     claim = fetching.claim(b"A", b"B", b"C")
-    load = snapshots.load
+    read = snapshots.SnapshotReader.read
 
-    def slowly(*arguments: Any) -> Any:
+    def slowly(reader: snapshots.SnapshotReader) -> Any:
         fetching.adopt(None)
-        return load(*arguments)
+        return read(reader)
 
-    monkeypatch.setattr(snapshots, "load", slowly)
+    monkeypatch.setattr(snapshots.SnapshotReader, "read", slowly)
     own = fetching.shelf.claims
     fetching.adopt(claim)
     await fetching.look()

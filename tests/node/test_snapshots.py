@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gossamer.node.daemon.phi import snapshots
-from gossamer.node.daemon.phi.snapshots import SnapshotShelf, SnapshotWriter
-from gossamer.node.daemon.storage.chunks import ChunkStore
+from gossamer.node.daemon.phi.snapshots import SnapshotReader, SnapshotShelf, SnapshotWriter
+from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
 from gossamer.protocol.records import Claim
@@ -51,6 +51,37 @@ def test_what_is_missing_is_named_index_first(chunks, tmp_path):
     empty.put(root, chunks.get(root))
     sizes = [size for _, size in snapshots.missing(root, TOTAL, empty)]
     assert sizes == [CHUNK_BYTES_MAX, CHUNK_BYTES_MAX, 400]
+
+
+def test_what_is_here_is_read_while_the_rest_is_still_to_come(chunks, tmp_path):
+    root = snapshots.store(values(1), chunks)
+    index = chunks.get(root)
+    here = ChunkStore(tmp_path / "other")
+    reader = SnapshotReader(root, NUMEL, here)
+    for blob in (root, index[64:], index[:32]):
+        assert reader.read()
+        here.put(blob, chunks.get(blob))
+    assert reader.read() == ((index[32:64], CHUNK_BYTES_MAX),)
+    for blob in (index[64:], index[:32]):
+        file_of(here, blob).write_bytes(b"not looked at again")
+    here.put(index[32:64], chunks.get(index[32:64]))
+    assert reader.read() == ()
+    assert reader.phi.dtype == np.int32
+    assert np.array_equal(reader.phi, values(1))
+
+
+def test_a_reader_goes_on_when_what_was_damaged_has_come_again(chunks):
+    root = snapshots.store(values(1), chunks)
+    blob = chunks.get(root)[32:64]
+    sound = chunks.get(blob)
+    file_of(chunks, blob).write_bytes(sound[:-1] + b"x")
+    reader = SnapshotReader(root, NUMEL, chunks)
+    with pytest.raises(MissingChunkError):
+        reader.read()
+    assert reader.read() == ((blob, CHUNK_BYTES_MAX),)
+    chunks.put(blob, sound)
+    assert reader.read() == ()
+    assert np.array_equal(reader.phi, values(1))
 
 
 def test_an_index_of_another_size_is_refused(chunks):

@@ -67,6 +67,8 @@ class Archive:
         self._news = asyncio.Event()
         self._wanted: Claim | None = None
         """The snapshot to fetch."""
+        self._reader: snapshots.SnapshotReader | None = None
+        """Reads it; as large as the model."""
         self._seal_round = 0
         self._sealing = 0
         """The round whose snapshot is being written; 0 if none is."""
@@ -197,6 +199,8 @@ class Archive:
 
     def _want(self, claim: Claim | None) -> None:
         self._wanted = claim
+        if self._reader is not None and (claim is None or claim.root != self._reader.root):
+            self._reader = None  # frees its memory before another is allocated
         self._is_sweep_due = True  # of another one that was wanted so far
 
     def _is_wanted(self, claim: Claim) -> bool:
@@ -205,18 +209,17 @@ class Archive:
         return claim == self._wanted == self._core.sealing.sought
 
     async def _fetch(self, claim: Claim) -> bool:
-        """Ask for what is missing of a snapshot. If nothing is, start from it once the core adopts it.
+        """Read what is here of a snapshot, and ask for the rest. If all is read, start from it once the core
+        adopts it.
 
         Returns whether it was adopted. One that cannot be used is given up: the core chooses another, or our
         own history goes on.
         """
-        layout, phi = self._core.layout, None
+        layout, reader = self._core.layout, self._reader
+        if reader is None:
+            reader = self._reader = snapshots.SnapshotReader(claim.root, layout.numel, self._chunks)
         try:
-            lacking = await asyncio.to_thread(
-                snapshots.missing, claim.root, layout.snapshot_bytes, self._chunks
-            )
-            if not lacking and claim == self._core.sealing.adopting:
-                phi = await asyncio.to_thread(snapshots.load, claim.root, layout.numel, self._chunks)
+            lacking = await asyncio.to_thread(reader.read)
         except MissingChunkError:  # one that turned out damaged: asked for next
             return False
         except PayloadError as error:
@@ -235,9 +238,9 @@ class Archive:
                 total = len(chunk_sizes(layout.snapshot_bytes))
                 here = total - len(lacking)
                 log.info("fetching the model of round %d: %d of %d MiB", claim.round, here, total)
-        if phi is None or claim != self._core.sealing.adopting:
+        if lacking or claim != self._core.sealing.adopting:
             return False
-        await self._adopt(claim, phi)
+        await self._adopt(claim, reader.phi)
         return True
 
     async def _adopt(self, claim: Claim, phi: Ints) -> None:

@@ -98,16 +98,42 @@ def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, i
     return tuple(lacking.items())
 
 
+class SnapshotReader:
+    """Reads a snapshot while its chunks come, so that little is left to read once the last one is here."""
+
+    def __init__(self, root: bytes, numel: int, chunks: ChunkStore) -> None:
+        """Reads the snapshot of int32[numel] with this root."""
+        self.root = root
+        self._chunks = chunks
+        self._phi = np.empty(numel, dtype="<i4")
+        self._read: set[int] = set()
+        """Which chunks have been read, by place."""
+
+    @property
+    def phi(self) -> Ints:
+        """int32[numel]; complete once nothing is missing."""
+        return self._phi.astype(np.int32, copy=False)
+
+    def read(self) -> tuple[tuple[bytes, int], ...]:
+        """Read what has come since the last call; returns what is still `missing`. Raises as that does."""
+        lacking = missing(self.root, self._phi.nbytes, self._chunks)
+        absent = {blob for blob, _ in lacking}
+        if self.root not in absent:
+            view = memoryview(self._phi.data).cast("B")
+            for place, blob in enumerate(parse_index(self._chunks.get(self.root), self._phi.nbytes)):
+                if blob not in absent and place not in self._read:
+                    data, start = self._chunks.get(blob), place * CHUNK_BYTES_MAX
+                    view[start : start + len(data)] = data
+                    self._read.add(place)
+        return lacking
+
+
 def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
     """Read a snapshot: int32[numel]. Raises MissingChunkError or PayloadError."""
-    if lacking := missing(root, 4 * numel, chunks):
+    reader = SnapshotReader(root, numel, chunks)
+    if lacking := reader.read():
         raise MissingChunkError(lacking[0][0])
-    phi = np.empty(numel, dtype="<i4")
-    view = memoryview(phi.data).cast("B")
-    for place, blob in enumerate(parse_index(chunks.get(root), 4 * numel)):
-        data, start = chunks.get(blob), place * CHUNK_BYTES_MAX
-        view[start : start + len(data)] = data
-    return phi.astype(np.int32, copy=False)
+    return reader.phi
 
 
 class SnapshotShelf:
