@@ -28,7 +28,7 @@ RECORDED = (
     Benchmark("learning", "benchmarks.learning", 155.0),
     Benchmark("goodput", "benchmarks.goodput", 1.5, usual=True),
     Benchmark("members", "benchmarks.members", 2.5),
-    Benchmark("cost", "benchmarks.cost", 8.0),
+    Benchmark("cost", "benchmarks.cost", 3.0),
     Benchmark("parameters", "benchmarks.parameters", 1.0),
     Benchmark("footprint", "benchmarks.footprint", 6.0),
     Benchmark("transport", "benchmarks.transport", 0.2, usual=True),

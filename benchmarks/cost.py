@@ -16,18 +16,19 @@ from benchmarks.goals import Goal
 from benchmarks.tables import Table
 
 SIZES = (400_000, 4_000_000, 40_000_000)
-MEMBERS = (2, 8, 32)
-DELTAS_MAX = 320_000_000
-"""Parameters times members: above, two cores and 24 GiB hold no such swarm."""
-ROUNDS = 20
+MEMBERS = (2, 8)
+DELTAS_MAX = 100_000_000
+"""Parameters times members: above, a round of all its nodes takes two cores minutes."""
+ROUNDS = 40
+"""Divided by the members: each round has as many deltas."""
 IDLE_S = 6.0
 
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
     """One row for each size and number of members."""
-    sizes, members, rounds = ((100_000,), (2,), 3) if quick else (SIZES, MEMBERS, ROUNDS)
+    sizes, members = ((100_000,), (2,)) if quick else (SIZES, MEMBERS)
     return [
-        asyncio.run(row(parameters, count, rounds))
+        asyncio.run(row(parameters, count, 3 if quick else max(4, ROUNDS // count)))
         for parameters in sizes
         for count in members
         if parameters * count <= DELTAS_MAX
@@ -82,8 +83,11 @@ def _smallest(rows: list[dict[str, Any]]) -> float:
 GOALS = (
     Goal(
         what="processor time of a daemon for a round of two members with 0.4 M parameters",
-        at_most=20,
+        at_most=13,
         unit="ms",
         measured=_smallest,
+        reason="half of what it was is not reached. At 0.83 M parameters, of 38 ms a third is merging and"
+        " measuring two deltas, a fifth takes rounds back for a snapshot, a fifth is chunk files with their"
+        " packing, hashes and syncs, and a quarter the events, requests and TLS of the loop's thread",
     ),
 )
