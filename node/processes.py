@@ -24,7 +24,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gossamer.node.options import NodeOptions
-from gossamer.protocol.backoff import Backoff
 
 # The exit statuses of our processes, for whatever started them: the supervisor, systemd, a script.
 
@@ -167,18 +166,20 @@ class Service:
     name: str
     start: Callable[[], Child]
     child: Child | None = None
-    backoff: Backoff | None = None
-    """The wait after it last failed; None if it never has."""
+    wait_s: float = 0.0
+    """The wait after it last failed; 0 if it never has."""
+    until: float = 0.0
+    """When that wait is over."""
 
     @property
     def has_failed(self) -> bool:
         """Whether it ever ended when it should not have, or could not be started."""
-        return self.backoff is not None
+        return self.wait_s > 0
 
     def keep_running(self, now: float) -> int | None:
         """Start it if it is time to; returns the exit status of a child that should not be restarted."""
         if self.child is None:
-            if self.backoff is None or now >= self.backoff.until:
+            if now >= self.until:
                 try:
                     self.child = self.start()
                 except OSError as error:  # no memory, no more processes or files: it may pass
@@ -195,8 +196,10 @@ class Service:
         return None
 
     def _try_later(self, now: float, text: str) -> None:
-        self.backoff = Backoff.after(self.backoff, now, BACKOFF_MIN_S, BACKOFF_MAX_S, STEADY_AFTER_S)
-        log.warning("%s in %.1f s", text, self.backoff.wait)
+        was_steady = now >= self.until + STEADY_AFTER_S
+        self.wait_s = BACKOFF_MIN_S if was_steady else min(max(BACKOFF_MIN_S, 2 * self.wait_s), BACKOFF_MAX_S)
+        self.until = now + self.wait_s
+        log.warning("%s in %.1f s", text, self.wait_s)
 
 
 def daemon_service(options: NodeOptions) -> Service:

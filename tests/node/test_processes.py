@@ -176,8 +176,7 @@ def test_a_child_that_dies_is_started_again_with_backoff() -> None:
     now += service_module.STEADY_AFTER_S + 1
     children[-1].status = 1
     service.keep_running(now)
-    assert service.backoff is not None
-    assert service.backoff.wait == pytest.approx(0.5), "it had been steady"
+    assert service.wait_s == pytest.approx(0.5), "it had been steady"
 
 
 def test_a_child_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
