@@ -61,6 +61,7 @@ async def test_what_cannot_be_stored_is_a_problem_though_the_disk_has_room(
     monkeypatch.setattr("gossamer.node.logs.CALM_S", 0.5)
     home = founded(tmp_path / "a")
     async with running(home) as daemon, training(home) as link:
+        await until(lambda: daemon.monitor.is_healthy()[0])
         disk = FullDisk(daemon.store.chunks, 10**6, monkeypatch, errno.EFBIG)
         publishing = asyncio.create_task(publish(home, link, 1))
         await until(lambda: not daemon.monitor.is_healthy()[0])
