@@ -16,7 +16,7 @@ from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home
 from gossamer.node.options import NodeOptions
-from gossamer.node.processes import Child
+from gossamer.node.processes import Child, start_daemon
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads import TensorSpec
@@ -170,9 +170,7 @@ class Daemons:
             folder=home.root, listen="127.0.0.1:0", join=join, name=home.root.name, admin="off"
         )
         with open(home.root.with_suffix(".log"), "ab") as log:
-            self._children.append(
-                Child("gossamer.node.daemon.daemon", [options.model_dump_json()], stderr=log.fileno())
-            )
+            self._children.append(start_daemon(options, log.fileno()))
         self._homes.append(home)
 
     async def _address(self, home: Home) -> str:

@@ -34,7 +34,7 @@ from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, RecordStore
 from gossamer.node.home import Home
 from gossamer.node.options import NodeOptions
-from gossamer.node.processes import Child
+from gossamer.node.processes import start_daemon
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest, from_values
@@ -143,7 +143,7 @@ async def _daemon(folder: Path, parameters: int) -> dict[str, Any]:
     home, manifest = await asyncio.to_thread(_prepare, folder, parameters)
     options = NodeOptions(folder=home.root, listen="127.0.0.1:0", admin="off")
     with open(folder / "log", "wb") as log:
-        child = Child("gossamer.node.daemon.daemon", [options.model_dump_json()], stderr=log.fileno())
+        child = start_daemon(options, log.fileno())
     puppet = Puppet(home.socket_path(), manifest, step_s=POLL_S, seed=1)
     try:
         await _until(home, lambda status: status["version"] > 0)

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from gossamer.node.options import NodeOptions
 
@@ -202,20 +203,26 @@ class Service:
         log.warning("%s in %.1f s", text, self.wait_s)
 
 
+def start_daemon(options: NodeOptions, stderr: int | None = None) -> Child:
+    """Start a node's daemon. Raises OSError if it cannot be started."""
+    env = {
+        # With one heap per thread, glibc keeps the memory that each of them has freed, and the process
+        # grows for thousands of rounds: a fifth more memory than with a single heap.
+        "MALLOC_ARENA_MAX": "1",
+        # Otherwise glibc returns the arrays of every merge to the system, which zeroes each page that it
+        # hands out again: more than half of what merging a small model takes.
+        "MALLOC_MMAP_THRESHOLD_": str(8 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+        **os.environ,
+        # The daemon sums pieces that fit in cache: BLAS threads would spend their time waiting.
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    return Child("gossamer.node.daemon.daemon", [options.model_dump_json()], env=env, stderr=stderr)
+
+
 def daemon_service(options: NodeOptions) -> Service:
     """The service that runs a daemon."""
-
-    def start() -> Child:
-        env = {
-            # The daemon sums pieces that fit in cache: BLAS threads would spend their time waiting.
-            "OPENBLAS_NUM_THREADS": "1",
-            # With one heap per thread, glibc keeps the memory that each of them has freed, and the process
-            # grows for thousands of rounds: a fifth more memory than with a single heap.
-            "MALLOC_ARENA_MAX": os.environ.get("MALLOC_ARENA_MAX", "1"),
-        }
-        return Child("gossamer.node.daemon.daemon", [options.model_dump_json()], env=env)
-
-    return Service("daemon", start)
+    return Service("daemon", partial(start_daemon, options))
 
 
 def services_of(options: NodeOptions) -> list[Service]:

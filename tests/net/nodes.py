@@ -19,7 +19,7 @@ from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home
 from gossamer.node.options import NodeOptions
-from gossamer.node.processes import Child
+from gossamer.node.processes import Child, start_daemon
 from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import UnreachableError
 from gossamer.protocol.identity import Identity
@@ -67,8 +67,7 @@ class LocalNode:
     def start(self) -> None:
         self.home.daemon_path.unlink(missing_ok=True)
         with open(self.log_path, "ab") as log:
-            arguments = [self.options.model_dump_json()]
-            self.child = Child("gossamer.node.daemon.daemon", arguments, stderr=log.fileno())
+            self.child = start_daemon(self.options, log.fileno())
 
     def train(self, step_s: float) -> Puppet:
         """Give it a puppet."""
