@@ -62,7 +62,7 @@ def _tracked_or_new() -> list[str]:
     """The files of the checkout that git does not ignore, relative to its top."""
     git = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        out = subprocess.run(git, check=True, capture_output=True, timeout=60).stdout
+        out = subprocess.run(git, check=True, capture_output=True, timeout=200).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a git checkout")
     return sorted({name for name in out.decode().split("\0") if name and (ROOT / name).is_file()})
@@ -81,7 +81,7 @@ def test_the_wheel_has_every_file_and_imports(tmp_path):
         cwd=tmp_path / "src",
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -104,7 +104,7 @@ def test_the_wheel_has_every_file_and_imports(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -307,7 +307,7 @@ def test_no_folder_is_imported_in_a_circle():
 def _loaded_by(statement: str, names: tuple[str, ...], cwd: Path) -> list[str]:
     code = f"{statement}\nimport sys\nprint(*[n for n in {names!r} if n in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

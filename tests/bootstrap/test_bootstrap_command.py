@@ -112,10 +112,10 @@ def test_what_builds_a_model_ends_with_the_command(run: Run, tmp_path: Path) -> 
     command = subprocess.Popen([*COMMAND, "bootstrap", "my.toml", "--dir", "d"], cwd=tmp_path)
     try:
         (child,) = wait_for(psutil.Process(command.pid).children, 60, "what builds the model")
-        wait_for(lambda: "gossamer.node.trainer.genesis" in child.cmdline(), 10, "its module")
+        wait_for(lambda: "gossamer.node.trainer.genesis" in child.cmdline(), 60, "its module")
     finally:
         command.kill()
-        command.wait(10)
+        command.wait(60)
     child.wait(60)
     stored = [file for file in (tmp_path / "d" / "chunks").rglob("*") if file.is_file()]
     assert not stored, "it has not gone on to store the model"

@@ -143,7 +143,7 @@ async def shows(fd: int, parts: Sequence[str]) -> None:
     """Wait until each part has been written to a pseudo-terminal."""
     text = ""
     os.set_blocking(fd, False)
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(60):
         while not all(part in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text) for part in parts):
             try:
                 text += os.read(fd, 65536).decode("utf-8", "replace")
@@ -169,7 +169,7 @@ async def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:
         try:
             await shows(main, ["watched", "round 1 (swarm 1)", "Ctrl-C quits"])
             process.send_signal(signal.SIGINT)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await process.wait() == 0
             assert termios.tcgetattr(side)[3] == before[3], "the terminal is as it was"
         finally:

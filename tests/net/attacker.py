@@ -52,9 +52,9 @@ async def knock(address: str, hello: Callable[[bytes, bytes], bytes]) -> list[by
     ):
         tls = socket.get_extra_info("ssl_object")
         binding = fingerprint_of(tls.getpeercert(binary_form=True))
-        heard = [await socket.receive_bytes(timeout=5)]
+        heard = [await socket.receive_bytes(timeout=60)]
         await socket.send_bytes(hello(heard[0], binding))
-        while (message := await socket.receive(timeout=5)).type is aiohttp.WSMsgType.BINARY:
+        while (message := await socket.receive(timeout=60)).type is aiohttp.WSMsgType.BINARY:
             heard.append(message.data)
             if unpack(message.data, HELLO_BYTES_MAX)[0] is True:
                 break

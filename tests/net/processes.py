@@ -29,7 +29,7 @@ def write_text(path: Path) -> Path:
     return path
 
 
-def gossamer(*args: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def gossamer(*args: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     return subprocess.run(
         [*COMMAND, *map(str, args)],

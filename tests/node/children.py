@@ -19,13 +19,13 @@ FAITHFUL = """
     from gossamer.node import processes as lifeline
     lifeline.watch(lambda: signal.raise_signal(signal.SIGTERM))
     open(sys.argv[1], "w").write("up")
-    time.sleep(60)
+    time.sleep(600)
 """
 STUBBORN = """
     import signal, sys, time
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     open(sys.argv[1], "w").write("up")
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -42,7 +42,7 @@ def write(folder: Path, name: str, code: str) -> str:
 
 
 def wait_up(path: Path) -> None:
-    wait_for(path.exists, 10, f"{path.name} started")
+    wait_for(path.exists, 60, f"{path.name} started")
 
 
 @contextmanager

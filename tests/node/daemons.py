@@ -65,7 +65,7 @@ async def started(home: Home, **options: Any) -> AsyncIterator[tuple[Daemon, asy
         yield daemon, task
     finally:
         daemon.stop()
-        await asyncio.wait([task], timeout=10)
+        await asyncio.wait([task], timeout=60)
         release(daemon.store.home)  # as the end of its process would do
         await task
 
@@ -75,7 +75,7 @@ async def running(home: Home, **options: Any) -> AsyncIterator[Daemon]:
     """A daemon that listens, with its admin server on a port that the system chooses."""
     home.daemon_path.unlink(missing_ok=True)
     async with started(home, **{"admin": "127.0.0.1:0", **options}) as (daemon, task):
-        await until(lambda: task.done() or home.read_daemon(), 10)
+        await until(lambda: task.done() or home.read_daemon())
         if task.done():
             await task
         yield daemon
@@ -92,7 +92,7 @@ async def training(home: Home) -> AsyncIterator[DaemonLink]:
     """A trainer's link to the daemon in a folder."""
     link = DaemonLink(home.socket_path(), manifest_of(home))
     try:
-        assert await asyncio.to_thread(link.wait_connected, 5)
+        assert await asyncio.to_thread(link.wait_connected, 60)
         yield link
     finally:
         await asyncio.to_thread(link.close)
@@ -105,7 +105,7 @@ async def publish(home: Home, link: DaemonLink, round_: int, loss: float = 2.0, 
     area = link.payload_area
     area[: len(data)] = data
     link.publish(control.Publish(round_, round_ - 1, 100, 10, loss, "int8", len(data)), area)
-    assert await asyncio.to_thread(link.wait_acknowledged, 10)
+    assert await asyncio.to_thread(link.wait_acknowledged, 60)
 
 
 def report(**changes: Any) -> control.Report:
@@ -140,7 +140,7 @@ async def events_until(address: str, name: str, condition: Any = lambda data: Tr
     seen, event = [], ""
     headers = {"Authorization": f"Bearer {token_here()}"}
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         aiohttp.ClientSession(read_bufsize=1 << 20, headers=headers) as session,
         session.get(f"http://{address}/api/events") as response,
     ):

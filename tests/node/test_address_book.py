@@ -89,7 +89,7 @@ async def test_whoever_does_not_live_long_remembers_too(
     try:
         author = builders.identity(1)
         core.roster.update(builders.row(author, addresses=("10.0.0.1:7700",)), 0.0)
-        await until(home.read_peers, 20)
+        await until(home.read_peers)
         assert whom_to_join((), home) == (Contact("10.0.0.1:7700", author.node_id),)
         assert threading.get_ident() not in written_by, "a disk that hangs would keep the node from answering"
     finally:

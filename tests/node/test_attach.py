@@ -117,7 +117,7 @@ def test_a_worker_that_imports_the_script_is_no_node(tmp_path: Path) -> None:
         "    Peer.attach(model, optim.SGD(model.parameters()), folder='d', join=['127.0.0.1:1'])\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
     assert 'under if __name__ == "__main__":' in done.stderr
     assert not (tmp_path / "d").exists()
@@ -308,14 +308,14 @@ def test_ctrl_c_while_the_daemon_is_ended_does_not_keep_it_running(
     monkeypatch.setattr(attaching, "DAEMON_POLL_S", 0.01)
     daemon = DaemonProcess(NodeOptions(folder=tmp_path))
     daemon.start()
-    assert started.wait(10)
+    assert started.wait(60)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             daemon.stop()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert ended.wait(10)
+    assert ended.wait(60)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

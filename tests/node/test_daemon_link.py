@@ -109,7 +109,7 @@ async def test_a_delta_is_ours_until_acknowledged(daemon: FakeDaemon) -> None:
         daemon.port.send(control.Published(0))  # a delta of the trainer before it
         assert not await asyncio.to_thread(link.wait_acknowledged, 0.05)
         daemon.port.send(control.Published(1))
-        assert await asyncio.to_thread(link.wait_acknowledged, 5)
+        assert await asyncio.to_thread(link.wait_acknowledged, 60)
         assert link.can_publish
     assert daemon.signed == {1: b"delta one"}
 
@@ -142,14 +142,14 @@ async def test_a_daemon_of_another_release_is_said_and_costs_no_files(
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "s"))
     listener.listen()
-    listener.settimeout(5)
+    listener.settimeout(60)
     link = DaemonLink(str(tmp_path / "s"), builders.SMALL)
 
     def welcome() -> None:
         connection, _ = listener.accept()
         with connection, open(os.devnull) as file:
             socket.send_fds(connection, [frame], [file.fileno()])
-            connection.settimeout(5)
+            connection.settimeout(60)
             connection.recv(1)
 
     try:
@@ -213,8 +213,8 @@ async def test_nobody_waits_for_a_dead_daemon_to_free_its_memory(daemon: FakeDae
         publish(link, 1, b"delta one")
         assert not await asyncio.to_thread(link.wait_acknowledged, 0.05), "it may still be read"
         await daemon.die()
-        async with asyncio.timeout(5):
-            await asyncio.to_thread(lambda: link.wait_acknowledged(60, only_attached=True))
+        async with asyncio.timeout(60):
+            await asyncio.to_thread(lambda: link.wait_acknowledged(3600, only_attached=True))
         assert not link.can_publish
         daemon.start()
 
@@ -222,13 +222,13 @@ async def test_nobody_waits_for_a_dead_daemon_to_free_its_memory(daemon: FakeDae
 async def test_a_trainer_that_hangs_has_no_speed(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_port, "SILENT_S", 0.1)
     report = control.Report("training", 1, 2, 3.5, 4.5, None, 1.5, -1, 0, 0.01, "cpu")
+    told: list[control.Report | None] = []
+    daemon.trainer_changed = lambda: told.append(daemon.port.report)  # type: ignore[method-assign]
     async with link_to(daemon) as link:
         for _ in range(2):
             link.send(report)
-            await until(lambda: daemon.port.report == report)
-            changes = daemon.changes
-            await until(lambda: daemon.port.report == replace(report, tokens_per_s=0.0))
-            await until(lambda changes=changes: daemon.changes > changes)
+            await until(lambda: report in told and told[-1] == replace(report, tokens_per_s=0.0))
+            told.clear()
         assert daemon.port.attached
 
 
@@ -338,7 +338,7 @@ async def test_an_unacknowledged_delta_is_signed_exactly_once(daemon: FakeDaemon
         assert not link.can_publish
         daemon.answers = daemon.acknowledges = True
         daemon.start()
-        assert await asyncio.to_thread(link.wait_acknowledged, 5)
+        assert await asyncio.to_thread(link.wait_acknowledged, 60)
         await until(lambda: link.can_publish)
         assert link.own_last == 3
         assert daemon.seen == ([3] if stored else [3, 3])
@@ -365,7 +365,7 @@ async def test_a_delta_encoded_while_the_daemon_died_is_not_lost(daemon: FakeDae
         link.publish(control.Publish(1, -1, 100, 10, 2.0, "int8", 5), area)
         if not is_back:
             daemon.start()
-        assert await asyncio.to_thread(link.wait_acknowledged, 5)
+        assert await asyncio.to_thread(link.wait_acknowledged, 60)
     assert daemon.signed == {1: b"bytes"}
 
 

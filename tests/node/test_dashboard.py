@@ -56,15 +56,16 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             training(first) as at_a,
             training(second) as at_b,
         ):
-            await until(lambda: b.phi.loop.ready and len(a.network.links) == 1, 20)
+            await until(lambda: b.phi.loop.ready and len(a.network.links) == 1)
             at_a.send(report())
             await publish(first, at_a, 1)
             await publish(second, at_b, 1, loss=4.0)
-            await until(lambda: a.phi.loop.tokens == b.phi.loop.tokens == 200, 10)
+            await until(lambda: a.phi.loop.tokens == b.phi.loop.tokens == 200)
             _, _, state = await get(first, "/api/state")
             while (
                 state["swarm_tokens"] != 200
                 or state["members"][0]["replica"] != "same"  # records are sent once a second
+                or state["members"][0]["health"] != "alive"
                 or not state["members"][0]["contributions"]["judged"]
             ):
                 await asyncio.sleep(0.1)
@@ -72,7 +73,7 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             itself, (other,) = state["itself"], state["members"]
             assert (itself["name"], itself["tokens"], itself["replica"]) == ("a", 100, None)
             assert (other["name"], other["round"], other["role"]) == ("b", 1, "train")
-            assert other["health"] == "alive" and other["heard_s"] < 20
+            assert other["heard_s"] < 20
             assert (other["replica"], other["replica_round"]) == ("same", 0)
             root = a.core.sealing.claims[-1].root.hex()
             assert (state["sealed_round"], state["sealed_digest"]) == (0, root)
@@ -149,7 +150,7 @@ async def test_what_is_no_http_costs_no_line_in_the_log(
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(facts(home)["admin"]))
             writer.write(b"GET / HTTP/1.1\r\n" + headers + b"\r\n")
-            assert answer in await asyncio.wait_for(reader.readline(), 10)
+            assert answer in await asyncio.wait_for(reader.readline(), 60)
             writer.close()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -281,14 +282,18 @@ async def test_listeners_are_bounded_and_slow_ones_let_go(
         assert refused.status == 503
         large = b"x" * (1 << 20)
 
+        came = published = 0
+
         async def read_on() -> None:
-            async for _ in other.content.iter_any():
-                pass
+            nonlocal came
+            async for data in other.content.iter_any():
+                came += len(data)
 
         reading = asyncio.create_task(read_on())
         while len(feed) == 2:
             feed.publish([large])
-            await asyncio.sleep(0.02)
+            published += len(large)
+            await until(lambda so_far=published: came >= so_far)
         assert len(feed) == 1 and not reading.done(), "who reads is kept"
         daemon.stop()
         with pytest.raises(aiohttp.ClientError):
@@ -380,7 +385,7 @@ async def test_connections_are_bounded_and_the_oldest_gives_way(
         host, port = parse_address(facts(home)["admin"])
         silent = [await asyncio.open_connection(host, port) for _ in range(8)]
         for reader, _ in silent[:4]:
-            assert await asyncio.wait_for(reader.read(), 5) == b"", "it was closed"
+            assert await asyncio.wait_for(reader.read(), 20) == b"", "it was closed"
         assert (await get(home, "/healthz"))[0] in (200, 503), "and others are answered"
         for _, writer in silent:
             writer.close()
@@ -404,25 +409,25 @@ async def test_who_is_refused_or_idle_takes_no_place_from_who_looks_on(
     async with running(home, admin=option) as daemon:
         page, writer = await asked(home, f"/api/events {known}")
         writers = [writer]
-        assert b" 200 " in await asyncio.wait_for(page.readline(), 5)
+        assert b" 200 " in await asyncio.wait_for(page.readline(), 60)
         for _ in range(8):
             reader, writer = await asked(home, f"/api/state HTTP/1.1\r\n{stranger}")
             writers.append(writer)
-            answer = await asyncio.wait_for(reader.read(), 5)  # to its end: nothing is kept of it
+            answer = await asyncio.wait_for(reader.read(), 20)  # to its end: nothing is kept of it
             assert refusal in answer.splitlines()[0]
         idle = []
         for _ in range(8):
             reader, writer = await asked(home, f"/healthz {known}")
             writers.append(writer)
-            assert b"HTTP/1.1 " in await asyncio.wait_for(reader.readline(), 5)
+            assert b"HTTP/1.1 " in await asyncio.wait_for(reader.readline(), 60)
             idle.append(reader)
-        assert await asyncio.wait_for(idle[0].read(), 5) and idle[0].at_eof(), "the oldest gave way"
+        assert await asyncio.wait_for(idle[0].read(), 20) and idle[0].at_eof(), "the oldest gave way"
         for _ in range(8):
             reader, writer = await asyncio.open_connection("127.0.0.1", port_of(facts(home)["admin"]))
             writers.append(writer)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"}) as session:
             await session.get(f"http://{facts(home)['admin']}/healthz")  # by then all are accepted
         daemon.admin.feed.publish([b"event: still here\n\n"])
-        await asyncio.wait_for(page.readuntil(b"event: still here"), 5)
+        await asyncio.wait_for(page.readuntil(b"event: still here"), 60)
         for writer in writers:
             writer.close()

@@ -238,7 +238,7 @@ async def trains_publishes_applies_and_resumes(make: Callable[[], Loop], tmp_pat
         wanted = np.concatenate([newer[in_order[name]] / ONE for name, _ in named_tensors(loop.model)])
         coarse = any(p.dtype == torch.bfloat16 for p in trainable(loop.model))
         assert np.allclose(held, wanted, rtol=2**-8 if coarse else 0, atol=1e-3 if coarse else 1e-6)
-        await asyncio.to_thread(peer._role.flush, 5)
+        await asyncio.to_thread(peer._role.flush, 60)
         buffers = dict(loop.model.named_buffers())
         changed = [name for name in buffers if not torch.equal(buffers[name], frozen[name])]
         assert any("running_mean" in name for name in changed), "statistics are this node's own"

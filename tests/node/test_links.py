@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
@@ -83,9 +82,8 @@ async def test_a_peer_that_takes_nothing_is_cut_off(
         await stuck.wait()
 
     monkeypatch.setattr(other, "message", never)
-    begun = time.monotonic()
     try:
-        while not (sender.dropped if hangs_up else end.gone) and time.monotonic() - begun < 10:
+        while not (sender.dropped if hangs_up else end.gone):
             sender.send(bytes(1 << 20))
             await asyncio.sleep(0 if hangs_up else 0.005)
         if hangs_up:
@@ -99,10 +97,10 @@ async def test_a_peer_that_takes_nothing_is_cut_off(
 
 async def test_a_rest_ends_with_the_link(secure_pair: Pair) -> None:
     _, _, _, inward = secure_pair
-    resting = asyncio.create_task(inward.while_up(asyncio.sleep(60.0)))
+    resting = asyncio.create_task(inward.while_up(asyncio.sleep(3600.0)))
     await asyncio.sleep(0)
     inward.close_soon()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await resting is None
 
 
@@ -189,7 +187,7 @@ async def test_whoever_is_turned_away_is_no_link(ends: Ends, by_the_dialler: boo
     while not judge.scores.refused_for(judged.identity.node_id):
         judge.scores.blame(judged.identity.node_id, "garbage", Offence.MALFORMED)
     with pytest.raises(RefusedError, match="turned away for misbehaviour"):
-        await asyncio.wait_for(dialler.dial(listener), 5)
+        await asyncio.wait_for(dialler.dial(listener), 60)
     assert dialler.links == []
     await until(lambda: listener.links == listener.gone)
 

@@ -110,7 +110,7 @@ def test_nobody_waits_for_a_terminal_that_stands_still(monkeypatch: pytest.Monke
 
     class Stuck(io.StringIO):
         def write(self, text: str) -> int:
-            goes_on.wait(20)
+            goes_on.wait(60)
             return super().write(text)
 
     monkeypatch.setattr(logs, "LINES_MAX", 10)

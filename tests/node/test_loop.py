@@ -143,7 +143,7 @@ async def test_settled_waits_for_what_can_be_merged_and_for_no_round_that_the_sw
     setup.core.clock, setup.core.horizon = 4, 5
     await setup.begin(setup.state)
     arrive(setup, delta_of(1, 4, 1000), delta_of(99, 90, 1000))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await setup.loop.settled(5)
         assert setup.merged == [4]
         assert not await setup.loop.settled(100)
@@ -293,10 +293,16 @@ async def test_who_has_trained_what_diverges_ends(rng: np.random.Generator, tmp_
     ("round_", "value", "tokens"), [(16, 100_000, 1000), (17, 1000, 2**40)], ids=["length", "tokens"]
 )
 async def test_an_outlier_alone_in_a_round_under_way_waits_for_others(
-    setup: Setup, caplog: pytest.LogCaptureFixture, round_: int, value: int, tokens: int
+    setup: Setup,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    round_: int,
+    value: int,
+    tokens: int,
 ) -> None:
     """Alone it would be taken whole, and schedules with it be over; another's beside it clips it."""
     caplog.set_level("INFO")
+    monkeypatch.setattr("gossamer.protocol.merge.schedule.HELD_BACK_MIN_S", 3600.0)
     await setup.begin(setup.state)
     setup.core.clock = 15
     arrive(setup, *(delta_of(author, 14, 1000) for author in (1, 2, 3)))

@@ -23,6 +23,6 @@ def test_the_scripts(case: str) -> None:
     script = Path(__file__).with_name("page_in_node.js")
     with resources.as_file(resources.files(page)) as folder:
         done = subprocess.run(
-            [NODE, script, folder, case], capture_output=True, text=True, timeout=60, check=False
+            [NODE, script, folder, case], capture_output=True, text=True, timeout=200, check=False
         )
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ class Distributed:
     """torch.distributed, as far as `Team` needs it, for two ranks that are threads of this process."""
 
     def __init__(self) -> None:
-        self._ends = two_ranks(30.0)
+        self._ends = two_ranks(60.0)
         self._mine = threading.local()
 
     def run(self, work: Callable[[int], None]) -> None:
@@ -98,7 +99,7 @@ def test_a_rank_that_waits_for_others_to_attach_says_so_whichever_it_is(
 ) -> None:
     class Late(Distributed):
         def new_group(self, backend: str) -> None:
-            wait_for(lambda: "(waited" in caplog.text, 10.0, "it says what it waits for")
+            wait_for(lambda: "(waited" in caplog.text, 60.0, "it says what it waits for")
 
     monkeypatch.setattr(ranks, "LOG_AFTER_S", 0.0)
     monkeypatch.setattr(ranks, "WATCH_EVERY_S", 0.01)
@@ -118,10 +119,12 @@ def test_a_rank_that_ends_instead_of_attaching_is_logged_as_gone(
 ) -> None:
     class Gone(Distributed):
         def new_group(self, backend: str) -> None:
-            one, other = two_ranks(0.1)
+            one, other = two_ranks(60.0)
             if not silent:
                 del other
-            one.allreduce([torch.zeros(1)]).wait()
+            options = torch.distributed.AllreduceOptions()
+            options.timeout = timedelta(seconds=0.1)
+            one.allreduce([torch.zeros(1)], options).wait()
 
     distributed = Gone()
     monkeypatch.setattr(ranks, "dist", distributed)
@@ -132,7 +135,7 @@ def test_a_rank_that_ends_instead_of_attaching_is_logged_as_gone(
 
     distributed.run(attach)
     for thread in [thread for thread in threading.enumerate() if thread.name == "wait-watch"]:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), "nobody could end it any more"
 
 

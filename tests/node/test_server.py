@@ -51,7 +51,7 @@ async def dribbles_to_its_end(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, piece: bytes
 ) -> None:
     """Send a piece now and then until the other side has had enough."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with contextlib.suppress(OSError):
             while not reader.at_eof():
                 writer.write(piece)
@@ -91,7 +91,7 @@ async def test_a_client_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPa
         url = f"https://{listener.address}{PREFIX}/link"
         async with http.ws_connect(url, ssl=client_context()) as socket:
             await socket.receive_bytes()
-            assert (await socket.receive(timeout=5)).type is aiohttp.WSMsgType.CLOSE
+            assert (await socket.receive(timeout=60)).type is aiohttp.WSMsgType.CLOSE
         await until(lambda: len(listener.server.limiter) == 0)
         assert blame.call_args.args[1] is Offence.STALLED
 
@@ -117,7 +117,7 @@ async def test_an_idle_connection_is_let_go(monkeypatch: pytest.MonkeyPatch) -> 
     async with listening(listener):
         host, port = listener.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port), ssl=client_context())
-        assert await asyncio.wait_for(reader.read(1), 5) == b""
+        assert await asyncio.wait_for(reader.read(1), 60) == b""
         writer.close()
 
 
@@ -168,7 +168,7 @@ async def test_who_speaks_no_tls_1_3_is_refused(old: str) -> None:
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
     async with listening(dialler, listener):
         with pytest.raises(aiohttp.ClientConnectorError):
-            await asyncio.wait_for(dialler.dial(listener), 5)
+            await asyncio.wait_for(dialler.dial(listener), 60)
     assert dialler.links == listener.links == []
 
 
@@ -176,7 +176,7 @@ async def test_stopping_ends_links_and_leaves_no_task(secure: Ends) -> None:
     dialler, listener = secure
     await linked(dialler, listener)
     tasks = {t for t in asyncio.all_tasks() if t is not asyncio.current_task()}
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(60):
         await listener.stop()
         await dialler.stop()
         await asyncio.wait(tasks)
@@ -209,7 +209,7 @@ async def test_a_tls_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch) 
         for first in (b"", b"\x16\x03\x01\x02\x00\x01", b"GET /"):  # a ClientHello's beginning, and none
             async with connected(listener, tls=False) as (reader, writer):
                 writer.write(first)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     with contextlib.suppress(ConnectionResetError):
                         assert await reader.read(1) == b""
         await until(lambda: len(listener.server.limiter) == 0)
@@ -222,9 +222,10 @@ async def test_a_stranger_has_little_time(
 ) -> None:
     monkeypatch.setattr(server_module, "STRANGER_TIMEOUT_S", 0.3)
     _, listener = ends
-    async with connected(listener, tls=listener.tls) as (reader, writer):
-        writer.write(f"GET {PREFIX}/status HTTP/1.1\r\n{end_of_headers}".encode())
-        await dribbles_to_its_end(reader, writer, b"a" if end_of_headers == "X-Slow: " else b"")
+    with contextlib.suppress(OSError):  # on a slow machine its time is over before the TLS handshake is
+        async with connected(listener, tls=listener.tls) as (reader, writer):
+            writer.write(f"GET {PREFIX}/status HTTP/1.1\r\n{end_of_headers}".encode())
+            await dribbles_to_its_end(reader, writer, b"a" if end_of_headers == "X-Slow: " else b"")
     assert listener.server.limiter.counts["timed_out"] == 1
     await until(lambda: len(listener.server.limiter) == 0)
 
@@ -239,14 +240,17 @@ async def test_a_stranger_that_says_too_much(ends: Ends) -> None:
 
 
 async def test_links_and_their_chunks_outlive_what_strangers_have(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "STRANGER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server_module, "STRANGER_TIMEOUT_S", 5.0)
     monkeypatch.setattr(server_module, "STRANGER_BYTES_MAX", 4096)
-    dialler, listener, out, _ = pair
+    dialler, listener = ends
+    out, _ = await linked(dialler, listener)
     blob = listener.hold(os.urandom(1000))
     await get_chunk(out, blob, 1000)
-    await asyncio.sleep(0.5)
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + 6.0)  # and all that was due meanwhile is done
     for _ in range(10):
         out.send(bytes(2000))
     await until(lambda: len(listener.messages) == 10)
@@ -278,12 +282,13 @@ async def test_half_open_handshakes_give_way_to_an_honest_hello(
 
     async with aiohttp.ClientSession() as http:
         flood = [asyncio.create_task(holds_open(http)) for _ in range(20)]
-        await until(lambda: opened > 20 and listener.server.limiter.counts["gave_way"] >= 4, 20)
+        await until(lambda: opened > 20 and listener.server.limiter.counts["gave_way"] >= 4)
         for _ in range(20):
             dialler.dial(listener)
             with contextlib.suppress(TimeoutError):
-                await until(lambda: dialler.links, 1)
-                break
+                async with asyncio.timeout(1):
+                    await until(lambda: dialler.links)
+                    break
         stop.set()
         for task in flood:
             task.cancel()
@@ -303,7 +308,7 @@ async def test_too_many_connections_in_all(ends: Ends, monkeypatch: pytest.Monke
         assert len(listener.server.limiter) == 4
         told = listener.server.limiter.describe()
         assert (told["refused"], told["causes"]) == (7, {"gave_way": 7})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             for reader, _ in idle[:7]:  # the oldest went
                 with contextlib.suppress(ConnectionResetError):
                     assert await reader.read(1) == b""
@@ -356,12 +361,12 @@ async def test_what_speaks_no_tls_or_no_protocol_of_ours_costs_its_address_nothi
 ) -> None:
     """As the probes of a load balancer, behind which all peers may be."""
     monkeypatch.setattr(server_module, "origin_of", lambda host: "203.0.113.5")
-    monkeypatch.setattr(server_module, "TLS_HANDSHAKE_TIMEOUT_S", 0.2)
     dialler, listener = ends
     for first in (b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n", b"HEAD / HTTP/1.0\r\n\r\n"):
         for _ in range(10):
             async with connected(listener, tls=False) as (_, writer):
                 writer.write(first)
+    await until(lambda: len(listener.server.limiter) == 0)
     assert not listener.scores.refused_for("203.0.113.5")
     await linked(dialler, listener)
 
@@ -418,7 +423,7 @@ async def test_frames_that_never_become_a_message_are_read_slowly(
         transport = peer.socket._response.connection.transport  # type: ignore[union-attr]
         mask = bytes(4)
         transport.write(b"\x02\x80" + mask)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while transport.get_write_buffer_size() < 1 << 20:  # until TCP makes it wait
                 transport.write((b"\x00\x80" + mask) * 10_000)
                 await asyncio.sleep(0.001)

@@ -87,12 +87,12 @@ async def test_an_observer_with_a_model_serves_it_though_nobody_else_is_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bootstrap peer remembers members, and waits for them only for a while."""
-    monkeypatch.setattr(limits, "RESUME_PATIENCE_S", 0.5)
     home = founded(tmp_path / "a")
     async with running(home, observe=True) as daemon:
         await until(lambda: daemon.monitor.read().state == "serving")
     async with running(home, join=("127.0.0.1:1",), observe=True) as daemon:
         assert daemon.monitor.read().state == "joining"
+        monkeypatch.setattr(limits, "RESUME_PATIENCE_S", 0.5)
         await until(lambda: daemon.monitor.read().state == "serving")
 
 

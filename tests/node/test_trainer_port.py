@@ -70,7 +70,7 @@ async def publish(publisher: Publisher, payload: bytes, round_: int = 5) -> memo
     """Hand a payload in, and wait until that is signed; returns where it was."""
     area = memoryview(bytearray(payload))
     publisher.hand_in(message(payload, round_), area)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await publisher.drained()
     return area
 

@@ -79,9 +79,9 @@ class FakeDaemon:
         await self.port.offer(fragment, phi, control.Phi(fragment.index, merged, own, version))
 
 
-async def until(condition: Callable[[], object], timeout: float = 5) -> None:
-    """Wait for a condition that another thread brings about."""
-    async with asyncio.timeout(timeout):
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition that another thread, task or process brings about, on however slow a machine."""
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -103,7 +103,7 @@ async def daemon_at(folder: Path, manifest: Manifest = SMALL) -> AsyncIterator[F
 async def link_to(daemon: FakeDaemon) -> AsyncIterator[DaemonLink]:
     link = DaemonLink(daemon.path, daemon.manifest)
     try:
-        assert await asyncio.to_thread(link.wait_connected, 30)
+        assert await asyncio.to_thread(link.wait_connected, 60)
         yield link
     finally:
         await asyncio.to_thread(link.close)

@@ -321,7 +321,7 @@ def test_same_seed_same_run_in_another_process_too(seed):
             env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
             check=False,
             cwd=root,
         )

@@ -57,7 +57,7 @@ async def pair(seed: int) -> AsyncIterator[Pair]:
     pair.target = server.sockets[0].getsockname()
     await proxy.add("a", own_loopback(0), lambda: None)
     pair.address = await proxy.add("b", own_loopback(1), lambda: pair.target)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         yield pair
     await proxy.close()
     await pair.close()
@@ -133,7 +133,7 @@ async def test_latency_delays_and_does_not_narrow(pair: Pair) -> None:
     assert await far_reader.readexactly(1) == MEGABYTE[:1]
     assert loop.time() - begun >= 0.2
     assert await far_reader.readexactly(len(MEGABYTE) - 1) == MEGABYTE[1:]
-    assert loop.time() - begun < 2, "64 pieces, not 64 delays"
+    assert loop.time() - begun < 64 * 0.2 / 2, "64 pieces, not 64 delays"
     await sending
 
 

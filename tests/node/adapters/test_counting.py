@@ -112,7 +112,7 @@ def test_without_the_framework_one_line_says_what_to_install(
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert done.stderr.splitlines()[-1] == (
