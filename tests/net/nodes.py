@@ -99,7 +99,7 @@ class LocalNode:
         if facts is None:
             return None
         try:
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(10):
                 self.status = await fetch_status(str(facts["address"]), digest=True, asker=self.asker)
         except (UnreachableError, TimeoutError):
             return None
@@ -183,7 +183,7 @@ class LocalNodes:
             node = await self.add(name, names[:1] if name != names[0] else ())
             node.train(step_s)
         await self.until(
-            lambda: all(n.status.get("round", 0) >= 2 for n in self.nodes.values()), 40, "all train"
+            lambda: all(n.status.get("round", 0) >= 2 for n in self.nodes.values()), 120, "all train"
         )
         return [self.nodes[name] for name in names]
 
@@ -240,7 +240,7 @@ class LocalNodes:
 
         return took + await self.until(has_all, timeout, "all hold everything, and nothing else")
 
-    async def go_on(self, rounds: int, timeout: float = 30, *, closed: bool = False) -> None:
+    async def go_on(self, rounds: int, timeout: float = 60, *, closed: bool = False) -> None:
         """Have those with puppets, the honest, make more rounds, and then rest on the same bits."""
         honest = [node for node in self.nodes.values() if node.puppet is not None]
         start = max(node.status["round"] for node in honest)

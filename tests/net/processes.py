@@ -196,7 +196,7 @@ class BootstrapPeer:
             assert self.process.poll() is None, self.log
             return Home(self.folder).read_daemon()
 
-        return str(wait_for(facts, 30, "a bootstrap peer listening")["address"])
+        return str(wait_for(facts, 120, "a bootstrap peer listening")["address"])
 
     def stop(self) -> int:
         return stopped(self.process)

@@ -45,11 +45,11 @@ def everywhere(swarm: LocalNodes) -> list[str]:
 
 async def unharmed(swarm: LocalNodes, rounds: int = ROUNDS_MORE, missing: int = 0) -> None:
     """The honest make more rounds, and when they rest hold the same bits, and lack so many payloads."""
-    await swarm.go_on(rounds, 20)
+    await swarm.go_on(rounds)
     honest = [node for node in swarm.nodes.values() if node.puppet is not None]
     # The digests in a status may be a moment older than the rest of it: a last delta may still be under way.
     await swarm.until(
-        lambda: all(node.status["payloads_missing"] == missing for node in honest), 10, f"{missing} missing"
+        lambda: all(node.status["payloads_missing"] == missing for node in honest), 60, f"{missing} missing"
     )
     swarm.train_on()
 
@@ -58,7 +58,7 @@ async def until_alone_with_the_honest(swarm: LocalNodes, node: LocalNode) -> Non
     """Wait until a node is linked to all other honest ones, and to nobody else."""
     others = {other.status["node_id"] for other in swarm.nodes.values() if other is not node}
     await swarm.until(
-        lambda: {link["node_id"] for link in node.status["links"]} == others, 5, "only the honest are linked"
+        lambda: {link["node_id"] for link in node.status["links"]} == others, 60, "only the honest are linked"
     )
 
 
@@ -72,7 +72,7 @@ async def until_blamed(swarm: LocalNodes, who: Identity, node: LocalNode, times:
     name = f"{who.node_id[:4].hex()} misbehaved"
     await swarm.until(
         lambda: name in node.log and node.status["misbehaviours_seen"] >= times,
-        5,
+        60,
         f"{times} complaints about {name}",
     )
 
@@ -80,7 +80,7 @@ async def until_blamed(swarm: LocalNodes, who: Identity, node: LocalNode, times:
 async def an_honest_delta(swarm: LocalNodes, member: Member) -> Delta:
     """The next delta of an honest node that a member hears of."""
     known = set(member.seen)
-    await swarm.until(lambda: bool(member.seen.keys() - known), 10, "a delta of somebody honest")
+    await swarm.until(lambda: bool(member.seen.keys() - known), 60, "a delta of somebody honest")
     return member.seen[(member.seen.keys() - known).pop()]
 
 
@@ -176,7 +176,7 @@ async def test_two_deltas_for_one_round_are_void_everywhere(swarm: LocalNodes) -
         await mallory.publish(mallory.delta(round_), where(nodes[0]))
         await mallory.publish(mallory.delta(round_), *(where(node) for node in nodes[1:]))
         void = {"node_id": mallory.node_id, "round": round_}
-        await swarm.until(lambda: all(void in node.status["void"] for node in nodes), 10, "void everywhere")
+        await swarm.until(lambda: all(void in node.status["void"] for node in nodes), 60, "void everywhere")
         await unharmed(swarm)
         await mallory.publish(mallory.delta(round_))  # a third adds nothing
         await unharmed(swarm, 1)
@@ -198,7 +198,7 @@ async def test_a_round_of_the_far_future_is_refused_and_races_nobody(swarm: Loca
             await mallory.publish(mallory.delta(before + 1000))
             await unharmed(swarm, 4)
         await mallory.present(leaving=True)
-    assert max(node.status["clock"] for node in nodes) < before + 100
+    assert max(node.status["clock"] for node in nodes) < before + 400
 
 
 async def test_a_chunk_that_is_not_what_its_hash_says_is_not_taken(swarm: LocalNodes) -> None:
@@ -210,7 +210,7 @@ async def test_a_chunk_that_is_not_what_its_hash_says_is_not_taken(swarm: LocalN
         await mallory.link(*everywhere(swarm))
         delta = mallory.delta(nodes[0].status["clock"] + 1)
         await mallory.publish(delta)
-        await swarm.until(lambda: len(mallory.answers) >= 3, 10, "it is asked, and answers")
+        await swarm.until(lambda: len(mallory.answers) >= 3, 60, "it is asked, and answers")
         await unharmed(swarm, missing=1)
         assert set(mallory.answers) <= {400, 409}
         # Its links may have been cut by now, for lies enough. Anybody may bring the true one.
@@ -218,4 +218,5 @@ async def test_a_chunk_that_is_not_what_its_hash_says_is_not_taken(swarm: LocalN
         await friend.link(*everywhere(swarm))
         await friend.say(msg.Have((delta.record_id,)))
         await unharmed(swarm)
-        assert 204 in friend.answers and set(friend.answers) <= {204, 409}
+        await swarm.until(lambda: 204 in friend.answers, 60, "its answer has come")
+        assert set(friend.answers) <= {204, 409}

@@ -36,7 +36,7 @@ async def test_a_bad_line_costs_time_and_nothing_else(tmp_path: Path, seed: int)
         swarm.rules.set_all(names, Rule(slice_bytes=700, latency_s=0.03, reset_every_bytes=2_000_000))
         swarm.rules.set("n1", "n2", Rule(corrupt_every_bytes=100_000))
         start = max(rounds(nodes).values())
-        await swarm.until(lambda: all_past(nodes, start + 12), 40, "12 rounds more")
+        await swarm.until(lambda: all_past(nodes, start + 12), 120, "12 rounds more")
         swarm.rules.set_all(names, Rule())
         assert await swarm.until_identical() < HEAL_S
         swarm.assert_nobody_blamed()
@@ -50,7 +50,7 @@ async def test_one_way_loss_heals(tmp_path: Path) -> None:
         for other in ("n1", "n2"):
             swarm.rules.set("n0", other, Rule(black_hole=True))
         start = max(rounds(nodes).values())
-        await swarm.until(lambda: all_past(nodes, start + 8), 30, "all train on")
+        await swarm.until(lambda: all_past(nodes, start + 8), 90, "all train on")
         swarm.rules.heal()
         assert await swarm.until_identical() < HEAL_S
         swarm.assert_nobody_blamed()
@@ -62,11 +62,11 @@ async def test_torn_chunks_are_fetched_again(tmp_path: Path, what: str) -> None:
     """Chunks torn on disk by a crash: found when they are read, and asked of the others."""
     async with LocalNodes(tmp_path, *small_manifest()) as swarm:
         _, victim = await swarm.grow(2)
-        await swarm.until(lambda: victim.status["round"] >= 12, 30, "some rounds")
+        await swarm.until(lambda: victim.status["round"] >= 12, 90, "some rounds")
         await swarm.until_identical()
         victim.signal(signal.SIGKILL)
         assert victim.child is not None
-        await asyncio.to_thread(victim.child.end, 5)
+        await asyncio.to_thread(victim.child.end, 60)
         store = RecordStore(victim.home.ledger_path, swarm.manifest.swarm_id)
         payloads = {blob.hex() for d in store.load(swarm.manifest.plan()) for blob in d.body.chunks}
         store.close()
@@ -95,7 +95,7 @@ async def test_a_slow_node_neither_stalls_the_others_nor_falls_out(tmp_path: Pat
 
         async def pace() -> float:
             start = max(rounds(others).values())
-            return await swarm.until(lambda: all_past(others, start + 12), 60, "12 rounds") / 12
+            return await swarm.until(lambda: all_past(others, start + 12), 120, "12 rounds") / 12
 
         before = await pace()
         up, down = Bandwidth(1e6), Bandwidth(1e6)
@@ -122,7 +122,6 @@ SHAPES = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("shape", SHAPES)
 async def test_a_partition_of_any_shape_heals(tmp_path: Path, shape: str) -> None:
     """Long enough that those cut off are given up as down; then whole again."""
@@ -165,12 +164,12 @@ async def test_a_node_that_restarts_finds_the_swarm_without_its_bootstrap_peer(t
     async with LocalNodes(tmp_path, *small_manifest()) as swarm:
         first, second, third = await swarm.grow(3)
         await swarm.until(
-            lambda: all(len(node.status["members"]) == 2 for node in (second, third)), 20, "all know all"
+            lambda: all(len(node.status["members"]) == 2 for node in (second, third)), 60, "all know all"
         )
         for node in (first, second):
             node.signal(signal.SIGKILL)
             assert node.child is not None
-            await asyncio.to_thread(node.child.end, 5)
+            await asyncio.to_thread(node.child.end, 60)
         assert first.puppet is not None
         await first.puppet.stop()
         del swarm.nodes["n0"]
@@ -189,7 +188,6 @@ async def test_a_node_that_restarts_finds_the_swarm_without_its_bootstrap_peer(t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 async def test_a_partition_longer_than_the_history_ends_in_one_lineage(tmp_path: Path) -> None:
     """Both halves have closed what the other never saw: one says so and starts again from the other's."""
     history = {"seal_after": 4, "snapshot_every": 8, "retain": 16}
