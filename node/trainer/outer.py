@@ -441,8 +441,12 @@ class OuterLoop:
     @contextmanager
     def _exactly(self) -> Iterator[None]:
         """Inside, torch computes what is written, whatever modes the script's loop has set: without gradients
-        and autocast, which to bf16 would refuse fp16 parameters."""
+        and autocast, which to bf16 would refuse fp16 parameters. It uses one core: on a busy machine, each of
+        thousands of short operations would wait until all its threads have had their turn."""
+        threads = torch.get_num_threads()
         with torch.no_grad(), ExitStack() as modes:
+            modes.callback(torch.set_num_threads, threads)
+            torch.set_num_threads(1)
             for device in filter(torch.amp.is_autocast_available, self._device_types):
                 modes.enter_context(torch.autocast(device, enabled=False))
             yield
