@@ -98,8 +98,7 @@ async def _join(folder: Path, parameters: int, donors: int) -> dict[str, Any]:
 
 def _untrained(manifest: Manifest) -> OuterLoop:
     """A trainer's parameters and its outer loop's state: a script has its model before it joins."""
-    specs = [slot.spec for fragment in manifest.plan().fragments for slot in fragment.slots]
-    return OuterLoop({spec.name: torch.ones(spec.shape) for spec in specs}, manifest)
+    return OuterLoop({spec.name: torch.ones(spec.shape) for spec in manifest.layout.tensors}, manifest)
 
 
 async def _load(home: Home, manifest: Manifest, outer: OuterLoop) -> None:

@@ -38,9 +38,7 @@ def beside(manifest_path: Path) -> Path:
 def write(manifest: Manifest, phi: Ints, path: Path) -> None:
     """Write Phi_0, int32[numel] in snapshot order. Raises StorageError."""
     tensors = {
-        slot.spec.name: to_float(phi[fragment.offset :][slot.span]).reshape(slot.spec.shape)
-        for fragment in manifest.plan().fragments
-        for slot in fragment.slots
+        spec.name: to_float(values).reshape(spec.shape) for spec, values in manifest.plan().tensors(phi)
     }
     keep(path, save(tensors, {"format": "pt"}), mode=SHARED)
 
@@ -53,7 +51,8 @@ def read(manifest: Manifest, path: Path) -> Ints:
         with safe_open(path, framework="numpy") as file:
             for fragment in plan.fragments:
                 for slot in fragment.slots:
-                    phi[fragment.offset :][slot.span] = to_fixed(file.get_tensor(slot.spec.name)).reshape(-1)
+                    values = file.get_tensor(slot.spec.name).reshape(-1)
+                    phi[fragment.offset :][slot.span] = to_fixed(values[slot.strip])
     except (OSError, SafetensorError, DivergedError, TypeError, ValueError) as error:
         raise ConfigError(f"cannot use {path} as the swarm's initial parameters: {error}") from None
     if snapshots.digest(phi) != manifest.genesis.root:

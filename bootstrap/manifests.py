@@ -26,7 +26,7 @@ from gossamer.node.trainer.parameters import check_shareable, is_sharded, parame
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.limits import TENSORS_MAX
+from gossamer.protocol.limits import FRAGMENTS_MAX, TENSORS_MAX
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads import TensorSpec, plan
 
@@ -352,8 +352,8 @@ def _describe(
     )
     if fragments is None:
         fragments = min(FRAGMENTS, len(specs))
-    if not isinstance(fragments, int) or not 1 <= fragments <= len(specs):
-        raise ConfigError(f"fragments must be 1 to {len(specs)}, the number of tensors, not {fragments!r}")
+    if not isinstance(fragments, int) or not 1 <= fragments <= FRAGMENTS_MAX:
+        raise ConfigError(f"fragments must be 1 to {FRAGMENTS_MAX}, not {fragments!r}")
     phi = genesis.parameters(model, plan(specs, fragments))
     by_mean = all(spec.averaging == "mean" for spec in specs)
     usual = outer_defaults(codec, by_mean=by_mean)

@@ -1,9 +1,10 @@
 """What a delta is made of: where tensors lie in Phi, how a delta's values become bytes, and bytes chunks.
 
 **Layout.** The model is split by tensor into `F` fragments of about equal size (Streaming DiLoCo, arXiv
-2501.18512): tensors go, largest first, into the fragment that is lightest so far. Every node computes the
-same split. Within a fragment, tensors keep the order of the manifest. A snapshot is the fragments' int32
-values, one fragment after another.
+2501.18512): tensors go, largest first, into the fragment that is lightest so far. A tensor that is larger
+than a fragment's share, as an embedding may be, is first cut into strips, which are placed, encoded and
+merged as if they were tensors. Every node computes the same split. Within a fragment, tensors keep the order
+of the manifest. A snapshot is the fragments' int32 values, one fragment after another.
 
 **Payload.** One fragment's delta, encoded tensor by tensor. Sections lie one after another in the fragment's
 order, so that a merge can go tensor by tensor in bounded memory, and never holds a whole decoded delta.
@@ -28,6 +29,7 @@ from itertools import accumulate
 from math import prod
 from typing import Final, NamedTuple
 
+import numpy as np
 import zstandard
 
 from gossamer.protocol import limits
@@ -38,6 +40,9 @@ from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 
 HASH_BYTES = 32
+
+STRIP = 1 << 16
+"""Strips of tensors begin at multiples of this. Codecs' blocks divide it, and no smaller tensor is cut."""
 
 
 class TensorSpec(NamedTuple):
@@ -54,15 +59,28 @@ class TensorSpec(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A tensor's place in its fragment; `offset` and `numel` count elements."""
+    """The place of a tensor, or of a strip of one, in its fragment; all numbers count elements."""
 
     spec: TensorSpec
     offset: int
     numel: int
+    start: int = 0
+    """Where in the tensor, in row-major order, the strip begins."""
 
     @property
     def span(self) -> slice:
+        """Of the fragment's elements."""
         return slice(self.offset, self.offset + self.numel)
+
+    @property
+    def strip(self) -> slice:
+        """Of the tensor's elements, in row-major order."""
+        return slice(self.start, self.start + self.numel)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is but a strip of its tensor."""
+        return self.numel < self.spec.numel
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +111,15 @@ class Layout:
     def snapshot_bytes(self) -> int:
         return 4 * self.numel
 
-    def tensors(self) -> Iterator[tuple[TensorSpec, slice]]:
-        """Every tensor, with the slice of a snapshot's elements that belongs to it."""
+    def tensors(self, phi: Ints) -> Iterator[tuple[TensorSpec, Ints]]:
+        """Every tensor with its values in a snapshot, flat: a view, or a copy if it is cut."""
+        strips: dict[TensorSpec, dict[int, Ints]] = {}
         for fragment in self.fragments:
             for slot in fragment.slots:
-                start = fragment.offset + slot.offset
-                yield slot.spec, slice(start, start + slot.numel)
+                strips.setdefault(slot.spec, {})[slot.start] = phi[fragment.offset :][slot.span]
+        for spec, parts in strips.items():
+            values = [parts[start] for start in sorted(parts)]
+            yield spec, values[0] if len(values) == 1 else np.concatenate(values)
 
     def of_round(self, round_: int) -> Fragment:
         """The fragment that a round concerns."""
@@ -113,20 +134,30 @@ class Layout:
 
 
 def plan(tensors: Sequence[TensorSpec], fragments: int) -> Layout:
-    """Distribute `tensors` over `fragments`, balanced by element count; the same on every node."""
+    """Distribute `tensors` over `fragments`, balanced by element count; the same on every node.
+
+    With few or small tensors, fragments may stay empty.
+    """
+    share = -(-sum(tensor.numel for tensor in tensors) // fragments)
+    longest = -(-share // STRIP) * STRIP
+    strips = [
+        (min(longest, tensor.numel - start), index, start)
+        for index, tensor in enumerate(tensors)
+        for start in range(0, tensor.numel, longest)
+    ]
     loads = [(0, number) for number in range(fragments)]  # a heap
-    chosen: list[list[int]] = [[] for _ in range(fragments)]
-    for index in sorted(range(len(tensors)), key=lambda i: (-tensors[i].numel, i)):
+    chosen: list[list[tuple[int, int, int]]] = [[] for _ in range(fragments)]
+    for numel, index, start in sorted(strips, key=lambda strip: (-strip[0], *strip[1:])):
         load, lightest = loads[0]
-        heapreplace(loads, (load + tensors[index].numel, lightest))
-        chosen[lightest].append(index)
+        heapreplace(loads, (load + numel, lightest))
+        chosen[lightest].append((index, start, numel))
     built: list[Fragment] = []
     for number, members in enumerate(chosen):
         slots: list[Slot] = []
         offset = 0
-        for index in sorted(members):
-            slots.append(Slot(tensors[index], offset, tensors[index].numel))
-            offset += tensors[index].numel
+        for index, start, numel in sorted(members):
+            slots.append(Slot(tensors[index], offset, numel, start))
+            offset += numel
         start = built[-1].offset + built[-1].numel if built else 0
         built.append(Fragment(number, tuple(slots), start, offset))
     return Layout(tuple(built))
@@ -159,8 +190,8 @@ def encode_payload(codec_name: str, fragment: Fragment, tensors: Iterable[Ints])
 
 
 class Section:
-    """One tensor of a payload: the bytes of its whole section (see `section_starts`), decoded as it is asked
-    for. It and its methods raise PayloadError."""
+    """A tensor or strip of a payload: the bytes of its whole section (see `section_starts`), decoded as it is
+    asked for. It and its methods raise PayloadError."""
 
     __slots__ = ("_codec", "_data", "numel")
 

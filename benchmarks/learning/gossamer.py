@@ -179,11 +179,12 @@ class Swarm:
     def parameters(self) -> list[Tensor]:
         """The swarm's model: Phi of all records published, in the order of the model's tensors."""
         self.observer.merge()
-        by_name = {}
-        for fragment in self._history.layout.fragments:
-            phi = torch.from_numpy(self.observer.view(fragment.index)).float() / ONE
-            for slot in fragment.slots:
-                by_name[slot.spec.name] = phi[slot.span].view(slot.spec.shape)
+        layout = self._history.layout
+        phi = np.concatenate([self.observer.view(fragment.index) for fragment in layout.fragments])
+        by_name = {
+            spec.name: torch.from_numpy(values).float().view(spec.shape) / ONE
+            for spec, values in layout.tensors(phi)
+        }
         return [by_name[spec.name] for spec in self._manifest.layout.tensors]
 
 

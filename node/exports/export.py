@@ -68,18 +68,16 @@ def write(path: Path, layout: Layout, phi: Ints, dtype: str, metadata: Mapping[s
     Raises OSError."""
     code, itemsize, convert = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    for spec, span in layout.tensors():
-        header[spec.name] = {
-            "dtype": code,
-            "shape": spec.shape,
-            "data_offsets": [span.start * itemsize, span.stop * itemsize],
-        }
+    end = 0
+    for spec, _ in layout.tensors(phi):
+        begin, end = end, end + spec.numel * itemsize
+        header[spec.name] = {"dtype": code, "shape": spec.shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with replacing(path, durable=True, mode=SHARED) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, span in layout.tensors():
-            file.write(convert(to_float(phi[span])).data)
+        for _, values in layout.tensors(phi):
+            file.write(convert(to_float(values)).data)
         return file.tell()
 
 

@@ -22,8 +22,8 @@ def load_into(model: nn.Module, manifest: Manifest, phi: Ints) -> None:
     """Set a model's parameters to Phi, int32[numel] in snapshot order."""
     by_name = dict(named_tensors(model))
     with torch.no_grad():
-        for spec, span in manifest.plan().tensors():
-            by_name[spec.name].copy_(torch.from_numpy(to_float(phi[span]).reshape(spec.shape)))
+        for spec, values in manifest.plan().tensors(phi):
+            by_name[spec.name].copy_(torch.from_numpy(to_float(values).reshape(spec.shape)))
 
 
 def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: int) -> Iterator[str]:

@@ -31,13 +31,14 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO, Protocol
 
 import msgpack
+import numpy as np
 import torch
 from torch import Tensor
 
 from gossamer.node.files import remove_unfinished, replacing
 from gossamer.protocol.payloads import Fragment
 
-VERSION = 4
+VERSION = 5
 
 SHARE_BYTES = 2 * 1024 * 1024
 SHARES = 64
@@ -60,6 +61,9 @@ however large the state is."""
 
 GIVE_UP_S = 2.0
 """How long to wait for the thread of a checkpoint that is given up: a disk may hang."""
+
+HUGE_BYTES = 4 * 1024 * 1024
+"""From this size on, Linux gives NumPy huge pages. Copying there takes a third of the time."""
 
 READ_BYTES = 1024 * 1024
 TAIL_BYTES = 12
@@ -127,7 +131,8 @@ def _groups(outer: OuterState, optimizers: Optimizers, trailer: dict[str, Any]) 
     for fragment in outer.fragments:
         for i, slot in enumerate(fragment.fragment.slots):
             kinds = list(fragment.saved)
-            trailer["outer"][slot.spec.name] = [fragment.last_published, len(entries), kinds]
+            here = [slot.spec.name, slot.start, kinds, fragment.last_published, len(entries)]
+            trailer["outer"].append(here)
             yield [kept[i] for kept in fragment.saved.values()]
     for optimizer in optimizers:
         whole = optimizer.state_dict()
@@ -215,6 +220,15 @@ def _taken_apart(state: Mapping[str, Any]) -> tuple[Any, list[Tensor]]:
 
 
 # --- Writing.
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy on the CPU."""
+    if not tensor.is_cpu or tensor.nbytes < HUGE_BYTES:
+        # From a GPU to pinned memory, queued behind its earlier work: nothing waits for it.
+        return tensor.to("cpu", non_blocking=True, copy=True)
+    room = torch.from_numpy(np.empty(tensor.nbytes, np.uint8))
+    return room.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def _as_bytes(tensor: Tensor) -> Any:
@@ -348,15 +362,14 @@ class CheckpointWriter:
 
     def _shares(self, outer: OuterState, optimizers: Optimizers, limit: float) -> Iterator[_Share]:
         """Copy all of the state, at least `limit` bytes in each share but the last."""
-        trailer: dict[str, Any] = {"version": VERSION, "tensors": [], "outer": {}, "inner": {}}
+        trailer: dict[str, Any] = {"version": VERSION, "tensors": [], "outer": [], "inner": {}}
         share, size = _Share(), 0
         try:
             for tensors in _groups(outer, optimizers, trailer):
                 trailer["tensors"] += [
                     [str(one.dtype).removeprefix("torch."), list(one.shape)] for one in tensors
                 ]
-                # From a GPU to pinned memory, queued behind its earlier work: nothing waits for it.
-                share.pieces += [one.detach().to("cpu", non_blocking=True, copy=True) for one in tensors]
+                share.pieces += [_copy(one.detach()) for one in tensors]
                 for device in {one.device for one in tensors if one.is_cuda}:
                     event = torch.cuda.Event(blocking=True)  # so that the waiting thread does not spin
                     event.record(torch.cuda.current_stream(device))
@@ -405,7 +418,7 @@ class _Saved:
         if trailer["version"] != VERSION:
             raise ValueError("another release wrote it")
         self.progress = Progress(*map(int, trailer["progress"]))
-        self.outer: dict[str, Any] = trailer["outer"]
+        self.outer: list[Any] = trailer["outer"]
         self.inner: dict[str, Any] | None = trailer["inner"]
         self._entries: list[tuple[torch.dtype, list[int]]] = [
             (DTYPES[dtype], shape) for dtype, shape in trailer["tensors"]
@@ -457,14 +470,11 @@ def restore(path: Path, outer: OuterState, optimizers: Optimizers) -> tuple[Prog
 def _take_up_outer(saved: _Saved, outer: OuterState) -> None:
     """Restore momenta, and the residuals that belong to our last deltas. Raises ValueError, with nothing
     changed, if it is from another model or outer optimizer."""
-    slots = [
-        (state, i, slot.spec.name) for state in outer.fragments for i, slot in enumerate(state.fragment.slots)
-    ]
-    if {name for _, _, name in slots} != saved.outer.keys():
+    slots = [(state, i, slot) for state in outer.fragments for i, slot in enumerate(state.fragment.slots)]
+    if [(slot.spec.name, slot.start) for _, _, slot in slots] != [tuple(one[:2]) for one in saved.outer]:
         raise ValueError("it is from another model")
     found = []
-    for state, i, name in slots:
-        round_, place, kinds = saved.outer[name]
+    for (state, i, _), (_, _, kinds, round_, place) in zip(slots, saved.outer, strict=True):
         if kinds != list(state.saved):
             raise ValueError("it is of another outer optimizer")
         for index, (kind, kept) in enumerate(state.saved.items(), place):

@@ -12,7 +12,7 @@ other, each padded with zeros to whole blocks, so that a kernel writes what it w
 outer loop keeps its own state of them padded, too, so that nothing is cut and joined for each delta.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from itertools import accumulate, chain, compress, groupby, pairwise
 from typing import NamedTuple
@@ -303,13 +303,14 @@ class Bucket:
         torch._foreach_copy_(self._payload.of(payload), self._encoded)
 
 
-def together(codec: str, tensors: Sequence[Tensor]) -> list[list[int]]:
-    """The places of the tensors in groups: small ones in buckets, each other tensor alone."""
+def together(codec: str, tensors: Sequence[Tensor], alone: Collection[int] = ()) -> list[list[int]]:
+    """The places of the tensors in groups: small ones in buckets, each other alone, as are all of `alone`."""
     groups: list[list[int]] = []
     filling: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     # Smallest first, so that tensors in a bucket are of similar size: each is padded at most to the largest.
     for i, tensor in sorted(enumerate(tensors), key=lambda one: (one[1].numel(), one[0])):
-        if codec not in KERNELS or tensor.numel() > (SMALL_NUMEL if tensor.is_cpu else SMALL_NUMEL_DEVICE):
+        small = SMALL_NUMEL if tensor.is_cpu else SMALL_NUMEL_DEVICE
+        if codec not in KERNELS or tensor.numel() > small or i in alone:
             groups.append([i])
             continue
         kernel, kind = KERNELS[codec], (tensor.device, tensor.dtype)

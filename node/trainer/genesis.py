@@ -56,9 +56,9 @@ def image(tensors: "Mapping[str, Tensor]", layout: Layout) -> Ints:
     for fragment in layout.fragments:
         for slot in fragment.slots:
             start = fragment.offset + slot.offset
-            values = tensors[slot.spec.name].detach().float().cpu().numpy()
+            values = tensors[slot.spec.name].detach().reshape(-1)[slot.strip].float().cpu().numpy()
             try:
-                fixed = to_fixed(values).reshape(-1)
+                fixed = to_fixed(values)
             except DivergedError as error:
                 raise ConfigError(f"tensor {slot.spec.name!r}: {error}; scale or freeze it") from None
             phi[start : start + slot.numel] = fixed

@@ -158,11 +158,19 @@ class Gathering(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One large tensor, cut into pieces that fit the CPU's cache, or a bucket of small ones in one piece."""
+    """One large tensor or a strip of one, cut into pieces that fit the CPU's cache, or a bucket of small ones
+    in one piece."""
 
     places: Sequence[int]
     """Which of the fragment's tensors these are."""
     theta: list[Tensor]
+    """The parameters, whole."""
+    strip: slice
+    """Which values of a single tensor, in row-major order."""
+    ref: Tensor
+    """All of the pieces' `ref`, [n]."""
+    vanishing: Tensor | None
+    """The values that fixed point cannot hold, zero elsewhere, [n]; None if there are hardly any."""
     pieces: Sequence[Piece]
     scratch: Scratch
     small: Gathering | None
@@ -176,7 +184,7 @@ class Part:
         """The parameters in row-major order, a bucket's padded; a copy if they do not lie so in memory. That
         of a bucket holds until the next bucket's is made."""
         if self.small is None:
-            return self.theta[0].detach().reshape(-1)
+            return self.theta[0].detach().reshape(-1)[self.strip]
         self.scratch.values.zero_()
         torch._foreach_copy_(self.small.values, self.theta)
         return self.scratch.values
@@ -194,7 +202,17 @@ class Part:
         if self.small is not None:
             torch._foreach_copy_(self.theta, self.small.values)
         elif not self.theta[0].is_contiguous():
-            self.theta[0].copy_(values.view(self.theta[0].shape))
+            whole = self.theta[0].detach().reshape(-1)
+            whole[self.strip] = values
+            self.theta[0].copy_(whole.view(self.theta[0].shape))
+
+    def go_to_ref(self) -> None:
+        """Set the parameters to `ref`."""
+        if self.small is not None:
+            torch._foreach_copy_(self.theta, self.small.ref)
+        else:
+            values = self.values()
+            self.write_back(values.copy_(self.ref))
 
 
 @dataclass(slots=True)
@@ -204,7 +222,7 @@ class FragmentState:
 
     fragment: Fragment
     theta: list[Tensor]
-    """The live parameters."""
+    """The live parameters, whole."""
     ref: list[Tensor]
     """float32 image of the Phi last applied."""
     saved: dict[str, list[Tensor]]
@@ -213,8 +231,6 @@ class FragmentState:
     parts: list[Part]
     starts: list[int]
     """Of the sections in its payloads."""
-    vanishing: list[tuple[Tensor, Tensor, Tensor]]
-    """Of tensors with values that fixed point cannot hold: theta, ref, and those values, zero elsewhere."""
     window: Window
     last_published: int = 0
     merged_round: int = 0
@@ -240,8 +256,13 @@ class FragmentState:
         saved = {kind: list(ref) for kind in ("residual", *buffers)}
         parts: list[Part] = []
         starts = section_starts(CODECS[codec], fragment)
-        for places in map(sorted, together(codec, theta)):
-            own = [theta[place] for place in places]
+        cut = {place for place, slot in enumerate(fragment.slots) if slot.is_cut}
+        begun = [
+            tensor.detach().reshape(-1)[slot.strip] if slot.is_cut else tensor.detach()
+            for tensor, slot in zip(theta, fragment.slots, strict=True)
+        ]
+        for places in map(sorted, together(codec, begun, cut)):
+            own = [begun[place] for place in places]
             device = own[0].device
             bucket = Bucket(codec, fragment, starts, places, device) if len(own) > 1 else None
             numel = own[0].numel() if bucket is None else bucket.numel
@@ -250,7 +271,12 @@ class FragmentState:
             for rows, whole in zip((ref, *saved.values()), (image, rest, *kept), strict=True):
                 for place, row in zip(places, _shaped(whole, bucket, own), strict=True):
                     rows[place] = row
-            torch._foreach_copy_([ref[place] for place in places], [tensor.detach() for tensor in own])
+            torch._foreach_copy_([ref[place] for place in places], own)
+            lost = [vanishing(ref[place]) for place in places]
+            held = None if all(found is None for found in lost) else torch.zeros_like(image)
+            if held is not None:
+                for row, found in zip(_shaped(held, bucket, own), lost, strict=True):
+                    row.copy_(row if found is None else found)
             spare = scratch[device, own[0].dtype]
             small = None
             if bucket is not None:
@@ -260,10 +286,9 @@ class FragmentState:
             size = piece_numel(codec, image)
             spans = [slice(start, min(start + size, numel)) for start in range(0, numel, size)]
             pieces = [Piece(at, image[at], rest[at], tuple(row[at] for row in kept)) for at in spans]
-            parts.append(Part(places, own, pieces, spare, small))
-        lost = [(live, image, vanishing(image)) for live, image in zip(theta, ref, strict=True)]
-        kept_here = [(live, image, values) for live, image, values in lost if values is not None]
-        return cls(fragment, theta, ref, saved, parts, starts, kept_here, Window(base))
+            live, strip = [theta[place] for place in places], fragment.slots[places[0]].strip
+            parts.append(Part(places, live, strip, image, held, pieces, spare, small))
+        return cls(fragment, theta, ref, saved, parts, starts, Window(base))
 
 
 def _shaped(whole: Tensor, bucket: Bucket | None, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -340,11 +365,11 @@ class OuterLoop:
                 values, image = part.values(), part.phi(phis[part.device], state.fragment)
                 for piece in part.pieces:
                     _take_over(image[piece.span], values[piece.span], piece.ref, part.scratch, keep_progress)
+                if part.vanishing is not None:
+                    held = part.vanishing * (part.ref == 0)
+                    part.ref.add_(held)
+                    values.add_(held)
                 part.write_back(values)
-            for theta, ref, values in state.vanishing:
-                held = values * (ref == 0)
-                ref.add_(held)
-                theta.add_(held)
         if not keep_progress:
             self._begin_window(state, merged_round)
         elif state.window.steps == 0:
@@ -355,8 +380,8 @@ class OuterLoop:
         with self._exactly():
             for state in self.fragments:
                 self._begin_window(state, state.merged_round)
-                for theta, ref in zip(state.theta, state.ref, strict=True):
-                    theta.copy_(ref)
+                for part in state.parts:
+                    part.go_to_ref()
 
     def forget(self) -> None:
         """Set all residuals and buffers to 0: they may be half updated, or hold values that are not
@@ -396,7 +421,7 @@ class OuterLoop:
                     )
             for part in state.parts:
                 if part.small is not None:  # only now: until here they show which of them has diverged
-                    torch._foreach_copy_(part.theta, part.small.ref)
+                    part.go_to_ref()
         closed = self._begin_window(state, round_)
         closed.changed = changed
         closed.base = min(closed.base, round_ - len(self.fragments))

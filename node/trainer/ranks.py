@@ -30,7 +30,7 @@ from gossamer.node.trainer.daemon_link import OUTDATED
 from gossamer.node.trainer.parameters import Binding, deal_out, is_sharded, reshard
 from gossamer.protocol.errors import ConfigError, UnreachableError
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads import Layout
+from gossamer.protocol.payloads import Layout, Slot
 
 DONE, GAVE_UP = 1, 2
 """How what all ranks do together has ended: see `Word.done`."""
@@ -101,7 +101,7 @@ class Team:
         self._tensors = tensors
         self._model = model if any(map(is_sharded, tensors.values())) else None
         self._is_alone = alone
-        self._fragments: Sequence[Sequence[str]] = ()
+        self._fragments: Sequence[Sequence[Slot]] = ()
         self._copies: dict[str, Tensor] = {}
         self._has_trained = False
         """Whether the ranks have trained since all of them were given the same parameters."""
@@ -123,7 +123,7 @@ class Team:
     def bind(self, layout: Layout) -> Mapping[str, Tensor]:
         """Learn which fragments there are; returns the whole parameters, for the first rank's outer loop."""
         if not self._fragments:
-            self._fragments = [[slot.spec.name for slot in fragment.slots] for fragment in layout.fragments]
+            self._fragments = [fragment.slots for fragment in layout.fragments]
             with self._waiting():
                 for fragment in range(len(self._fragments)):
                     self._gather(fragment)
@@ -216,7 +216,7 @@ class Team:
 
     def _check_alike(self, fragment: int) -> None:
         """Compare some values of plain parameters: ranks that exchange gradients hold the same."""
-        tensors = [self._tensors[name].detach() for name in self._fragments[fragment]]
+        tensors = [self._tensors[slot.spec.name].detach() for slot in self._fragments[fragment]]
         plain = [tensor for tensor in tensors if not is_sharded(tensor)][:SAMPLE]
         if not plain:
             return
@@ -232,7 +232,7 @@ class Team:
             )
 
     def _gather(self, fragment: int) -> None:
-        for name in self._fragments[fragment]:
+        for name in {slot.spec.name: None for slot in self._fragments[fragment]}:
             tensor = self._tensors[name].detach()
             if is_sharded(tensor):
                 whole = tensor.full_tensor()  # type: ignore[attr-defined]
@@ -241,14 +241,14 @@ class Team:
                     self._copies.setdefault(name, copy).copy_(whole)
 
     def _scatter(self, fragment: int) -> None:
-        for name in self._fragments[fragment]:
-            tensor = self._tensors[name].detach()
+        for slot in self._fragments[fragment]:
+            tensor = self._tensors[slot.spec.name].detach()
             if is_sharded(tensor):
-                deal_out(self._copies.get(name), tensor)
+                deal_out(self._copies.get(slot.spec.name), tensor)
             else:
                 # A broadcast sends raw memory, which may have gaps, or another order on other ranks.
                 whole = tensor.contiguous()
-                dist.broadcast(whole, 0)
+                dist.broadcast(whole.view(-1)[slot.strip], 0)
                 if whole is not tensor:
                     tensor.copy_(whole)
 

@@ -20,7 +20,7 @@ from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads import TensorSpec, plan
 
 TENSORS = (
-    TensorSpec("a", (40, 50), "rda"),
+    TensorSpec("a", (400, 500), "rda"),  # in both fragments
     TensorSpec("b.c", (7,), "mean"),
     TensorSpec("d", (3, 2, 2), "rda"),
 )

@@ -24,11 +24,13 @@ from gossamer.models.task import named_tensors
 from gossamer.node.trainer.peer import Peer
 
 FEATURES = 12
+WIDTH = 12_000
+"""So wide that the first layer's weights are in both fragments."""
 
 
 def build_model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 1))
+    return nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
 
 
 def digest(model: nn.Module) -> str:

@@ -40,6 +40,7 @@ class Scripts:
             invited=owner is not None,
             owners=(owner.public_key.hex(),) if owner else (),
         )
+        assert all(any(slot.is_cut for slot in part.slots) for part in described.plan().fragments)
         manifests.write(described, self.manifest)
         self.swarm_id = described.swarm_id
         self.processes: dict[str, subprocess.Popen[bytes]] = {}

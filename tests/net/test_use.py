@@ -32,8 +32,10 @@ def digest_of(path: Path, manifest: Manifest) -> str:
     """Of the Phi that a file holds."""
     tensors = load_file(path)
     phi = np.empty(manifest.plan().numel, np.int32)
-    for spec, span in manifest.plan().tensors():
-        phi[span] = to_fixed(tensors[spec.name]).reshape(-1)
+    for fragment in manifest.plan().fragments:
+        for slot in fragment.slots:
+            values = to_fixed(tensors[slot.spec.name]).reshape(-1)
+            phi[fragment.offset :][slot.span] = values[slot.strip]
     return snapshots.digest(phi).hex()
 
 

@@ -344,8 +344,34 @@ def test_each_tensor_names_the_round_of_its_residual(tmp_path, monkeypatch):
     assert round_ > 5
     with open(path, "rb") as file:
         labelled = checkpoint._Saved(file)
-        for name, (last, place, _) in labelled.outer.items():
+        for name, _, _, last, place in labelled.outer:
             assert torch.equal(labelled.tensor(place), residuals[name, last].cpu())
+
+
+def test_each_strip_of_a_tensor_comes_back(tmp_path):
+    """A tensor in both fragments: its residual is of two deltas."""
+    outers = [outer_of(nn.Linear(500, 300)) for _ in range(2)]
+    for outer in outers:
+        assert [slot.is_cut for state in outer.fragments for slot in state.fragment.slots] == [
+            True,
+            True,
+            False,
+        ]
+        for last, state in enumerate(outer.fragments, 5):
+            state.last_published = last
+    for state in outers[0].fragments:
+        for kept in (kept for kind in state.saved.values() for kept in kind):
+            kept.copy_(torch.randint(1, 100, kept.shape))
+    path = tmp_path / "trainer.checkpoint"
+    CheckpointWriter(path).save(outers[0], [], Progress(8, 16))
+    outers[1].fragments[0].last_published = 7
+    assert restore(path, outers[1], []) is not None
+    stale, fresh = (state.saved for state in outers[1].fragments)
+    saved_first, saved_second = (state.saved for state in outers[0].fragments)
+    assert not stale["residual"][0].any(), "the residual of an older delta is left out"
+    assert torch.equal(stale["momentum"][0], saved_first["momentum"][0])
+    assert all(map(torch.equal, fresh["residual"], saved_second["residual"]))
+    assert all(map(torch.equal, fresh["momentum"], saved_second["momentum"]))
 
 
 def test_what_is_kept_of_one_parameter_is_of_one_step(tmp_path, monkeypatch):

@@ -77,10 +77,10 @@ def test_the_file_holds_every_tensor_as_torch_would_round_it(
     done = export(folder.home, out, dtype=dtype)
     found = load_file(out)
     _, state = replay(folder.home)
-    spans = dict(folder.manifest.plan().tensors())
-    assert {(name, tuple(tensor.shape)) for name, tensor in found.items()} == {s[:2] for s in spans}
-    for spec, span in spans.items():
-        expected = torch.from_numpy(to_float(state.phi[span]).reshape(spec.shape)).to(DTYPES[dtype])
+    held = dict(folder.manifest.plan().tensors(state.phi))
+    assert {(name, tuple(tensor.shape)) for name, tensor in found.items()} == {spec[:2] for spec in held}
+    for spec, values in held.items():
+        expected = torch.from_numpy(to_float(values).reshape(spec.shape)).to(DTYPES[dtype])
         assert torch.equal(found[spec.name], expected), spec.name
     assert facts(out) == {
         "format": "pt",

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from gossamer.models.task import named_tensors
 from gossamer.node.trainer import encoders
 from gossamer.node.trainer.outer import OuterLoop
+from gossamer.protocol import payloads
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints, to_fixed
@@ -532,9 +533,62 @@ def test_a_few_small_values_of_many_take_no_memory() -> None:
     with torch.no_grad():
         model.linear.weight.fill_(0.1)[0, 0] = 1e-8
         model.linear.bias.fill_(1e-8)
-    lost = loop_for(model, manifest_for(model)).fragments[0].vanishing
-    assert [theta.shape for theta, _, _ in lost] == [(8, 8), (8,)], "one of 64 is more than a thousandth"
-    assert loop_for(Net(), manifest_for(Net())).fragments[0].vanishing == []
+    held = [part.vanishing for part in loop_for(model, manifest_for(model)).fragments[0].parts]
+    lost = sum(values.count_nonzero() for values in held if values is not None)
+    assert lost == 1 + 8, "one of 64 is more than a thousandth"
+    assert all(part.vanishing is None for part in loop_for(Net(), manifest_for(Net())).fragments[0].parts)
+
+
+# -- tensors that are cut
+
+
+@pytest.mark.parametrize(("dtype", "transposed"), [
+    (torch.float32, False), (torch.float32, True), (torch.bfloat16, True)
+])  # fmt: skip
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_strips_are_trained_as_tensors_of_their_own(
+    rng: np.random.Generator, codec: str, dtype: torch.dtype, transposed: bool
+) -> None:
+    """One matrix in both fragments, against a tensor for each of its strips, bit for bit."""
+    first = torch.from_numpy(rng.normal(0, 0.02, (300, 500)))
+    first[-10:] = 1e-8  # which fixed point cannot hold
+    matrix = first.T.contiguous().T if transposed else first
+    edge = 2 * payloads.STRIP
+    cut = nn.ParameterDict({"w": matrix.to(dtype), "b": torch.ones(7, dtype=dtype)})
+    whole = nn.ParameterDict({
+        "w": first.view(-1)[:edge].to(dtype), "w2": first.view(-1)[edge:].to(dtype), "b": cut["b"].clone()
+    })  # fmt: skip
+    manifests = [manifest_for(model, 2, codec=codec) for model in (cut, whole)]
+    loops = [loop_for(*both) for both in zip((cut, whole), manifests, strict=True)]
+    assert cut["w"].is_contiguous() != transposed
+    assert [len(state.theta) for state in loops[0].fragments] == [1, 2]
+
+    def held(model: nn.Module) -> torch.Tensor:
+        return torch.cat([model[key].detach().reshape(-1) for key in ("w", "w2", "b") if key in model])
+
+    phis = [[np.random.default_rng(3).integers(-ONE, ONE, f.numel, np.int32) for f in m.plan().fragments]
+            for m in manifests]  # fmt: skip
+    for round_ in range(2, 8):
+        index = round_ % 2
+        moved = torch.from_numpy(rng.normal(0, 0.01, held(cut).numel())).to(held(cut))
+        with torch.no_grad():
+            cut["w"].add_(moved[:150_000].view(300, 500))
+            for key, values in zip(("w", "w2", "b"), moved.split([edge, 150_000 - edge, 7]), strict=True):
+                whole[key].add_(values)
+            cut["b"].add_(moved[-7:])
+        sent = []
+        for loop, manifest, phi in zip(loops, manifests, phis, strict=True):
+            loop.step(1, 1.0)
+            sent.append(publish(loop, manifest, round_)[0])
+            phi[index] -= sent[-1]
+            if round_ > 4:
+                loop.apply(index, phi[index], round_)
+        assert np.array_equal(*sent) and sent[0].any()
+        assert torch.equal(held(cut), held(whole))
+    for loop in loops:
+        loop.step(1, 1.0)
+        loop.reset()
+    assert torch.equal(held(cut), held(whole))
 
 
 # -- bf16

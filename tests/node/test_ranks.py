@@ -56,8 +56,9 @@ class Distributed:
         self._ends[self._mine.rank].broadcast(tensor, root=source).wait()
 
 
-def layout_of(tensors: Sequence[Tensor]) -> Layout:
-    return plan([TensorSpec(str(i), tuple(tensor.shape), "mean") for i, tensor in enumerate(tensors)], 1)
+def layout_of(tensors: Sequence[Tensor], fragments: int = 1) -> Layout:
+    specs = [TensorSpec(str(i), tuple(tensor.shape), "mean") for i, tensor in enumerate(tensors)]
+    return plan(specs, fragments)
 
 
 def laid_out(rank: int) -> list[Tensor]:
@@ -92,6 +93,32 @@ def test_all_ranks_get_the_firsts_parameters_however_they_lie_in_memory(
     for columns in (held[1][-1], untouched):
         columns[:, ::2], columns[:, 1:4:2], columns[:, 5::2] = 0, 0, 0
     assert torch.equal(held[1][-1], untouched), "what lies between them is somebody else's"
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_of_a_tensor_in_two_fragments_a_strip_is_given(
+    monkeypatch: pytest.MonkeyPatch, transposed: bool
+) -> None:
+    distributed = Distributed()
+    monkeypatch.setattr(ranks, "dist", distributed)
+    held = [torch.full((300, 500), float(rank)) for rank in range(2)]
+    held = [tensor.T.contiguous().T if transposed else tensor for tensor in held]
+    layout = layout_of([held[0]], 2)
+    (slot,) = layout.fragments[1].slots
+    assert slot.is_cut
+
+    def exchange(rank: int) -> None:
+        team = Team({"0": held[rank]}, alone=False)
+        team.bind(layout)
+        with team.full(frozenset([1])):
+            if rank == 0:
+                held[0].fill_(2.0)
+        team.close()
+
+    distributed.run(exchange)
+    expected = torch.ones(300 * 500)
+    expected[slot.strip] = 2.0
+    assert torch.equal(held[1].reshape(-1), expected)
 
 
 def test_a_rank_that_waits_for_others_to_attach_says_so_whichever_it_is(

@@ -352,7 +352,7 @@ def _model(manifest: Manifest, layout: Layout) -> dict[str, Any]:
     return {
         "task": manifest.task.name,
         "parameters": layout.numel,
-        "tensors": sum(len(fragment.slots) for fragment in layout.fragments),
+        "tensors": len(manifest.layout.tensors),
         "fragments": len(layout.fragments),
         "codec": manifest.outer.codec,
         "averaging": sorted({slot.spec.averaging for each in layout.fragments for slot in each.slots}),
