@@ -312,19 +312,22 @@ def test_buckets_do_not_show(codec: str, dtype: torch.dtype, monkeypatch: pytest
     assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
 
 
-VIEWS = {"aten::detach", "aten::view"}
+VIEWS = {"aten::detach", "aten::lift_fresh", "aten::view"}
 
 
 class Calls(TorchDispatchMode):
-    """Counts what torch is asked to compute; a view is nothing of the kind, and releases differ in how many
-    they make of them."""
+    """Counts what torch is asked to compute, and on how many cores; a view is nothing of the kind, and
+    releases differ in how many they make of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.number = 0
+        self.cores: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.number += func.name() not in VIEWS
+        if func.name() not in VIEWS:
+            self.number += 1
+            self.cores.add(torch.get_num_threads())
         return func(*args, **(kwargs or {}))
 
 
@@ -346,6 +349,21 @@ def test_a_small_tensor_costs_few_calls() -> None:
     few, more = calls_of(100), calls_of(1000)
     assert more[0] - few[0] <= 450, "publishing"
     assert more[1] - few[1] <= 90, "applying"
+
+
+def test_it_computes_on_one_core_and_leaves_the_loop_its_own() -> None:
+    model, cores = Net(), torch.get_num_threads()
+    manifest = manifest_for(model)
+    loop = loop_for(model, manifest)
+    phi = torch.from_numpy(phi_of(loop)).to(model.linear.weight.device)
+    torch.set_num_threads(3)
+    try:
+        with Calls() as calls:
+            loop.publish(0, 1, area(manifest))
+            loop.apply(0, phi, 1)
+        assert calls.cores == {1} and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(cores)
 
 
 class Made(TorchDispatchMode):

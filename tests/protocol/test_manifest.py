@@ -102,6 +102,11 @@ def test_canonical_bytes_come_back():
         assert again.plan() is again.plan(), "planned once: with many tensors that takes a while"
 
 
+def test_one_large_tensor_may_be_in_several_fragments():
+    several = builders.manifest((TensorSpec("w", (300, 500), "mean"),), fragments=2)
+    assert [fragment.numel for fragment in several.plan().fragments] == [131_072, 18_928]
+
+
 def _unpacked() -> dict:
     return msgpack.unpackb(from_toml(TOML, "a").canonical())
 
