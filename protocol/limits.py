@@ -48,8 +48,8 @@ MANIFEST_BYTES_MAX = 4 * 1024 * 1024
 TENSORS_MAX = 20_000
 TENSOR_DIMS_MAX = 8
 FRAGMENTS_MAX = 256
-PARAMETERS_MAX = CHUNK_BYTES_MAX // 32 * CHUNK_BYTES_MAX // 4
-"""8 G: a snapshot's list of hashes is itself one chunk, so a snapshot has no more than 32 GiB."""
+PARAMETERS_MAX = (CHUNK_BYTES_MAX // 32 - 2) * CHUNK_BYTES_MAX // 4
+"""8 G: a snapshot's list of hashes, with the roots of its two sums, is itself one chunk."""
 
 TEXT_BYTES_MAX = 256
 """Names, devices, versions, reasons: anything a person will read in one line."""

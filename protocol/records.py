@@ -160,7 +160,7 @@ class Claim(NamedTuple):
     digest: _Hash
     """Chain over the rounds' digests of merged records, see `history.claims`."""
     root: _Hash
-    """Root of the snapshot's bytes, see `payloads`."""
+    """Root of the snapshot's bytes, see `payloads`: of Phi, and of the sums of the averaged model."""
 
     @property
     def key(self) -> bytes:

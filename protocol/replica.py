@@ -246,13 +246,15 @@ class Replica:
         own_last: int = 0,
         reach: int = 0,
         credentials: Iterable[bytes] = (),
+        is_whole: bool = True,
     ) -> list[Effect]:
         """Take over what a previous run stored: `deltas`, and the ids of those `held` with their payloads.
 
         The round of a delta that does not count (any more) is merged again, too: Phi may hold it.
         `credentials` are grants and revocations; those that do not verify are left out. `claims` are the
         snapshots still held, `floor` the round up to which history was closed, `own_last` our last round, in
-        case that has been closed too, `reach` the newest round that was ever merged.
+        case that has been closed too, `reach` the newest round that was ever merged; `is_whole` tells whether
+        the newest snapshot is here with its sums.
         """
         self._clock.begin(now)
         self.ledger.close(floor)
@@ -262,7 +264,7 @@ class Replica:
         stored = list(deltas)
         sealed = max([floor, *(claim.round for claim in claims)])
         extent = known_up_to(sealed, {delta.round for delta in stored})
-        self.sealing.restore(claims, floor, extent)
+        self.sealing.restore(claims, floor, extent, is_whole)
         signed = [delta.round for delta in stored if delta.author == self.identity.node_id]
         self._author.restore([own_last, *signed])  # whether these deltas count or not
         counting = [delta for delta in stored if self.acl.counts(delta.author, delta.round)]
@@ -281,7 +283,7 @@ class Replica:
 
     def _state_our_own(self) -> None:
         """What our member record states from now on."""
-        self.presence.round, self.presence.claims = self._clock.published_round, self.sealing.claims
+        self.presence.round, self.presence.claims = self._clock.published_round, self.sealing.whole_claims
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event."""

@@ -20,6 +20,7 @@ from gossamer.node.files import cannot_write
 from gossamer.node.home import Home
 from gossamer.protocol.errors import ConfigError, DiskFullError, DivergedError, LocalError
 from gossamer.protocol.fixedpoint import ONE, Ints, to_fixed
+from gossamer.protocol.history.claims import genesis_claim
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import Layout
 
@@ -109,7 +110,7 @@ def store(phi: Ints, chunks: ChunkStore, path: Path) -> None:
 def is_stored(manifest: Manifest, chunks: ChunkStore) -> bool:
     """Whether all of Phi_0 is in the chunk store and undamaged; damaged chunks are removed."""
     try:
-        snapshots.load(manifest.genesis.root, manifest.plan().numel, chunks)
+        snapshots.load(genesis_claim(manifest.genesis.root), manifest.plan().numel, chunks)
     except MissingChunkError:
         return False
     return True

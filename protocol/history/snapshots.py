@@ -65,7 +65,10 @@ class Sealing:
         self.adopting: Claim | None = None
         """The snapshot that we start from as soon as it is here."""
         self.sought: Claim | None = None
-        """The snapshot that is being fetched: the one that we adopt, or one that we may have to."""
+        """The snapshot that is being fetched: the one that we adopt, one that we may have to, or the one that
+        we have started from, while its sums are missing."""
+        self._is_whole = True
+        """Whether the sums of our newest snapshot are here, too."""
         self.floor = 0
         self._asked_to_seal = 0
         self._clocks: deque[tuple[float, int]] = deque()
@@ -77,6 +80,11 @@ class Sealing:
         return bool(self.claims)
 
     @property
+    def whole_claims(self) -> Claims:
+        """What others may fetch from us, and count on: claims of snapshots that are here with their sums."""
+        return self.claims if self._is_whole else ()
+
+    @property
     def knows_where_it_is(self) -> bool:
         """Whether our history is that of the swarm, as far as we know: else we publish nothing."""
         return not self._away.starts_over and self._away.outlived_since is None
@@ -86,9 +94,11 @@ class Sealing:
         """Whether to look at `deadline`, without waiting for the next housekeeping."""
         return self._away.looks_until > 0.0 or not (self.joined or self.adopting)
 
-    def restore(self, claims: Claims, floor: int, extent: int = 0) -> None:
+    def restore(self, claims: Claims, floor: int, extent: int = 0, is_whole: bool = True) -> None:
         """Take over what a previous run held, which knew of rounds up to `extent`."""
-        self.claims = claims
+        self.claims, self._is_whole = claims, is_whole
+        if not is_whole:
+            self._seek(None)
         self._claimed = {claim.round: claim for claim in claims[:1]}
         self.floor = floor
         self.came_back(extent)
@@ -105,19 +115,21 @@ class Sealing:
         if self.claims and claims[0].round <= self.claims[0].round:
             # A late record: of our earlier claims, only those of closed rounds are sure to hold still.
             self._claimed = {r: claim for r, claim in self._claimed.items() if r <= self.floor}
-        self.claims = claims
+        self.claims, self._is_whole = claims, True
+        if self.sought in claims:
+            self.sought = None
         self._claimed |= {claim.round: claim for claim in claims[:1]}
         for round_ in sorted(self._claimed)[:-CLAIMED_MAX]:
             del self._claimed[round_]
 
     def adopted(self, claim: Claim) -> None:
-        """Phi is now that snapshot: our history begins there."""
-        self.claims = (claim,)
+        """Phi is now that snapshot: our history begins there. `sealed` follows once its sums are here."""
+        self.claims, self._is_whole = (claim,), False
         self._away.settle(starts_over=False)
         self._forks.begin_anew()
         self._claimed = {claim.round: claim}
         self.floor = claim.round
-        self.adopting = self.sought = None
+        self.adopting, self.sought = None, claim
         self._asked_to_seal = claim.round
         self._clocks.clear()  # these readings may belong to the history before
 
@@ -129,7 +141,9 @@ class Sealing:
             self._forks.begin_anew()
 
     def _seek(self, claim: Claim | None) -> None:
-        """Fetch this snapshot from now on, if any, and no other one."""
+        """Fetch this snapshot from now on, or the rest of our own, and no other one."""
+        if claim is None and not self._is_whole:
+            claim = next(iter(self.claims), None)
         if self.sought is not None and (claim is None or claim.root != self.sought.root):
             self._fetcher.wants.forget(self.sought.key)
         self.adopting, self.sought = None, claim
@@ -151,7 +165,10 @@ class Sealing:
         elif not self.joined:
             self._join(members, now)
         elif self._away.is_outlived(clock, members, now):
-            self._start_over(members, now)
+            text = f"we were away since round {self._away.extent}, and the swarm has closed rounds since"
+            self._start_over(text, members, now)
+        elif not self._is_whole and self._has_lost_sums(members, now):
+            self._start_over("nobody has the rest of the snapshot that we started from", members, now)
         elif self.knows_where_it_is:
             settled = self._settled(clock, now)
             defeat = self._forks.verdict(self._claimed, self.floor, self._peers, now)
@@ -174,12 +191,8 @@ class Sealing:
             self._seek(early)
             self._outbox.append(Prefetch(early))
 
-    def _start_over(self, members: Sequence[PeerClaim], now: float) -> None:
-        text = (
-            f"we were away since round {self._away.extent}, and the swarm has closed rounds since:"
-            " starting again from its snapshot"
-        )
-        self._outbox.append(Notice(text))
+    def _start_over(self, why: str, members: Sequence[PeerClaim], now: float) -> None:
+        self._outbox.append(Notice(f"{why}: starting again from the swarm's snapshot"))
         self._away.settle(starts_over=True)
         self.claims, self._is_first = (), False
         self._claimed.clear()
@@ -201,6 +214,12 @@ class Sealing:
             return True
         peers = [member for member in members if member.claims]
         return self._fetcher.is_stalled(claim.key, now) and self._joining.best(peers) not in (claim, None)
+
+    def _has_lost_sums(self, members: Sequence[PeerClaim], now: float) -> bool:
+        """Whether the rest of the snapshot that we started from cannot be had any more, and another can."""
+        claim = self.claims[0]
+        is_gone = self.sought == claim and self._is_to_be_given_up(claim, members, now)
+        return is_gone and any(member.claims for member in members)
 
     # -- the snapshot that is being fetched
 

@@ -19,6 +19,7 @@ from gossamer.node.daemon.storage.records import GENESIS, Rounds
 from gossamer.protocol.effects import Adopt, Seal
 from gossamer.protocol.events import Event
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history.average import Sums
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
 from gossamer.protocol.manifest import Manifest
@@ -127,10 +128,16 @@ class Sealing:
     async def settled(self, round_: int) -> bool:
         return self.is_reached
 
-    async def prefix(self, fragment: Fragment, upto: int) -> tuple[Ints, Rounds]:
-        found = self.state.prefix(fragment, upto)
+    async def prefix(
+        self, fragment: Fragment, upto: int, before: Callable[[], Sums]
+    ) -> tuple[Ints, Rounds, Sums | None]:
+        phi, rounds = self.state.prefix(fragment, upto)
+        sums = self.state.sums(fragment, upto, phi, rounds, before)
         self.between(fragment)
-        return found
+        return phi, rounds, sums
+
+    def note_sealed(self, round_: int, rounds: Rounds) -> None:
+        self.state.note_sealed(round_, rounds)
 
     async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> bool:
         if is_closed := may_close():
@@ -170,9 +177,11 @@ class Fetching(Sealing):
         """A claim of a snapshot whose chunks hold one letter each; those in upper case are here already."""
         pieces = [letter.lower() * CHUNK_BYTES_MAX for letter in letters]
         hashes = [sha256(piece).digest() for piece in pieces]
+        sums = snapshots.store(np.zeros(LARGE.plan().numel, np.int32), self.chunks)
         for letter, blob, piece in zip(letters, hashes, pieces, strict=True):
             if letter.isupper():
                 self.chunks.put(blob, piece)
+        hashes += [sums, sums]
         if index:
             self.chunks.put(root_of(hashes), b"".join(hashes))
         return Claim(8, 1, bytes(32), root_of(hashes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
 from gossamer.node.home import Home
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads import parse_index, split_payload
+from gossamer.protocol.payloads import split_payload
 from gossamer.protocol.records import Claim, Delta
 from tests.protocol.builders import identity, random_delta
 
@@ -76,15 +77,15 @@ class Folder:
     def seal(self, round_: int) -> Claim:
         """Write the snapshot of a round, and keep the one before, as the archive does: commit, then drop."""
         state = self.state(upto=round_)
-        claim = Claim(round_, state.tokens, state.chain(), snapshots.store(state.phi, self.chunks))
         with self.records() as store:
             before = store.load_history().claims
+            claim = Claim(round_, state.tokens, state.chain(), sealed(state, round_, before[0], self.chunks))
             merged = set(state.merged_ids())
             covered = [delta for delta in self.deltas if delta.record_id in merged]
             store.add_snapshot(claim, covered, [old.root for old in before[:1]])
         for old in before[1:]:
-            index = self.chunks.get(old.root)
-            for blob in (old.root, *parse_index(index, self.manifest.plan().snapshot_bytes)):
+            hashes, _ = snapshots.read_index(old.root, self.manifest.plan().snapshot_bytes, self.chunks)
+            for blob in (old.root, *hashes):
                 self.chunks.drop(blob)
         return claim
 
@@ -98,11 +99,24 @@ class Folder:
                 for blob in delta.body.chunks:
                     self.chunks.drop(blob)
 
-    def begin_at(self, claim: Claim, phi: Ints) -> None:
-        """Start from one of the swarm's snapshots, as a joiner does."""
-        snapshots.store(phi, self.chunks)
+    def begin_at(self, claim: Claim, other: Folder) -> None:
+        """Start from the snapshot in another node's folder, as a joiner does."""
+        for blob in other.chunks.blobs:
+            self.chunks.put(blob, other.chunks.get(blob))
         with self.records() as store:
             store.begin_at(claim, own_last=0)
+
+
+def sealed(state: PhiState, round_: int, before: Claim, chunks: ChunkStore) -> bytes:
+    """Write the snapshot of a round, after the one before, as the archive does; returns its root."""
+    layout = state._manifest.plan()
+    _, sums = snapshots.read_index(before.root, layout.snapshot_bytes, chunks)
+    writer = snapshots.SnapshotWriter(sums, layout, chunks)
+    for fragment in layout.fragments:
+        phi, rounds = state.prefix(fragment, round_)
+        sums = state.sums(fragment, round_, phi, rounds, partial(writer.sums_before, fragment))
+        writer.add(fragment, phi, sums)
+    return writer.finish(round_)
 
 
 def some_deltas(rng: np.random.Generator, manifest: Manifest, rounds: int) -> list[tuple[Delta, bytes]]:

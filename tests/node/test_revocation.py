@@ -22,6 +22,7 @@ from gossamer.protocol import events as ev
 from gossamer.protocol.access.acl import Invitation, Role, parse_grant
 from gossamer.protocol.effects import StoreCredential
 from gossamer.protocol.errors import ConfigError, NotAnsweredError, UnreachableError
+from gossamer.protocol.history.claims import genesis_claim
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.records import Claim, Delta, open_envelope
@@ -89,7 +90,7 @@ async def test_a_delta_that_became_void_as_its_node_stopped_is_taken_out_at_the_
     """The newest snapshot holds it; the proof of equivocation came before that was written anew."""
     kept, void = folder.add_of(FRIEND, 1), folder.add_of(OUTCAST, 2)
     _, state = replay(folder.home)
-    root = snapshots.store(state.phi, folder.chunks)
+    root = folders.sealed(state, 2, genesis_claim(folder.manifest.genesis.root), folder.chunks)
     with folder.records() as store:
         claim = Claim(2, state.tokens, state.chain(), root)
         store.add_snapshot(claim, [kept, void], ())
@@ -112,6 +113,7 @@ async def test_a_revoked_delta_whose_payload_was_damaged_on_disk_is_fetched_agai
         path, sound = file_of(daemon.store.chunks, blob), daemon.store.chunks.get(blob)
         path.write_bytes(bytes(path.stat().st_size))
         daemon.phi.loop._state._payloads._recent.clear()  # type: ignore[union-attr]
+        daemon.phi.loop._state._steps.clear()  # type: ignore[union-attr]
         daemon.dispatch(ev.Deliver(revocation(OUTCAST, folder.manifest)))
         await until(lambda: void.record_id in daemon.core.fetcher.wants)
         daemon.store.chunks.put(blob, sound)
@@ -153,7 +155,7 @@ async def test_a_snapshot_that_holds_what_is_void_is_corrected_by_a_restart(
     """The node stopped after it had stored the revocation and before Phi on its disk was written anew."""
     deltas = [folder.add_of(FRIEND, 1), folder.add_of(OUTCAST, 1), folder.add_of(OUTCAST, 2)]
     _, state = replay(folder.home)
-    root = snapshots.store(state.phi, folder.chunks)
+    root = folders.sealed(state, 2, genesis_claim(folder.manifest.genesis.root), folder.chunks)
     claim = Claim(2, state.tokens, state.chain(), root)
     with folder.records() as store:
         store.add_snapshot(claim, deltas, ())

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from gossamer.node.daemon.phi import snapshots
-from gossamer.node.daemon.phi.snapshots import SnapshotReader, SnapshotShelf, SnapshotWriter
+from gossamer.node.daemon.phi.snapshots import FileWriter, SnapshotReader, SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.history.average import Sums
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
 from gossamer.protocol.records import Claim
 from tests.node.archives import delta
@@ -23,6 +24,17 @@ def chunks(tmp_path):
     return ChunkStore(tmp_path / "chunks")
 
 
+def of(root: bytes) -> Claim:
+    """A claim of a first model, which has no sums."""
+    return Claim(0, 0, bytes(32), root)
+
+
+def whole(seed: int, chunks: ChunkStore) -> bytes:
+    """Store a snapshot with sums of 0."""
+    nothing = np.zeros(NUMEL, np.int32)
+    return snapshots.store(values(seed), chunks, Sums(nothing, nothing))
+
+
 def values(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(-(2**30), 2**30, NUMEL, dtype=np.int32)
 
@@ -30,26 +42,26 @@ def values(seed: int) -> np.ndarray:
 def test_what_is_stored_is_loaded_and_named_by_its_digest(chunks):
     root = snapshots.store(values(1), chunks)
     assert root == snapshots.digest(values(1))
-    assert np.array_equal(snapshots.load(root, NUMEL, chunks), values(1))
-    assert snapshots.missing(root, TOTAL, chunks) == ()
+    assert np.array_equal(snapshots.load(of(root), NUMEL, chunks), values(1))
+    assert snapshots.missing(of(root), TOTAL, chunks) == ()
 
 
 @pytest.mark.parametrize("piece", [1 << 10, CHUNK_BYTES_MAX // 4, CHUNK_BYTES_MAX // 3, NUMEL])
 def test_what_comes_in_pieces_is_stored_as_a_whole_is(chunks, piece):
-    whole, writer = values(1), SnapshotWriter(chunks)
+    wanted, writer = values(1), FileWriter(chunks)
     for start in range(0, NUMEL, piece):
-        writer.add(whole[start : start + piece])
+        writer.add(wanted[start : start + piece])
     root = writer.finish()
-    assert root == snapshots.digest(whole)
-    assert np.array_equal(snapshots.load(root, NUMEL, chunks), whole)
+    assert root == snapshots.digest(wanted)
+    assert np.array_equal(snapshots.load(of(root), NUMEL, chunks), wanted)
 
 
 def test_what_is_missing_is_named_index_first(chunks, tmp_path):
     root = snapshots.store(values(1), chunks)
     empty = ChunkStore(tmp_path / "other")
-    assert snapshots.missing(root, TOTAL, empty) == ((root, 3 * 32),)
+    assert snapshots.missing(of(root), TOTAL, empty) == ((root, 3 * 32),)
     empty.put(root, chunks.get(root))
-    sizes = [size for _, size in snapshots.missing(root, TOTAL, empty)]
+    sizes = [size for _, size in snapshots.missing(of(root), TOTAL, empty)]
     assert sizes == [CHUNK_BYTES_MAX, CHUNK_BYTES_MAX, 400]
 
 
@@ -57,7 +69,7 @@ def test_what_is_here_is_read_while_the_rest_is_still_to_come(chunks, tmp_path):
     root = snapshots.store(values(1), chunks)
     index = chunks.get(root)
     here = ChunkStore(tmp_path / "other")
-    reader = SnapshotReader(root, NUMEL, here)
+    reader = SnapshotReader(of(root), NUMEL, here)
     for blob in (root, index[64:], index[:32]):
         assert reader.read()
         here.put(blob, chunks.get(blob))
@@ -75,7 +87,7 @@ def test_a_reader_goes_on_when_what_was_damaged_has_come_again(chunks):
     blob = chunks.get(root)[32:64]
     sound = chunks.get(blob)
     file_of(chunks, blob).write_bytes(sound[:-1] + b"x")
-    reader = SnapshotReader(root, NUMEL, chunks)
+    reader = SnapshotReader(of(root), NUMEL, chunks)
     with pytest.raises(MissingChunkError):
         reader.read()
     assert reader.read() == ((blob, CHUNK_BYTES_MAX),)
@@ -87,11 +99,11 @@ def test_a_reader_goes_on_when_what_was_damaged_has_come_again(chunks):
 def test_an_index_of_another_size_is_refused(chunks):
     root = snapshots.store(values(1), chunks)
     with pytest.raises(PayloadError):
-        snapshots.missing(root, TOTAL + CHUNK_BYTES_MAX, chunks)
+        snapshots.missing(of(root), TOTAL + CHUNK_BYTES_MAX, chunks)
 
 
 def add(shelf, chunks, round_, seed):
-    claim = Claim(round_, round_, bytes([seed]) * 32, snapshots.store(values(seed), chunks))
+    claim = Claim(round_, round_, bytes([seed]) * 32, whole(seed, chunks))
     keep = shelf.kept_beside(claim)
     shelf.keep((claim, *keep))
     shelf.sweep(chunks.blobs, (), ())
@@ -102,9 +114,9 @@ def test_the_shelf_keeps_the_newest_two_and_drops_the_rest_from_disk(chunks):
     shelf = SnapshotShelf(chunks, TOTAL)
     claims = [add(shelf, chunks, 16 * n, n)[0] for n in (1, 2, 3)]
     assert shelf.claims == (claims[2], claims[1])
-    assert snapshots.missing(claims[1].root, TOTAL, chunks) == ()
+    assert snapshots.missing(claims[1], TOTAL, chunks) == ()
     assert claims[0].root not in chunks
-    assert len(chunks.blobs) == len(shelf._owner) == 2 * 4
+    assert len(chunks.blobs) == len(shelf._owner) == 2 * 4 + 3, "and sums of 0"
 
 
 def test_a_snapshot_in_use_outlives_its_turn_but_not_for_ever(chunks):
@@ -134,7 +146,7 @@ def test_a_snapshot_written_anew_replaces_the_one_of_its_round(chunks):
 
 @pytest.mark.parametrize("damage", ["index", "index gone", "chunk gone"])
 def test_a_snapshot_that_is_not_whole_any_more_is_left_out_at_the_start(chunks, damage):
-    older, newer = (Claim(16 * n, n, bytes([n]) * 32, snapshots.store(values(n), chunks)) for n in (1, 2))
+    older, newer = (Claim(16 * n, n, bytes([n]) * 32, whole(n, chunks)) for n in (1, 2))
     index = chunks.get(older.root)
     if damage == "index":
         file_of(chunks, older.root).write_bytes(b"X" + index[1:])
@@ -143,7 +155,7 @@ def test_a_snapshot_that_is_not_whole_any_more_is_left_out_at_the_start(chunks, 
     shelf = SnapshotShelf(chunks, TOTAL)
     shelf.restore((newer, older))
     assert shelf.claims == (newer,)
-    assert len(shelf._owner) == 4, "what is left of the other is needed no more"
+    assert len(shelf._owner) == 4 + 3, "what is left of the other is needed no more"
 
 
 def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
@@ -151,10 +163,12 @@ def test_chunks_that_two_snapshots_share_survive_the_older(chunks):
     for n in (1, 2, 3):
         same_but_last = values(0)
         same_but_last[-1] = n
-        claim = Claim(16 * n, n, bytes([n]) * 32, snapshots.store(same_but_last, chunks))
+        claim = Claim(
+            16 * n, n, bytes([n]) * 32, snapshots.store(same_but_last, chunks, Sums(same_but_last, values(1)))
+        )
         shelf.keep((claim, *shelf.kept_beside(claim)))
         shelf.sweep(chunks.blobs, (), ())
-    assert all(snapshots.missing(claim.root, TOTAL, chunks) == () for claim in shelf.claims)
+    assert all(snapshots.missing(claim, TOTAL, chunks) == () for claim in shelf.claims)
 
 
 @pytest.mark.parametrize("size", [0, 399, 401, CHUNK_BYTES_MAX])
@@ -166,7 +180,7 @@ def test_an_index_of_chunks_of_other_sizes_is_refused(chunks, size):
     index = chunks.get(root)[:64] + sha256(other).digest()
     chunks.put(sha256(index).digest(), index)
     with pytest.raises(PayloadError, match="another size than it has"):
-        snapshots.missing(sha256(index).digest(), TOTAL, chunks)
+        snapshots.missing(of(sha256(index).digest()), TOTAL, chunks)
 
 
 def test_an_index_that_lists_one_chunk_with_two_sizes_is_refused(chunks):
@@ -178,7 +192,7 @@ def test_an_index_that_lists_one_chunk_with_two_sizes_is_refused(chunks):
     for index in (first + second + first, second + second + second):
         chunks.put(sha256(index).digest(), index)
         with pytest.raises(PayloadError, match="another size than it has"):
-            snapshots.missing(sha256(index).digest(), TOTAL, chunks)
+            snapshots.missing(of(sha256(index).digest()), TOTAL, chunks)
 
 
 def test_what_we_publish_survives_the_closing_of_what_is_the_same(chunks):

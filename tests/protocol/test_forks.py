@@ -189,6 +189,7 @@ def yields(sealing, start, seconds):
         if found:
             times.append(start + tick)
             sealing.adopted(other)
+            sealing.sealed((other,))
     return times
 
 
@@ -232,6 +233,7 @@ def test_who_has_closed_what_most_members_are_at_begins_anew_where_they_are():
     (notice,) = kinds(effects, Notice)
     assert "A FORK" in notice.text and "we publish again in 77 rounds" in notice.text
     sealing.adopted(claim(32))
+    sealing.sealed((claim(32),))
     assert sealing.floor == 32
     assert not kinds(drive(sealing, 70.0, 20, clock=39, others=[(claim(32), claim(24))] * 4), Adopt)
 
@@ -240,6 +242,7 @@ def test_who_has_begun_anew_where_most_members_are_takes_its_time_to_give_that_u
     sealing = ahead()
     (adopt,) = kinds(look(sealing, SLOW), Adopt)
     sealing.adopted(adopt.claim)
+    sealing.sealed((adopt.claim,))
     others = [(claim(32, tokens=9, mark=2),)] * 3
     twice = 2 * limits.FORK_PATIENCE_S
     assert not kinds(drive(sealing, 60.0, twice - 5, clock=36, others=others), Adopt)

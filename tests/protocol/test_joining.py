@@ -189,6 +189,7 @@ def test_who_missed_rounds_that_the_swarm_has_closed_begins_anew(is_first):
     assert "we were away since round 20" in notice.text
     assert not sealing.claims, "it stands for nothing: two such could be most of a small swarm"
     sealing.adopted(claim(96))
+    sealing.sealed((claim(96),))
     assert sealing.joined and sealing.knows_where_it_is and sealing.floor == 96
 
 

@@ -14,6 +14,7 @@ def test_the_first_node_begins_with_genesis():
     sealing = sealing_of(is_first=True)
     assert sealing.wake(0.0, 0, Told([])) == [Adopt(genesis_claim(MANIFEST.genesis.root))]
     sealing.adopted(genesis_claim(MANIFEST.genesis.root))
+    sealing.sealed((genesis_claim(MANIFEST.genesis.root),))
     assert sealing.joined
     assert sealing.floor == 0
 
@@ -101,6 +102,7 @@ def test_a_snapshot_that_one_liar_claims_for_ever_holds_nobody_up(is_stalled):
 def test_sealing_waits_until_payloads_had_time():
     sealing = sealing_of(is_first=True)
     sealing.adopted(genesis_claim(MANIFEST.genesis.root))
+    sealing.sealed((genesis_claim(MANIFEST.genesis.root),))
     early = drive(sealing, 0.0, limits.SEAL_SETTLE_S - 1, clock=20)
     assert not kinds(early, Seal)
     late = drive(sealing, limits.SEAL_SETTLE_S, 3, clock=20)
@@ -122,6 +124,7 @@ def test_what_the_clock_read_before_another_history_was_adopted_is_not_sealed():
     sealing = joined(claim(16), claim(8))
     drive(sealing, 0.0, LOOK_INTERVAL_S, clock=100)
     sealing.adopted(claim(24))
+    sealing.sealed((claim(24),))
     assert not kinds(drive(sealing, limits.SEAL_SETTLE_S + LOOK_INTERVAL_S, 1, clock=100), Seal)
 
 

@@ -4,8 +4,8 @@ One worker does all of it, one thing after another, and only while the disk take
 snapshots while merging goes on, from copies of Phi's fragments, one at a time, with the later rounds taken
 back. When a record arrives late for a sealed round, it writes the snapshot again after a moment. It fetches
 the snapshot that the core wants to start from: its chunks come through the core, as payloads do, and are
-stored among all others. And it sweeps: chunks that nothing needs any more, whatever they were for, are
-removed.
+stored among all others; the sums of the averaged model come last, when we train already. And it sweeps:
+chunks that nothing needs any more, whatever they were for, are removed.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from gossamer.node.daemon.phi.restore import is_held, restore_state
 from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.disk import Disk
-from gossamer.node.daemon.storage.records import Base, RecordStore
+from gossamer.node.daemon.storage.records import Base, RecordStore, Rounds
 from gossamer.node.logs import RateLimit
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
@@ -97,6 +97,8 @@ class Archive:
         )
         if state is not None:
             self._shelf.restore(claims)
+            if await asyncio.to_thread(self._missing, claims[0]):
+                self._wanted = claims[0]
             await self._loop.begin(state)
         elif history.claims and not core.info.bootstrap:
             raise StorageError("our copy of the model is damaged; fetch it again with --join HOST:PORT")
@@ -108,6 +110,7 @@ class Archive:
             floor=history.base.round,
             own_last=history.own_last,
             reach=history.reach,
+            is_whole=self._wanted is None,
             credentials=[*await asyncio.to_thread(records.load_credentials), *credentials],
         )
 
@@ -134,6 +137,10 @@ class Archive:
                 self._dispatch(ev.Need(delta.record_id, tuple(zip(delta.body.chunks, sizes, strict=True))))
         if self._shelf.is_of_newest(blob):
             log.warning("our newest snapshot was damaged on disk: writing it again")
+            newest = self._shelf.claims[0]
+            with suppress(PayloadError, StorageError):
+                # Its Phi can be written again, but its sums are made of what is closed by now.
+                self._dispatch(ev.Need(newest.key, self._missing(newest)))
             self._late_since = 0.0
             self._news.set()
 
@@ -184,7 +191,7 @@ class Archive:
         if (claim := self._wanted) is not None:
             if self._is_wanted(claim):
                 return await self._fetch(claim)
-            self._want(None)
+            self._want(self._core.sealing.sought)
         if self._closing is not None:
             await self._close(self._closing)
         elif self._shelf.claims and self._seal_round > self._shelf.claims[0].round:
@@ -199,7 +206,7 @@ class Archive:
 
     def _want(self, claim: Claim | None) -> None:
         self._wanted = claim
-        if self._reader is not None and (claim is None or claim.root != self._reader.root):
+        if self._reader is not None and claim != self._reader.claim:
             self._reader = None  # frees its memory before another is allocated
         self._is_sweep_due = True  # of another one that was wanted so far
 
@@ -216,10 +223,11 @@ class Archive:
         own history goes on.
         """
         layout, reader = self._core.layout, self._reader
-        if reader is None:
-            reader = self._reader = snapshots.SnapshotReader(claim.root, layout.numel, self._chunks)
+        has_begun = self._shelf.claims[:1] == (claim,)
+        if reader is None and not has_begun:
+            reader = self._reader = snapshots.SnapshotReader(claim, layout.numel, self._chunks)
         try:
-            lacking = await asyncio.to_thread(reader.read)
+            lacking = await asyncio.to_thread(reader.read if reader else partial(self._missing, claim))
         except MissingChunkError:  # one that turned out damaged: asked for next
             return False
         except PayloadError as error:
@@ -238,24 +246,33 @@ class Archive:
                 total = len(chunk_sizes(layout.snapshot_bytes))
                 here = total - len(lacking)
                 log.info("fetching the model of round %d: %d of %d MiB", claim.round, here, total)
-        if lacking or claim != self._core.sealing.adopting:
+        if has_begun and not lacking:
+            self._want(None)
+            self._dispatch(ev.Sealed(self._shelf.claims))
+            return True
+        if reader is None or not reader.is_complete or claim != self._core.sealing.adopting:
             return False
         await self._adopt(claim, reader.phi)
         return True
 
+    def _missing(self, claim: Claim) -> tuple[tuple[bytes, int], ...]:
+        return snapshots.missing(claim, self._core.layout.snapshot_bytes, self._chunks)
+
     async def _adopt(self, claim: Claim, phi: Ints) -> None:
         """Start from a snapshot whose chunks are all here. Raises StorageError."""
-        base = Base(claim.round, claim.digest, claim.tokens)
-        await asyncio.to_thread(self._records.begin_at, claim, self._core.own_last)
+        core, base = self._core, Base(claim.round, claim.digest, claim.tokens)
+        await asyncio.to_thread(self._records.begin_at, claim, core.own_last)
         await asyncio.to_thread(self._shelf.keep, (claim,))
-        own_id = self._core.identity.node_id
-        state = await asyncio.to_thread(PhiState, self._core.manifest, phi, self._chunks, own_id, base=base)
+        own_id, sealed = core.identity.node_id, claim.round
+        state = await asyncio.to_thread(
+            PhiState, core.manifest, phi, self._chunks, own_id, base=base, sealed=sealed
+        )
         await self._loop.begin(state, partial(self._adopted, claim))
 
     def _adopted(self, claim: Claim) -> None:
         """Our history begins at a snapshot."""
         self._reach = self._reach_noted = 0  # of the history before; `begin_at` deleted it
-        self._want(None)
+        self._reader = None  # Phi is the state's now; the sums are still wanted
         self._seal_round = claim.round
         self._late_since = None
         if claim.round:
@@ -276,11 +293,13 @@ class Archive:
             return False
         self._sealing = round_
         try:
-            claim, covered = await self._write(round_)
+            claim, rounds = await self._write(round_)
             if claim == self._shelf.claims[0]:
                 return True
             kept = self._shelf.kept_beside(claim)
+            covered = [delta for deltas in rounds.values() for delta in deltas]
             await asyncio.to_thread(self._records.add_snapshot, claim, covered, [k.root for k in kept])
+            self._loop.note_sealed(round_, rounds)
         except MissingChunkError as error:
             self.damaged(error.blob)
             await asyncio.sleep(RETRY_S)
@@ -295,23 +314,23 @@ class Archive:
         self._dispatch(ev.Sealed(self._shelf.claims))
         return True
 
-    async def _write(self, round_: int) -> tuple[Claim, list[Delta]]:
+    async def _write(self, round_: int) -> tuple[Claim, Rounds]:
         """Write a snapshot fragment by fragment; returns the claim, and the records in it above the base.
 
         Raises MissingChunkError, StorageError or OSError.
         """
-        writer = snapshots.SnapshotWriter(self._chunks)
+        writer = snapshots.SnapshotWriter(self._shelf.sums, self._core.layout, self._chunks)
         rounds: dict[int, tuple[Delta, ...]] = {}
         for fragment in self._core.layout.fragments:
-            phi, of_fragment = await self._loop.prefix(fragment, round_)
+            before = partial(writer.sums_before, fragment)
+            phi, of_fragment, sums = await self._loop.prefix(fragment, round_, before)
             rounds |= of_fragment
-            await asyncio.to_thread(writer.add, phi)
-            del phi  # so that only one is in memory
-        root = await asyncio.to_thread(writer.finish)
+            await asyncio.to_thread(writer.add, fragment, phi, sums)
+            del phi, sums  # so that only those of one are in memory
+        root = await asyncio.to_thread(writer.finish, round_)
         base = self._loop.base
         tokens = await asyncio.to_thread(base.tokens_with, rounds, self._core.manifest)
-        claim = Claim(round_, tokens, await asyncio.to_thread(base.chain_with, rounds), root)
-        return claim, [delta for deltas in rounds.values() for delta in deltas]
+        return Claim(round_, tokens, await asyncio.to_thread(base.chain_with, rounds), root), rounds
 
     async def _reseal(self) -> None:
         """Write the newest snapshot again, with the records that came late. If that fails, it stays due."""

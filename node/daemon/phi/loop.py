@@ -23,6 +23,7 @@ from gossamer.protocol import events as ev
 from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.events import MergeOutcome
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history.average import Sums
 from gossamer.protocol.membership.members import listed
 from gossamer.protocol.merge.contributions import ContributionStats, RoundFigures
 from gossamer.protocol.payloads import Fragment
@@ -147,11 +148,27 @@ class MergeLoop:
             await asyncio.sleep(SETTLE_POLL_S)
         return not waiting
 
-    async def prefix(self, fragment: Fragment, upto: int) -> tuple[Ints, Rounds]:
-        """A fragment as of a round, see `PhiState.prefix`; not before `begin`. Raises MissingChunkError."""
-        assert self._state is not None
+    async def prefix(
+        self, fragment: Fragment, upto: int, before: Callable[[], Sums]
+    ) -> tuple[Ints, Rounds, Sums | None]:
+        """A fragment as of a round, see `PhiState.prefix`, and its `PhiState.sums`; not before `begin`.
+
+        Raises MissingChunkError, or as `before` does.
+        """
+        state = self._state
+        assert state is not None
+
+        def both() -> tuple[Ints, Rounds, Sums | None]:
+            phi, rounds = state.prefix(fragment, upto)
+            return phi, rounds, state.sums(fragment, upto, phi, rounds, before)
+
         async with self._busy:
-            return await asyncio.to_thread(self._state.prefix, fragment, upto)
+            return await asyncio.to_thread(both)
+
+    def note_sealed(self, round_: int, rounds: Rounds) -> None:
+        """The newest snapshot is of this round, and holds these sets; not before `begin`."""
+        assert self._state is not None
+        self._state.note_sealed(round_, rounds)
 
     async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> bool:
         """Make everything up to a round unchangeable, unless `may_close` refuses it while no merge is under

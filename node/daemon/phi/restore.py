@@ -31,10 +31,10 @@ def restore_state(
             if delta.record_id in history.covered if place == 0 else delta.round <= claim.round:
                 merged[delta.round] = (*merged.get(delta.round, ()), delta)
         try:
-            phi = snapshots.load(claim.root, manifest.plan().numel, chunks)
+            phi = snapshots.load(claim, manifest.plan().numel, chunks)
         except (MissingChunkError, PayloadError):
             continue
-        state = PhiState(manifest, phi, chunks, own_id, base=history.base, merged=merged)
+        state = PhiState(manifest, phi, chunks, own_id, base=history.base, merged=merged, sealed=claim.round)
         if state.chain() == claim.digest:
             return state, history.claims[place:]
     return None, ()

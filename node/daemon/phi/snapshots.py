@@ -2,6 +2,10 @@
 
 The bytes are int32, little endian, fragment after fragment: the same file on every node that merged the same
 records, so that a joiner can take chunks from all of them at once.
+
+From round 1 on, the index ends with the roots of two more such files, the sums that the averaged model is
+made of (`protocol.history.average`). So a claim of a snapshot is a claim of the average too. A joiner starts
+once Phi is here, and fetches the sums while it trains.
 """
 
 import time
@@ -14,15 +18,20 @@ import numpy as np
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history.average import Sums
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, CLAIMS_MAX
 from gossamer.protocol.payloads import (
     HASH_BYTES,
+    Fragment,
+    Layout,
     chunk_hashes,
     chunk_sizes,
     parse_index,
     root_of,
 )
 from gossamer.protocol.records import Claim, Delta
+
+SUMS = len(Sums._fields)
 
 KEPT = 2
 """Snapshots that are always kept: the newest, and the one that others may still be at."""
@@ -40,15 +49,19 @@ def digest(phi: Ints) -> bytes:
     return root_of(chunk_hashes(_bytes_of(phi)))
 
 
-def store(phi: Ints, chunks: ChunkStore) -> bytes:
-    """Store Phi, int32[numel], durably as chunks and an index; returns its root. Raises OSError."""
-    writer = SnapshotWriter(chunks)
+def store(phi: Ints, chunks: ChunkStore, sums: Sums | None = None) -> bytes:
+    """Store a snapshot durably as chunks and indices; returns its root. Raises OSError.
+
+    `phi` and both `sums`: int32[numel]; no sums for round 0.
+    """
+    roots = [] if sums is None else [store(one, chunks) for one in sums]
+    writer = FileWriter(chunks)
     writer.add(phi)
-    return writer.finish()
+    return writer.finish(*roots)
 
 
-class SnapshotWriter:
-    """Stores a snapshot that comes piece by piece; less than a chunk of it waits in memory."""
+class FileWriter:
+    """Stores a file of int32 values that comes piece by piece; less than a chunk of it waits in memory."""
 
     def __init__(self, chunks: ChunkStore) -> None:
         self._chunks = chunks
@@ -62,11 +75,13 @@ class SnapshotWriter:
             self._put(self._rest[:CHUNK_BYTES_MAX])
             del self._rest[:CHUNK_BYTES_MAX]
 
-    def finish(self) -> bytes:
-        """Store the rest and the index; returns the snapshot's root. Raises OSError."""
+    def finish(self, *sums: bytes) -> bytes:
+        """Store the rest, and the index with the roots of the `sums`, if any; returns its root. Raises
+        OSError."""
         if self._rest:
             self._put(self._rest)
-        root, index = root_of(self._hashes), b"".join(self._hashes)
+        hashes = [*self._hashes, *sums]
+        root, index = root_of(hashes), b"".join(hashes)
         if root not in self._chunks:
             self._chunks.put(root, index, durable=True)
         return root
@@ -78,17 +93,85 @@ class SnapshotWriter:
             self._chunks.put(blob, bytes(piece), durable=True)
 
 
-def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
+class SnapshotWriter:
+    """Stores a snapshot fragment by fragment, after an earlier one whose sums it carries on."""
+
+    def __init__(self, before: Sequence[bytes], layout: Layout, chunks: ChunkStore) -> None:
+        """`before`: the roots of the sums of the snapshot before it; none if that is genesis."""
+        self._before, self._layout, self._chunks = before, layout, chunks
+        self._phi = FileWriter(chunks)
+        self._sums = [FileWriter(chunks) for _ in range(SUMS)]
+        self._unchanged: list[Fragment] = []
+        """Fragments whose sums are those of the snapshot before, and not written yet."""
+
+    def sums_before(self, fragment: Fragment) -> Sums:
+        """See `read_sums`."""
+        return read_sums(self._before, fragment, self._layout.snapshot_bytes, self._chunks)
+
+    def add(self, fragment: Fragment, phi: Ints, sums: Sums | None) -> None:
+        """Take the next fragment; no `sums` if those of the snapshot before hold. Raises OSError, or as
+        `read_sums`."""
+        self._phi.add(phi)
+        if sums is None:
+            self._unchanged.append(fragment)
+        else:
+            self._copy_unchanged()
+            self._add_sums(sums)
+
+    def finish(self, round_: int) -> bytes:
+        """Store the rest and the indices; returns the root of the snapshot of this round. Raises as `add`."""
+        roots = self._before
+        if round_ and (not roots or len(self._unchanged) < len(self._layout.fragments)):
+            self._copy_unchanged()
+            roots = [one.finish() for one in self._sums]
+        return self._phi.finish(*roots)
+
+    def _copy_unchanged(self) -> None:
+        for fragment in self._unchanged:
+            self._add_sums(self.sums_before(fragment))
+        self._unchanged.clear()
+
+    def _add_sums(self, sums: Sums) -> None:
+        for writer, one in zip(self._sums, sums, strict=True):
+            writer.add(one)
+
+
+def read_index(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """The hashes of the chunks of Phi, of `total` bytes, and the roots of the sums, if any, that an index
+    lists. Raises MissingChunkError or PayloadError."""
+    index, phi = chunks.get(root), HASH_BYTES * len(chunk_sizes(total))
+    sums = index[phi:]
+    if len(sums) not in (0, HASH_BYTES * SUMS):
+        raise PayloadError(f"an index of {len(index)} bytes does not describe a snapshot of {total}")
+    roots = tuple(sums[at : at + HASH_BYTES] for at in range(0, len(sums), HASH_BYTES))
+    return parse_index(index[:phi], total), roots
+
+
+def missing(claim: Claim, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
     """The chunks that are missing of a snapshot of `total` bytes, as (hash, size): only the index if that is
-    missing, otherwise what it lists.
+    missing, otherwise what it lists of Phi; if none of that is, what is missing of the sums.
 
     Raises MissingChunkError (fetch again) or PayloadError (an impossible index).
     """
     sizes = chunk_sizes(total)
-    if root not in chunks:
-        return ((root, HASH_BYTES * len(sizes)),)
+    length = HASH_BYTES * (len(sizes) + (SUMS if claim.round else 0))
+    if lacking := _lacking([(claim.root, length)], chunks):
+        return lacking
+    hashes, sums = read_index(claim.root, total, chunks)
+    if lacking := _lacking(zip(hashes, sizes, strict=True), chunks):
+        return lacking
+    listed: list[tuple[bytes, int]] = []
+    for root in sums:
+        if index := _lacking([(root, HASH_BYTES * len(sizes))], chunks):
+            listed += index
+        else:
+            listed += zip(parse_index(chunks.get(root), total), sizes, strict=True)
+    return _lacking(listed, chunks)
+
+
+def _lacking(listed: Iterable[tuple[bytes, int]], chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
     lacking: dict[bytes, int] = {}
-    for blob, size in zip(parse_index(chunks.get(root), total), sizes, strict=True):
+    for blob, size in listed:
         fits = chunks.fits(blob, size)
         # A liar may list what is here as part of something else, or what nobody can have.
         if fits is False or lacking.get(blob, size) != size:
@@ -98,12 +181,29 @@ def missing(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, i
     return tuple(lacking.items())
 
 
-class SnapshotReader:
-    """Reads a snapshot while its chunks come, so that little is left to read once the last one is here."""
+def read_sums(roots: Sequence[bytes], fragment: Fragment, total: int, chunks: ChunkStore) -> Sums:
+    """A fragment's sums, int32[fragment.numel] each, from files with these roots; zeros if there are none.
 
-    def __init__(self, root: bytes, numel: int, chunks: ChunkStore) -> None:
-        """Reads the snapshot of int32[numel] with this root."""
-        self.root = root
+    Raises MissingChunkError or PayloadError.
+    """
+    sums = [np.zeros(fragment.numel, "<i4") for _ in range(SUMS)]
+    start, stop = 4 * fragment.offset, 4 * (fragment.offset + fragment.numel)
+    for one, file in zip(sums, roots, strict=bool(roots)):
+        hashes, view = parse_index(chunks.get(file), total), memoryview(one.data).cast("B")
+        for place in range(start // CHUNK_BYTES_MAX, -(-stop // CHUNK_BYTES_MAX)):
+            first = place * CHUNK_BYTES_MAX
+            data = memoryview(chunks.get(hashes[place]))[max(0, start - first) : stop - first]
+            at = max(0, first - start)
+            view[at : at + len(data)] = data
+    return Sums(*sums)
+
+
+class SnapshotReader:
+    """Reads a snapshot's Phi while its chunks come, so that little is left to read once the last is here."""
+
+    def __init__(self, claim: Claim, numel: int, chunks: ChunkStore) -> None:
+        """Reads the snapshot of int32[numel] that this claim names."""
+        self.claim = claim
         self._chunks = chunks
         self._phi = np.empty(numel, dtype="<i4")
         self._read: set[int] = set()
@@ -111,16 +211,22 @@ class SnapshotReader:
 
     @property
     def phi(self) -> Ints:
-        """int32[numel]; complete once nothing is missing."""
+        """int32[numel]; complete once nothing is missing of it."""
         return self._phi.astype(np.int32, copy=False)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of Phi has been read; sums may still be missing."""
+        return len(self._read) == len(chunk_sizes(self._phi.nbytes))
 
     def read(self) -> tuple[tuple[bytes, int], ...]:
         """Read what has come since the last call; returns what is still `missing`. Raises as that does."""
-        lacking = missing(self.root, self._phi.nbytes, self._chunks)
+        lacking = missing(self.claim, self._phi.nbytes, self._chunks)
         absent = {blob for blob, _ in lacking}
-        if self.root not in absent:
+        if self.claim.root not in absent:
             view = memoryview(self._phi.data).cast("B")
-            for place, blob in enumerate(parse_index(self._chunks.get(self.root), self._phi.nbytes)):
+            hashes, _ = read_index(self.claim.root, self._phi.nbytes, self._chunks)
+            for place, blob in enumerate(hashes):
                 if blob not in absent and place not in self._read:
                     data, start = self._chunks.get(blob), place * CHUNK_BYTES_MAX
                     view[start : start + len(data)] = data
@@ -128,10 +234,11 @@ class SnapshotReader:
         return lacking
 
 
-def load(root: bytes, numel: int, chunks: ChunkStore) -> Ints:
-    """Read a snapshot: int32[numel]. Raises MissingChunkError or PayloadError."""
-    reader = SnapshotReader(root, numel, chunks)
-    if lacking := reader.read():
+def load(claim: Claim, numel: int, chunks: ChunkStore) -> Ints:
+    """Read a snapshot's Phi: int32[numel]. Raises MissingChunkError or PayloadError."""
+    reader = SnapshotReader(claim, numel, chunks)
+    lacking = reader.read()
+    if not reader.is_complete:
         raise MissingChunkError(lacking[0][0])
     return reader.phi
 
@@ -143,6 +250,8 @@ class SnapshotShelf:
         self._chunks = chunks
         self._total = total_bytes
         self.claims: tuple[Claim, ...] = ()
+        self.sums: tuple[bytes, ...] = ()
+        """The roots of the newest one's sums, which its index lists; none of genesis."""
         self._used: dict[bytes, float] = {}
         self._owner: dict[bytes, bytes] = {}
         """Of each chunk of a kept snapshot, the root of the newest one that it belongs to."""
@@ -172,16 +281,18 @@ class SnapshotShelf:
 
     def keep(self, claims: tuple[Claim, ...]) -> None:
         """Keep these snapshots from now on, newest first."""
+        if claims[:1] != self.claims[:1]:
+            self.sums = read_index(claims[0].root, self._total, self._chunks)[1]
         self.claims = claims
         self._owner = {blob: claim.root for claim in reversed(claims) for blob in self._blobs(claim.root)}
 
     def restore(self, claims: Iterable[Claim]) -> None:
         """Take over the snapshots that an earlier run kept, except those that are no longer whole, as far as
-        can be seen without reading them."""
+        can be seen without reading them. The first of them is: its Phi has been read, if not its sums."""
         whole = []
-        for claim in claims:
+        for place, claim in enumerate(claims):
             with suppress(MissingChunkError, PayloadError):
-                if not missing(claim.root, self._total, self._chunks):
+                if not place or not missing(claim, self._total, self._chunks):
                     whole.append(claim)
         self.keep(tuple(whole))
 
@@ -206,8 +317,12 @@ class SnapshotShelf:
             self._chunks.drop(blob)
 
     def _blobs(self, root: bytes) -> tuple[bytes, ...]:
-        """The chunks of a snapshot, as far as they are known: its index, then those it lists. Raises
+        """The chunks of a snapshot, as far as they are known: indices, and those they list. Raises
         StorageError."""
+        known = [root]
         with suppress(MissingChunkError, PayloadError):  # the latter for a liar's index
-            return (root, *parse_index(self._chunks.get(root), self._total))
-        return (root,)
+            hashes, sums = read_index(root, self._total, self._chunks)
+            known += [*hashes, *sums]
+            for file in sums:
+                known += parse_index(self._chunks.get(file), self._total)
+        return tuple(known)

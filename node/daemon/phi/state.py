@@ -29,8 +29,8 @@ another. The state is a fixed point: to exchange a set for itself changes nothin
 merged set is its valid set, Phi is what the formula says. When that is done is a matter of timing
 (`phi.loop`), not of result.
 
-To take the old set back, it is merged again from the payloads on disk: to remember its result would cost as
-much memory as Phi, and mostly the old set is our own delta alone.
+To take the old set back, it is merged again from the payloads on disk. Of small models, the steps that the
+last rounds took are remembered instead: to remember those of a large one would cost as much memory as Phi.
 
 **Closed history.** Records cannot be kept for ever. Once the members agree on a snapshot of everything up to
 a round, rounds far below it are *closed*: they become the `Base`, three numbers, and their records and
@@ -40,6 +40,11 @@ above the base.
 **As of a round.** Fragments share no rounds. To get Phi as of round R, each fragment is copied at any time,
 and the merges of its later rounds are taken back from the copy (`PhiState.prefix`). So a snapshot is written
 while merging goes on, a fragment at a time.
+
+**The average.** The averaged model is a mean of Phi at certain rounds, its *points*: a function of the same
+sets. It is kept as sums of Phi that lie on disk beside a snapshot (`protocol.history.average`), and carried
+from one snapshot to the next (`PhiState.sums`): what came late is added as often as the sums have points
+after it, and Phi at each new point is found as Phi of a prefix is. No memory is held for it in between.
 
 **Equality.** `PhiState.chain` is a digest of the sets merged, round by round; `PhiState.digest` the root of
 Phi's bytes. Equal chains promise equal roots. `gossamer verify` asks nodes for both; a claim in a member's
@@ -53,7 +58,9 @@ All of this blocks, and runs in worker threads, one call at a time.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import numpy as np
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
@@ -61,6 +68,8 @@ from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.fixedpoint import Ints, is_healthy
+from gossamer.protocol.history import average
+from gossamer.protocol.history.average import Sums
 from gossamer.protocol.history.claims import total
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.contributions import RoundFigures, figures
@@ -82,6 +91,11 @@ from gossamer.protocol.payloads import (
 )
 from gossamer.protocol.records import Delta
 
+STEPS_BYTES = 32 * 1024 * 1024
+"""Size of the steps of merged rounds that are remembered, so as to take them back without their payloads."""
+
+STEPS_KEPT = 256
+
 
 class PhiState:
     """Phi of every fragment, and which records are in it."""
@@ -95,14 +109,20 @@ class PhiState:
         *,
         base: Base | None = None,
         merged: Rounds | None = None,
+        sealed: int = 0,
     ) -> None:
-        """`phi`, int32[layout.numel], is taken over; it holds the records of `base` and `merged`."""
+        """`phi`, int32[layout.numel], is taken over; it holds the records of `base` and `merged`. It is the
+        snapshot of round `sealed`."""
         self._manifest = manifest
         self._layout = manifest.plan()
         self.phi = phi
         self._own_id = own_id
         self._merged = dict(merged or {})
         self.base = base or GENESIS
+        self._sealed: tuple[int, Rounds] = (sealed, dict(self._merged))
+        """The round of the newest snapshot, and the sets merged in it above the base."""
+        self._steps: OrderedDict[int, Ints] = OrderedDict()
+        """By round: what it has taken from its fragment of Phi, as far as that is remembered."""
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
         self._usual = UsualRates(own_id)
@@ -133,7 +153,7 @@ class PhiState:
         self.figures = None
         if new == old or round_ <= self.base.round:
             return False
-        found = self._exchange(fragment, self.view(fragment), old, new)
+        found = self._replace(round_, fragment, old, new)
         self._note(round_, old, new)
         self._usual.note(round_, fragment, found)
         if new:
@@ -176,7 +196,7 @@ class PhiState:
         """The replica's digest: the root of Phi's snapshot bytes."""
         return snapshots.digest(self.phi)
 
-    def prefix(self, fragment: Fragment, upto: int) -> tuple[Ints, Rounds]:
+    def prefix(self, fragment: Fragment, upto: int) -> tuple[Ints, dict[int, tuple[Delta, ...]]]:
         """A copy of a fragment with all rounds above `upto` taken back, and the records that are merged into
         it above the base. Raises MissingChunkError.
 
@@ -186,9 +206,54 @@ class PhiState:
         phi = self.view(fragment).copy()
         count = len(self._layout.fragments)
         rounds = {r: deltas for r, deltas in self._merged.items() if r % count == fragment.index}
-        for round_ in sorted(r for r in rounds if r > upto):
-            self._exchange(fragment, phi, rounds.pop(round_), ())
+        self._take_back(fragment, phi, rounds, upto)
         return phi, rounds
+
+    def sums(
+        self, fragment: Fragment, upto: int, phi: Ints, rounds: Rounds, before: Callable[[], Sums]
+    ) -> Sums | None:
+        """The sums of a fragment as of round `upto`, from what `prefix` returned for it.
+
+        `before` reads those of the newest snapshot. Returns None if they still hold: there is no point
+        since, and nothing came late. Raises MissingChunkError, or as `before` does.
+        """
+        since, sealed = self._sealed
+        count = len(self._layout.fragments)
+        old = {r: deltas for r, deltas in sealed.items() if r % count == fragment.index}
+        known = {*old, *(round_ for round_ in rounds if round_ <= since)}
+        late = [round_ for round_ in sorted(known) if old.get(round_, ()) != rounds.get(round_, ())]
+        points = list(average.points(since, upto))
+        if not late and not points:
+            return None
+        sums = before()
+        for round_ in late:
+            step = np.zeros_like(phi)
+            self._exchange(fragment, step, old.get(round_, ()), rounds.get(round_, ()))
+            for one, number in zip(sums, average.counts(round_, since), strict=True):
+                one += np.int32(number) * step
+        sums = average.carried(sums, since, upto)
+        walk, left = phi.copy(), dict(rounds)
+        for point in points:
+            is_current = average.is_current(point, upto)
+            if is_current is None:
+                break
+            self._take_back(fragment, walk, left, point)
+            into = sums.current if is_current else sums.earlier
+            into += walk
+        return sums
+
+    def note_sealed(self, round_: int, rounds: Rounds) -> None:
+        """A snapshot of this round, in which these sets are merged above the base, is the newest."""
+        self._sealed = round_, {r: deltas for r, deltas in rounds.items() if r > self.base.round}
+
+    def average(self, fragment: Fragment, before: Callable[[], Sums]) -> Ints:
+        """The averaged model's values of a fragment, int32[fragment.numel], as of the newest round.
+
+        `before` reads the sums of the newest snapshot. Raises MissingChunkError, or as `before` does.
+        """
+        upto = max(self.newest_round, self._sealed[0])
+        phi, rounds = self.prefix(fragment, upto)
+        return average.mean(phi, self.sums(fragment, upto, phi, rounds, before) or before(), upto)
 
     def chain(self, upto: int | None = None) -> bytes:
         """Digest of all records merged up to a round, or in all rounds: equal digests promise equal Phi."""
@@ -208,8 +273,10 @@ class PhiState:
         closed = {r: self._merged[r] for r in self._merged if r <= floor}
         self.base = Base(floor, self.chain(floor), self.base.tokens_with(closed, self._manifest))
         self._count.change((delta for deltas in closed.values() for delta in deltas), ())
+        self.note_sealed(*self._sealed)
         for round_, deltas in closed.items():
             del self._merged[round_]
+            self._steps.pop(round_, None)
             for delta in deltas:
                 self._payloads.forget(delta)
 
@@ -235,13 +302,44 @@ class PhiState:
         own = (r for r in rounds if any(delta.author == self._own_id for delta in self._merged[r]))
         return next(iter(rounds), floor), next(own, max(0, floor))
 
+    def _replace(
+        self, round_: int, fragment: Fragment, old: tuple[Delta, ...], new: tuple[Delta, ...]
+    ) -> list[Contribution]:
+        """Exchange a round's merge in Phi, and remember the step that it has taken. Raises as `_exchange`."""
+        phi = self.view(fragment)
+        if phi.nbytes > STEPS_BYTES:
+            return self._exchange(fragment, phi, old, new)
+        step = self._steps.get(round_)
+        if step is None and old:
+            return self._exchange(fragment, phi, old, new)
+        was = phi.copy() if step is None else phi + step
+        phi[:] = was
+        try:
+            found = self._exchange(fragment, phi, (), new)
+        except StorageError:
+            phi -= step if step is not None else 0
+            raise
+        was -= phi
+        self._steps[round_] = was
+        if len(self._steps) > min(STEPS_KEPT, STEPS_BYTES // phi.nbytes):
+            self._steps.popitem(last=False)
+        return found
+
+    def _take_back(
+        self, fragment: Fragment, phi: Ints, rounds: dict[int, tuple[Delta, ...]], upto: int
+    ) -> None:
+        """Take the rounds above `upto` back from values of Phi, and out of `rounds`, those merged in them."""
+        for round_ in sorted(r for r in rounds if r > upto):
+            deltas, step = rounds.pop(round_), self._steps.get(round_)
+            if step is not None and deltas == self._merged.get(round_):
+                phi += step
+            else:
+                self._exchange(fragment, phi, deltas, ())
+
     def _exchange(
         self, fragment: Fragment, phi: Ints, old: tuple[Delta, ...], new: tuple[Delta, ...]
     ) -> list[Contribution]:
         """``phi += Merge(old) - Merge(new)``; returns the contributions merged of `new`.
-
-        To take `old` back, it is merged again: remembering the result would cost as much memory as Phi, and
-        `old` is mostly our own delta alone.
 
         Raises MissingChunkError or StorageError, and then nothing has changed: payloads read on the way may
         turn out damaged when some tensors are done already, so these are put back.
