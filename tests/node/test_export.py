@@ -119,7 +119,7 @@ def test_the_same_records_make_the_same_bytes_on_every_node(
 
 
 def test_a_sealed_export_is_the_snapshot(folder: Folder, tmp_path: Path) -> None:
-    claim = folder.seal(4)
+    folder.seal(4)
     done = export(folder.home, tmp_path / "out.safetensors", sealed=True)
     assert done.facts["phi_digest"] == folder.state(upto=4).digest().hex() and done.facts["round"] == 4
     assert export(folder.home, tmp_path / "all.safetensors").facts["round"] == 6

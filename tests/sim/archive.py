@@ -5,6 +5,7 @@ taken back. When a record arrives late for a sealed round, the snapshot is writt
 snapshot is on disk, unsynced, before the claim to it is, synced.
 """
 
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,8 +13,9 @@ import numpy as np
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history.average import Sums, mean
 from gossamer.protocol.limits import CLAIMS_MAX
-from gossamer.protocol.payloads import chunk_hashes, parse_index, root_of
+from gossamer.protocol.payloads import HASH_BYTES, root_of
 from gossamer.protocol.records import Claim, Delta
 from tests.sim.disk import DamagedChunkError
 from tests.sim.fold import Base, Fold, Rounds
@@ -35,6 +37,8 @@ class Archive:
         self._wanted: Claim | None = None
         self._seal_round = 0
         self._late = 0
+        self.sealed: Rounds = {}
+        """The records in the newest snapshot, above the base."""
         self._used: dict[bytes, float] = {}
 
     # -- at the start
@@ -56,13 +60,29 @@ class Archive:
         fold = self._fold(phi, disk.base, rounds, audit.history(disk.base.chain))
         if fold.chain(newest.round) != newest.digest:
             return None
-        self.claims = disk.claims
+        self.claims, self.sealed = disk.claims, rounds
+        if self._lacking(newest)[1]:
+            self._wanted = newest
         return fold
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the newest snapshot is here with its sums."""
+        return self._wanted is None or self._wanted not in self.claims
 
     def _load(self, root: bytes) -> Ints:
         disk = self._node.disk
-        (blob,) = parse_index(disk.get(root), self._node.stage.layout.snapshot_bytes)
-        return np.frombuffer(disk.get(blob), dtype=np.int32)
+        return np.frombuffer(disk.get(disk.get(root)[:HASH_BYTES]), dtype=np.int32)
+
+    def sums(self) -> Sums:
+        """Those of the newest snapshot. Raises DamagedChunkError."""
+        disk, claim = self._node.disk, self.claims[0]
+        index = disk.get(claim.root)
+        if not claim.round:
+            nothing = np.zeros(self._node.stage.layout.numel, np.int32)
+            return Sums(nothing, nothing.copy())
+        blobs = (index[at : at + HASH_BYTES] for at in (HASH_BYTES, 2 * HASH_BYTES))
+        return Sums(*(np.frombuffer(disk.get(blob), dtype=np.int32) for blob in blobs))
 
     def _fold(self, phi: Ints, base: Base, rounds: Rounds, below: Rounds) -> Fold:
         stage, join = self._node.stage, self._node.disk.join
@@ -78,30 +98,38 @@ class Archive:
     def look(self) -> None:
         """Go on with whatever work can go on now."""
         if self._wanted is not None and self._wanted != self._node.core.sealing.sought:
-            self._wanted = None  # no member has it any more: our own history goes on
+            self._wanted = self._node.core.sealing.sought  # no member has it any more: our own goes on
         if self._wanted is not None:
-            if self._is_here(self._wanted) and self._wanted == self._node.core.sealing.adopting:
-                self._begin_at(self._wanted)
+            self._go_on_with(self._wanted)
         else:
             self._seal_if_settled()
 
-    def _is_here(self, claim: Claim) -> bool:
-        """Whether all of a snapshot is here; asks for what is missing."""
-        node = self._node
-        total = node.stage.layout.snapshot_bytes
-        try:
-            wanted: tuple[tuple[bytes, int], ...] = ((claim.root, 32),)
-            if node.disk.has(claim.root):
-                (blob,) = parse_index(node.disk.get(claim.root), total)
-                wanted = ((blob, total),)
-                if node.disk.has(blob):
-                    node.disk.get(blob)
-                    return True
-        except DamagedChunkError:
-            pass
-        node.soon(RETRY_S, self._retry, claim)
-        node.dispatch(ev.Need(claim.key, wanted))
-        return False
+    def _go_on_with(self, claim: Claim) -> None:
+        """Ask for what is missing of a snapshot; start from it once its Phi is here, and claim it once all
+        of it is."""
+        is_phi_here, lacking = self._lacking(claim)
+        if lacking:
+            self._node.soon(RETRY_S, self._retry, claim)
+            self._node.dispatch(ev.Need(claim.key, lacking))
+        elif claim in self.claims:
+            self._wanted = None
+            self._node.dispatch(ev.Sealed(self.claims))
+        if is_phi_here and claim not in self.claims and claim == self._node.core.sealing.adopting:
+            self._begin_at(claim)
+
+    def _lacking(self, claim: Claim) -> tuple[bool, tuple[tuple[bytes, int], ...]]:
+        """Whether a snapshot's Phi is here, and what is missing: its index, its Phi, or else its sums. Each
+        is a chunk."""
+        disk, size = self._node.disk, self._node.stage.layout.snapshot_bytes
+        length = HASH_BYTES * (3 if claim.round else 1)
+        if not disk.fits(claim.root, length):
+            return False, ((claim.root, length),)
+        index = disk.get(claim.root)
+        blobs = [index[at : at + HASH_BYTES] for at in range(0, length, HASH_BYTES)]
+        lacking = {blob: size for blob in blobs if not disk.fits(blob, size)}
+        if blobs[0] in lacking:
+            return False, ((blobs[0], size),)
+        return True, tuple(lacking.items())
 
     def _retry(self, claim: Claim) -> None:
         if claim == self._wanted:
@@ -111,13 +139,14 @@ class Archive:
         node = self._node
         phi = self._load(claim.root)
         base = Base(claim.round, claim.digest, claim.tokens)
-        self._wanted, self._seal_round, self._late = None, claim.round, 0
-        self.claims = (claim,)
+        self._seal_round, self._late = claim.round, 0
+        self.claims, self.sealed = (claim,), {}
         node.disk.begin_at(claim, node.core.own_last)
         below = node.stage.audit.adopted(node, claim, node.stage.manifest.genesis.root)
         node.adopted_at = node.stage.loop.now
         node.begin(self._fold(phi, base, {}, below))
         node.dispatch(ev.Adopted(claim))
+        self.look()
 
     # -- sealing
 
@@ -153,23 +182,33 @@ class Archive:
             return
         try:
             prefix = node.fold.prefix(round_)
+            sums = prefix.sums(round_, self.claims[0].round, self.sealed, self.sums())
         except DamagedChunkError as error:
             node.chunk_damaged(error.blob)
+            node.dispatch(ev.Need(self.claims[0].key, self._lacking(self.claims[0])[1]))
             node.soon(RETRY_S, self._reseal, self._late)
             return
-        data = prefix.phi.tobytes()
-        hashes = chunk_hashes(data)
+        files = [one.tobytes() for one in (prefix.phi, *sums)]
+        hashes = [sha256(data).digest() for data in files]
         claim = Claim(round_, prefix.tokens(), prefix.chain(round_), root_of(hashes))
         node.stage.audit.sealed(node, claim, prefix)
         if claim == self.claims[0]:
             return
-        node.disk.put(hashes[0], data, now)
+        for blob, data in zip(hashes, files, strict=True):
+            node.disk.put(blob, data, now)
         node.disk.put(claim.root, b"".join(hashes), now)
-        self.claims = (claim, *self._kept(claim, now))
+        self.claims, self.sealed = (claim, *self._kept(claim, now)), dict(prefix.rounds)
         node.disk.add_snapshot(
             self.claims, (d.record_id for deltas in prefix.rounds.values() for d in deltas)
         )
         node.dispatch(ev.Sealed(self.claims))
+
+    def average(self, upto: int) -> Ints:
+        """The averaged model as of the newest round merged, `upto`. Raises DamagedChunkError."""
+        assert self._node.fold is not None
+        prefix = self._node.fold.prefix(upto)
+        sums = prefix.sums(upto, self.claims[0].round, self.sealed, self.sums())
+        return mean(prefix.phi, sums, upto)
 
     def _kept(self, claim: Claim, now: float) -> list[Claim]:
         older = [known for known in self.claims if known.root != claim.root]

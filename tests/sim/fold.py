@@ -10,8 +10,12 @@ from collections.abc import Callable, Sequence
 from copy import copy as copy_of
 from typing import NamedTuple
 
+import numpy as np
+
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history import average
+from gossamer.protocol.history.average import Sums
 from gossamer.protocol.history.claims import chain, round_digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import merge
@@ -142,6 +146,27 @@ class Fold:
             copy.change(round_, ())
         return copy
 
+    def sums(self, upto: int, since: int, sealed: Rounds, before: Sums) -> Sums:
+        """The sums of the averaged model as of round `upto`, up to which this is a prefix.
+
+        `before`: those as of round `since`, in which `sealed` were merged above the base.
+        """
+        sums = Sums(*(one.copy() for one in before))
+        for round_ in {*sealed, *self.rounds}:
+            old, new = sealed.get(round_, ()), self.rounds.get(round_, ())
+            if self.base.round < round_ <= since and old != new:
+                fragment = self._layout.of_round(round_)
+                span = slice(fragment.offset, fragment.offset + fragment.numel)
+                for sign, deltas in ((1, old), (-1, new)):
+                    if (step := self._result(deltas, fragment)) is not None:
+                        for one, number in zip(sums, average.counts(round_, since), strict=True):
+                            one[span] += np.int32(sign * number) * step
+        sums = average.carried(sums, since, upto)
+        for point in average.points(since, upto):
+            if (is_current := average.is_current(point, upto)) is not None:
+                sums[is_current][:] += self.prefix(point).phi
+        return sums
+
     def tokens(self) -> int:
         """The tokens that all deltas merged count for."""
         return self.base.tokens + count(self._manifest, self.rounds)
@@ -171,6 +196,18 @@ class Fold:
 def count(manifest: Manifest, rounds: Rounds) -> int:
     """The tokens that the deltas of some rounds count for."""
     return TokenCount(manifest, (delta for deltas in rounds.values() for delta in deltas)).total
+
+
+def average_from_scratch(manifest: Manifest, phi: Ints, rounds: Rounds, read: ReadChunk, upto: int) -> Ints:
+    """The averaged model as of round `upto`: a mean over Phi at points, computed from payload bytes."""
+    at = phi.copy()
+    sums = Sums(np.zeros_like(phi), np.zeros_like(phi))
+    for round_ in range(1, upto + 1):
+        at = from_scratch(manifest, at, {r: rounds[r] for r in (round_,) if r in rounds}, read)
+        is_current = average.is_current(round_, upto)
+        if is_current is not None and next(average.points(round_ - 1, round_), None):
+            sums[is_current][:] += at
+    return average.mean(at, sums, upto)
 
 
 def from_scratch(manifest: Manifest, phi: Ints, rounds: Rounds, read: ReadChunk) -> Ints:

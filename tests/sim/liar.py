@@ -427,7 +427,7 @@ class Liar:
 def _made_up_past(phi: Ints, nodes: Sequence[Node]) -> bytes:
     """Have nodes serve a snapshot that never was. Returns its root."""
     data = (phi + 1).tobytes()
-    hashes = chunk_hashes(data)
+    hashes = chunk_hashes(data) * 3  # as if its sums were the same
     root = root_of(hashes)
     for node in nodes:
         node.disk.put(hashes[0], data, node.stage.loop.now)

@@ -127,6 +127,7 @@ class Node(Process):
             floor=self.disk.base.round,
             own_last=self.disk.own_last,
             reach=self.disk.reach,
+            is_whole=self.archive.is_whole,
             credentials=[self.grant, *self.disk.credentials] if self.grant else (),
         )
         self._carry_out(restored)

@@ -28,7 +28,7 @@ from gossamer.protocol.limits import FETCH_PATIENCE_S, FORK_PATIENCE_S, PAYLOAD_
 from gossamer.protocol.membership.members import Health
 from gossamer.protocol.pace import round_clock
 from gossamer.protocol.records import Delta
-from tests.sim.fold import Rounds, from_scratch
+from tests.sim.fold import Rounds, average_from_scratch, from_scratch
 from tests.sim.node import Node
 from tests.sim.trainer import STEP_VARIES
 
@@ -345,6 +345,13 @@ class Verdicts:
         scenario, read = self.world.scenario, self.world.audit.payload
         if from_scratch(scenario.manifest, scenario.phi, rounds, read).tobytes() != first.fold.phi.tobytes():
             self._fail(first, "ends with another Phi than a fold of its records from scratch")
+        newest = max(rounds, default=0)
+        average = average_from_scratch(scenario.manifest, scenario.phi, rounds, read, newest)
+        for node in live:
+            if not node.archive.is_whole:
+                self._fail(node, "ends without the sums of its snapshot")
+            elif node.archive.average(newest).tobytes() != average.tobytes():
+                self._fail(node, "ends with another average than one of its records from scratch")
         if scenario.liars < 2:  # several liars delay more than a few payloads
             self.world.audit.spread.judge(max(path.latency_s for path in scenario.paths.values()))
         if not scenario.is_forgetful:
