@@ -67,6 +67,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as hiding_changes
 
+from gossamer.node.daemon.phi.restore import averaged
+from gossamer.node.home import Home
 from gossamer.node.ipc import messages as control
 from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress, restore
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer
@@ -78,7 +80,7 @@ from gossamer.node.trainer.phi_updates import PhiUpdates
 from gossamer.node.trainer.ranks import DONE, Rank, RankContext, Word
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
-from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
+from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints, to_float
 from gossamer.protocol.limits import LOSS_MAX, OWN_TOKENS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
@@ -532,7 +534,8 @@ class Leader(Rank):
         self._saved_optimizers = self._optimizers if self.team.size == 1 else ()
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
-        self._outer = OuterLoop(self.team.bind(manifest.plan()), manifest)
+        self._tensors = self.team.bind(manifest.plan())
+        self._outer = OuterLoop(self._tensors, manifest)
         states = self._outer.fragments
         self._updates = PhiUpdates(link, manifest.plan().fragments, [state.gpu for state in states])
         self._codec = manifest.outer.codec
@@ -545,6 +548,10 @@ class Leader(Rank):
         self._shared = tuple(tensor for state in states for tensor in state.theta)
         # Sharded parameters are here as copies; their ranks leave only together, at a step boundary.
         self._boundary = StepBoundary(() if any(map(is_sharded, model.parameters())) else self._shared)
+        self._aside: dict[str, Tensor] = {}
+        """By name: the averaged model's values or, while these are in the model, the parameters'."""
+        self._has_average = self._is_at_boundary = False
+        """Whether they are, and whether the parameters were as at the last step boundary."""
         self._steps_since = 0
         self._published_at = time.monotonic()
         self._window_loss = 0.0
@@ -683,6 +690,28 @@ class Leader(Rank):
 
     def agree_done(self, done: int) -> int:
         return self._agree(done=done).done
+
+    def _read_average(self) -> bytes:
+        try:
+            manifest, _, phi = averaged(Home(self._checkpoint_path.parent))
+        except LocalError as error:
+            return str(error).encode()
+        self._aside = {
+            spec.name: torch.from_numpy(to_float(phi[span]).reshape(spec.shape))
+            for spec, span in manifest.plan().tensors()
+        }
+        self._is_at_boundary = self._boundary.holds
+        return b""
+
+    @torch.no_grad()
+    def _swap_average(self) -> None:
+        for name, values in self._aside.items():
+            tensor = self._tensors[name].detach()
+            self._aside[name] = tensor.clone()
+            tensor.copy_(values)
+        self._has_average = not self._has_average
+        if self._is_at_boundary and not self._has_average:
+            self._boundary.mark()
 
     def report(self, state: str, evaluation: control.Evaluation = control.NOT_EVALUATED) -> None:
         now, tokens = time.monotonic(), self.progress.tokens

@@ -417,6 +417,28 @@ class Peer:
             self._has_warned_of_stop = True
         return round_
 
+    @contextmanager
+    def average(self) -> Iterator[None]:
+        """Evaluate the averaged model: inside the block, it is in the place of the live one.
+
+            with peer.average():
+                loss = evaluate(model)
+
+        It is the mean of the swarm's model over about the last fifth of its rounds, the same on every node
+        that has merged the same deltas, and mostly better than the live model. The live one comes back at the
+        end of the block, also after an exception or Ctrl-C; what was learnt since the last delta is in it.
+        Do not step inside. Buffers, such as running statistics, stay the live model's. With several ranks,
+        all of them call it. Takes some time: it reads the node's folder.
+
+        Raises:
+            StorageError: it is not here yet, as shortly after joining.
+            RuntimeError: the peer has left.
+        """
+        if self._left:
+            raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
+        with self._role.averaged():
+            yield
+
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
 

@@ -28,7 +28,7 @@ from gossamer.node.trainer.attach import DaemonProcess
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.daemon_link import OUTDATED
 from gossamer.node.trainer.parameters import Binding, deal_out, is_sharded, reshard
-from gossamer.protocol.errors import ConfigError, UnreachableError
+from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import Layout, Slot
 
@@ -128,6 +128,11 @@ class Team:
                 for fragment in range(len(self._fragments)):
                     self._gather(fragment)
         return {**self._tensors, **self._copies}
+
+    @property
+    def fragments(self) -> frozenset[int]:
+        """All of them, by index."""
+        return frozenset(range(len(self._fragments)))
 
     def share(self, data: bytes) -> bytes:
         """Return the first rank's bytes on all ranks."""
@@ -394,6 +399,26 @@ class Rank:
     def agree_done(self, done: int) -> int:
         """Say whether what all ranks do together is over. Returns what the first rank says."""
         return self._follow().done
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, the parameters are those of the averaged model. Raises StorageError if it is not here."""
+        if problem := self.team.share(self._read_average()):
+            raise StorageError(problem.decode())
+        with self.team.full(self.team.fragments):
+            self._swap_average()
+        try:
+            yield
+        finally:
+            with self.team.full(self.team.fragments):
+                self._swap_average()
+
+    def _read_average(self) -> bytes:
+        """Read the averaged model. Returns why that failed, if it did. Only the first rank does this."""
+        return b""
+
+    def _swap_average(self) -> None:
+        """Exchange the parameters for the values that are aside. Only the first rank does this."""
 
     def report(self, state: str, evaluation: Evaluation = NOT_EVALUATED) -> None:
         """Tell the daemon how training is doing, twice a second at most; only the first rank does."""

@@ -18,7 +18,7 @@ from gossamer.node.trainer import checkpoint as checkpointwriter
 from gossamer.node.trainer import outer
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.peer import mean_loss, token_count
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import EVERY, begun, manifest_for
 from tests.node.leading import leading
@@ -301,3 +301,39 @@ async def test_it_reports_twice_a_second_at_the_speed_of_this_run(
         unmeasured = int(outer.RATE_OVER_S / outer.REPORT_EVERY_S) + 2
         assert {report.tokens_per_s for report in sent[:unmeasured]} == {0.0}
         assert {report.tokens_per_s for report in sent[unmeasured:]} == {100 / outer.REPORT_EVERY_S}
+
+
+async def test_the_averaged_model_is_there_for_an_evaluation_and_the_live_one_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path) as setup:
+        mean = setup.phi + ONE
+        monkeypatch.setattr(outer, "averaged", lambda home: (setup.daemon.manifest, None, mean))
+        setup.step()
+        live = setup.weights()
+        with pytest.raises(KeyboardInterrupt), setup.peer.average():
+            assert np.allclose(setup.weights(), mean / ONE, atol=1e-6)
+            setup.peer.request_stop()
+            assert not setup.daemon.signed, "the average is not what this node has learnt"
+            raise KeyboardInterrupt
+        assert np.array_equal(setup.weights(), live)
+        await asyncio.to_thread(setup.peer.leave)
+        assert [message.steps for message, _ in setup.daemon.signed] == [1], "what was learnt before is"
+
+
+async def test_an_average_that_is_not_here_yet_leaves_the_model_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetching(home: object) -> None:
+        raise StorageError("still fetching")
+
+    async with begun(tmp_path) as setup:
+        monkeypatch.setattr(outer, "averaged", fetching)
+        live = setup.weights()
+        with pytest.raises(StorageError, match="still fetching"), setup.peer.average():
+            pytest.fail("entered")
+        assert np.array_equal(setup.weights(), live)
+        setup.peer.close()
+        await asyncio.to_thread(setup.peer.leave)
+        with pytest.raises(RuntimeError, match="has left"), setup.peer.average():
+            pytest.fail("entered")

@@ -1,7 +1,11 @@
 """Phi from a node's folder alone: the newest snapshot, and the fold over the records after it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
 
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.state import PhiState
@@ -10,10 +14,14 @@ from gossamer.node.daemon.storage.records import RecordStore, StoredHistory
 from gossamer.node.home import Home, manifest_of
 from gossamer.protocol.access.acl import AccessList
 from gossamer.protocol.errors import DivergedError, PayloadError, PeerError, StorageError
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history.average import Sums
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads import payload_chunk_sizes
+from gossamer.protocol.payloads import Fragment, payload_chunk_sizes
 from gossamer.protocol.records import Claim, Delta
+
+Read = TypeVar("Read")
 
 ATTEMPTS_MAX = 3
 """How often a reader starts over because the running daemon has moved on."""
@@ -57,15 +65,35 @@ def is_held(delta: Delta, chunks: ChunkStore) -> bool:
 def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, PhiState]:
     """Phi as a node's folder has it: all that is merged by now or, with `sealed`, the newest snapshot.
 
-    Only reads, and may do so beside a running daemon. The daemon may drop chunks while they are read here. It
-    commits beforehand that it no longer needs them, so the fold then starts over from what it has committed.
+    Only reads, and may do so beside a running daemon. Raises ConfigError, StorageError or DivergedError.
+    """
+    return _read(home, sealed, lambda state, before: state)
 
-    Raises ConfigError, StorageError or DivergedError.
+
+def averaged(home: Home, *, sealed: bool = False) -> tuple[Manifest, PhiState, Ints]:
+    """The same, and the averaged model as of the newest round in it: int32[numel] (`history.average`)."""
+
+    def read(state: PhiState, before: Callable[[Fragment], Sums]) -> tuple[PhiState, Ints]:
+        mean = [state.average(fragment, partial(before, fragment)) for fragment in manifest.plan().fragments]
+        return state, np.concatenate(mean)
+
+    manifest = manifest_of(home)
+    _, (state, phi) = _read(home, sealed, read)
+    return manifest, state, phi
+
+
+def _read(
+    home: Home, sealed: bool, read: Callable[[PhiState, Callable[[Fragment], Sums]], Read]
+) -> tuple[Manifest, Read]:
+    """What `read` makes of the state in a folder, and of the sums in its newest snapshot.
+
+    A running daemon may drop chunks while they are read here. It commits beforehand that it no longer needs
+    them, so the fold then starts over from what it has committed.
     """
     manifest = manifest_of(home)
     for _ in range(ATTEMPTS_MAX):
         with suppress(MissingChunkError):
-            state = _fold(home, manifest, sealed=sealed)
+            state, before = _fold(home, manifest, sealed=sealed)
             if state.diverged:
                 which = "model as of the newest snapshot" if sealed else "model"
                 advice = "" if sealed else "; the newest snapshot may be from before: export it with --sealed"
@@ -73,12 +101,13 @@ def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, PhiState]:
                     f"fragment {min(state.diverged)} of the {which} reached a magnitude of 64: it"
                     f" diverged{advice}"
                 )
-            return manifest, state
+            return manifest, read(state, before)
     raise StorageError(f"the model in {home.root} is damaged; start the node, which fetches what is missing")
 
 
-def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> PhiState:
-    """The newest snapshot that is whole and, unless `sealed`, what the swarm has published after it.
+def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> tuple[PhiState, Callable[[Fragment], Sums]]:
+    """The newest snapshot that is whole and, unless `sealed`, what the swarm has published after it; and a
+    way to read the snapshot's sums.
 
     Raises MissingChunkError, also if no snapshot is whole, or StorageError.
     """
@@ -95,7 +124,7 @@ def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> PhiState:
     if not history.claims:
         raise no_model
     # Phi does not depend on whose folder it is.
-    state, _ = restore_state(manifest, chunks, history, deltas, own_id=bytes(32))
+    state, claims = restore_state(manifest, chunks, history, deltas, own_id=bytes(32))
     if state is None:
         raise MissingChunkError(history.claims[0].root)
     if not sealed:
@@ -115,4 +144,14 @@ def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> PhiState:
             if round_ <= reached:
                 valid = ledger.valid(round_)
                 state.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
-    return state
+    return state, partial(_sums, claims[0], manifest.plan().snapshot_bytes, chunks)
+
+
+def _sums(claim: Claim, total: int, chunks: ChunkStore, fragment: Fragment) -> Sums:
+    if snapshots.missing(claim, total, chunks):
+        raise StorageError(
+            "this node has joined and is still fetching what the averaged model is made of: wait, or use the"
+            " live model (--live)"
+        )
+    _, roots = snapshots.read_index(claim.root, total, chunks)
+    return snapshots.read_sums(roots, fragment, total, chunks)
