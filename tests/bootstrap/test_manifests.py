@@ -16,6 +16,7 @@ from gossamer.node.trainer import genesis
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, StorageError
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history.claims import genesis_claim
 from gossamer.protocol.manifest import Manifest
 from tests.models.own_tasks import write_task
 from tests.protocol.builders import identity
@@ -147,7 +148,7 @@ def test_the_first_model_follows_from_the_seed(tmp_path: Path) -> None:
     chunks = ChunkStore(tmp_path / "chunks")
     snapshots.store(genesis.rebuilt(first), chunks)
     assert genesis.is_stored(first, chunks)
-    assert (snapshots.load(first.genesis.root, first.plan().numel, chunks) == phi).all()
+    assert (snapshots.load(genesis_claim(first.genesis.root), first.plan().numel, chunks) == phi).all()
 
 
 @pytest.mark.parametrize(

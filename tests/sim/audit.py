@@ -6,7 +6,7 @@
 * No honest node signs a second record for a round once another node has taken in the first, whatever happened
   to it. A record that died with its author's disk before any other node heard of it is excepted: nobody could
   tell its author that it had signed.
-* Snapshots with equal digests are equal, and state the tokens that their records count for.
+* Snapshots of a round with equal digests are equal, and state the tokens that their records count for.
 * No honest node blames another: the core accepts everything that a core says. Damaged bytes are refused.
 * Queues, tables and flights keep to `protocol.limits`, no state of closed links is left, and a Wake always
   moves `next_wake` on.
@@ -91,7 +91,7 @@ class Audit:
         """Nodes that started from a made-up past: what they publish until they are back may get lost."""
         self._payloads: dict[bytes, bytes] = {}
         self._histories: dict[bytes, Rounds] = {}
-        self._claims: dict[bytes, tuple[Claim, int]] = {}
+        self._claims: dict[tuple[int, bytes], tuple[Claim, int]] = {}
         self._expected: str | None = None
         self._blames = 0
         self.bytes_by_kind = [0] * 16
@@ -174,7 +174,8 @@ class Audit:
         history = self._histories.setdefault(claim.digest, {**prefix.below, **prefix.rounds})
         if not node.traits.is_liar and claim.tokens != count(node.stage.manifest, history):
             self.fail(node, f"sealed round {claim.round} with other tokens than its records count for")
-        known, key = self._claims.setdefault(claim.digest, (claim, prefix.key))
+        # Of the same records, the averaged model is another one as of another round.
+        known, key = self._claims.setdefault((claim.round, claim.digest), (claim, prefix.key))
         if (known.root, known.tokens, key) != (claim.root, claim.tokens, prefix.key):
             self.fail(node, f"sealed round {claim.round} otherwise than a node with the same digest")
 
