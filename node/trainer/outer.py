@@ -697,8 +697,8 @@ class Leader(Rank):
         except LocalError as error:
             return str(error).encode()
         self._aside = {
-            spec.name: torch.from_numpy(to_float(phi[span]).reshape(spec.shape))
-            for spec, span in manifest.plan().tensors()
+            spec.name: torch.from_numpy(to_float(values).reshape(spec.shape))
+            for spec, values in manifest.plan().tensors(phi)
         }
         self._is_at_boundary = self._boundary.holds
         return b""

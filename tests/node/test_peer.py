@@ -318,7 +318,7 @@ async def test_the_averaged_model_is_there_for_an_evaluation_and_the_live_one_af
             raise KeyboardInterrupt
         assert np.array_equal(setup.weights(), live)
         await asyncio.to_thread(setup.peer.leave)
-        assert [message.steps for message, _ in setup.daemon.signed] == [1], "what was learnt before is"
+        assert list(setup.daemon.signed) == [1], "what was learnt before is"
 
 
 async def test_an_average_that_is_not_here_yet_leaves_the_model_as_it_is(

@@ -345,7 +345,7 @@ class Verdicts:
         scenario, read = self.world.scenario, self.world.audit.payload
         if from_scratch(scenario.manifest, scenario.phi, rounds, read).tobytes() != first.fold.phi.tobytes():
             self._fail(first, "ends with another Phi than a fold of its records from scratch")
-        newest = max(rounds, default=0)
+        newest = max([0, *rounds, *(node.archive.claims[0].round for node in live)])
         average = average_from_scratch(scenario.manifest, scenario.phi, rounds, read, newest)
         for node in live:
             if not node.archive.is_whole:
