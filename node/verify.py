@@ -1,7 +1,8 @@
 """`gossamer verify`: do replicas that hold the same records hold the same bits?
 
 Nodes of a running swarm hold the same records only at moments, so they are asked until they do. Two answers
-with the same digest of merged records and different digests of Phi prove that something is wrong.
+with the same digest of merged records and different digests of Phi prove that something is wrong. So do
+different averaged models as of the same round.
 """
 
 import asyncio
@@ -31,7 +32,8 @@ class Verdict:
             answer = next(iter(self.answers.values()))
             return (
                 f"identical: {len(self.answers)} replicas, {answer.get('records', '?')} records,"
-                f" round {answer.get('clock', '?')}, model {answer['phi_digest'][:16]}"
+                f" round {answer.get('clock', '?')}, model {answer['phi_digest'][:16]}, average"
+                f" {answer.get('average_digest', '')[:16] or 'still being fetched'}"
             )
         return (
             "not comparable: the nodes never held the same records at the same time; ask again with a longer"
@@ -47,8 +49,9 @@ async def verify(
     A node that has answered once may be busy or restarting when it is asked again, so it is waited for.
     """
     deadline = time.monotonic() + wait_s
-    seen: dict[str, tuple[str, str]] = {}
-    """By the digest of merged records: the first node seen with these records, and its digest of Phi."""
+    seen: dict[tuple[Any, ...], tuple[str, str]] = {}
+    """By the digest of merged records, and the round of an average: the first node seen with it, and its
+    digest of Phi or of the average."""
     has_answered: set[str] = set()
     while True:
         is_over = time.monotonic() > deadline
@@ -71,9 +74,10 @@ async def verify(
             raise ConfigError("these nodes belong to different swarms; verify one swarm at a time")
         held = {a: (each.get("merged_digest"), each.get("phi_digest")) for a, each in answers.items()}
         for address, (records, phi) in held.items():
-            if records is not None and phi is not None:
-                first, expected = seen.setdefault(records, (address, phi))
-                if phi != expected:
+            average, upto = answers[address].get("average_digest"), answers[address].get("average_round")
+            for key, model in (((records,), phi), ((records, upto), average)):
+                first, expected = seen.setdefault(key, (address, model)) if model else (address, model)
+                if records is not None and model != expected:
                     return Verdict(False, (first, address), answers)
         if len(answers) == len(addresses):
             if len(set(held.values())) == 1 and None not in held[addresses[0]]:

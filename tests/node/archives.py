@@ -13,7 +13,7 @@ from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.phi.loop import MergeLoop
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
-from gossamer.node.daemon.phi.state import PhiState
+from gossamer.node.daemon.phi.state import PhiState, Sealed
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, Rounds
 from gossamer.protocol.effects import Adopt, Seal
@@ -128,16 +128,14 @@ class Sealing:
     async def settled(self, round_: int) -> bool:
         return self.is_reached
 
-    async def prefix(
-        self, fragment: Fragment, upto: int, before: Callable[[], Sums]
-    ) -> tuple[Ints, Rounds, Sums | None]:
+    async def prefix(self, fragment: Fragment, upto: int) -> tuple[Ints, Rounds, Sums | None]:
         phi, rounds = self.state.prefix(fragment, upto)
-        sums = self.state.sums(fragment, upto, phi, rounds, before)
+        sums = self.state.sums(fragment, upto, phi, rounds)
         self.between(fragment)
         return phi, rounds, sums
 
-    def note_sealed(self, round_: int, rounds: Rounds) -> None:
-        self.state.note_sealed(round_, rounds)
+    def note_sealed(self, sealed: Sealed) -> None:
+        self.state.note_sealed(sealed)
 
     async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> bool:
         if is_closed := may_close():

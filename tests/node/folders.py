@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +113,7 @@ def sealed(state: PhiState, round_: int, before: Claim, chunks: ChunkStore) -> b
     writer = snapshots.SnapshotWriter(sums, layout, chunks)
     for fragment in layout.fragments:
         phi, rounds = state.prefix(fragment, round_)
-        sums = state.sums(fragment, round_, phi, rounds, partial(writer.sums_before, fragment))
+        sums = state.sums(fragment, round_, phi, rounds)
         writer.add(fragment, phi, sums)
     return writer.finish(round_)
 

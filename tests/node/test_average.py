@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi import state as phi_state
 from gossamer.node.daemon.phi.restore import averaged
-from gossamer.node.daemon.phi.state import PhiState
+from gossamer.node.daemon.phi.state import PhiState, Sealed
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history import average
@@ -118,24 +117,21 @@ class Replica:
         root = sealed(self.state, round_, self.claim, self.world.chunks)
         self.covered = {r: d for f in LAYOUT.fragments for r, d in self.state.prefix(f, round_)[1].items()}
         self.claim = Claim(round_, 0, self.state.chain(round_), root)
-        self.state.note_sealed(round_, self.covered)
+        self.state.note_sealed(Sealed(round_, self.covered, self.sums()))
+
+    def sums(self) -> tuple[bytes, ...]:
+        return snapshots.read_index(self.claim.root, LAYOUT.snapshot_bytes, self.world.chunks)[1]
 
     def average(self) -> Ints:
-        _, roots = snapshots.read_index(self.claim.root, LAYOUT.snapshot_bytes, self.world.chunks)
-        total, chunks = LAYOUT.snapshot_bytes, self.world.chunks
-        return np.concatenate(
-            [
-                self.state.average(f, partial(snapshots.read_sums, roots, f, total, chunks))
-                for f in LAYOUT.fragments
-            ]
-        )
+        found = self.state.average()
+        assert found is not None and found[0] == NEWEST
+        return found[1]
 
     def restarted(self) -> PhiState:
         """The state of a node that starts from its newest snapshot."""
         phi = snapshots.load(self.claim, LAYOUT.numel, self.world.chunks)
-        return PhiState(
-            SMALL, phi, self.world.chunks, bytes(32), merged=self.covered, sealed=self.claim.round
-        )
+        sealed = Sealed(self.claim.round, self.covered, self.sums())
+        return PhiState(SMALL, phi, self.world.chunks, bytes(32), merged=self.covered, sealed=sealed)
 
 
 def expected(world: World) -> Ints:
@@ -177,9 +173,8 @@ def test_a_joiner_carries_the_sums_on_that_it_was_given(world: LongWorld) -> Non
     donor.seal(30)
     joiner = Replica(world)
     joiner.claim = donor.claim
-    joiner.state = PhiState(
-        SMALL, snapshots.load(donor.claim, LAYOUT.numel, world.chunks), world.chunks, bytes(32), sealed=30
-    )
+    phi = snapshots.load(donor.claim, LAYOUT.numel, world.chunks)
+    joiner.state = PhiState(SMALL, phi, world.chunks, bytes(32), sealed=Sealed(30, {}, joiner.sums()))
     for delta in world.deltas:
         if delta.round > 30:
             joiner.arrive(delta)
@@ -191,12 +186,12 @@ def test_what_nothing_has_changed_is_not_written_again(world: LongWorld) -> None
     for delta in world.deltas:
         replica.arrive(delta)
     replica.seal(NEWEST)
-    sums = snapshots.read_index(replica.claim.root, LAYOUT.snapshot_bytes, world.chunks)[1]
+    sums = replica.sums()
     for fragment in LAYOUT.fragments:
         phi, rounds = replica.state.prefix(fragment, NEWEST)
-        assert replica.state.sums(fragment, NEWEST, phi, rounds, lambda: pytest.fail("read")) is None
+        assert replica.state.sums(fragment, NEWEST, phi, rounds) is None
     replica.seal(NEWEST)
-    assert snapshots.read_index(replica.claim.root, LAYOUT.snapshot_bytes, world.chunks)[1] == sums
+    assert replica.sums() == sums
 
 
 def test_the_bits_are_pinned() -> None:

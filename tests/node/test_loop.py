@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gossamer.node.daemon.phi import loop as loop_module
+from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol.errors import DivergedError, StorageError
 from gossamer.protocol.fixedpoint import ONE
@@ -50,7 +51,10 @@ async def test_who_asks_for_the_digest_all_the_time_holds_nothing_up(
     await setup.merged_all()
     assert first == await setup.loop.digest(), "of a moment ago"
     setup.loop._digest_until = 0.0
-    assert await setup.loop.digest() == (setup.state.chain(), setup.state.digest()) != first
+    found, average = await setup.loop.digest(), setup.state.average()
+    assert found is not None and average is not None
+    assert found[:2] == (setup.state.chain(), setup.state.digest()) != first
+    assert found[2:] == (snapshots.digest(average[1]), average[0])
 
 
 async def test_only_what_is_held_is_merged(setup: Setup) -> None:

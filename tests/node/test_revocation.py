@@ -76,7 +76,7 @@ async def digests(daemon: Daemon) -> tuple[bytes, bytes]:
     daemon.phi.loop._digest_until = 0.0  # where it took long, it is the one of a moment ago for as long
     found = await daemon.phi.loop.digest()
     assert found is not None
-    return found
+    return found.merged, found.phi
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ Answer = Callable[[], bytes]
 class Replica:
     """What a node answers, one status after another; the last one for ever."""
 
-    def __init__(self, name: str, *states: tuple[str, str] | None, swarm: str = "s") -> None:
+    def __init__(self, name: str, *states: tuple[str, ...] | None, swarm: str = "s") -> None:
         self.name = name
         self.swarm = swarm
         self.states = list(states)
@@ -28,7 +28,8 @@ class Replica:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         status = {"swarm_id": self.swarm, "node_id": self.name, "records": 3, "clock": 2}
         if state is not None:
-            status["merged_digest"], status["phi_digest"] = state
+            keys = ("merged_digest", "phi_digest", "average_digest", "average_round")
+            status |= dict(zip(keys, state, strict=False))
         return json.dumps(status).encode()
 
 
@@ -46,7 +47,9 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_identical_replicas() -> None:
     found = await verdict(Replica("a", ("r", "p")), Replica("b", ("r", "p")), Replica("c", ("r", "p")))
     assert found.agreed and found.differing is None
-    assert found.explain() == "identical: 3 replicas, 3 records, round 2, model p"
+    assert found.explain() == (
+        "identical: 3 replicas, 3 records, round 2, model p, average still being fetched"
+    )
 
 
 async def test_it_waits_until_they_hold_the_same_records() -> None:
@@ -59,6 +62,13 @@ async def test_the_same_records_and_another_model_is_the_proof() -> None:
     found = await verdict(Replica("a", ("r", "p")), Replica("b", ("r", "q")))
     assert not found.agreed and found.differing is not None
     assert "DIFFERENT models" in found.explain()
+
+
+async def test_another_average_of_the_same_records_and_round_is_the_proof_too() -> None:
+    first, other = Replica("a", ("r", "p", "x", "8")), Replica("b", ("r", "p", "y", "8"))
+    assert (await verdict(first, other)).differing is not None
+    assert (await verdict(first, Replica("b", ("r", "p", "y", "7")))).agreed, "as of another round"
+    assert (await verdict(first, Replica("b", ("r", "p", "", "0")))).agreed, "it is being fetched"
 
 
 async def test_the_proof_counts_even_if_they_held_the_records_at_different_times() -> None:

@@ -202,14 +202,15 @@ class Monitor:
     async def answer(self, query: Any) -> dict[str, Any]:
         """The status for other nodes, and what their query asks for besides.
 
-        ``digest``: the digests of the merged records and of Phi. ``up_to``: the digest of the records merged
-        up to that round.
+        ``digest``: the digests of the merged records, of Phi and of the averaged model. ``up_to``: that of
+        the records merged up to that round.
         """
         merging = self._sources.loop
         digests = await merging.digest() if query.get("digest") else None
         status = to_json(self.read(), is_for_others=True)
         if digests is not None:
-            status["merged_digest"], status["phi_digest"] = (digest.hex() for digest in digests)
+            status["merged_digest"], status["phi_digest"] = digests.merged.hex(), digests.phi.hex()
+            status["average_digest"], status["average_round"] = digests.average.hex(), digests.average_round
         up_to = query.get("up_to", "")
         if up_to.isdecimal() and len(up_to) <= 10:
             prefix = await merging.prefix_digest(int(up_to))

@@ -258,7 +258,7 @@ def asker_in(folder: Path | None) -> Asker | None:
     return None if folder is None else asker_of(Home(folder))
 
 
-_HASHES = frozenset({"swarm_id", "node_id", "ledger_digest", "merged_digest", "phi_digest"})
+_HASHES = frozenset({"swarm_id", "node_id", "ledger_digest", "merged_digest", "phi_digest", "average_digest"})
 """The ids and digests in a status, all of them text."""
 
 STATUS_BYTES_MAX = 16 * 1024 * 1024

@@ -18,7 +18,7 @@ from functools import partial
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.loop import MergeLoop
 from gossamer.node.daemon.phi.restore import is_held, restore_state
-from gossamer.node.daemon.phi.state import PhiState
+from gossamer.node.daemon.phi.state import PhiState, Sealed
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.storage.records import Base, RecordStore, Rounds
@@ -263,7 +263,7 @@ class Archive:
         core, base = self._core, Base(claim.round, claim.digest, claim.tokens)
         await asyncio.to_thread(self._records.begin_at, claim, core.own_last)
         await asyncio.to_thread(self._shelf.keep, (claim,))
-        own_id, sealed = core.identity.node_id, claim.round
+        own_id, sealed = core.identity.node_id, Sealed(claim.round, {}, self._shelf.sums)
         state = await asyncio.to_thread(
             PhiState, core.manifest, phi, self._chunks, own_id, base=base, sealed=sealed
         )
@@ -299,7 +299,6 @@ class Archive:
             kept = self._shelf.kept_beside(claim)
             covered = [delta for deltas in rounds.values() for delta in deltas]
             await asyncio.to_thread(self._records.add_snapshot, claim, covered, [k.root for k in kept])
-            self._loop.note_sealed(round_, rounds)
         except MissingChunkError as error:
             self.damaged(error.blob)
             await asyncio.sleep(RETRY_S)
@@ -310,6 +309,7 @@ class Archive:
         finally:
             self._sealing = 0
         await asyncio.to_thread(self._shelf.keep, (claim, *kept))
+        self._loop.note_sealed(Sealed(round_, rounds, self._shelf.sums))
         self._is_sweep_due = True
         self._dispatch(ev.Sealed(self._shelf.claims))
         return True
@@ -322,8 +322,7 @@ class Archive:
         writer = snapshots.SnapshotWriter(self._shelf.sums, self._core.layout, self._chunks)
         rounds: dict[int, tuple[Delta, ...]] = {}
         for fragment in self._core.layout.fragments:
-            before = partial(writer.sums_before, fragment)
-            phi, of_fragment, sums = await self._loop.prefix(fragment, round_, before)
+            phi, of_fragment, sums = await self._loop.prefix(fragment, round_)
             rounds |= of_fragment
             await asyncio.to_thread(writer.add, fragment, phi, sums)
             del phi, sums  # so that only those of one are in memory

@@ -11,8 +11,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
-from gossamer.node.daemon.phi.state import PhiState
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.phi.state import PhiState, Sealed
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
 from gossamer.node.daemon.trainer_port import TrainerPort
@@ -37,6 +39,19 @@ RETRY_S = 5.0
 REST = 9
 """A digest that anybody may ask for is kept for this many times as long as it took to compute: so merging,
 which waits meanwhile, waits for a tenth of the time at most."""
+
+
+class Digests(NamedTuple):
+    """Of all that is merged."""
+
+    merged: bytes
+    """Of the records."""
+    phi: bytes
+    average: bytes
+    """Of the averaged model; empty while it is not here."""
+    average_round: int
+    """The round that the average is as of."""
+
 
 OnMerged = Callable[[fx.Merge, RoundFigures | None, bool], None]
 """Called after every merge with what was found in the round's deltas, and whether Phi has changed."""
@@ -78,7 +93,7 @@ class MergeLoop:
         self._news = asyncio.Event()
         self._busy = asyncio.Lock()
         self._asked = asyncio.Lock()
-        self._digest: tuple[bytes, bytes] | None = None
+        self._digest: Digests | None = None
         self._digest_until = 0.0
 
     # -- how far it is
@@ -148,27 +163,23 @@ class MergeLoop:
             await asyncio.sleep(SETTLE_POLL_S)
         return not waiting
 
-    async def prefix(
-        self, fragment: Fragment, upto: int, before: Callable[[], Sums]
-    ) -> tuple[Ints, Rounds, Sums | None]:
+    async def prefix(self, fragment: Fragment, upto: int) -> tuple[Ints, Rounds, Sums | None]:
         """A fragment as of a round, see `PhiState.prefix`, and its `PhiState.sums`; not before `begin`.
-
-        Raises MissingChunkError, or as `before` does.
-        """
+        Raises as these do."""
         state = self._state
         assert state is not None
 
         def both() -> tuple[Ints, Rounds, Sums | None]:
             phi, rounds = state.prefix(fragment, upto)
-            return phi, rounds, state.sums(fragment, upto, phi, rounds, before)
+            return phi, rounds, state.sums(fragment, upto, phi, rounds)
 
         async with self._busy:
             return await asyncio.to_thread(both)
 
-    def note_sealed(self, round_: int, rounds: Rounds) -> None:
-        """The newest snapshot is of this round, and holds these sets; not before `begin`."""
+    def note_sealed(self, sealed: Sealed) -> None:
+        """See `PhiState.note_sealed`; not before `begin`."""
         assert self._state is not None
-        self._state.note_sealed(round_, rounds)
+        self._state.note_sealed(sealed)
 
     async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> bool:
         """Make everything up to a round unchangeable, unless `may_close` refuses it while no merge is under
@@ -293,15 +304,13 @@ class MergeLoop:
 
     # -- comparing replicas
 
-    async def digest(self) -> tuple[bytes, bytes] | None:
-        """Digest of the records merged, and of Phi, as they are or were a moment ago; None before genesis is
-        here."""
+    async def digest(self) -> Digests | None:
+        """Digests of what is merged, as it is or was a moment ago; None before genesis is here."""
         async with self._asked:
             begun = time.monotonic()
             if self._state is not None and begun >= self._digest_until:
                 async with self._busy:
-                    chain = await asyncio.to_thread(self._state.chain)
-                    self._digest = chain, await asyncio.to_thread(self._state.digest)
+                    self._digest = await asyncio.to_thread(_digests, self._state)
                 now = time.monotonic()
                 self._digest_until = now + REST * (now - begun)
             return self._digest
@@ -312,3 +321,12 @@ class MergeLoop:
             if self._state is None or up_to < self._state.base.round:
                 return None
             return await asyncio.to_thread(self._state.chain, up_to)
+
+
+def _digests(state: PhiState) -> Digests:
+    try:
+        upto, average = state.average() or (0, None)
+    except StorageError:  # a damaged chunk, which is fetched again once it is needed
+        upto, average = 0, None
+    of_average = b"" if average is None else snapshots.digest(average)
+    return Digests(state.chain(), state.digest(), of_average, upto)

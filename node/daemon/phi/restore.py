@@ -2,23 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from functools import partial
 from typing import TypeVar
 
-import numpy as np
-
 from gossamer.node.daemon.phi import snapshots
-from gossamer.node.daemon.phi.state import PhiState
+from gossamer.node.daemon.phi.state import PhiState, Sealed
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import RecordStore, StoredHistory
 from gossamer.node.home import Home, manifest_of
 from gossamer.protocol.access.acl import AccessList
 from gossamer.protocol.errors import DivergedError, PayloadError, PeerError, StorageError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.history.average import Sums
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads import Fragment, payload_chunk_sizes
+from gossamer.protocol.payloads import payload_chunk_sizes
 from gossamer.protocol.records import Claim, Delta
 
 Read = TypeVar("Read")
@@ -31,6 +27,7 @@ def restore_state(
     manifest: Manifest, chunks: ChunkStore, history: StoredHistory, deltas: Sequence[Delta], own_id: bytes
 ) -> tuple[PhiState | None, tuple[Claim, ...]]:
     """The state at the newest snapshot that is whole, if any, and the claims from that one on."""
+    layout = manifest.plan()
     for place, claim in enumerate(history.claims):
         # For the newest we know what it holds. An older one held every record up to its round; otherwise its
         # digest does not match, and it is of no use.
@@ -39,10 +36,12 @@ def restore_state(
             if delta.record_id in history.covered if place == 0 else delta.round <= claim.round:
                 merged[delta.round] = (*merged.get(delta.round, ()), delta)
         try:
-            phi = snapshots.load(claim, manifest.plan().numel, chunks)
+            phi = snapshots.load(claim, layout.numel, chunks)
+            _, sums = snapshots.read_index(claim.root, layout.snapshot_bytes, chunks)
         except (MissingChunkError, PayloadError):
             continue
-        state = PhiState(manifest, phi, chunks, own_id, base=history.base, merged=merged, sealed=claim.round)
+        sealed = Sealed(claim.round, merged, sums)
+        state = PhiState(manifest, phi, chunks, own_id, base=history.base, merged=merged, sealed=sealed)
         if state.chain() == claim.digest:
             return state, history.claims[place:]
     return None, ()
@@ -67,25 +66,26 @@ def replay(home: Home, *, sealed: bool = False) -> tuple[Manifest, PhiState]:
 
     Only reads, and may do so beside a running daemon. Raises ConfigError, StorageError or DivergedError.
     """
-    return _read(home, sealed, lambda state, before: state)
+    return _read(home, sealed, lambda state: state)
 
 
 def averaged(home: Home, *, sealed: bool = False) -> tuple[Manifest, PhiState, Ints]:
     """The same, and the averaged model as of the newest round in it: int32[numel] (`history.average`)."""
 
-    def read(state: PhiState, before: Callable[[Fragment], Sums]) -> tuple[PhiState, Ints]:
-        mean = [state.average(fragment, partial(before, fragment)) for fragment in manifest.plan().fragments]
-        return state, np.concatenate(mean)
+    def read(state: PhiState) -> tuple[PhiState, Ints]:
+        if (found := state.average()) is None:
+            raise StorageError(
+                "this node has joined and is still fetching what the averaged model is made of: wait, or use"
+                " the live model (--live)"
+            )
+        return state, found[1]
 
-    manifest = manifest_of(home)
-    _, (state, phi) = _read(home, sealed, read)
+    manifest, (state, phi) = _read(home, sealed, read)
     return manifest, state, phi
 
 
-def _read(
-    home: Home, sealed: bool, read: Callable[[PhiState, Callable[[Fragment], Sums]], Read]
-) -> tuple[Manifest, Read]:
-    """What `read` makes of the state in a folder, and of the sums in its newest snapshot.
+def _read(home: Home, sealed: bool, read: Callable[[PhiState], Read]) -> tuple[Manifest, Read]:
+    """What `read` makes of the state in a folder.
 
     A running daemon may drop chunks while they are read here. It commits beforehand that it no longer needs
     them, so the fold then starts over from what it has committed.
@@ -93,7 +93,7 @@ def _read(
     manifest = manifest_of(home)
     for _ in range(ATTEMPTS_MAX):
         with suppress(MissingChunkError):
-            state, before = _fold(home, manifest, sealed=sealed)
+            state = _fold(home, manifest, sealed=sealed)
             if state.diverged:
                 which = "model as of the newest snapshot" if sealed else "model"
                 advice = "" if sealed else "; the newest snapshot may be from before: export it with --sealed"
@@ -101,13 +101,12 @@ def _read(
                     f"fragment {min(state.diverged)} of the {which} reached a magnitude of 64: it"
                     f" diverged{advice}"
                 )
-            return manifest, read(state, before)
+            return manifest, read(state)
     raise StorageError(f"the model in {home.root} is damaged; start the node, which fetches what is missing")
 
 
-def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> tuple[PhiState, Callable[[Fragment], Sums]]:
-    """The newest snapshot that is whole and, unless `sealed`, what the swarm has published after it; and a
-    way to read the snapshot's sums.
+def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> PhiState:
+    """The newest snapshot that is whole and, unless `sealed`, what the swarm has published after it.
 
     Raises MissingChunkError, also if no snapshot is whole, or StorageError.
     """
@@ -124,7 +123,7 @@ def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> tuple[PhiState, Ca
     if not history.claims:
         raise no_model
     # Phi does not depend on whose folder it is.
-    state, claims = restore_state(manifest, chunks, history, deltas, own_id=bytes(32))
+    state, _ = restore_state(manifest, chunks, history, deltas, own_id=bytes(32))
     if state is None:
         raise MissingChunkError(history.claims[0].root)
     if not sealed:
@@ -144,14 +143,4 @@ def _fold(home: Home, manifest: Manifest, *, sealed: bool) -> tuple[PhiState, Ca
             if round_ <= reached:
                 valid = ledger.valid(round_)
                 state.merge(round_, tuple(d for d in valid if d.record_id in merged or is_held(d, chunks)))
-    return state, partial(_sums, claims[0], manifest.plan().snapshot_bytes, chunks)
-
-
-def _sums(claim: Claim, total: int, chunks: ChunkStore, fragment: Fragment) -> Sums:
-    if snapshots.missing(claim, total, chunks):
-        raise StorageError(
-            "this node has joined and is still fetching what the averaged model is made of: wait, or use the"
-            " live model (--live)"
-        )
-    _, roots = snapshots.read_index(claim.root, total, chunks)
-    return snapshots.read_sums(roots, fragment, total, chunks)
+    return state

@@ -198,6 +198,14 @@ def read_sums(roots: Sequence[bytes], fragment: Fragment, total: int, chunks: Ch
     return Sums(*sums)
 
 
+def are_here(roots: Iterable[bytes], total: int, chunks: ChunkStore) -> bool:
+    """Whether all of the files with these roots is here, as far as can be seen without reading it. Raises
+    MissingChunkError or PayloadError."""
+    return all(
+        root in chunks and all(b in chunks for b in parse_index(chunks.get(root), total)) for root in roots
+    )
+
+
 class SnapshotReader:
     """Reads a snapshot's Phi while its chunks come, so that little is left to read once the last is here."""
 

@@ -58,7 +58,8 @@ All of this blocks, and runs in worker threads, one call at a time.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -97,6 +98,19 @@ STEPS_BYTES = 32 * 1024 * 1024
 STEPS_KEPT = 256
 
 
+class Sealed(NamedTuple):
+    """The newest snapshot that a state has been written to, or begins with."""
+
+    round: int
+    rounds: Rounds
+    """The sets merged in it above the base."""
+    sums: tuple[bytes, ...]
+    """The roots of its sums; none of genesis."""
+
+
+NOT_SEALED = Sealed(0, {}, ())
+
+
 class PhiState:
     """Phi of every fragment, and which records are in it."""
 
@@ -109,18 +123,18 @@ class PhiState:
         *,
         base: Base | None = None,
         merged: Rounds | None = None,
-        sealed: int = 0,
+        sealed: Sealed = NOT_SEALED,
     ) -> None:
         """`phi`, int32[layout.numel], is taken over; it holds the records of `base` and `merged`. It is the
-        snapshot of round `sealed`."""
+        snapshot `sealed`."""
         self._manifest = manifest
         self._layout = manifest.plan()
         self.phi = phi
         self._own_id = own_id
         self._merged = dict(merged or {})
         self.base = base or GENESIS
-        self._sealed: tuple[int, Rounds] = (sealed, dict(self._merged))
-        """The round of the newest snapshot, and the sets merged in it above the base."""
+        self._chunks = chunks
+        self._sealed = sealed
         self._steps: OrderedDict[int, Ints] = OrderedDict()
         """By round: what it has taken from its fragment of Phi, as far as that is remembered."""
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
@@ -209,15 +223,13 @@ class PhiState:
         self._take_back(fragment, phi, rounds, upto)
         return phi, rounds
 
-    def sums(
-        self, fragment: Fragment, upto: int, phi: Ints, rounds: Rounds, before: Callable[[], Sums]
-    ) -> Sums | None:
+    def sums(self, fragment: Fragment, upto: int, phi: Ints, rounds: Rounds) -> Sums | None:
         """The sums of a fragment as of round `upto`, from what `prefix` returned for it.
 
-        `before` reads those of the newest snapshot. Returns None if they still hold: there is no point
-        since, and nothing came late. Raises MissingChunkError, or as `before` does.
+        Returns None if those of the newest snapshot still hold: there is no point since, and nothing came
+        late. Raises MissingChunkError, or PayloadError for a liar's sums.
         """
-        since, sealed = self._sealed
+        since, sealed, _ = self._sealed
         count = len(self._layout.fragments)
         old = {r: deltas for r, deltas in sealed.items() if r % count == fragment.index}
         known = {*old, *(round_ for round_ in rounds if round_ <= since)}
@@ -225,7 +237,7 @@ class PhiState:
         points = list(average.points(since, upto))
         if not late and not points:
             return None
-        sums = before()
+        sums = self._sums_before(fragment)
         for round_ in late:
             step = np.zeros_like(phi)
             self._exchange(fragment, step, old.get(round_, ()), rounds.get(round_, ()))
@@ -242,18 +254,29 @@ class PhiState:
             into += walk
         return sums
 
-    def note_sealed(self, round_: int, rounds: Rounds) -> None:
-        """A snapshot of this round, in which these sets are merged above the base, is the newest."""
-        self._sealed = round_, {r: deltas for r, deltas in rounds.items() if r > self.base.round}
+    def _sums_before(self, fragment: Fragment) -> Sums:
+        """Those of the newest snapshot."""
+        return snapshots.read_sums(self._sealed.sums, fragment, self._layout.snapshot_bytes, self._chunks)
 
-    def average(self, fragment: Fragment, before: Callable[[], Sums]) -> Ints:
-        """The averaged model's values of a fragment, int32[fragment.numel], as of the newest round.
+    def note_sealed(self, sealed: Sealed) -> None:
+        """This snapshot is the newest."""
+        above = {r: deltas for r, deltas in sealed.rounds.items() if r > self.base.round}
+        self._sealed = sealed._replace(rounds=above)
 
-        `before` reads the sums of the newest snapshot. Raises MissingChunkError, or as `before` does.
+    def average(self) -> tuple[int, Ints] | None:
+        """The averaged model, int32[layout.numel], as of the newest round, and that round.
+
+        Returns None while its sums are being fetched. Raises as `sums`.
         """
-        upto = max(self.newest_round, self._sealed[0])
-        phi, rounds = self.prefix(fragment, upto)
-        return average.mean(phi, self.sums(fragment, upto, phi, rounds, before) or before(), upto)
+        if not snapshots.are_here(self._sealed.sums, self._layout.snapshot_bytes, self._chunks):
+            return None
+        upto = max(self.newest_round, self._sealed.round)
+        found = np.empty_like(self.phi)
+        for fragment in self._layout.fragments:
+            phi, rounds = self.prefix(fragment, upto)
+            sums = self.sums(fragment, upto, phi, rounds) or self._sums_before(fragment)
+            found[fragment.offset : fragment.offset + fragment.numel] = average.mean(phi, sums, upto)
+        return upto, found
 
     def chain(self, upto: int | None = None) -> bytes:
         """Digest of all records merged up to a round, or in all rounds: equal digests promise equal Phi."""
@@ -273,7 +296,7 @@ class PhiState:
         closed = {r: self._merged[r] for r in self._merged if r <= floor}
         self.base = Base(floor, self.chain(floor), self.base.tokens_with(closed, self._manifest))
         self._count.change((delta for deltas in closed.values() for delta in deltas), ())
-        self.note_sealed(*self._sealed)
+        self.note_sealed(self._sealed)
         for round_, deltas in closed.items():
             del self._merged[round_]
             self._steps.pop(round_, None)
