@@ -39,12 +39,14 @@ TEST_SEED = pytest.StashKey[int]()
 
 # Deadlines would measure the machine, not the code. "ci" always runs the same examples, so that a change
 # fails only for what it changed; "dev" and "fuzz" look for new ones.
-_SHARED = {"deadline": None, "print_blob": True}
+_SHARED = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
+}
 hypothesis.settings.register_profile("dev", max_examples=50, **_SHARED)
 hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, database=None, **_SHARED)
-hypothesis.settings.register_profile(
-    "fuzz", max_examples=5000, suppress_health_check=[hypothesis.HealthCheck.too_slow], **_SHARED
-)
+hypothesis.settings.register_profile("fuzz", max_examples=5000, **_SHARED)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 

@@ -23,6 +23,7 @@ from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.merge.contributions import ContributionStats, Figures, RoundFigures
 from tests.node import statuses
 from tests.node.daemons import facts, founded, get, publish, running, training
+from tests.node.trainer_side import until
 
 ESC = "\x1b]0;owned\x07[/nope]"
 SHOWN = "\N{REPLACEMENT CHARACTER}]0;owned\N{REPLACEMENT CHARACTER}[/nope]"
@@ -156,8 +157,9 @@ async def test_a_run_on_a_real_terminal(tmp_path: Path) -> None:
     main, side = pty.openpty()
     termios.tcsetwinsize(main, (24, 100))
     before = termios.tcgetattr(side)
-    async with running(home, name="watched"), training(home) as trainer:
+    async with running(home, name="watched") as daemon, training(home) as trainer:
         await publish(home, trainer, 1, loss=3.0)
+        await until(lambda: daemon.phi.loop.ready)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gossamer.bootstrap.cli.main", "top", "--dir", str(home.root)),
             stdin=side,

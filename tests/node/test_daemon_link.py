@@ -322,6 +322,7 @@ async def test_without_a_daemon_it_closes_all_the_same(tmp_path: Path) -> None:
     assert not await asyncio.to_thread(link.wait_connected, 0.1)
     assert link.problem == "no such file or directory"
     link.close()
+    link._thread.join(60)
     assert not link._thread.is_alive()
 
 
