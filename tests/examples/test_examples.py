@@ -212,7 +212,6 @@ def node_round(script: Script) -> int | None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
-@pytest.mark.timeout(300)
 def test_the_task_of_digits(tmp_path: Path) -> None:
     """As its first lines say: a manifest, a bootstrap peer, and nodes that are told where the task lies."""
     task = f"{EXAMPLES / 'digits_task.py'}:Digits"

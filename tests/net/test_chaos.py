@@ -18,7 +18,7 @@ from gossamer.bootstrap.processes import NodeProcess, stop_all
 from tests.net.processes import assert_all_gone, processes_naming, write_text
 from tests.tools.chaos import kill
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 KINDS = ["killed", "returned", "joined", "split", "healed", "bootstrap_died"]

@@ -85,7 +85,6 @@ async def test_questions_through_a_man_in_the_middle_are_found_out_by_who_was_to
 # -- silence
 
 
-@pytest.mark.timeout(300)
 async def test_a_member_that_says_it_holds_everything_and_serves_nothing(tmp_path: Path) -> None:
     """It costs a chunk that it was asked for a minute; then somebody else is asked."""
     async with LocalNodes(tmp_path, *small_manifest()) as swarm:
@@ -112,7 +111,6 @@ async def test_a_member_that_says_it_holds_everything_and_serves_nothing(tmp_pat
             )
 
 
-@pytest.mark.timeout(300)
 async def test_a_member_that_dribbles_its_payload_keeps_no_joiner_from_training(tmp_path: Path) -> None:
     """It hands out one chunk after another, each just before it would be given up."""
     manifest, phi = small_manifest(1 << 23, outer={"codec": "int8"})

@@ -205,7 +205,6 @@ async def test_a_norm_a_thousand_times_too_large_is_clipped_to_three(tmp_path: P
         assert shift < 1.5 * way, "unclipped it would be 200 times the way"
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("liars", [1, 2])
 async def test_sign_flipped_deltas_of_one_and_two_in_eight(tmp_path: Path, liars: int) -> None:
     async with crowd(tmp_path) as people:

@@ -43,7 +43,7 @@ def is_found(name: str, violation: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_every_mutant_is_found() -> None:
     with ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
         found = dict(zip(MUTANTS, pool.map(hunt, MUTANTS), strict=True))

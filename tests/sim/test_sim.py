@@ -63,7 +63,6 @@ def test_swarms_keep_their_promises(record_property: Callable[[str, object], Non
     assert not failures, f"{len(failures)} seeds failed:\n" + "\n".join(failures)
 
 
-@pytest.mark.timeout(300)
 def test_a_seed_repeats_itself_in_another_process() -> None:
     """Another process has a different salt for hashes of bytes: the order of sets must not show."""
     job = Job(42, 8, 4.0, None)
