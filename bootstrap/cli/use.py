@@ -11,6 +11,10 @@ from gossamer.bootstrap.cli.flags import Used
 from gossamer.node.formatting import harmless
 from gossamer.node.options import flags
 
+Live = Annotated[
+    bool, typer.Option("--live", help="Use the model that is trained, not the average of its last rounds.")
+]
+
 
 def generate(
     folder: Used = None,
@@ -27,8 +31,9 @@ def generate(
         str | None,
         typer.Option(metavar="FILE.py:CLASS", help=flags()["task"].help),
     ] = None,
+    live: Live = False,
 ) -> None:
-    """Continue a prompt with the model in a node's folder.
+    """Continue a prompt with the averaged model in a node's folder.
 
     It reads only the folder, and works while the node is running.
 
@@ -50,7 +55,7 @@ def generate(
     from gossamer.node.exports.generate import generate as write_text
 
     typer.echo(prompt, nl=False)
-    for piece in write_text(home, prompt, length, temperature=temperature, seed=seed):
+    for piece in write_text(home, prompt, length, temperature=temperature, seed=seed, live=live):
         typer.echo(harmless(piece), nl=False)
     typer.echo()
 
@@ -63,13 +68,14 @@ def export(
     dtype: Annotated[
         str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")
     ] = "float32",
+    live: Live = False,
     sealed: Annotated[
         bool, typer.Option("--sealed", help="Write the newest sealed snapshot, not everything merged so far.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Report what was written as JSON.")] = False,
 ) -> None:
-    """Write the model as a safetensors file or Hugging Face folder.
+    """Write the averaged model as a safetensors file or Hugging Face folder.
 
     It reads only the node's folder, and works while the node is running. Equal records give equal bytes.
 
@@ -85,7 +91,7 @@ def export(
     from gossamer.node.exports.export import export as write_model
     from gossamer.node.home import node_in
 
-    done = write_model(node_in(folder), out, dtype=dtype, sealed=sealed, force=force)
+    done = write_model(node_in(folder), out, dtype=dtype, live=live, sealed=sealed, force=force)
     if as_json:
         typer.echo(json.dumps(done.as_json(), indent=2))
     else:

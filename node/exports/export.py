@@ -19,7 +19,8 @@ from gossamer.models import TaskError
 from gossamer.models.registry import task_names
 from gossamer.models.task_file import task_errors
 from gossamer.node import __version__
-from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.daemon.phi.restore import averaged, replay
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.files import SHARED, keep, placed, replacing
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer.data import build_task
@@ -64,8 +65,9 @@ endian."""
 
 
 def write(path: Path, layout: Layout, phi: Ints, dtype: str, metadata: Mapping[str, str]) -> int:
-    """Write Phi, int32[layout.numel], as tensors of the layout's names and shapes. Returns the file's size.
-    Raises OSError."""
+    """Write Phi or its average, int32[layout.numel], as tensors of the layout's names and shapes.
+
+    Returns the file's size. Raises OSError."""
     code, itemsize, convert = DTYPES[dtype]
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -180,7 +182,8 @@ class Exported:
         """One line for people."""
         return (
             f"wrote {self.path}: {self.parameters:,} parameters as {self.dtype}, {self.bytes / 1e6:,.1f} MB;"
-            f" round {self.facts['round']}, model {self.facts['phi_digest'][:16]}"
+            f" {self.facts['model']} model as of round {self.facts['round']}, Phi"
+            f" {self.facts['phi_digest'][:16]}"
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -189,12 +192,28 @@ class Exported:
         return {**fields.pop("facts"), **fields}
 
 
+def model_in(home: Home, *, live: bool, sealed: bool = False) -> tuple[Manifest, PhiState, Ints]:
+    """The averaged model in a node's folder, or the live one, which is Phi itself: int32[numel]; and the
+    state that it is of. Raises ConfigError, StorageError or DivergedError."""
+    if not live:
+        return averaged(home, sealed=sealed)
+    manifest, state = replay(home, sealed=sealed)
+    return manifest, state, state.phi
+
+
 def export(
-    home: Home, out: Path, *, dtype: str = "float32", sealed: bool = False, force: bool = False
+    home: Home,
+    out: Path,
+    *,
+    dtype: str = "float32",
+    live: bool = False,
+    sealed: bool = False,
+    force: bool = False,
 ) -> Exported:
     """Write the model to one file if `out` ends in .safetensors, and otherwise to a Hugging Face folder.
 
-    `sealed` writes the newest snapshot instead of all that is merged; `force` replaces an earlier export.
+    `live` writes the model that is trained, and not the average; `sealed` writes either as of the newest
+    snapshot instead of all that is merged; `force` replaces an earlier export.
 
     Raises ConfigError or StorageError.
     """
@@ -209,15 +228,16 @@ def export(
         if place.is_relative_to(home.root.resolve()):
             raise ConfigError(f"{out} is inside the node's own folder; choose a place outside it")
         _check_place(out, force, None if files is None else {WEIGHTS, CARD, *files})
-        manifest, merger = replay(home, sealed=sealed)
+        manifest, state, model = model_in(home, live=live, sealed=sealed)
         layout = manifest.plan()
         # Which model it is, without time or place, so that all nodes write the same.
         facts = {
             "swarm": manifest.swarm.name,
             "swarm_id": manifest.swarm_id.hex(),
-            "round": merger.newest_round,
-            "tokens": layout.trained_tokens(merger.tokens),
-            "phi_digest": merger.digest().hex(),
+            "model": "live" if live else "average",
+            "round": state.newest_round,
+            "tokens": layout.trained_tokens(state.tokens),
+            "phi_digest": state.digest().hex(),
             "gossamer_version": __version__,
         }
         texts = {key: str(value) for key, value in facts.items()}
@@ -226,7 +246,7 @@ def export(
             if files is not None:
                 aside.mkdir()
             metadata = {"format": "pt", **texts}  # `transformers` loads no file without a format
-            size = write(weights, layout, merger.phi, dtype, metadata)
+            size = write(weights, layout, model, dtype, metadata)
             for name, data in ({CARD: card(texts), **files} if files is not None else {}).items():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 keep(aside / name, data, mode=SHARED)

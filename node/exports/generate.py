@@ -1,4 +1,4 @@
-"""Use the trained model: load Phi into a model, and generate text with it."""
+"""Use the trained model: load it into a model, and generate text with it."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from gossamer.models import TaskError
 from gossamer.models.registry import task_names
 from gossamer.models.task import named_tensors
 from gossamer.models.task_file import is_own_name, task_errors
-from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.exports.export import model_in
 from gossamer.node.home import Home, manifest_of
 from gossamer.node.trainer.data import build_task
 from gossamer.node.trainer.parameters import check_fits
@@ -26,8 +26,10 @@ def load_into(model: nn.Module, manifest: Manifest, phi: Ints) -> None:
             by_name[spec.name].copy_(torch.from_numpy(to_float(values).reshape(spec.shape)))
 
 
-def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: int) -> Iterator[str]:
-    """Continue a prompt with the model in a node's folder, piece by piece.
+def generate(
+    home: Home, prompt: str, length: int, *, temperature: float, seed: int, live: bool = False
+) -> Iterator[str]:
+    """Continue a prompt with the averaged model in a node's folder, or the live one, piece by piece.
 
     Raises ConfigError or StorageError, as the first piece is taken or later.
     """
@@ -38,13 +40,13 @@ def generate(home: Home, prompt: str, length: int, *, temperature: float, seed: 
             f"swarm {manifest.swarm.name!r} trains {name!r}, a script of its own, and only that"
             " can run the model; gossamer export writes the model for other programs"
         )
-    _, state = replay(home)
+    _, _, phi = model_in(home, live=live)
     try:
         with task_errors():
             task = build_task(home, manifest)
             model = task.build_model(manifest.task.seed)
             check_fits(dict(named_tensors(model)), manifest)
-            load_into(model, manifest, state.phi)
+            load_into(model, manifest, phi)
             yield from task.sample(model, prompt, length, temperature=temperature, seed=seed)
     except TaskError as error:
         raise ConfigError(str(error)) from error

@@ -65,10 +65,10 @@ async def test_exports_while_the_daemons_seal_and_forget(
 
         return restored
 
-    def export_one(node: LocalNode, *, sealed: bool = False) -> dict[str, str]:
+    def export_one(node: LocalNode, *, sealed: bool = False, live: bool = True) -> dict[str, str]:
         out = tmp_path / f"{node.name}.safetensors"
-        done = export(node.home, out, sealed=sealed, force=True)
-        assert digest_of(out, manifest) == done.facts["phi_digest"]
+        done = export(node.home, out, sealed=sealed, live=live, force=True)
+        assert (digest_of(out, manifest) == done.facts["phi_digest"]) is live
         return dict(done.facts)
 
     restore_state = restore.restore_state
@@ -85,9 +85,10 @@ async def test_exports_while_the_daemons_seal_and_forget(
         assert len(overtaken) == 3
         await swarm.agree(closed=True)
         expected = nodes[0].status["phi_digest"]
-        exported = [await asyncio.to_thread(export_one, node) for node in nodes]
-        assert {facts["phi_digest"] for facts in exported} == {expected}
-        assert len({(tmp_path / f"{node.name}.safetensors").read_bytes() for node in nodes}) == 1
+        for live in (True, False):
+            exported = [await asyncio.to_thread(export_one, node, live=live) for node in nodes]
+            assert {facts["phi_digest"] for facts in exported} == {expected}
+            assert len({(tmp_path / f"{node.name}.safetensors").read_bytes() for node in nodes}) == 1
         nodes[1].signal(signal.SIGKILL)
         await asyncio.to_thread(nodes[1].process.wait, 10)
         assert (await asyncio.to_thread(export_one, nodes[1]))["phi_digest"] == expected

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from gossamer.bootstrap.manifests import create
 from gossamer.node import __version__
 from gossamer.node.daemon.phi import restore, snapshots
-from gossamer.node.daemon.phi.restore import replay
+from gossamer.node.daemon.phi.restore import averaged, replay
 from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.exports import export as tensorfile
 from gossamer.node.exports.export import export
@@ -30,6 +30,7 @@ from tests.node.chunkfiles import file_of
 from tests.node.folders import Folder, some_deltas
 from tests.protocol import builders
 
+ROUNDS = 10
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -42,9 +43,9 @@ def first(rng: np.random.Generator) -> tuple[Manifest, Ints]:
 
 @pytest.fixture
 def folder(first: tuple[Manifest, Ints], tmp_path: Path, rng: np.random.Generator) -> Folder:
-    """A node with six rounds, none of them sealed."""
+    """A node with so many rounds that the average is of several, none of them sealed."""
     folder = Folder(tmp_path / "node", *first)
-    folder.add(*some_deltas(rng, first[0], 6))
+    folder.add(*some_deltas(rng, first[0], ROUNDS))
     return folder
 
 
@@ -69,15 +70,17 @@ def as_pretrained(folder: Folder, **extra: bytes) -> None:
 # -- one file
 
 
+@pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_file_holds_every_tensor_as_torch_would_round_it(
-    folder: Folder, tmp_path: Path, dtype: str
+    folder: Folder, tmp_path: Path, dtype: str, live: bool
 ) -> None:
     out = tmp_path / "out.safetensors"
-    done = export(folder.home, out, dtype=dtype)
+    done = export(folder.home, out, dtype=dtype, live=live)
     found = load_file(out)
-    _, state = replay(folder.home)
-    held = dict(folder.manifest.plan().tensors(state.phi))
+    _, state, mean = averaged(folder.home)
+    assert not np.array_equal(mean, state.phi)
+    held = dict(folder.manifest.plan().tensors(state.phi if live else mean))
     assert {(name, tuple(tensor.shape)) for name, tensor in found.items()} == {spec[:2] for spec in held}
     for spec, values in held.items():
         expected = torch.from_numpy(to_float(values).reshape(spec.shape)).to(DTYPES[dtype])
@@ -86,8 +89,9 @@ def test_the_file_holds_every_tensor_as_torch_would_round_it(
         "format": "pt",
         "swarm": "test",
         "swarm_id": folder.manifest.swarm_id.hex(),
-        "round": "6",
-        "tokens": str(6 * 3 * 1000 // 2),  # two fragments: every token stands in a delta of each
+        "model": "live" if live else "average",
+        "round": str(ROUNDS),
+        "tokens": str(ROUNDS * 3 * 1000 // 2),  # two fragments: every token stands in a delta of each
         "phi_digest": state.digest().hex(),
         "gossamer_version": __version__,
     }
@@ -119,10 +123,31 @@ def test_the_same_records_make_the_same_bytes_on_every_node(
 
 
 def test_a_sealed_export_is_the_snapshot(folder: Folder, tmp_path: Path) -> None:
-    folder.seal(4)
-    done = export(folder.home, tmp_path / "out.safetensors", sealed=True)
-    assert done.facts["phi_digest"] == folder.state(upto=4).digest().hex() and done.facts["round"] == 4
-    assert export(folder.home, tmp_path / "all.safetensors").facts["round"] == 6
+    folder.seal(8)
+    phi = folder.state(upto=8).phi
+    models = {"live": phi, "average": averaged(folder.home, sealed=True)[2]}
+    assert not np.array_equal(*models.values())
+    for name, model in models.items():
+        out = tmp_path / f"{name}.safetensors"
+        done = export(folder.home, out, sealed=True, live=name == "live")
+        assert (done.facts["model"], done.facts["round"]) == (name, 8)
+        assert done.facts["phi_digest"] == snapshots.digest(phi).hex()
+        for spec, values in folder.manifest.plan().tensors(model):
+            assert np.array_equal(load_file(out)[spec.name].flatten(), to_float(values).flatten())
+    assert export(folder.home, tmp_path / "all.safetensors").facts["round"] == ROUNDS
+
+
+def test_a_joiner_without_the_sums_exports_the_live_model_only(
+    folder: Folder, first: tuple[Manifest, Ints], tmp_path: Path
+) -> None:
+    claim, joiner = folder.seal(8), Folder(tmp_path / "joiner", *first)
+    joiner.begin_at(claim, folder)
+    _, roots = snapshots.read_index(claim.root, first[0].plan().snapshot_bytes, folder.chunks)
+    for root in roots:
+        joiner.chunks.drop(root)
+    with pytest.raises(StorageError, match="still fetching .* or use the live model .--live."):
+        export(joiner.home, tmp_path / "out.safetensors")
+    assert export(joiner.home, tmp_path / "out.safetensors", live=True).facts["model"] == "live"
 
 
 # -- beside a daemon that moves on
@@ -158,7 +183,7 @@ def test_what_the_daemon_drops_meanwhile_is_read_from_a_newer_snapshot(
 
     monkeypatch.setattr(owner, name, after_the_daemon)
     done = export(folder.home, tmp_path / "out.safetensors")
-    assert done.facts["phi_digest"] == expected and done.facts["round"] == 6
+    assert done.facts["phi_digest"] == expected and done.facts["round"] == ROUNDS
     assert getattr(owner, name) is original, "the daemon did come in between"
 
 
@@ -180,7 +205,7 @@ def test_a_reader_changes_nothing_in_the_folder(folder: Folder, tmp_path: Path) 
         return {name: data for name, data in files(folder.home.root).items() if not name.endswith("-shm")}
 
     with folder.records() as store:  # a row that does not verify is the daemon's to drop
-        store._db.execute("UPDATE deltas SET envelope = x'00' WHERE round = 6")
+        store._db.execute("UPDATE deltas SET envelope = x'00' WHERE round = 10")
         before = state()
         export(folder.home, tmp_path / "out.safetensors")
         assert state() == before, "-shm has the locks of those who read"
