@@ -165,3 +165,35 @@ def test_of_what_was_claimed_so_much_is_remembered_and_no_more(later, closed):
         sealing.sealed((claim(24 + 8 * number),))
     others = [(claim(24),)] * 3
     assert kinds(drive(sealing, 0.0, 5, clock=1000, others=others), Close) == closed
+
+
+def test_who_has_begun_claims_the_snapshot_once_its_sums_are_here():
+    sealing = sealing_of(is_first=False)
+    others = [(claim(8),)] * 3
+    assert kinds(drive(sealing, 0.0, 10.0, others=others), Adopt) == [Adopt(claim(8))]
+    sealing.adopted(claim(8))
+    assert sealing.joined and sealing.whole_claims == () and sealing.sought == claim(8)
+    sealing.sealed((claim(8),))
+    assert sealing.whole_claims == (claim(8),) and sealing.sought is None
+
+
+def test_a_fork_that_comes_to_nothing_leaves_the_sums_wanted():
+    sealing = sealing_of(is_first=False)
+    sealing.adopted(claim(8))
+    sealing._seek(claim(16, mark=2))
+    sealing.unusable(claim(16, mark=2))
+    assert sealing.sought == claim(8) and sealing.adopting is None
+
+
+@pytest.mark.parametrize("somebody_else", [True, False])
+def test_who_cannot_have_the_sums_any_more_starts_again_if_it_can(somebody_else):
+    """Its peers have gone on to other snapshots, or are gone. Alone it goes on with what it has."""
+    sealing = sealing_of(is_first=False)
+    sealing.restore((claim(8),), 8, is_whole=False)
+    assert sealing.sought == claim(8)
+    begun = 2 * GONE_AFTER_S
+    assert not kinds(drive(sealing, begun, 20.0, others=[(claim(8),)] * 3), Adopt)
+    others = [(claim(24),)] * 3 if somebody_else else []
+    effects = drive(sealing, begun + 20.0, GONE_AFTER_S + 20.0, others=others)
+    assert kinds(effects, Adopt) == [Adopt(claim(24))] * somebody_else
+    assert sealing.joined is not somebody_else
