@@ -175,7 +175,7 @@ class Fetching(Sealing):
         """A claim of a snapshot whose chunks hold one letter each; those in upper case are here already."""
         pieces = [letter.lower() * CHUNK_BYTES_MAX for letter in letters]
         hashes = [sha256(piece).digest() for piece in pieces]
-        sums = snapshots.store(np.zeros(LARGE.plan().numel, np.int32), self.chunks)
+        sums = snapshots.store(np.ones(LARGE.plan().numel, np.int32), self.chunks)
         for letter, blob, piece in zip(letters, hashes, pieces, strict=True):
             if letter.isupper():
                 self.chunks.put(blob, piece)

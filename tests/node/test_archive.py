@@ -27,7 +27,7 @@ from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base, RecordStore
 from gossamer.protocol.effects import Adopt, Close, Prefetch, Seal
 from gossamer.protocol.errors import StorageError
-from gossamer.protocol.events import Adopted, Event, Need, Unusable
+from gossamer.protocol.events import Adopted, Event, Need, Sealed, Unusable
 from gossamer.protocol.history.average import Sums
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
@@ -634,3 +634,41 @@ async def test_the_index_of_a_liar_is_removed_as_well(world: World) -> None:
     sealing.adopt(None)
     await sealing.look()
     assert lie.root not in world.chunks
+
+
+async def test_who_has_begun_fetches_the_sums_and_says_so_once_they_are_here(tmp_path: Path) -> None:
+    """It trains meanwhile; a restart goes on with them."""
+    fetching = Fetching(ChunkStore(tmp_path / "chunks"))
+    core, chunks = fetching.core, fetching.chunks
+    claim = fetching.claim(b"A", b"B", b"C")
+    hashes, (earlier, current) = snapshots.read_index(claim.root, LARGE.plan().snapshot_bytes, chunks)
+    assert earlier == current and len(hashes) == 3
+    index = chunks.get(earlier)
+    piece = chunks.get(index[:HASH_BYTES])
+    core.identity = SimpleNamespace(node_id=OWN)
+    core.merges = SimpleNamespace(reach=0)
+    begun: list[PhiState] = []
+
+    async def begin(state: PhiState, tell: Callable[[], None] = lambda: None) -> None:
+        begun.append(state)
+        tell()
+
+    fetching.begin = begin  # type: ignore[attr-defined]
+    fetching.archive._records.begin_at = lambda claim, own_last: None  # type: ignore[method-assign]
+    chunks.drop(earlier)
+    fetching.adopt(claim)
+    await fetching.archive._one_thing()
+    assert [type(event) for event in fetching.told] == [Need, Adopted] and begun[0].average() is None
+    core.sealing.adopting = None
+    fetching.archive.carry_out(Seal(16))
+    await fetching.archive._one_thing()
+    need = fetching.told[-1]
+    assert isinstance(need, Need) and need.chunks == ((earlier, len(index)),) and need.key == claim.key
+    assert fetching.archive.progress() is None, "the model is here"
+    chunks.put(earlier, index)
+    await fetching.archive._one_thing()
+    need = fetching.told[-1]
+    assert isinstance(need, Need) and need.chunks == ((index[:HASH_BYTES], CHUNK_BYTES_MAX),)
+    chunks.put(index[:HASH_BYTES], piece)
+    await fetching.archive._one_thing()
+    assert fetching.told[-1] == Sealed((claim,)) and begun[0].average() is not None

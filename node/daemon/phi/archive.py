@@ -157,8 +157,8 @@ class Archive:
             self._news.set()
 
     def progress(self) -> tuple[int, int] | None:
-        """Chunks here, and chunks in all, of the snapshot that is being fetched; None if none is."""
-        if self._wanted is None:
+        """Chunks here, and chunks in all, of the Phi that is being fetched; None if none is."""
+        if self._wanted is None or self._has_begun(self._wanted):
             return None
         total = len(chunk_sizes(self._core.layout.snapshot_bytes))
         return total - len(self._core.fetcher.wants.missing(self._wanted.key)), total
@@ -223,7 +223,7 @@ class Archive:
         own history goes on.
         """
         layout, reader = self._core.layout, self._reader
-        has_begun = self._shelf.claims[:1] == (claim,)
+        has_begun = self._has_begun(claim)
         if reader is None and not has_begun:
             reader = self._reader = snapshots.SnapshotReader(claim, layout.numel, self._chunks)
         try:
@@ -231,17 +231,19 @@ class Archive:
         except MissingChunkError:  # one that turned out damaged: asked for next
             return False
         except PayloadError as error:
-            log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
-            if self._wanted == claim:
-                self._want(None)
+            if self._limit.allows(claim.root):
+                log.error("the snapshot of round %d cannot be used: %s", claim.round, error)
             self._dispatch(ev.Unusable(claim))
+            if self._wanted == claim:
+                self._want(self._core.sealing.sought if has_begun else None)
             return False
         if not self._is_wanted(claim):
             return False
         if lacking:
             self._dispatch(ev.Need(claim.key, lacking))
             at, before = self._logged
-            if time.monotonic() - at > PROGRESS_S and claim.root in self._chunks and len(lacking) != before:
+            is_known = reader is not None and claim.root in self._chunks
+            if is_known and time.monotonic() - at > PROGRESS_S and len(lacking) != before:
                 self._logged = (time.monotonic(), len(lacking))
                 total = len(chunk_sizes(layout.snapshot_bytes))
                 here = total - len(lacking)
@@ -254,6 +256,10 @@ class Archive:
             return False
         await self._adopt(claim, reader.phi)
         return True
+
+    def _has_begun(self, claim: Claim) -> bool:
+        """Whether our history has begun at this snapshot, so that only its sums may be missing."""
+        return self._shelf.claims[:1] == (claim,)
 
     def _missing(self, claim: Claim) -> tuple[tuple[bytes, int], ...]:
         return snapshots.missing(claim, self._core.layout.snapshot_bytes, self._chunks)
