@@ -548,10 +548,12 @@ class Leader(Rank):
         self._shared = tuple(tensor for state in states for tensor in state.theta)
         # Sharded parameters are here as copies; their ranks leave only together, at a step boundary.
         self._boundary = StepBoundary(() if any(map(is_sharded, model.parameters())) else self._shared)
-        self._aside: dict[str, Tensor] = {}
-        """By name: the averaged model's values or, while these are in the model, the parameters'."""
-        self._has_average = self._is_at_boundary = False
-        """Whether they are, and whether the parameters were as at the last step boundary."""
+        self._average: dict[str, Tensor] = {}
+        """By name: the averaged model's values, once read."""
+        self._live: dict[str, Tensor] = {}
+        """By name: the parameters, while the average is in the model."""
+        self._is_live_whole = False
+        """Whether these are as at the last step boundary."""
         self._steps_since = 0
         self._published_at = time.monotonic()
         self._window_loss = 0.0
@@ -696,22 +698,27 @@ class Leader(Rank):
             manifest, _, phi = averaged(Home(self._checkpoint_path.parent))
         except LocalError as error:
             return str(error).encode()
-        self._aside = {
+        self._average = {
             spec.name: torch.from_numpy(to_float(values).reshape(spec.shape))
             for spec, values in manifest.plan().tensors(phi)
         }
-        self._is_at_boundary = self._boundary.holds
         return b""
 
     @torch.no_grad()
-    def _swap_average(self) -> None:
-        for name, values in self._aside.items():
-            tensor = self._tensors[name].detach()
-            self._aside[name] = tensor.clone()
-            tensor.copy_(values)
-        self._has_average = not self._has_average
-        if self._is_at_boundary and not self._has_average:
+    def _use_average(self) -> None:
+        self._is_live_whole = self._boundary.holds
+        self._live = {name: self._tensors[name].detach().clone() for name in self._average}
+        for name, values in self._average.items():
+            self._tensors[name].copy_(values)
+        self._average.clear()
+
+    @torch.no_grad()
+    def _use_live(self) -> None:
+        for name, values in self._live.items():
+            self._tensors[name].copy_(values)
+        if self._live and self._is_live_whole:
             self._boundary.mark()
+        self._live.clear()
 
     def report(self, state: str, evaluation: control.Evaluation = control.NOT_EVALUATED) -> None:
         now, tokens = time.monotonic(), self.progress.tokens

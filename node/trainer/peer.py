@@ -92,6 +92,8 @@ class Peer:
         self._inside: int | None = None
         """The thread that is changing what this peer holds, in `step` for example. A lock would stay taken if
         Ctrl-C came between taking it and the `try` that releases it."""
+        self._has_average = False
+        """Whether the averaged model is in the place of the live one."""
         self._must_publish = False
         """Whether a stop has been asked for, and the next step is to publish the open window."""
         self._has_warned_of_stop = False
@@ -427,17 +429,21 @@ class Peer:
         It is the mean of the swarm's model over about the last fifth of its rounds, the same on every node
         that has merged the same deltas, and mostly better than the live model. The live one comes back at the
         end of the block, also after an exception or Ctrl-C; what was learnt since the last delta is in it.
-        Do not step inside. Buffers, such as running statistics, stay the live model's. With several ranks,
-        all of them call it. Takes some time: it reads the node's folder.
+        Buffers, such as running statistics, stay the live model's. An optimizer with a mode for evaluation,
+        as ScheduleFree has, must be in it before the block. With several ranks, all of them call it. Also
+        works once the peer has left. Takes some time: it reads the node's folder.
 
         Raises:
             StorageError: it is not here yet, as shortly after joining.
-            RuntimeError: the peer has left.
+            RuntimeError: in such a block already; a step inside raises it, too.
         """
-        if self._left:
-            raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
-        with self._role.averaged():
-            yield
+        self._check_live()
+        self._has_average = True
+        try:
+            with self._role.averaged():
+                yield
+        finally:
+            self._has_average = False
 
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.
@@ -524,11 +530,16 @@ class Peer:
         """Inside, this thread changes what the peer holds. Raises RuntimeError if the peer has left."""
         if self._left:
             raise RuntimeError("this peer has left its swarm: attach again to go on training in it")
+        self._check_live()
         self._thread = self._inside = get_ident()
         try:
             yield
         finally:
             self._inside = None
+
+    def _check_live(self) -> None:
+        if self._has_average:
+            raise RuntimeError("the averaged model is in the place of the live one: end the block first")
 
     def _publish_soon(self) -> None:
         """Publish the open window now, if this is the training thread and the parameters are as at its last
@@ -536,7 +547,7 @@ class Peer:
         if self._left or os.getpid() != self._pid:
             return
         was_due, self._must_publish = self._must_publish, True
-        if self._inside is None and get_ident() == self._thread:
+        if self._inside is None and not self._has_average and get_ident() == self._thread:
             with self._changing():
                 self._must_publish = not self._role.publish_early(EARLY_S)
         if self._must_publish and not was_due and self._role.team.rank == 0:

@@ -405,20 +405,23 @@ class Rank:
         """Inside, the parameters are those of the averaged model. Raises StorageError if it is not here."""
         if problem := self.team.share(self._read_average()):
             raise StorageError(problem.decode())
-        with self.team.full(self.team.fragments):
-            self._swap_average()
         try:
-            yield
-        finally:
             with self.team.full(self.team.fragments):
-                self._swap_average()
+                self._use_average()
+            yield
+        finally:  # also if Ctrl-C came while the parameters changed
+            with self.team.full(self.team.fragments):
+                self._use_live()
 
     def _read_average(self) -> bytes:
         """Read the averaged model. Returns why that failed, if it did. Only the first rank does this."""
         return b""
 
-    def _swap_average(self) -> None:
-        """Exchange the parameters for the values that are aside. Only the first rank does this."""
+    def _use_average(self) -> None:
+        """Set the parameters to the averaged model that was read. Only the first rank does this."""
+
+    def _use_live(self) -> None:
+        """Set them to what they were before. Only the first rank does this."""
 
     def report(self, state: str, evaluation: Evaluation = NOT_EVALUATED) -> None:
         """Tell the daemon how training is doing, twice a second at most; only the first rank does."""

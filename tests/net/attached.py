@@ -95,9 +95,13 @@ def train(options: dict[str, Any]) -> None:
             time.sleep(options.get("pause", 0.005))
         rests = peer.finish(quiet_s=3.0, timeout_s=40.0)
         held = digest(model)
+        with peer.average():
+            average = digest(model)
+        assert digest(model) == held
         result = {
             "rests": rests,
             "digest": held,
+            "average": average,
             "merged": merged,
             "rounds": rounds,
             "losses": losses,

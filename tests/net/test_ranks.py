@@ -24,11 +24,13 @@ def test_two_nodes_of_two_ranks_end_with_the_same_bits(tmp_path: Path, how: str)
         address = scripts.address("one")
         scripts.start("two", RANKS, how=how, join=[address])
         for name in ("one", "two"):
-            scripts.wait_rounds(name, 3)
+            scripts.wait_rounds(name, 8)
         (tmp_path / "stop").touch()
         results = [*scripts.results("one", RANKS), *scripts.results("two", RANKS)]
         assert all(result["rests"] for result in results)
         assert len({result["digest"] for result in results}) == 1
+        averages = {result["average"] for result in results}
+        assert len(averages) == 1 and results[0]["digest"] not in averages
         assert len({result["node_id"] for result in results}) == 2
         for first, second in (results[:2], results[2:]):
             assert first["merged"] == second["merged"] and first["merged"]

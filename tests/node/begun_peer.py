@@ -79,9 +79,13 @@ class Setup:
 
 @contextlib.asynccontextmanager
 async def begun(
-    folder: Path, stop_round: int = 0, checkpoint: str = "c", fragments: int = 1
+    folder: Path,
+    stop_round: int = 0,
+    checkpoint: str = "c",
+    fragments: int = 1,
+    dtype: torch.dtype = torch.float32,
 ) -> AsyncIterator[Setup]:
-    model = nn.Linear(30, 20)
+    model = nn.Linear(30, 20, dtype=dtype)
     manifest = manifest_for(model, fragments)
     optimizer = torch.optim.AdamW(model.parameters())
     async with daemon_at(folder, manifest) as daemon, link_to(daemon) as link:

@@ -303,22 +303,50 @@ async def test_it_reports_twice_a_second_at_the_speed_of_this_run(
         assert {report.tokens_per_s for report in sent[unmeasured:]} == {100 / outer.REPORT_EVERY_S}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 async def test_the_averaged_model_is_there_for_an_evaluation_and_the_live_one_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    async with begun(tmp_path) as setup:
+    async with begun(tmp_path, dtype=dtype) as setup:
         mean = setup.phi + ONE
         monkeypatch.setattr(outer, "averaged", lambda home: (setup.daemon.manifest, None, mean))
         setup.step()
         live = setup.weights()
         with pytest.raises(KeyboardInterrupt), setup.peer.average():
-            assert np.allclose(setup.weights(), mean / ONE, atol=1e-6)
+            assert np.allclose(setup.weights(), mean / ONE, atol=torch.finfo(dtype).eps)
             setup.peer.request_stop()
             assert not setup.daemon.signed, "the average is not what this node has learnt"
+            for inside in (setup.step, setup.peer.finish, setup.peer.average().__enter__):
+                with pytest.raises(RuntimeError, match="averaged model is in the place"):
+                    inside()
             raise KeyboardInterrupt
         assert np.array_equal(setup.weights(), live)
         await asyncio.to_thread(setup.peer.leave)
         assert list(setup.daemon.signed) == [1], "what was learnt before is"
+        with setup.peer.average():
+            assert np.allclose(setup.weights(), mean / ONE, atol=torch.finfo(dtype).eps), "also afterwards"
+
+
+async def test_ctrl_c_while_the_average_is_put_into_the_model_leaves_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with begun(tmp_path) as setup:
+        mean, put = setup.phi + ONE, torch.Tensor.copy_
+        monkeypatch.setattr(outer, "averaged", lambda home: (setup.daemon.manifest, None, mean))
+        setup.step()
+        live = setup.weights()
+
+        def interrupted(tensor: torch.Tensor, values: torch.Tensor) -> None:
+            monkeypatch.setattr(torch.Tensor, "copy_", put)
+            tensor.copy_(values)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(torch.Tensor, "copy_", interrupted)
+        with pytest.raises(KeyboardInterrupt), setup.peer.average():
+            pytest.fail("entered")
+        assert np.array_equal(setup.weights(), live)
+        setup.peer.request_stop()
+        assert setup.peer.round == 1, "what was learnt is published"
 
 
 async def test_an_average_that_is_not_here_yet_leaves_the_model_as_it_is(
@@ -333,7 +361,3 @@ async def test_an_average_that_is_not_here_yet_leaves_the_model_as_it_is(
         with pytest.raises(StorageError, match="still fetching"), setup.peer.average():
             pytest.fail("entered")
         assert np.array_equal(setup.weights(), live)
-        setup.peer.close()
-        await asyncio.to_thread(setup.peer.leave)
-        with pytest.raises(RuntimeError, match="has left"), setup.peer.average():
-            pytest.fail("entered")
