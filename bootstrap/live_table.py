@@ -25,6 +25,7 @@ from gossamer.node.daemon.monitoring.status import one_line
 from gossamer.node.formatting import (
     UNBOUNDED,
     WRONG_SHAPE,
+    both_losses,
     count,
     harmless,
     harmless_line,
@@ -262,7 +263,8 @@ class Display:
         self._title = title
         self._begun = time.monotonic()
         self._training_since: float | None = None
-        self._losses: list[float] = []
+        self._first_loss: float | None = None
+        self._losses = ""
         self._phase = ""
         self._printed_at = 0.0
         self._notes: list[str] = []
@@ -285,15 +287,15 @@ class Display:
         round_, now = _round(processes), time.monotonic()
         if round_ and self._training_since is None:
             self._training_since = now
-        losses = [p.trainer["val_loss"] for p in processes if p.trainer.get("val_loss") is not None]
-        if losses:
-            self._losses = [*self._losses[:1], sum(losses) / len(losses)]
+        if (live := _mean(processes, "val_loss")) is not None:
+            self._first_loss = live if self._first_loss is None else self._first_loss
+            self._losses = both_losses(_mean(processes, "val_loss_average"), live)
         if self._live:
             self._live.update(self._frame(processes, round_, phase), refresh=True)
         elif now - self._printed_at >= PLAIN_INTERVAL_S or phase != self._phase:
             self._printed_at, self._phase = now, phase
             speed = sum(p.trainer.get("tokens_per_s", 0.0) for p in processes)
-            loss = f", validation loss {self._losses[-1]:.3f}" if self._losses else ""
+            loss = f", validation loss {self._losses}" if self._losses else ""
             text = f"round {round_}/{self._rounds}{loss}, {speed:,.0f} tokens/s, {self._left(round_)} left"
             self._console.print(f"{self._elapsed()}  {phase}: {text}", markup=False, highlight=False)
 
@@ -319,7 +321,7 @@ class Display:
         """The whole display. What is below the nodes gets room first: on a short screen Rich cuts the end."""
         loss = Text("validation loss  ")
         if self._losses:
-            loss.append(f"{self._losses[-1]:.3f}", "bold").append(f"  from {self._losses[0]:.3f}", "dim")
+            loss.append(self._losses, "bold").append(f"  from {three_decimals(self._first_loss)}", "dim")
         else:
             loss.append("not measured yet", "dim")
         below = Group(
@@ -337,6 +339,12 @@ class Display:
 def _round(processes: list[NodeProcess]) -> int:
     rounds: list[int] = [p.status["round"] for p in processes if p.status and p.status["trains"]]
     return median_low(rounds or [0])
+
+
+def _mean(processes: list[NodeProcess], name: str) -> float | None:
+    """Of what the trainers report under this name."""
+    found = [value for p in processes if (value := p.trainer.get(name)) is not None]
+    return sum(found) / len(found) if found else None
 
 
 def _row(process: NodeProcess) -> dict[str, Text]:
@@ -367,9 +375,9 @@ def show_summary(console: Console, summary: SwarmSummary) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     nodes = summary.nodes
-    start, end = summary.val_loss_start, summary.val_loss_end
-    if start is not None and end is not None:
-        table.add_row("validation loss", Text(f"{start:.3f} → {end:.3f}", style="bold"))
+    start, ends = summary.val_loss_start, both_losses(summary.val_loss_average, summary.val_loss_end)
+    if start is not None and ends:
+        table.add_row("validation loss", Text(f"{start:.3f} → {ends}", style="bold"))
     digests = ", ".join(sorted({node["digest"][:16] for node in nodes}))
     same = f"all {len(nodes)} bit-identical: {digests}" if summary.identical else f"NOT identical: {digests}"
     table.add_row("replicas", Text(same, style="bold green" if summary.identical else "bold red"))

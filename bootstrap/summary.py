@@ -19,6 +19,7 @@ def node_summary(status: dict[str, Any]) -> dict[str, Any]:
         **{name: status[name] for name in ("node_id", "name", "round", "bytes_sent", "bytes_received")},
         **{name: status[name] for name in ("payload_bytes_sent", "payload_bytes_received")},
         **{name: trainer.get(name, 0) for name in ("inner_steps", "tokens", "wait_fraction")},
+        "val_loss_average": trainer.get("val_loss_average"),
         "val_loss": trainer.get("val_loss"),
         "digest": status.get("phi_digest", ""),
     }
@@ -31,7 +32,10 @@ class SwarmSummary:
     swarm_id: str
     identical: bool
     val_loss_start: float | None
+    val_loss_average: float | None
+    """Of the averaged model, at the end."""
     val_loss_end: float | None
+    """Of the live model."""
     wall_s: float
     rounds: int
     parameters: int
@@ -45,22 +49,23 @@ class SwarmSummary:
 
     @property
     def ok(self) -> bool:
-        """Whether the run went well: identical replicas, all remaining nodes done, and a loss that fell."""
+        """Whether the run went well: identical replicas, all remaining nodes done, and losses that fell."""
         return not self.reasons
 
     @property
     def reasons(self) -> list[str]:
         """Why the run did not go well; empty if it did."""
-        start, end = self.val_loss_start, self.val_loss_end
+        start = self.val_loss_start
+        ends = [loss for loss in (self.val_loss_average, self.val_loss_end) if loss is not None]
         found = [] if self.identical else ["the replicas are not identical"]
         found += [
             f"{node['name']} published {node['round']} of {self.rounds} rounds"
             for node in self.nodes
             if node["round"] < self.rounds
         ]
-        if start is None or end is None:
+        if start is None or not ends:
             found.append("the validation loss was not measured")
-        elif not end < start:
+        elif not max(ends) < start:
             found.append("the validation loss did not fall")
         return found
 
@@ -79,12 +84,16 @@ def summarise(
     nodes = [node_summary(status) for status in statuses]
     replicas = {(status.get("merged_digest"), status.get("phi_digest")) for status in statuses}
     told = [loss for s in statuses if (loss := (s.get("trainer") or {}).get("val_loss_start")) is not None]
-    ends = [node["val_loss"] for node in nodes if node["val_loss"] is not None]
+
+    def worst(name: str) -> float | None:
+        return max((node[name] for node in nodes if node[name] is not None), default=None)
+
     return SwarmSummary(
         swarm_id=statuses[0]["swarm_id"],
         identical=len(replicas) == 1 and None not in next(iter(replicas)),
         val_loss_start=min([*told, *starts], default=None),
-        val_loss_end=max(ends, default=None),
+        val_loss_average=worst("val_loss_average"),
+        val_loss_end=worst("val_loss"),
         tokens=sum(node["tokens"] for node in nodes),
         # A ring all-reduce of fp32 gradients sends 2 (n - 1) / n times their size per worker and step.
         data_parallel_bytes=sum(node["inner_steps"] for node in nodes)

@@ -34,3 +34,10 @@ def size(number: float) -> str:
 def three_decimals(value: float | None) -> str:
     """ "2.718", or "-" for what is not known."""
     return f"{value:.3f}" if value is not None else "-"
+
+
+def both_losses(average: float | None, live: float | None) -> str:
+    """Held-out losses of the averaged and of the live model: "1.987 averaged, 2.123 live"; what is not known
+    is left out."""
+    both = (average, "averaged"), (live, "live")
+    return ", ".join(f"{loss:.3f} {of}" for loss, of in both if loss is not None)

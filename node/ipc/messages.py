@@ -110,6 +110,7 @@ class Report:
     tokens_per_s: float
     loss: float
     val_loss: float | None
+    val_loss_average: float | None
     val_loss_start: float | None
     evaluated_version: int
     evaluated_round: int
@@ -123,7 +124,11 @@ class Evaluation(NamedTuple):
     """What a trainer last measured on held-out data; in a `Report`, one field after the other."""
 
     val_loss: float | None = None
+    """Of the live model."""
+    val_loss_average: float | None = None
+    """Of the averaged model; None while it is not here yet."""
     val_loss_start: float | None = None
+    """Of Phi_0."""
     version: int = -1
     round: int = 0
 

@@ -29,11 +29,11 @@ from gossamer.models.task import DataStream, Task
 from gossamer.models.task_file import task_errors
 from gossamer.node import logs, processes
 from gossamer.node.home import Home
-from gossamer.node.ipc.messages import NOT_EVALUATED
+from gossamer.node.ipc.messages import NOT_EVALUATED, Evaluation
 from gossamer.node.options import NodeOptions
 from gossamer.node.trainer.data import build_task
 from gossamer.node.trainer.peer import Peer
-from gossamer.protocol.errors import ConfigError, FolderGoneError, LocalError, UnreachableError
+from gossamer.protocol.errors import ConfigError, FolderGoneError, LocalError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 
 LEAVE_S = 2.0
@@ -94,8 +94,8 @@ class Trainer:
         torch.manual_seed(stream.derived_seed(f"torch after {steps} steps"))
         batches = self._task.batches(replace(stream, skip_batches=steps))
         if self.peer.clock == 0 and self._options.evaluate_every:
-            self._evaluate()
-            self._evaluation = self._evaluation._replace(val_loss_start=self._evaluation.val_loss)
+            loss = self._held_out_loss()  # the averaged model is Phi_0, too
+            self._evaluation = Evaluation(loss, loss, loss, self.peer.version, self.peer.round)
         self._state = "training"
         while not self.peer.should_stop and not self.peer.finished:
             self._inner_step(next(batches))
@@ -121,14 +121,24 @@ class Trainer:
                 self._evaluate()
 
     def _evaluate(self) -> None:
-        """Measure the held-out loss for displays; one that is not finite cannot be shown."""
-        measured = float(self._task.evaluate(self._model))
-        shown = measured if isfinite(measured) else None
-        if shown is None:
-            log.warning("the held-out loss is %s, so none is shown: has training diverged?", measured)
+        """Measure the held-out losses of the live and of the averaged model, for displays."""
+        live, average = self._held_out_loss(), None
+        try:
+            with self.peer.average():
+                average = self._held_out_loss()
+        except StorageError as error:
+            log.debug("only the live model was evaluated: %s", error)
         self._evaluation = self._evaluation._replace(
-            val_loss=shown, version=self.peer.version, round=self.peer.round
+            val_loss=live, val_loss_average=average, version=self.peer.version, round=self.peer.round
         )
+
+    def _held_out_loss(self) -> float | None:
+        """That of the model as it is; None if it is not finite, as that cannot be shown."""
+        measured = float(self._task.evaluate(self._model))
+        if isfinite(measured):
+            return measured
+        log.warning("the held-out loss is %s, so none is shown: has training diverged?", measured)
+        return None
 
     def _stay(self) -> None:
         """After the last round: follow Phi until told to stop, and evaluate it once it rests after a

@@ -12,6 +12,7 @@ def status(number: int, **changes: Any) -> dict[str, Any]:
         "inner_steps": 100,
         "tokens": 1000,
         "val_loss": 2.0 + number / 10,
+        "val_loss_average": 1.5 + number / 10,
         "val_loss_start": 5.0 + number / 10,
         "wait_fraction": 0.01,
         **changes.pop("trainer", {}),

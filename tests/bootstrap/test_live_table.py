@@ -48,7 +48,13 @@ PROCESSES = [
             round=5,
             phi_digest="ab12cd34" * 8,
             members=[{"health": "alive"}, {"health": "down"}],
-            trainer={"inner_steps": 9, "loss": 1.5, "tokens_per_s": 1234.5, "val_loss": 2.5},
+            trainer={
+                "inner_steps": 9,
+                "loss": 1.5,
+                "tokens_per_s": 1234.5,
+                "val_loss": 2.5,
+                "val_loss_average": 2.25,
+            },
         ),
     ),
     process("partly", minimal(trainer={"val_loss": None, "loss": 0.0, "tokens_per_s": 0.0})),
@@ -66,7 +72,7 @@ def test_it_renders_with_whatever_is_missing(terminal: bool, count: int) -> None
     text = out.getvalue()
     assert "a title" in text and "exchanging" in text
     if count == len(PROCESSES) and terminal:
-        for part in ("[bold]odd", "ab12cd34", "1,234", "1.500", "2.500"):
+        for part in ("[bold]odd", "ab12cd34", "1,234", "1.500", "2.250 averaged, 2.500 live"):
             assert part in text, part
 
 
@@ -97,7 +103,7 @@ def test_a_short_terminal_has_fewer_nodes_and_all_that_is_said_of_the_swarm(heig
     with display:
         display.update(nodes, "training")
     frame = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).rpartition("╭")[2]
-    for part in ("round 0/10", "validation loss  2.500", "a note", "╯"):
+    for part in ("round 0/10", "validation loss  2.500 live  from 2.500", "a note", "╯"):
         assert part in frame, part
     assert len(re.findall(r"node-\d+", frame)) == shown
     assert shown == 24 or f"+ {24 - shown} more" in frame
@@ -126,6 +132,7 @@ def written(found: SwarmSummary, width: int = 100) -> str:
 def test_the_summary_says_why_all_is_not_well() -> None:
     well, flat = summary(ended(0), ended(1)), summary(ended(0), ended(1, trainer={"val_loss": 9.0}))
     assert "problem" not in written(well)
+    assert "validation loss     5.000 → 1.600 averaged, 2.100 live" in written(well)
     assert "problem             the validation loss did not fall" in written(flat)
 
 
@@ -143,5 +150,6 @@ def test_a_narrow_terminal_cuts_nothing_off() -> None:
 
 
 def test_the_summary_renders_whatever_is_missing() -> None:
-    bare = ended(0, trainer={"val_loss": None, "val_loss_start": None}, payload_bytes_sent=0)
+    trainer = {"val_loss": None, "val_loss_average": None, "val_loss_start": None}
+    bare = ended(0, trainer=trainer, payload_bytes_sent=0)
     assert "NOT identical" in written(summary(bare, ended(1, phi_digest="q")))

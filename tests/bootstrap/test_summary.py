@@ -23,6 +23,7 @@ def test_all_is_well() -> None:
     found = summary(status(0), status(1))
     assert found.ok and found.identical
     assert (found.val_loss_start, found.val_loss_end) == (5.0, 2.1), "the best start and the worst end"
+    assert found.val_loss_average == 1.6
     assert found.tokens == 2000
     text = json.loads(json.dumps(found.to_json()))
     assert text["ok"] is True and [node["node_id"] for node in text["nodes"]] == ["0", "1"]
@@ -36,6 +37,7 @@ def test_all_is_well() -> None:
         ({"round": 9}, True, "node-1 published 9 of 10 rounds"),
         ({"trainer": {"val_loss": 6.0}}, True, "the validation loss did not fall"),
         ({"trainer": {"val_loss": 5.0}}, True, "the validation loss did not fall"),
+        ({"trainer": {"val_loss_average": 5.0}}, True, "the validation loss did not fall"),
     ],
 )
 def test_anything_amiss_is_not_well(change: dict[str, Any], identical: bool, reason: str) -> None:
@@ -49,8 +51,9 @@ def test_missing_fields() -> None:
     bare = {k: v for k, v in status(0).items() if k not in ("trainer", "phi_digest", "merged_digest")}
     found = summary(bare, bare)
     assert not found.ok and not found.identical
-    assert found.val_loss_start is None and found.val_loss_end is None
+    assert found.val_loss_start is found.val_loss_average is found.val_loss_end is None
     assert found.nodes[0]["digest"] == "" and found.nodes[0]["inner_steps"] == 0
+    assert summary(status(0, trainer={"val_loss_average": None})).ok, "it has just joined"
     missing = summary(status(0, trainer={"val_loss_start": None}))
     assert missing.reasons == ["the validation loss was not measured"]
 

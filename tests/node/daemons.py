@@ -116,6 +116,7 @@ def report(**changes: Any) -> control.Report:
         "tokens_per_s": 50.0,
         "loss": 2.0,
         "val_loss": 2.5,
+        "val_loss_average": 2.25,
         "val_loss_start": 5.0,
         "evaluated_version": 1,
         "evaluated_round": 1,

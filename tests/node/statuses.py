@@ -70,6 +70,7 @@ def trainer(**changes: Any) -> TrainerStatus:
         "tokens_per_s": 50.0,
         "loss": 2.0,
         "val_loss": 2.5,
+        "val_loss_average": 2.25,
         "val_loss_start": 5.0,
         "val_version": 1,
         "val_round": 1,

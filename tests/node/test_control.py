@@ -21,7 +21,7 @@ MESSAGES: list[control.ControlMessage] = [
     control.Stop(),
     control.Publish(3, -1, 1000, 10, 2.5, "int4", 12345),
     control.Applied(0),
-    control.Report("training", 1, 2, 3.5, 4.5, None, 1.5, -1, 0, 0.01, "cpu"),
+    control.Report("training", 1, 2, 3.5, 4.5, None, 1.25, 1.5, -1, 0, 0.01, "cpu"),
 ]
 
 

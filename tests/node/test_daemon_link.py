@@ -221,7 +221,7 @@ async def test_nobody_waits_for_a_dead_daemon_to_free_its_memory(daemon: FakeDae
 
 async def test_a_trainer_that_hangs_has_no_speed(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_port, "SILENT_S", 0.1)
-    report = control.Report("training", 1, 2, 3.5, 4.5, None, 1.5, -1, 0, 0.01, "cpu")
+    report = control.Report("training", 1, 2, 3.5, 4.5, None, None, 1.5, -1, 0, 0.01, "cpu")
     told: list[control.Report | None] = []
     daemon.trainer_changed = lambda: told.append(daemon.port.report)  # type: ignore[method-assign]
     async with link_to(daemon) as link:
@@ -234,7 +234,7 @@ async def test_a_trainer_that_hangs_has_no_speed(daemon: FakeDaemon, monkeypatch
 
 async def test_what_a_joining_trainer_reports_is_no_step(daemon: FakeDaemon) -> None:
     """It says 0 until it has the model, and then how far it had come: the wait between is no stride."""
-    noted = control.Report("joining", 0, 0, 0.0, 0.0, None, None, -1, 0, 0.0, "cpu")
+    noted = control.Report("joining", 0, 0, 0.0, 0.0, None, None, None, -1, 0, 0.0, "cpu")
     async with link_to(daemon) as link:
         for report in (noted, replace(noted, state="training", inner_steps=500)):
             link.send(report)
@@ -388,7 +388,7 @@ async def test_what_a_dead_daemon_offered_is_still_its_own(
         assert np.array_equal(values_of(offer), phi)
         await daemon.offer(0, fragment_values(rng, 0))
         link.took(offer)
-        link.send(control.Report("", 0, 0, 0.0, 0.0, None, None, 0, 0, 0.0, ""))
+        link.send(control.Report("", 0, 0, 0.0, 0.0, None, None, None, 0, 0, 0.0, ""))
         await until(lambda: daemon.port.report is not None)
         assert not daemon.port.is_free(0), "it was not the new daemon's memory that was given back"
 

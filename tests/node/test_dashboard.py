@@ -80,6 +80,7 @@ async def test_the_state_of_two_nodes_that_train(tmp_path: Path) -> None:
             assert state["links"][0]["node_id"] == other["node_id"] and not state["links"][0]["outbound"]
             assert state["reachable"] is True and state["state"] == "training"
             assert state["trainer"]["loss"] == 2.0 and state["trainer"]["val_loss"] == 2.5
+            assert state["trainer"]["val_loss_average"] == 2.25
             assert state["model"]["averaging"] == ["mean", "rda"] and state["model"]["pace"] == "30 steps"
             assert other["contributions"]["judged"] == 1
             _, _, rounds = await get(first, "/api/rounds?from=1")

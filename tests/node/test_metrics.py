@@ -50,7 +50,8 @@ async def test_what_prometheus_reads(tmp_path: Path) -> None:
     assert values["gossamer_round"] == values["gossamer_swarm_round"] == 1
     assert values["gossamer_swarm_tokens"] == 100 and values["gossamer_records"] == 1
     assert values["gossamer_inner_steps"] == 10 and values["gossamer_training_loss"] == 2.0
-    assert values["gossamer_validation_loss"] == 2.5 and values["gossamer_wait_ratio"] == 0.01
+    assert values["gossamer_validation_loss"] == 2.5 and values["gossamer_validation_loss_average"] == 2.25
+    assert values["gossamer_wait_ratio"] == 0.01
     assert values["gossamer_merges_total"] == 1 and values["gossamer_merge_seconds_total"] > 0
     assert values["gossamer_healthy"] == 1 and values["process_resident_memory_bytes"] > 1e6
     (node,) = families["gossamer_node_info"].samples

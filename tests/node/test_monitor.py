@@ -84,7 +84,7 @@ async def test_what_happened_is_known_after_a_restart(tmp_path: Path) -> None:
     async with running(home):
         assert await rounds_of(home, [100, 100]) == before
         _, (_, kept) = await events_until(facts(home)["admin"], "evaluations")
-        assert kept["losses"] == [[1, 2.5]], "held-out losses too, for pages that were not open"
+        assert kept["losses"] == [[1, 2.5, 2.25]], "held-out losses too, for pages that were not open"
         assert (await get(home, "/api/rounds?to=1"))[2]["rounds"] == before["rounds"][:1]
         _, headers, _ = await get(home, "/api/rounds")
         assert headers["Content-Encoding"] in ("deflate", "gzip")

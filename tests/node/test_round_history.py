@@ -264,9 +264,21 @@ def loaded(path: Path) -> RoundHistory:
     return history
 
 
-def evaluated(history: RoundHistory, round_: int, loss: float | None, version: int | None = None) -> None:
-    version = round_ if version is None else version
-    history.evaluated(report(val_loss=loss, evaluated_version=version, evaluated_round=round_))
+def evaluated(
+    history: RoundHistory,
+    round_: int,
+    loss: float | None,
+    version: int | None = None,
+    average: float | None = None,
+) -> None:
+    history.evaluated(
+        report(
+            val_loss=loss,
+            val_loss_average=average,
+            evaluated_version=round_ if version is None else version,
+            evaluated_round=round_,
+        )
+    )
 
 
 def test_it_is_kept_over_restarts(tmp_path: Path, history: RoundHistory) -> None:
@@ -276,14 +288,15 @@ def test_it_is_kept_over_restarts(tmp_path: Path, history: RoundHistory) -> None
     evaluated(history, 1, 3.0)
     assert not saved(history, path, anew=True)
     merged(history, delta(1, 2), figures={}, agreement=0.5)
-    evaluated(history, 2, 2.0)
+    evaluated(history, 2, 2.0, average=1.5)
     saved(history, path)
     assert len(path.read_bytes().splitlines()) == 3, "only what has changed is appended"
     again = loaded(path)
     assert rounds_of(again) == rounds_of(history), "what was saved later counts"
-    assert again.losses_as_json()["losses"] == [[1, 3.0], [2, 2.0]]
-    evaluated(again, 2, 2.0, 7)  # a trainer that lived on repeats it to the next daemon
-    assert again.losses_as_json() == {"version": 7, "losses": [[1, 3.0], [2, 2.0]]}
+    losses = [[1, 3.0, None], [2, 2.0, 1.5]]
+    assert again.losses_as_json()["losses"] == losses
+    evaluated(again, 2, 2.0, 7, 1.5)  # a trainer that lived on repeats it to the next daemon
+    assert again.losses_as_json() == {"version": 7, "losses": losses}
     assert history.take_unsaved(everything=False) == []
 
 
@@ -329,6 +342,6 @@ def test_held_out_losses_are_those_of_their_rounds(history: RoundHistory) -> Non
     history.evaluated(None)
     for round_, loss, version in ((0, 5.0, 0), (0, 5.0, 0), (5, 4.0, 7), (6, float("nan"), 8), (7, None, 9)):
         evaluated(history, round_, loss, version)
-    assert history.losses_as_json() == {"version": 8, "losses": [[0, 5.0], [5, 4.0]]}
+    assert history.losses_as_json() == {"version": 8, "losses": [[0, 5.0, None], [5, 4.0, None]]}
     assert json.loads(dump_rounds(rounds_of(history), None, LAYOUT))["rounds"] == []
     assert history.oldest() is None, "nobody has trained yet"

@@ -59,6 +59,13 @@ def test_one_of_a_kind_is_not_said_to_be_several(links: int, healths: list[str],
     assert said == f"ada: training, round 3 (swarm 4), {end}"
 
 
+def test_the_averaged_model_comes_first() -> None:
+    said = one_line(to_json(statuses.status(trainer=statuses.trainer())))
+    assert said.startswith(
+        "me: training, round 3 (swarm 4), loss 2.000, held-out 2.250 averaged, 2.500 live, 0"
+    )
+
+
 def test_who_does_not_train_is_where_the_swarm_is() -> None:
     status = {"name": "ada", "state": "serving", "trains": False, "round": 0, "clock": 4}
     said = one_line(status | {"members": [], "links": []})

@@ -21,10 +21,11 @@ from gossamer.models import TaskError
 from gossamer.node import processes as exit_status
 from gossamer.node.ipc.messages import NOT_EVALUATED
 from gossamer.node.options import NodeOptions
-from gossamer.node.trainer import trainer
+from gossamer.node.trainer import outer, trainer
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.trainer import _Ending, choose_device
 from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.fixedpoint import ONE
 from tests.node.begun_peer import begun
 from tests.node.daemons import founded
 from tests.protocol.builders import SMALL
@@ -147,8 +148,22 @@ def test_what_a_task_draws_is_its_own_after_each_start(tmp_path: Path) -> None:
     assert not set(drawn[0]) & set(drawn[2])
 
 
-async def test_what_is_shown_after_the_last_round_is_the_swarms_model(tmp_path: Path) -> None:
+def test_before_the_first_round_the_averaged_model_is_the_live_one(tmp_path: Path) -> None:
+    one = Training(tmp_path, 0)
+    one._options = NodeOptions(folder=tmp_path, evaluate_every=1)
+    one.peer.clock, one._task.evaluate, one._model = 0, Mock(return_value=5.0), Mock()
+    one.run()
+    assert one._evaluation[:3] == (5.0, 5.0, 5.0) and one._task.evaluate.call_count == 1
+
+
+@pytest.mark.parametrize("has_average", [True, False])
+async def test_what_is_shown_after_the_last_round_is_the_swarms_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_average: bool
+) -> None:
     async with begun(tmp_path, stop_round=1) as setup:
+        if has_average:
+            average = setup.daemon.manifest, None, setup.phi + ONE
+            monkeypatch.setattr(outer, "averaged", lambda home: average)
         while setup.step() is None:
             pass
         published = setup.weights()
@@ -158,11 +173,12 @@ async def test_what_is_shown_after_the_last_round_is_the_swarms_model(tmp_path: 
         def evaluate(_: object) -> float:
             shown.append(setup.weights())
             one.peer.request_stop()
-            return 2.0
+            return 2.0 / len(shown)
 
         one = object.__new__(trainer.Trainer)
         one.peer, one._task, one._model = setup.peer, Mock(evaluate=evaluate), setup.model
         one._could_be_shown, one._evaluation = True, NOT_EVALUATED
         one._report = lambda: None  # type: ignore[method-assign]
         await asyncio.to_thread(one._stay)
-        assert len(shown) == 1 and np.array_equal(shown[0], published)
+        assert len(shown) == 1 + has_average and np.array_equal(shown[0], published)
+        assert one._evaluation[:2] == (2.0, 1.0 if has_average else None)

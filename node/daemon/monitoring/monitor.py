@@ -372,6 +372,7 @@ def _trainer(report: Report) -> TrainerStatus:
         tokens_per_s=report.tokens_per_s,
         loss=report.loss if report.inner_steps else None,
         val_loss=report.val_loss,
+        val_loss_average=report.val_loss_average,
         val_loss_start=report.val_loss_start,
         val_version=report.evaluated_version,
         val_round=report.evaluated_round,

@@ -68,7 +68,9 @@ class Round(NamedTuple):
     entries: Mapping[bytes, Entry]
     """By author."""
     val_loss: float | None = None
-    """This node's held-out loss after the round, if it was measured."""
+    """The live model's held-out loss after the round, if this node has measured it."""
+    val_loss_average: float | None = None
+    """The averaged model's."""
 
     @property
     def counted(self) -> list[Entry]:
@@ -88,9 +90,9 @@ class Round(NamedTuple):
     @classmethod
     def of(cls, saved: Iterable[Any]) -> "Round":
         """From a line of the file. Raises TypeError or ValueError."""
-        number, seen, merged_tokens, agreement, entries, val_loss = saved
+        number, seen, merged_tokens, agreement, entries, *losses = saved
         read = {bytes.fromhex(author): Entry(*rest) for author, *rest in entries}
-        return cls(int(number), float(seen), merged_tokens, agreement, read, val_loss)
+        return cls(int(number), float(seen), merged_tokens, agreement, read, *losses)
 
 
 def dump(data: Any) -> bytes:
@@ -144,7 +146,7 @@ class RoundHistory:
         self._changed: set[int] = set()
         self._unsaved: set[int] = set()
         self._evaluated_version = -1
-        """The version of Phi that the latest held-out loss was measured on; reports repeat it."""
+        """The version of Phi that the latest held-out losses were measured on; reports repeat it."""
 
     # -- what happens
 
@@ -190,7 +192,7 @@ class RoundHistory:
         self._put(row.flagged(flags))
 
     def evaluated(self, report: Report | None) -> None:
-        """Note a trainer's held-out loss, if it is new and a finite number.
+        """Note a trainer's held-out losses, if they are new and the live model's is a finite number.
 
         A trainer repeats to a restarted daemon what it told the one before.
         """
@@ -199,7 +201,7 @@ class RoundHistory:
         self._evaluated_version, number = report.evaluated_version, report.evaluated_round
         if isfinite(report.val_loss) and number >= self._begins_after:
             row = self._rounds.get(number) or Round(number, time.time(), None, None, {})
-            self._put(row._replace(val_loss=report.val_loss))
+            self._put(row._replace(val_loss=report.val_loss, val_loss_average=report.val_loss_average))
 
     # -- questions
 
@@ -217,10 +219,10 @@ class RoundHistory:
         return next((number for number in self._order if self._rounds[number].entries), None)
 
     def losses_as_json(self) -> dict[str, Any]:
-        """Held-out losses for the page: the round and loss of each, and the version of Phi of the last
-        one."""
+        """Held-out losses for the page: ``[round, live, averaged]`` of each evaluation, and the version of
+        Phi of the last one."""
         rows = (self._rounds[number] for number in self._order)
-        losses = [[row.number, row.val_loss] for row in rows if row.val_loss is not None]
+        losses = [[r.number, r.val_loss, r.val_loss_average] for r in rows if r.val_loss is not None]
         return {"version": self._evaluated_version, "losses": losses}
 
     def take_changed(self) -> list[Round]:

@@ -14,6 +14,7 @@ from functools import cache
 from math import isfinite
 from typing import Any
 
+from gossamer.node.formatting import both_losses
 from gossamer.protocol.membership.members import Health
 from gossamer.protocol.records import Claim
 
@@ -117,7 +118,13 @@ class TrainerStatus:
     tokens: int | None = metric("tokens", "Tokens that this node has trained on, over all runs.")
     tokens_per_s: float = metric("tokens_per_second", "Speed of this node's trainer.")
     loss: float | None = metric("training_loss", "Training loss of this node's latest step.")
-    val_loss: float | None = metric("validation_loss", "Held-out loss at the last evaluation.")
+    val_loss: float | None = metric(
+        "validation_loss", "Held-out loss of the live model at the last evaluation."
+    )
+    val_loss_average: float | None = metric(
+        "validation_loss_average", "Held-out loss of the averaged model at the last evaluation."
+    )
+    """None also while the averaged model is not here yet."""
     val_loss_start: float | None
     val_version: int
     val_round: int
@@ -307,6 +314,8 @@ def one_line(status: Mapping[str, Any]) -> str:
     """A status, as JSON has it, in one line for a person."""
     trainer = status.get("trainer") or {}
     loss = f", loss {trainer['loss']:.3f}" if trainer.get("loss") else ""
+    if held_out := both_losses(trainer.get("val_loss_average"), trainer.get("val_loss")):
+        loss += f", held-out {held_out}"
     live = sum(member["health"] == "alive" for member in status["members"])
     links = len(status["links"])
     reach = f"{live} peer{'s' * (live != 1)} alive, {links} link{'s' * (links != 1)}"
