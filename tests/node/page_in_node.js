@@ -66,7 +66,7 @@ function drawing() {
   });
   const text = ["format.js", "dom.js", "rounds.js", "stream.js", "frames.js", "timeline.js", "curves.js"].map((file) => fs.readFileSync(path.join(folder, file), "utf8"));
   vm.runInContext(`${text.join("\n")}
-    colours.good = "good";
+    Object.assign(colours, { good: "good", pale: "pale" });
     globalThis.made = { stream: new Stream() };
     made.timeline = new Timeline(made.stream.rounds);
     made.curve = new LossCurve(made.timeline, { add() {}, invalidate() {} }, made.stream);`, context);
@@ -243,13 +243,14 @@ const cases = {
     const rounds = Array.from({ length: 200 }, (_, i) => row(i + 1, [delta(0, loss(i + 1))], loss(i + 1)));
     stream.rounds.merge({ authors: ["x"], rounds });
     stream.rounds.clock = 200;
-    stream.evaluations = [10, 100, 150, 195].map((round) => ({ round, loss: 1.44, version: round }));
-    for (const [span, inView] of [[32, 1], [128, 3], [1024, 4]]) {
+    stream.evaluations = [10, 100, 150, 195].map((round) => ({ round, live: 1.44, average: round > 10 ? 1.3 : null, version: round }));
+    for (const [span, inView, averaged] of [[32, 1, 1], [128, 3, 3], [1024, 4, 3]]) {
       timeline.span = span;
       fills.length = 0;
       curve.paint(tool, 800, 210);
-      assert.equal(fills.filter((colour) => colour === "good").length, inView, `of ${span} rounds`);
-      assert(curve.vertical.high < 1.5);
+      const drawn = (colour) => fills.filter((each) => each === colour).length;
+      assert.deepEqual([drawn("pale"), drawn("good")], [inView, averaged], `of ${span} rounds`);
+      assert(curve.vertical.high < 1.5 && curve.vertical.low < 1.3);
     }
   },
 

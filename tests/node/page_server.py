@@ -108,7 +108,8 @@ class PageServer:
         return response
 
     def _greet(self, queue: asyncio.Queue[bytes | None]) -> None:
-        first = [("state", self.swarm.snapshot()), *(("notice", notice) for notice in self.swarm.notices())]
+        first = [("state", self.swarm.snapshot()), ("evaluations", self.swarm.evaluations())]
+        first += [("notice", notice) for notice in self.swarm.notices()]
         for event, data in first:
             queue.put_nowait(f"event: {event}\ndata: {json.dumps(data)}\n\n".encode())
 

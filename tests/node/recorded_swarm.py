@@ -27,6 +27,11 @@ def node_id(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
+def _curve(number: int) -> float:
+    """About the loss after so many rounds."""
+    return 1.45 + 4.1 * (1 + number / 14) ** -0.62
+
+
 @dataclass
 class Recorded:
     """A swarm of `members` at some round; `step` moves it on by one round."""
@@ -97,8 +102,7 @@ class Recorded:
         flags |= CLIPPED * (self.random.random() < 0.015 + 0.2 * (i % 16 == 6))
         flags |= VOID * (self.random.random() < (0.03 if i % 16 == 11 else 0.0005))
         staleness = min(4, int(self.random.expovariate(1.6)))
-        curve = 1.45 + 4.1 * (1 + number / 14) ** -0.62
-        loss = round(curve + self.random.gauss(0, 0.05) + 0.02 * (i % 5), 4)
+        loss = round(_curve(number) + self.random.gauss(0, 0.05) + 0.02 * (i % 5), 4)
         return [i, int(self.speed[i] * ROUND_S), STEPS, staleness, loss, flags]
 
     def _late(self, row: list[Any]) -> None:
@@ -112,6 +116,15 @@ class Recorded:
         rows = self.rows[max(0, first - 1) : max(0, last)]
         return {"oldest": oldest, "authors": self.ids, "rounds": rows[-512:]}
 
+    def evaluations(self) -> Json:
+        """The evaluations event's data: every fourth round."""
+        losses = [
+            [row[0], round(row[2] + 0.06, 4), round(0.93 * _curve(row[0]) + 0.06, 4)]
+            for row in self.rows[3::4]
+            if row[2]
+        ]
+        return {"version": len(self.rows) // 4, "losses": losses}
+
     def snapshot(self) -> Json:
         """The state event's data."""
         clock = len(self.rows)
@@ -119,13 +132,16 @@ class Recorded:
         trains = self.state == "training"
         loss = newest[2] if newest and trains else None
         sealed = clock // 16 * 16
+        evaluated = self.evaluations()["losses"][-1:] if loss else []
+        _, live, average = evaluated[0] if evaluated else (0, None, None)
         trainer = statuses.trainer(
             device="cuda:0",
             inner_steps=clock * STEPS,
             tokens=sum(d[1] for row in self.rows for d in row[6] if d[0] == 0),
             tokens_per_s=self.speed[0],
             loss=loss,
-            val_loss=round(loss + 0.06, 4) if loss else None,
+            val_loss=live,
+            val_loss_average=average,
             val_version=clock // 4,
             val_round=clock // 4 * 4,
             wait_fraction=0.012,

@@ -123,6 +123,9 @@ class Curve extends Strip {
   }
 }
 
+/** Held-out losses of the live model and, above them, of the averaged one, which one uses. */
+const HELD_OUT = [{ field: "live", colour: "pale", width: 1.1, size: 3 }, { field: "average", colour: "good", width: 2.4, size: 4.5 }];
+
 /** The loss may be drawn over tokens, and carries the held-out losses that this node has measured. */
 class LossCurve extends Curve {
   constructor(timeline, frames, stream) {
@@ -150,17 +153,25 @@ class LossCurve extends Curve {
   marked(begin, end) {
     const { list } = this.timeline.rounds;
     const from = list[begin]?.round, to = list[end - 1]?.round;
-    return this.stream.evaluations.filter(({ round }) => round >= from && round <= to).map(({ loss }) => loss);
+    return this.stream.evaluations.filter(({ round }) => round >= from && round <= to).flatMap(({ live, average }) => [live, average].filter(known));
   }
 
   paintMore(context, scale, y, low, high) {
-    context.fillStyle = colours.good;
-    for (const { round, loss } of this.stream.evaluations) {
-      const x = scale.middle(round);
-      if (!(x >= scale.left && x <= scale.right) || loss < low || loss > high) continue;
+    for (const ink of HELD_OUT) {
+      const points = this.stream.evaluations
+        .map((each) => [scale.middle(each.round), each[ink.field]])
+        .filter(([x, loss]) => x >= scale.left && x <= scale.right && known(loss) && loss >= low && loss <= high);
+      context.strokeStyle = context.fillStyle = colours[ink.colour];
+      context.lineWidth = ink.width;
       context.beginPath();
-      for (const [dx, dy] of [[0, -4.5], [4.5, 0], [0, 4.5], [-4.5, 0]]) context.lineTo(x + dx, y(loss) + dy);
-      context.fill();
+      for (const [x, loss] of points) context.lineTo(x, y(loss));
+      context.stroke();
+      if (points.length * 4 * ink.size > scale.right - scale.left) continue; // marks would touch
+      for (const [x, loss] of points) {
+        context.beginPath();
+        for (const [dx, dy] of [[0, -1], [1, 0], [0, 1], [-1, 0]]) context.lineTo(x + dx * ink.size, y(loss) + dy * ink.size);
+        context.fill();
+      }
     }
     if (!this.timeline.byTokens) return;
     context.font = font(11);

@@ -70,7 +70,7 @@ const colours = {};
 function readColours() {
   const probe = el("span", { hidden: true });
   document.body.append(probe);
-  for (const name of ["ink", "muted", "faint", "line", "thread", "surface", "accent", "swarm", "good", "warn", "bad", "clip", "cell"]) {
+  for (const name of ["ink", "muted", "faint", "line", "thread", "surface", "accent", "swarm", "good", "pale", "warn", "bad", "clip", "cell"]) {
     probe.style.color = `var(--${name})`;
     colours[name] = getComputedStyle(probe).color;
   }

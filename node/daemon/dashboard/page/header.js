@@ -41,7 +41,7 @@ class Header {
     const newest = rounds.newestRound;
     const own = known(trainer.loss);
     this.#set("loss", own ? "Loss" : "Loss of the swarm", lossText(own ? trainer.loss : newest?.loss),
-      known(trainer.val_loss) ? `held-out ${lossText(trainer.val_loss)}` : "held-out not measured here");
+      known(trainer.val_loss) ? `held-out ${bothLosses(trainer)}` : "held-out not measured here");
     this.#replicas(state);
     const sum = (key) => links.reduce((total, link) => total + (link[key] ?? 0), 0);
     this.#set("traffic", "Network", `↓ ${byteRate(sum("received_per_s"))}`, `↑ ${byteRate(sum("sent_per_s"))}, ${plural(links.length, "link")}`);
@@ -129,6 +129,11 @@ function atRounds([oldest, newest]) {
 function ownTokens({ trains, trainer }) {
   if (!trains) return "this node does not train";
   return known(trainer.tokens) ? `${amount(trainer.tokens)} from this node` : "not known yet";
+}
+
+/** Held-out losses, first that of the model that one uses. */
+function bothLosses({ val_loss, val_loss_average }) {
+  return (known(val_loss_average) ? `${lossText(val_loss_average)} averaged, ` : "") + `${lossText(val_loss)} live`;
 }
 
 const swarmSpeed = ({ members }) => members.filter((m) => m.trains && isLive(m)).reduce((sum, m) => sum + m.tokens_per_s, 0);

@@ -70,7 +70,7 @@ choice(byId("scale"), [["linear", "linear"], ["log", "log", "Stays linear where 
   setScale(scale);
 });
 setScale(remembered("scale", SCALES));
-legend(byId("loss-keys"), [["line thick swarm", "swarm, the median"], ["line accent", "this node"], ["diamond good", "held-out"]]);
+legend(byId("loss-keys"), [["line thick swarm", "swarm, the median"], ["line accent", "this node"], ["diamond good", "held-out, averaged model"], ["diamond pale", "held-out, live model"]]);
 legend(byId("matrix-keys"), [["cell accent", "merged"], ["cell warn", "late"], ["cell clip", "clipped"], ["cell frame bad", "void"]]);
 legend(byId("graph-legend"), [
   ["dot accent", "alive, larger is faster"], ["dot warn dashed", "suspect"], ["dot hollow bad crossed", "down"], ["dot hollow faint", "left"],

@@ -51,7 +51,7 @@ class Stream extends EventTarget {
   state = null;
   rounds = new Rounds();
   notices = [];
-  evaluations = []; // held-out losses that this node has measured: {round, loss, version}
+  evaluations = []; // held-out losses that this node has measured: {round, live, average, version}
   connection = "waiting"; // waiting: nothing heard yet; live; lost
   heardAt = null; // performance.now() of the last state
   lostAt = null;
@@ -148,13 +148,13 @@ class Stream extends EventTarget {
 
   /** All that the node has kept; `version` is that of the last one. */
   #takeEvaluations({ version, losses }) {
-    this.evaluations = losses.map(([round, loss]) => ({ round, loss, version }));
+    this.evaluations = losses.map(([round, live, average]) => ({ round, live, average, version }));
     this.#tell("state");
   }
 
-  #noteEvaluation({ val_loss, val_round, val_version }) {
+  #noteEvaluation({ val_loss, val_loss_average, val_round, val_version }) {
     if (!known(val_loss) || this.evaluations.at(-1)?.version === val_version) return;
-    this.evaluations.push({ round: val_round, loss: val_loss, version: val_version });
+    this.evaluations.push({ round: val_round, live: val_loss, average: val_loss_average, version: val_version });
     if (this.evaluations.length > ROUNDS_MAX) this.evaluations.shift();
   }
 
