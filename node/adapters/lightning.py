@@ -6,14 +6,18 @@
     Trainer(max_epochs=-1, callbacks=[swarm]).fit(module, loader)
 """
 
+import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gossamer.node.adapters.base import Membership
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, StorageError
+
+log = logging.getLogger("gossamer.peer")
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -35,7 +39,19 @@ class GossamerCallback(Membership, Callback):
 
     `tokens` is called with the batch. `schedule` sets the learning rate before each step, as a factor on the
     rate that each parameter group began with; the module must then have no scheduler of its own.
+
+    With `evaluate_average`, validations while it fits are of the averaged model *instead of* the live one, as
+    with Lightning's own `WeightAveraging`; so are early stopping and what a checkpoint is named after.
+    Checkpoints hold the live model: use ``gossamer export`` for the average. A node that has just joined may
+    lack the average at first: it logs that, and validates the live model.
     """
+
+    def __init__(self, *, evaluate_average: bool = False, **options: Any) -> None:
+        """Raises TypeError as `Membership` does."""
+        super().__init__(**options)
+        self._evaluates_average = evaluate_average
+        self._average = ExitStack()
+        """Puts the live model back."""
 
     _steps = 0
     """Optimizer steps, as the trainer last counted them."""
@@ -48,7 +64,7 @@ class GossamerCallback(Membership, Callback):
         every batch, is done when it looks."""
         if stage == "fit":
             others = [callback for callback in trainer.callbacks if not isinstance(callback, _LeavesFirst)]
-            trainer.callbacks = [_LeavesFirst(self._leave), *others]
+            trainer.callbacks = [_LeavesFirst(self._leave, self._average.close), *others]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Become a node. Raises what `Peer.attach` does."""
@@ -90,24 +106,36 @@ class GossamerCallback(Membership, Callback):
             trainer.should_stop = True
         pl_module.log_dict({name: float(value) for name, value in self._metrics().items()})
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the averaged model in the place of the live one, if that is wanted."""
+        is_training = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if self._evaluates_average and is_training and self.peer is not None:
+            try:
+                self._average.enter_context(self.peer.average())
+            except StorageError as error:
+                log.warning("the live model is validated: %s", error)
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave, with the swarm's own model."""
         self._leave()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave as a `with` would: in good order if it was an interrupt or SIGTERM."""
+        self._average.close()
         self.__exit__(type(exception), exception, exception.__traceback__)
 
 
 class _LeavesFirst(Callback):
-    """Stands first among a trainer's callbacks, and leaves the swarm when training ends.
+    """Stands first among a trainer's callbacks, leaves the swarm when training ends, and has the live model
+    back when a validation ends.
 
     Callbacks that average the weights then write the averages into the module, and these are not progress of
-    the open window.
+    the open window. Others save the module.
     """
 
-    def __init__(self, leave: Callable[[], None]) -> None:
+    def __init__(self, leave: Callable[[], None], use_live: Callable[[], None]) -> None:
         self._leave = leave
+        self._use_live = use_live
 
     def on_train_epoch_start(self, trainer: Any, pl_module: LightningModule) -> None:
         """Leave if this epoch has no steps and only collects the averages' batch norm statistics: training is
@@ -115,6 +143,10 @@ class _LeavesFirst(Callback):
         averaging = [one for one in trainer.callbacks if isinstance(one, StochasticWeightAveraging)]
         if any(trainer.current_epoch == one.swa_end + 1 for one in averaging):
             self._leave()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the live model back, if the average is in its place."""
+        self._use_live()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave, with the swarm's own model."""

@@ -6,7 +6,8 @@
     trainer = Trainer(model, args, train_dataset=dataset, callbacks=[swarm])
     trainer.train()
 
-A callback sees neither batches nor losses, so a hook on the model's forward pass counts them.
+A callback sees neither batches nor losses, so a hook on the model's forward pass counts them. It cannot
+evaluate either: `EvaluatesAverage` is a part of the trainer.
 """
 
 import copy
@@ -31,7 +32,7 @@ from gossamer.node.files import write_atomically
 from gossamer.node.home import Home
 from gossamer.node.trainer.data import Schedule
 from gossamer.node.trainer.peer import Peer
-from gossamer.protocol.errors import ConfigError
+from gossamer.protocol.errors import ConfigError, StorageError
 
 # --- What a Hugging Face model needs besides its weights, kept in the node's folder for `gossamer export`.
 #
@@ -183,6 +184,38 @@ class GossamerCallback(Membership, TrainerCallback):
         # A model that knows the number of items in the whole step divides its sum by that.
         self._is_share = loss is not None and kwargs.get("num_items_in_batch") is not None
         self._count(kwargs or args, self._logged_loss if loss is None else loss)
+
+
+class EvaluatesAverage:
+    """A trainer that evaluates the averaged model beside the live one, with the callback above::
+
+        class AveragingTrainer(EvaluatesAverage, Trainer): ...
+
+    Each metric of an evaluation has a second one beside it, as ``eval_loss_average`` has ``eval_loss``: the
+    same loop over the same data. All callbacks, early stopping and ``metric_for_best_model`` see them.
+    Checkpoints hold the live model: use ``gossamer export`` for the average. An evaluation takes twice as
+    long. A node that has just joined may lack the average at first: these metrics are NaN then, and the log
+    says why.
+    """
+
+    callback_handler: Any
+
+    def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate the live model, and then, unless these are predictions, the averaged one."""
+        loop = super().evaluation_loop  # type: ignore[misc]
+        output = loop(dataloader, description, *args, **kwargs)
+        found = [one.peer for one in self.callback_handler.callbacks if isinstance(one, GossamerCallback)]
+        if description == "Evaluation" and found and found[0] is not None:
+            try:
+                with found[0].average():
+                    metrics = loop(dataloader, description, *args, **kwargs).metrics
+            except StorageError as error:
+                log.warning("the averaged model is not evaluated: %s", error)
+                metrics = dict.fromkeys(output.metrics, float("nan"))  # a trainer may insist on one
+            output.metrics.update(
+                {f"{key}_average": value for key, value in metrics.items() if not key.endswith("_time")}
+            )
+        return output
 
 
 Saw = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]

@@ -323,8 +323,9 @@ async def test_the_averaged_model_is_there_for_an_evaluation_and_the_live_one_af
         assert np.array_equal(setup.weights(), live)
         await asyncio.to_thread(setup.peer.leave)
         assert list(setup.daemon.signed) == [1], "what was learnt before is"
-        with setup.peer.average():
+        with torch.inference_mode(), setup.peer.average():  # as trainers evaluate
             assert np.allclose(setup.weights(), mean / ONE, atol=torch.finfo(dtype).eps), "also afterwards"
+        setup.model(torch.ones(1, 30, dtype=dtype)).sum().backward()
 
 
 async def test_ctrl_c_while_the_average_is_put_into_the_model_leaves_nothing_of_it(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 from gossamer.node.trainer.data import Schedule
 from gossamer.node.trainer.peer import Peer
+from gossamer.protocol.errors import StorageError
 
 
 class FakePeer:
@@ -29,6 +32,8 @@ class FakePeer:
         self.ends: list[str] = []
         self.left_with: list[Tensor] = []
         """The parameters as they were when `finish` was called."""
+        self.averages = 0
+        """How often the average was asked for."""
         self._stop_after = stop_after
 
     @property
@@ -58,6 +63,23 @@ class FakePeer:
             for parameter in self.model.parameters():
                 parameter.fill_(1.0)
         return True
+
+    @contextmanager
+    def average(self) -> Iterator[None]:
+        """Set the parameters to the averaged model, which is all zeros and not here the first time."""
+        self.averages += 1
+        if self.averages == 1:
+            raise StorageError("still fetching")
+        with torch.no_grad():
+            live = [parameter.clone() for parameter in self.model.parameters()]
+            for parameter in self.model.parameters():
+                parameter.zero_()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, values in zip(self.model.parameters(), live, strict=True):
+                    parameter.copy_(values)
 
     def leave(self) -> None:
         self.ends.append("leave")

@@ -81,6 +81,31 @@ class Normed(Regression):
             self.trained = [parameter.detach().clone() for parameter in self.parameters()]
 
 
+class Validated(Regression):
+    """Records, of each validation, whether the parameters are the averaged model, which is all zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.averaged: list[bool] = []
+        self.fails = False
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.averaged.append(not any(parameter.any() for parameter in self.parameters()))
+        self.log("val_loss", self.loss(batch))
+        if self.fails and len(self.averaged) == 3:
+            raise RuntimeError("as asked")
+
+
+class Saves(pl.Callback):
+    """Stands before all others, and would save what is in the module when a validation ends."""
+
+    def __init__(self) -> None:
+        self.saved: list[Tensor] = []
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.saved.append(pl_module.layer.weight.detach().clone())
+
+
 class PassesOver(Regression):
     """Has no loss in the second of three batches."""
 
@@ -88,10 +113,13 @@ class PassesOver(Regression):
         return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)
 
 
-def fit(folder: Path, module: Any, swarm: GossamerCallback, before: Any = (), **options: Any) -> Any:
-    """Train on 10 samples, in batches of 4, 4 and 2."""
+def samples(batch_size: int) -> DataLoader[Any]:
     inputs = torch.arange(30.0).view(10, 3) / 30
-    loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
+    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=batch_size)
+
+
+def fit(folder: Path, module: Any, swarm: GossamerCallback, before: Any = (), **options: Any) -> Any:
+    """Train on 10 samples, in batches of 4, 4 and 2; validate, if the module can, on all of them at once."""
     trainer = pl.Trainer(
         default_root_dir=folder,
         accelerator="cpu",
@@ -103,5 +131,5 @@ def fit(folder: Path, module: Any, swarm: GossamerCallback, before: Any = (), **
         enable_model_summary=False,
         **options,
     )
-    trainer.fit(module, loader)
+    trainer.fit(module, samples(4), samples(10) if isinstance(module, Validated) else None)
     return trainer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
@@ -107,6 +108,27 @@ def test_averages_of_a_callback_listed_before_are_no_progress(
     count = len(trainer.callbacks)
     swarm.setup(trainer, module, "fit")
     assert len(trainer.callbacks) == count, "however often it trains"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_validations_are_of_the_average_and_nothing_else_is(
+    lightning: ModuleType, fakes: Fakes, tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    """Three of them: the first finds no average yet, and the last may fail."""
+    module, saves = lightning.Validated(), lightning.Saves()
+    module.fails = fails
+    swarm = lightning.GossamerCallback(evaluate_average=True, finish=False)
+    with pytest.raises(RuntimeError, match="as asked") if fails else nullcontext():
+        lightning.fit(tmp_path, module, swarm, [saves], max_epochs=3, num_sanity_val_steps=0)
+    assert module.averaged == [False, True, True]
+    assert "the live model is validated: still fetching" in caplog.text
+    assert all(weight.any() for weight in [*saves.saved, module.layer.weight])
+    assert torch.equal(module.layer.weight, saves.saved[-1]) is not fails
+    assert fakes.peer.averages == 3 and len(fakes.peer.steps) == 9
+    lightning.pl.Trainer(logger=False, accelerator="cpu", devices=1, callbacks=[swarm]).validate(
+        module, lightning.samples(10)
+    )
+    assert fakes.peer.averages == 3, "this one is asked for by itself"
 
 
 def test_a_batch_that_the_module_passes_over_counts_nothing(

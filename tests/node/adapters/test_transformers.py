@@ -90,6 +90,47 @@ def test_it_stops_with_the_node_and_does_not_mistake_the_best_model_for_progress
     assert rates.seen == pytest.approx([1e-2, 1e-2, 0.9e-2]), "by the swarm's tokens as of the step before"
 
 
+def test_the_average_is_evaluated_beside_the_live_model_and_may_be_what_is_best(
+    runs: ModuleType, fakes: Fakes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[dict[str, float]] = []
+
+    class Hears(runs.TrainerCallback):
+        def on_evaluate(self, *_: Any, metrics: dict[str, float], **__: Any) -> None:
+            seen.append(metrics)
+
+    trainer = runs.trainer_of(
+        tmp_path,
+        runs.GossamerCallback(finish=False),
+        callbacks=[Hears()],
+        kind=runs.Averaging,
+        max_steps=3,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        metric_for_best_model="loss_average",
+        greater_is_better=False,
+    )
+    trainer.evaluate()
+    assert "eval_loss_average" not in seen.pop(), "there is no swarm yet"
+    with caplog.at_level(logging.WARNING, "gossamer.peer"):
+        trainer.train()
+    assert "is not evaluated: still fetching" in caplog.text
+    uniform = pytest.approx(math.log(16))
+    assert [metrics["eval_loss_average"] for metrics in seen] == [
+        pytest.approx(math.nan, nan_ok=True),
+        uniform,
+        uniform,
+    ]
+    assert all(metrics["eval_loss"] != uniform for metrics in seen), "of the live model"
+    assert trainer.state.best_metric == uniform and trainer.state.best_global_step == 2
+    logged = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert ["eval_loss_average" in entry for entry in logged] == [True] * 3, "once a step"
+    trainer.predict(runs.Rows(2))
+    assert fakes.peer.averages == 3, "predictions are the live model's alone"
+
+
 def test_a_trainer_that_goes_around_the_model_is_warned_once(
     runs: ModuleType, fakes: Fakes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

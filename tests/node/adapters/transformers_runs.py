@@ -18,7 +18,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from gossamer.node.adapters.transformers import GossamerCallback
+from gossamer.node.adapters.transformers import EvaluatesAverage, GossamerCallback
 
 LENGTH = 8
 
@@ -47,6 +47,10 @@ class LowRank(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden + hidden @ self.down.T @ self.up.T
+
+
+class Averaging(EvaluatesAverage, Trainer):
+    """As the documentation has it."""
 
 
 class GoesAround(Trainer):
