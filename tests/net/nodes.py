@@ -240,7 +240,7 @@ class LocalNodes:
 
         return took + await self.until(has_all, timeout, "all hold everything, and nothing else")
 
-    async def go_on(self, rounds: int, timeout: float = 60, *, closed: bool = False) -> None:
+    async def go_on(self, rounds: int, timeout: float = 120, *, closed: bool = False) -> None:
         """Have those with puppets, the honest, make more rounds, and then rest on the same bits."""
         honest = [node for node in self.nodes.values() if node.puppet is not None]
         start = max(node.status["round"] for node in honest)
@@ -249,7 +249,7 @@ class LocalNodes:
             timeout,
             "the honest go on",
         )
-        await self.agree(closed=closed)
+        await self.agree(timeout, closed=closed)
 
     def assert_nobody_blamed(self) -> None:
         for node in self.nodes.values():

@@ -63,7 +63,7 @@ async def test_torn_chunks_are_fetched_again(tmp_path: Path, what: str) -> None:
     async with LocalNodes(tmp_path, *small_manifest()) as swarm:
         _, victim = await swarm.grow(2)
         await swarm.until(lambda: victim.status["round"] >= 12, 90, "some rounds")
-        await swarm.until_identical()
+        await swarm.until_identical(120)
         victim.signal(signal.SIGKILL)
         assert victim.child is not None
         await asyncio.to_thread(victim.child.end, 60)
@@ -80,7 +80,7 @@ async def test_torn_chunks_are_fetched_again(tmp_path: Path, what: str) -> None:
                 os.truncate(path, size)
         victim.status = {}
         victim.start()
-        await swarm.until_identical(closed=what == "everything")
+        await swarm.until_identical(120, closed=what == "everything")
         if what == "payloads":
             assert "was damaged on disk; fetching it again" in victim.log
         swarm.assert_nobody_blamed()
