@@ -138,6 +138,7 @@ class TrainerPort:
                         attending.cancel()
                         await asyncio.wait([attending])
                     attending = tasks.create_task(self._attend(connection, attendant))
+                    await asyncio.sleep(0)  # it begins, or it would not close its connection when cancelled
         finally:
             listener.close()
             with suppress(OSError):  # the folder may have become read-only

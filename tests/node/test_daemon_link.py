@@ -314,6 +314,14 @@ async def test_a_frozen_trainer_does_not_keep_the_next_one_out(daemon: FakeDaemo
     frozen.close()
 
 
+async def test_of_trainers_that_come_at_once_each_connection_is_closed(daemon: FakeDaemon) -> None:
+    """As to a daemon that was busy for a moment. One that is left open is a warning, and so an error here."""
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        for connection in (first, second):
+            connection.connect(daemon.path)
+        await until(lambda: daemon.port.attached)
+
+
 # -- the daemon dies
 
 
