@@ -126,7 +126,7 @@ class Evaluation(NamedTuple):
     val_loss: float | None = None
     """Of the live model."""
     val_loss_average: float | None = None
-    """Of the averaged model; None while it is not here yet."""
+    """Of the averaged model; None if it was not measured, as while it is not here yet."""
     val_loss_start: float | None = None
     """Of Phi_0."""
     version: int = -1

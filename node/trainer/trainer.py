@@ -36,6 +36,10 @@ from gossamer.node.trainer.peer import Peer
 from gossamer.protocol.errors import ConfigError, FolderGoneError, LocalError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 
+READING_MAX = 0.1
+"""How much of the training time reading the averaged model may take. It merges the rounds since the newest
+snapshot again, which takes a minute for a large model."""
+
 LEAVE_S = 2.0
 STAY_POLL_S = 0.05
 END_S = 10.0
@@ -76,6 +80,8 @@ class Trainer:
         )
         self._state = "joining"
         self._evaluation = NOT_EVALUATED
+        self._average_due = 0.0
+        """When reading the averaged model has become a small part of the time since."""
         self.stepped = False
         """Whether this process has done an inner step, so that the task works in principle."""
 
@@ -123,11 +129,14 @@ class Trainer:
     def _evaluate(self) -> None:
         """Measure the held-out losses of the live and of the averaged model, for displays."""
         live, average = self._held_out_loss(), None
-        try:
-            with self.peer.average():
-                average = self._held_out_loss()
-        except StorageError as error:
-            log.debug("only the live model was evaluated: %s", error)
+        begun = time.monotonic()
+        if begun >= self._average_due or self.peer.finished:
+            try:
+                with self.peer.average():
+                    self._average_due = begun + (time.monotonic() - begun) / READING_MAX
+                    average = self._held_out_loss()
+            except StorageError as error:
+                log.debug("only the live model was evaluated: %s", error)
         self._evaluation = self._evaluation._replace(
             val_loss=live, val_loss_average=average, version=self.peer.version, round=self.peer.round
         )

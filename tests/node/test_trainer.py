@@ -9,6 +9,8 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from unittest.mock import Mock
@@ -156,6 +158,32 @@ def test_before_the_first_round_the_averaged_model_is_the_live_one(tmp_path: Pat
     assert one._evaluation[:3] == (5.0, 5.0, 5.0) and one._task.evaluate.call_count == 1
 
 
+def test_reading_the_averaged_model_takes_a_small_part_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    @contextmanager
+    def average() -> Iterator[None]:
+        nonlocal now
+        now += 6.0
+        yield
+
+    one = Training(tmp_path, 0)
+    one.peer.average, one._task.evaluate, one._model = average, Mock(return_value=2.0), Mock()
+    one._evaluation, one._average_due = NOT_EVALUATED, 0.0
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: now)
+    measured = []
+    for _ in range(8):
+        one._evaluate()
+        measured.append(one._evaluation.val_loss_average)
+        now += 10.0
+    assert measured == [2.0, None, None, None, None, None, 2.0, None]
+    one.peer.finished = True
+    one._evaluate()
+    assert one._evaluation.val_loss_average == 2.0, "in the end it is measured in any case"
+
+
 @pytest.mark.parametrize("has_average", [True, False])
 async def test_what_is_shown_after_the_last_round_is_the_swarms_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_average: bool
@@ -177,7 +205,7 @@ async def test_what_is_shown_after_the_last_round_is_the_swarms_model(
 
         one = object.__new__(trainer.Trainer)
         one.peer, one._task, one._model = setup.peer, Mock(evaluate=evaluate), setup.model
-        one._could_be_shown, one._evaluation = True, NOT_EVALUATED
+        one._evaluation, one._average_due = NOT_EVALUATED, float("inf")
         one._report = lambda: None  # type: ignore[method-assign]
         await asyncio.to_thread(one._stay)
         assert len(shown) == 1 + has_average and np.array_equal(shown[0], published)

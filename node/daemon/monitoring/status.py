@@ -124,7 +124,7 @@ class TrainerStatus:
     val_loss_average: float | None = metric(
         "validation_loss_average", "Held-out loss of the averaged model at the last evaluation."
     )
-    """None also while the averaged model is not here yet."""
+    """None also if only the live model was evaluated, as while the averaged one is not here yet."""
     val_loss_start: float | None
     val_version: int
     val_round: int
