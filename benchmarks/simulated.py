@@ -134,7 +134,12 @@ class Node:
                 case fx.Store():
                     self._lacking.add(effect.delta.record_id)
                     if effect.own:
-                        loop.after(SYNC_S, self.dispatch, ev.Stored(effect.delta))
+                        chunks = effect.delta.body.chunks
+                        chunk = bytes(self.swarm.sizes[chunks[0]]) if len(chunks) == 1 else b""
+                        loop.after(SYNC_S, self.dispatch, ev.Stored(effect.delta, chunk))
+                case fx.Keep():
+                    self.received.control -= len(effect.data)
+                    loop.after(0.0, self._arrived, effect.blob)
                 case fx.Dial():
                     self.swarm.dial(self, effect.address)
                 case fx.Hangup():

@@ -82,6 +82,19 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Check and store a chunk that came along with its record; as after a `Get`, the core hears what came of
+    it."""
+
+    link: int
+    blob: bytes
+    size: int
+    """Bytes of the chunk."""
+    data: bytes
+    """The chunk as it came: packed if this is shorter."""
+
+
+@dataclass(frozen=True, slots=True)
 class Merge:
     """Make `deltas` the records that are merged of a round, and answer with `Merged`.
 
@@ -157,7 +170,7 @@ class Notice:
     """The label of the node that did it, if any key can: what is said of such nodes has to be bounded."""
 
 
-ToPeers = Send | Dial | Hangup | Get | Put | Blame
+ToPeers = Send | Dial | Hangup | Get | Put | Keep | Blame
 ToDisk = Store | StoreCredential | Close
 ToPhi = Merge | Fetched | Seal | Adopt | Prefetch
 Effect = ToPeers | ToDisk | ToPhi | Expelled | Notice

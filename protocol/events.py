@@ -51,7 +51,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Our trainer closed a window; its payload's chunks are stored. `previous` is filled in by the core."""
+    """Our trainer closed a window. `previous` is filled in by the core; on `Store` the payload is stored,
+    too."""
 
     body: DeltaBody
 
@@ -61,6 +62,8 @@ class Stored:
     """Our own record is on disk: others may hear of it now."""
 
     delta: Delta
+    chunk: bytes = b""
+    """Its payload as it travels, if that is a single chunk at hand."""
 
 
 @dataclass(frozen=True, slots=True)

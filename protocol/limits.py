@@ -17,6 +17,10 @@ CHUNK_BYTES_MAX = 1024 * 1024
 PAYLOAD_CHUNK_BYTES_MIN = 256 * 1024
 """A payload is cut finer than a snapshot, but not so fine that requests cost much: 430 bytes each."""
 
+SENT_ALONG_BYTES_MAX = PAYLOAD_CHUNK_BYTES_MIN
+"""Payloads that an author sends along with their records, all copies of one together: a line of 140 kbit/s
+carries that many in 15 s, before its links pass for silent (LINK_SILENCE_S)."""
+
 PAYLOAD_CHUNKS_AIM = 64
 """A payload has no more chunks than this until they are CHUNK_BYTES_MAX long: 2 KiB of its record."""
 

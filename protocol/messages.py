@@ -168,9 +168,18 @@ class HaveChunks:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class NewDelta:
+    """A delta that the sender has just signed, with its payload, a single chunk: nobody has either yet."""
+
+    envelope: Annotated[bytes, blob(HEADER_BYTES, limits.RECORD_BYTES_MAX)]
+    chunk: Annotated[bytes, blob(1, limits.SENT_ALONG_BYTES_MAX)]
+    """As it travels: packed if it is shorter than its record says."""
+
+
 _OfLedgers = Records | Have | Digest | RecordIds | GetRecords
 _OfMembers = RosterSummary | Ping | Ack | PingFor | Suspect
-Message = _OfLedgers | _OfMembers | Want | Decline | AclSummary | HaveChunks
+Message = _OfLedgers | _OfMembers | Want | Decline | AclSummary | HaveChunks | NewDelta
 KINDS: tuple[type[Message], ...] = get_args(Message)
 """By code on the wire, which begins at 1."""
 _CODES = {kind: code for code, kind in enumerate(KINDS, 1)}

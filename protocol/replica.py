@@ -317,7 +317,7 @@ class Replica:
             case ev.Publish():
                 self._publish(event)
             case ev.Stored():
-                self._stored(event.delta, now)
+                self._stored(event, now)
             case ev.Paused():
                 self._clock.published_round = 0  # the others need not wait until we can publish again
                 self.presence.changed()
@@ -380,11 +380,12 @@ class Replica:
         else:
             self._author.publish(event.body)
 
-    def _stored(self, delta: Delta, now: float) -> None:
+    def _stored(self, event: ev.Stored, now: float) -> None:
+        delta = event.delta
         if self._author.stored(delta):  # else others, for whom its round may be open, are not told of it
             self._clock.published(delta.round, now)
             self.presence.changed()
-            self.announcer.deal(delta, now)
+            self.announcer.deal(delta, now, event.chunk)
 
     def _wake(self, now: float) -> None:
         if now >= self.membership.deadline():
@@ -601,6 +602,11 @@ class Replica:
         match message:
             case msg.Records():
                 self._records(link, message, now)
+            case msg.NewDelta():
+                self._records(link, Records(((message.envelope, True),)), now)
+                delta = self.ledger.get(self.ledger.id_of(message.envelope) or b"")
+                if delta is not None and self.links.get(link) is not None:
+                    self.holdings.brought(delta, message.chunk, link, now)
             case msg.Have():
                 self._author.spread(message.record_ids)
                 for record_id in message.record_ids:

@@ -267,12 +267,14 @@ class Daemon:
                     self.stop()
                 case fx.Merge():
                     self.phi.loop.merge(effect)
-                case fx.Get() | fx.Put() | fx.Blame() if effect.link not in network.links:
+                case fx.Get() | fx.Put() | fx.Keep() | fx.Blame() if effect.link not in network.links:
                     pass  # it has just ended
                 case fx.Get():
                     self.spawn(network.transfers.get(network.links[effect.link], effect))
                 case fx.Put():
                     self.spawn(network.transfers.put(network.links[effect.link], effect.blob))
+                case fx.Keep():
+                    self.spawn(network.transfers.keep(network.links[effect.link], effect))
                 case fx.Dial():
                     self.spawn(network.dialler.dial(effect))
                 case fx.Hangup():

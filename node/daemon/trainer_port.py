@@ -2,8 +2,8 @@
 
 There is one trainer at a time. A new one replaces the old, which is told to stop. Fragments of Phi are
 offered through shared memory as they change; a fragment is not offered again until the trainer has taken it.
-A delta handed in is kept even if its trainer dies: its payload is stored first, then its record is signed and
-stored, and only then is it acknowledged ("write before you speak").
+A delta handed in is kept even if its trainer dies: its record is signed, its payload is stored and then the
+record, and only then is it acknowledged ("write before you speak").
 """
 
 import asyncio
@@ -40,6 +40,8 @@ BACKLOG_BYTES_MAX = 1 << 17
 """Bytes that may wait for a trainer that does not read. asyncio copies all that waits at every write."""
 AT_ONCE_NUMEL_MAX = 1 << 20
 """Phi of larger fragments is copied in a thread."""
+AT_ONCE_BYTES_MAX = 1 << 18
+"""Larger payloads are hashed in a thread."""
 ACCEPT_RETRY_S = 1.0
 WELCOME_S = 30.0
 SILENT_S = 30.0
@@ -302,7 +304,12 @@ class Publisher:
         await self._waiting.join()
 
     async def _publish(self, message: control.Publish, payload: memoryview) -> None:
-        """Store a payload, have the core sign for it, store the record, and only then have it announced."""
+        """Have the core sign for a payload, store both, and only then have the delta announced."""
+        if len(payload) > AT_ONCE_BYTES_MAX:
+            chunks = await asyncio.to_thread(_hashes, payload)
+        else:
+            chunks = _hashes(payload)
+        await self._disk.writable()  # what is signed later is signed with what is known then
         body = DeltaBody(
             round=message.round,
             base=message.base,
@@ -311,28 +318,30 @@ class Publisher:
             loss=message.loss,
             codec=message.codec,
             payload_bytes=len(payload),
-            chunks=await self._disk.write(self._store, payload),
+            chunks=chunks,
             previous=NO_RECORD,
         )
-        payload.release()
         self._signed = None
         self._dispatch(ev.Publish(body))
         if self._signed is not None:
-            await self._disk.write(self._records.add, [self._signed], own=True)
-            self._dispatch(ev.Stored(self._signed))
-        else:
-            self._chunks.release(body.chunks)
+            chunk = await self._disk.write(self._store, payload, self._signed)
+            self._dispatch(ev.Stored(self._signed, chunk))
+        payload.release()
         self.acknowledged = max(self.acknowledged, message.round)
         self._send(control.Published(message.round))
 
-    def _store(self, payload: memoryview) -> tuple[bytes, ...]:
-        """Put the payload's chunks, which stay reserved until a sweep finds them in an open record."""
-        hashes = []
-        for view in split_payload(payload):
-            piece = bytes(view)
-            blob = sha256(piece).digest()
+    def _store(self, payload: memoryview, delta: Delta) -> bytes:
+        """Put the payload's chunks, which stay reserved until a sweep finds them in an open record, and then
+        the record. Returns the chunk, as it travels, if there is only one."""
+        chunk = b""
+        for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
             # The same chunk in a delta whose round has closed may be about to be dropped.
             self._chunks.reserve(blob)
-            self._chunks.put(blob, piece, durable=True)
-            hashes.append(blob)
-        return tuple(hashes)
+            chunk = self._chunks.put(blob, piece, durable=True)
+        self._records.add([delta], own=True)
+        return chunk if len(delta.body.chunks) == 1 else b""
+
+
+def _hashes(payload: memoryview) -> tuple[bytes, ...]:
+    """Of the payload's chunks."""
+    return tuple(sha256(piece).digest() for piece in split_payload(payload))

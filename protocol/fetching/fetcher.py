@@ -156,12 +156,22 @@ class Fetcher:
         first, share = self.requests.arrived(blob, now)
         self._changed = True
         brought_by = None
-        if first is not None:
+        if first is not None and first.size:
             self._usual_share += _WEIGHT * (share - self._usual_share)
             self._brought_at = now
             if first.is_guess and not is_late:  # of two, it is unknown which one brought it
                 brought_by = first.link
         return self.wants.arrived(blob, brought_by, now)
+
+    def brought(self, link: int, key: bytes, blob: bytes, now: float) -> bool:
+        """A link has brought a chunk that it was not asked for. Returns whether it is of use: then it counts
+        as asked for until it is stored."""
+        is_missing = blob in self.wants.missing(key) and blob not in self.requests.current
+        if is_missing and self.requests.load[link] < limits.FETCHES_PER_LINK_MAX:
+            # Of no size: how long it takes to be stored shows nothing of the line.
+            self.requests.begin(link, key, blob, 0, now, is_guess=False)
+            return True
+        return False
 
     def failed(self, link: int, blob: bytes, now: float) -> None:
         """Note that a link did not bring a chunk: other links are tried first."""

@@ -15,11 +15,11 @@ from heapq import nsmallest
 
 from gossamer.protocol import limits
 from gossamer.protocol.context import Context
-from gossamer.protocol.effects import Close, Fetched, Notice, Store
+from gossamer.protocol.effects import Close, Fetched, Keep, Notice, Store
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.ledger import Added
-from gossamer.protocol.messages import Have, HaveChunks, Records
+from gossamer.protocol.messages import Have, HaveChunks, NewDelta, Records
 from gossamer.protocol.payloads import payload_chunk_sizes
 from gossamer.protocol.records import Delta, DeltaBody, RecordKind, parse_delta, seal
 from gossamer.protocol.sampling import sample
@@ -91,12 +91,21 @@ class Announcer:
             for link in links:
                 self._send(link, message)
 
-    def deal(self, delta: Delta, now: float) -> None:
-        """Tell all links of a delta of ours. Which one is offered which of its chunks is drawn at random."""
+    def deal(self, delta: Delta, now: float, chunk: bytes = b"") -> None:
+        """Tell all links of a delta of ours. Which one is offered which of its chunks is drawn at random.
+
+        `chunk`: see `Stored`. A short one goes along: the peers surely lack it.
+        """
         rng, links = self._context.rng, self._context.links.numbers
         places = range(len(delta.body.chunks))
         if len(links) < 2 or len(places) < 2:
-            self._give(sample(links, limits.PUSH_FANOUT, rng), [delta])
+            chosen = sample(links, limits.PUSH_FANOUT, rng)
+            if 0 < len(chunk) * len(chosen) <= limits.SENT_ALONG_BYTES_MAX:
+                whole = NewDelta(delta.data, chunk)
+                for link in chosen:
+                    self._send(link, whole)
+            else:
+                self._give(chosen, [delta])
             return
         self._deals[delta.record_id] = _Deal(set(places), now + limits.DEAL_PATIENCE_S)
         self._waiting[delta.record_id] = set(links)
@@ -327,6 +336,12 @@ class Holdings:
         for place in real:
             self._fetcher.hint_part(link, delta.record_id, delta.body.chunks[place])
         self.announcer.holds_parts(delta.record_id, real, now)
+
+    def brought(self, delta: Delta, data: bytes, link: int, now: float) -> None:
+        """The payload of a delta that is new here has come along with its record."""
+        blob, size = delta.body.chunks[0], delta.body.payload_bytes
+        if size == self._wants.size_of(blob) and self._fetcher.brought(link, delta.record_id, blob, now):
+            self._outbox.append(Keep(link, blob, size, data))
 
     def arrived(self, blob: bytes, now: float) -> None:
         """A chunk is stored. Each chunk of a payload that has several is offered as it comes.

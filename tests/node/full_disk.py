@@ -46,11 +46,11 @@ class FullDisk:
     ) -> None:
         self.left = times
         self._code = code
-        self._put: Callable[..., None] = store.put
+        self._put: Callable[..., bytes] = store.put
         monkeypatch.setattr(store, "put", self.put)
 
-    def put(self, *args: object, **kwargs: object) -> None:
+    def put(self, *args: object, **kwargs: object) -> bytes:
         if self.left:
             self.left -= 1
             raise OSError(self._code, os.strerror(self._code))
-        self._put(*args, **kwargs)
+        return self._put(*args, **kwargs)

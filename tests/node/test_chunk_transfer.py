@@ -348,6 +348,25 @@ async def test_a_failed_get_is_reported_for_another_try(
     assert dialler.scores.blamed == is_blamed
 
 
+@pytest.mark.parametrize(
+    ("data", "is_kept", "is_blamed"),
+    [(b"data" * 99, True, False), (None, True, False), (b"liar" * 99, False, True), (b"liar", False, True)],
+)
+async def test_what_came_along_is_checked_stored_and_reported(
+    secure: Ends, out: PeerLink, data: bytes | None, is_kept: bool, is_blamed: bool
+) -> None:
+    dialler, _ = secure
+    chunk = b"data" * 99
+    blob = sha256(chunk).digest()
+    dialler.events.clear()
+    sent = Chunk.of(chunk).as_it_travels if data is None else data
+    await dialler.transfers.keep(out, fx.Keep(out.number, blob, len(chunk), sent))
+    assert dialler.arrived == ({blob: chunk} if is_kept else {})
+    assert dialler.failed == ([] if is_kept else [(out, blob)])
+    assert dialler.scores.blamed == is_blamed
+    assert out.traffic.payload_received == len(sent)
+
+
 async def test_a_get_ends_with_the_cores_patience_and_with_its_link(
     secure: Ends, out: PeerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,11 +338,11 @@ async def test_what_a_trainer_handed_in_is_signed_and_stored_before_the_node_goe
         name = "put" if full == "chunks" else "add"
         write, has_room = getattr(store, name), False
 
-        def write_if_room(*arguments: Any, **options: Any) -> None:
+        def write_if_room(*arguments: Any, **options: Any) -> Any:
             refused.append(arguments)
             if not has_room:
                 raise StorageError("the disk is full")
-            write(*arguments, **options)
+            return write(*arguments, **options)
 
         monkeypatch.setattr(store, name, write_if_room)
         async with training(home) as link:

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Close, Effect, Get, Notice, Send, Store
+from gossamer.protocol.effects import Close, Effect, Get, Keep, Notice, Send, Store
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Author, Holdings
-from gossamer.protocol.messages import Have, HaveChunks, Records
+from gossamer.protocol.messages import Have, HaveChunks, NewDelta, Records
 from gossamer.protocol.records import NO_RECORD, Delta, DeltaBody
 from tests.protocol import builders
 from tests.protocol.cost import calls
@@ -175,6 +175,47 @@ def test_what_cannot_be_dealt_is_pushed_whole(links, chunks):
     assert len(effects) == min(links, limits.PUSH_FANOUT)
     assert all(effect.message == Records(((delta.data, True),)) for effect in effects)
     assert bench.announcer.deadline() == math.inf
+
+
+@pytest.mark.parametrize(
+    ("links", "size", "goes"), [(1, 200_000, True), (4, 65_536, True), (4, 65_537, False)]
+)
+def test_a_short_chunk_goes_along_with_its_record(links, size, goes):
+    bench, delta = Bench(links), _delta(1)
+    bench.holdings.add_own(delta)
+    effects = bench.announcer.deal(delta, 0.0, bytes(size))
+    whole = NewDelta(delta.data, bytes(size)) if goes else Records(((delta.data, True),))
+    assert [effect.message for effect in effects] == [whole] * links
+
+
+def test_what_came_along_counts_as_asked_for_until_it_is_stored():
+    bench, delta = Bench(), _delta(1)
+    bench.add(delta)
+    bench.holdings.known_to(delta.record_id, 2, held=True)
+    kept = Keep(2, delta.body.chunks[0], delta.body.payload_bytes, b"x")
+    assert bench.holdings.brought(delta, b"x", 2, 0.0) == [kept]
+    assert bench.plan() == [] and bench.holdings.brought(delta, b"x", 3, 0.0) == []
+    window = bench.fetcher.requests.window
+    bench.fetcher.failed(2, delta.body.chunks[0], 0.0)
+    bench.holdings.known_to(delta.record_id, 3, held=True)
+    assert [effect.link for effect in bench.plan() if isinstance(effect, Get)] == [3], "it was not stored"
+    bench.chunk(delta.body.chunks[0], 1.0)
+    assert bench.holdings.holds(delta.record_id) and bench.fetcher.requests.window > window
+
+
+def test_what_comes_along_and_is_not_wanted_is_not_kept():
+    bench, several = Bench(), _delta(2)
+    bench.add(several)
+    assert bench.holdings.brought(several, b"x", 2, 0.0) == [], "not the whole payload"
+    here = _delta(1, round_=2)
+    bench.have.add(here.body.chunks[0])
+    bench.add(here)
+    assert bench.holdings.brought(here, b"x", 2, 0.0) == []
+    for round_ in range(3, 4 + limits.FETCHES_PER_LINK_MAX):
+        delta = builders.unsigned(1, round_, chunks=(bytes([99, round_]) * 16,), payload_bytes=1)
+        bench.add(delta)
+        kept = bench.holdings.brought(delta, b"x", 2, 0.0)
+        assert len(kept) == (round_ < 3 + limits.FETCHES_PER_LINK_MAX)
 
 
 # --- what is here

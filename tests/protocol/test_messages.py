@@ -44,6 +44,7 @@ MESSAGES = {
     "HaveChunks": st.builds(
         msg.HaveChunks, HASH, st.lists(st.integers(0, limits.PAYLOAD_CHUNKS_MAX - 1), max_size=9).map(tuple)
     ),
+    "NewDelta": st.builds(msg.NewDelta, ENVELOPE, st.binary(min_size=1, max_size=99)),
 }
 ANY = st.one_of(*MESSAGES.values())
 
@@ -134,6 +135,7 @@ LARGEST = [
     ),
     msg.GetRecords((b"\xff" * 32,) * limits.IDS_PER_MESSAGE_MAX),
     msg.HaveChunks(b"\xff" * 32, (limits.PAYLOAD_CHUNKS_MAX - 1,) * limits.PAYLOAD_CHUNKS_MAX),
+    msg.NewDelta(b"\xff" * limits.RECORD_BYTES_MAX, b"\xff" * limits.SENT_ALONG_BYTES_MAX),
     msg.RosterSummary(((b"\xff" * 32, *NUMBERS),) * limits.MEMBERS_MAX, answer=True),
     # What anti-entropy puts into an Inventory at most: it stops at the round that fills it.
     msg.RecordIds(

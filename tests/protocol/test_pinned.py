@@ -45,6 +45,7 @@ MESSAGES = (
     msg.Decline(B),
     msg.AclSummary(A, (A, B), True),
     msg.HaveChunks(A, (0, 3, 64)),
+    msg.NewDelta(ENVELOPE, b"chunk"),
 )
 
 
@@ -55,7 +56,7 @@ def digest(*parts: bytes) -> str:
 
 def test_messages():
     assert [type(message) for message in MESSAGES] == list(msg.KINDS)
-    assert digest(*map(msg.encode, MESSAGES)) == "d592b46134c36859"
+    assert digest(*map(msg.encode, MESSAGES)) == "8e2a4398686d174d"
 
 
 def test_the_hello():

@@ -266,6 +266,32 @@ def test_what_a_delta_is_worth_does_not_depend_on_what_else_a_node_has(seed):
         assert not node.core.fetcher.wants, "nobody can have it, so nobody is asked for it"
 
 
+def test_a_short_payload_comes_along_and_nobody_asks_for_it(seed):
+    world = swarm(seed, 4)
+    world.sends_along = True
+    author, *others = world.running()
+    world.publish(author, 1)
+    world.run(5.0)
+    delta = author.core.ledger.get(author.core.ledger.last_record(author.identity.node_id))
+    assert delta is not None and len(delta.body.chunks) == 1
+    assert all(node.core.holds(delta.record_id) for node in others) and author.core.own_last_spread
+    assert world.by_kind["NewDelta"] == len(author.links) and "Want" not in world.by_kind
+    assert not any(node.blames for node in world.running())
+
+
+def test_a_chunk_comes_along_only_with_a_record_that_counts(seed):
+    world = swarm(seed, 2)
+    node = world.nodes[0]
+    link = next(iter(node.links))
+    delta, _ = builders.random_delta(np.random.default_rng(seed), builders.identity(7), 1)
+    damaged = bytearray(delta.data)
+    damaged[-1] ^= 1
+    effects = world.inject(node, link, msg.encode(msg.NewDelta(bytes(damaged), b"x")))
+    assert [type(effect) for effect in effects] == [fx.Blame]
+    row = next(iter(world.nodes.values())).core.presence.data
+    assert world.inject(node, link, msg.encode(msg.NewDelta(row, b"x"))) == [], "it names no chunk"
+
+
 def test_one_key_cannot_sign_for_all_rounds_of_an_old_swarm(seed):
     """The swarm is old enough for thousands of rounds, and has made none of them."""
     world = swarm(seed, 3)

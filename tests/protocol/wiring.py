@@ -99,6 +99,8 @@ class World:
         self.messages = 0
         self.by_kind: dict[str, int] = {}
         self.transcript = sha256()
+        self.sends_along = False
+        """Whether payloads may go along with their records."""
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self._link_numbers = 0
@@ -365,11 +367,17 @@ class World:
                 case fx.Store():
                     node.disk.append(effect.delta)
                     if effect.own:
-                        self._later(node, ev.Stored(effect.delta), 0.001)
+                        chunks = effect.delta.body.chunks
+                        chunk = node.blobs[chunks[0]] if self.sends_along and len(chunks) == 1 else b""
+                        self._later(node, ev.Stored(effect.delta, chunk), 0.001)
                 case fx.StoreCredential():
                     node.credentials.append(effect.data)
                 case fx.Expelled():
                     node.expelled = effect.reason
+                case fx.Keep():
+                    assert sha256(effect.data).digest() == effect.blob
+                    node.blobs[effect.blob] = effect.data
+                    self._later(node, ev.ChunkArrived(effect.blob), 0.001)
                 case fx.Get():
                     self._get(node, effect)
                 case fx.Put():

@@ -224,9 +224,12 @@ class Audit:
     def _what_is_wrong(self, data: bytes) -> str:
         try:
             message = msg.decode(data)
-            if isinstance(message, msg.Records):
-                for envelope, _ in message.entries:
-                    open_envelope(envelope, self._swarm_id)
+            match message:
+                case msg.Records():
+                    for envelope, _ in message.entries:
+                        open_envelope(envelope, self._swarm_id)
+                case msg.NewDelta():
+                    open_envelope(message.envelope, self._swarm_id)
         except PeerError as error:
             return str(error)
         return ""  # a flag or a number that only TLS protects

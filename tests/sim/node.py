@@ -269,6 +269,8 @@ class Node(Process):
                     self.transfers.get(self.links.get(effect.link), effect)
                 case fx.Put():
                     self.transfers.asked(self.links.get(effect.link), effect.blob)
+                case fx.Keep():
+                    self.soon(0.0, self.transfers.keep, effect)
                 case fx.Store():
                     self._store(effect)
                 case fx.StoreCredential():
@@ -375,7 +377,8 @@ class Node(Process):
         self.stage.audit.spoken(self, delta)
         if not self.traits.is_liar:  # a liar may keep it to itself
             self.stage.audit.spread.published(delta)
-        self.dispatch(ev.Stored(delta))
+        chunks = delta.body.chunks
+        self.dispatch(ev.Stored(delta, (len(chunks) == 1 and self.transfers.read(chunks[0])) or b""))
         self.trainer.acknowledged(delta.round)
 
     def publish(self, window: Window, payload: bytes) -> None:

@@ -316,6 +316,18 @@ class ChunkTransfer:
         if data is None or not await self._keep(effect.blob, data):
             self._dispatch(ev.ChunkFailed(link.number, effect.blob))
 
+    async def keep(self, link: PeerLink, effect: fx.Keep) -> None:
+        """Store a chunk that came along with its record."""
+        link.traffic.received -= len(effect.data)
+        link.traffic.payload_received += len(effect.data)
+        try:
+            is_packed = len(effect.data) < effect.size
+            data = self._checked(effect.data, effect.blob, effect.size, link, is_packed=is_packed)
+        except PeerError:
+            data = b""
+        if not data or not await self._keep(effect.blob, data):
+            self._dispatch(ev.ChunkFailed(link.number, effect.blob))
+
     async def ask(self, link: PeerLink, want: Want) -> None:
         """Have a peer that dialled us put a chunk, unless it could not be kept."""
         if await self._disk.writable(DISK_PATIENCE_S):
@@ -372,9 +384,12 @@ class ChunkTransfer:
             body += piece
             if len(body) > size:
                 break
-        what = f"{short(link.node_id)} sent a chunk that is not {short(blob)}"
-        data = bytes(body)
         is_packed = message.headers.get(ENCODING_HEADER) == ZSTD
+        return self._checked(bytes(body), blob, size, link, is_packed=is_packed)
+
+    def _checked(self, data: bytes, blob: bytes, size: int, link: PeerLink, *, is_packed: bool) -> bytes:
+        """A chunk as it came, unpacked. Raises as `_receive` does."""
+        what = f"{short(link.node_id)} sent a chunk that is not {short(blob)}"
         try:
             if len(data) > size or (is_packed and packed_size(data) > size):
                 raise RefusedError(what)

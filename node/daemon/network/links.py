@@ -48,7 +48,7 @@ from gossamer.protocol.limits import (
     PUTS_PER_LINK_MAX,
     SEND_QUEUE_BYTES_MAX,
 )
-from gossamer.protocol.messages import Message, Records, decode, encode
+from gossamer.protocol.messages import Message, NewDelta, Records, decode, encode
 from gossamer.protocol.records import RecordKind
 
 PREFIX = "/gossamer/1"
@@ -297,6 +297,9 @@ class LinkTable(dict[int, PeerLink]):
             if self._encoded is None or self._encoded[0] is not message:
                 self._encoded = (message, encode(message))
             self[number].send(self._encoded[1])
+            if isinstance(message, NewDelta):
+                self[number].traffic.sent -= len(message.chunk)
+                self[number].traffic.payload_sent += len(message.chunk)
 
     def hang_up(self, number: int, reason: str) -> None:
         """Close a link once its queue has gone out."""
@@ -370,6 +373,8 @@ def _without_deltas(data: bytes) -> bytes:
         message = decode(data)
     except PeerError:
         return data  # the core says what is wrong with it
+    if isinstance(message, NewDelta):
+        return encode(Records(()))
     if not isinstance(message, Records):
         return data
     others = tuple(entry for entry in message.entries if entry[0][0] != RecordKind.DELTA)

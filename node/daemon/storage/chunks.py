@@ -95,8 +95,11 @@ class ChunkStore:
         file = self._files.get(blob)
         return None if file is None else file.size == size
 
-    def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> None:
-        """Store bytes whose SHA-256 is `blob`, as the caller has checked. Raises OSError (disk full, ...)."""
+    def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> bytes:
+        """Store bytes whose SHA-256 is `blob`, as the caller has checked; returns them as they travel.
+
+        Raises OSError (disk full, ...).
+        """
         chunk = Chunk.of(bytes(data))
         file = _File(len(chunk.data), len(chunk.as_it_travels))
         write_atomically(self._path(blob, file), chunk.as_it_travels, durable=durable)
@@ -105,6 +108,7 @@ class ChunkStore:
             self._files[blob] = file
             self._held += fresh
             self._came += max(0, fresh)
+        return chunk.as_it_travels
 
     def _path(self, blob: bytes, file: _File) -> Path:
         name = blob.hex()
