@@ -301,14 +301,15 @@ class Daemon:
 
         Many events may be handled before it runs again; the trainer hears of the clock once.
         """
+        loop = asyncio.get_running_loop()  # its time is the monotonic clock
         while True:
             self._rearm.clear()
             self.tell_clock()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.core.next_wake() - time.monotonic()):
-                    await self._rearm.wait()
-                continue
-            self.dispatch(ev.Wake())
+            timer = loop.call_at(self.core.next_wake(), self._rearm.set)
+            await self._rearm.wait()
+            timer.cancel()
+            if time.monotonic() >= self.core.next_wake():
+                self.dispatch(ev.Wake())
 
     def _check_clock(self) -> None:
         """Notice a system clock that was set, or a sleep, in which only the system clock goes on."""

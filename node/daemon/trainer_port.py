@@ -337,7 +337,7 @@ class Publisher:
         for blob, piece in zip(delta.body.chunks, split_payload(payload), strict=True):
             # The same chunk in a delta whose round has closed may be about to be dropped.
             self._chunks.reserve(blob)
-            chunk = self._chunks.put(blob, piece, durable=True)
+            chunk = self._chunks.put(blob, piece, durable=True, is_read_next=True)
         self._records.add([delta], own=True)
         return chunk if len(delta.body.chunks) == 1 else b""
 

@@ -394,10 +394,10 @@ async def test_what_has_come_is_stored_though_its_link_ends_meanwhile(secure: En
     blob = listener.hold(b"data")
     try_write, stored = dialler.try_write, asyncio.Event()
 
-    async def slowly(work: Any, *arguments: object) -> bool:
+    async def slowly(work: Any, *arguments: object, **options: object) -> bool:
         stored.set()
         await until(lambda: dialler.gone)
-        return await try_write(work, *arguments)
+        return await try_write(work, *arguments, **options)
 
     dialler.try_write = slowly  # type: ignore[method-assign]
     getting = asyncio.create_task(dialler.transfers.get(out, fx.Get(out.number, blob, 4, 3600.0)))

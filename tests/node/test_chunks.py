@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
+from gossamer.node.daemon.storage.chunks import RECENT_BYTES, ChunkStore, MissingChunkError
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.payloads import Chunk, pack_chunk
@@ -40,6 +40,21 @@ def test_what_is_put_is_got_and_found_again(store: ChunkStore) -> None:
     assert file_of(store, blob).stat().st_mode & 0o777 == 0o600
     again = ChunkStore(store._root)
     assert blob in again and other in again and len(again.blobs) == 2
+
+
+def test_what_is_read_next_is_read_from_memory_once(store: ChunkStore) -> None:
+    chunk = b"x" * (RECENT_BYTES // 2)
+    blobs = [sha256(chunk + bytes([number])).digest() for number in range(3)]
+    for number, blob in enumerate(blobs):
+        store.put(blob, chunk + bytes([number]), is_read_next=True)
+        file_of(store, blob).write_bytes(b"damaged")
+    assert store.get(blobs[2]) == chunk + b"\2"
+    for blob in (blobs[0], blobs[2]):  # no room was left for the first, and the last was read
+        with pytest.raises(MissingChunkError):
+            store.get(blob)
+    store.drop(blobs[1])
+    with pytest.raises(MissingChunkError):
+        store.get(blobs[1])
 
 
 def test_how_much_is_here_and_has_come(store: ChunkStore, tmp_path: Path) -> None:

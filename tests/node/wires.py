@@ -53,7 +53,7 @@ class _Store(dict[bytes, bytes]):
             raise MissingChunkError(blob)
         return Chunk(self[blob], self.frames[blob]) if blob in self.frames else Chunk.of(self[blob])
 
-    def put(self, blob: bytes, data: bytes) -> None:
+    def put(self, blob: bytes, data: bytes, *, is_read_next: bool) -> None:
         self.arrived[blob] = data
 
 
@@ -160,9 +160,9 @@ class End:
     async def writable(self, seconds: float) -> bool:
         return not self.disk_is_full
 
-    async def try_write(self, work: Any, *arguments: object) -> bool:
+    async def try_write(self, work: Any, *arguments: object, **options: object) -> bool:
         if not self.disk_is_full:
-            work(*arguments)
+            work(*arguments, **options)
         return not self.disk_is_full
 
     async def status(self, query: Mapping[str, str]) -> dict[str, Any]:

@@ -406,7 +406,7 @@ class ChunkTransfer:
         """Store a chunk and tell the core; returns whether that is done. One that is no longer of use, since
         what it belongs to was given up meanwhile, is dropped."""
         if self._core.fetcher.wants.keys_of(blob) and not await self._disk.try_write(
-            self._store.put, blob, data
+            self._store.put, blob, data, is_read_next=True
         ):
             return False
         self._dispatch(ev.ChunkArrived(blob))

@@ -36,6 +36,10 @@ class MissingChunkError(StorageError):
         self.blob = blob
 
 
+RECENT_BYTES = 8 * 1024 * 1024
+"""Size of the chunks that are kept in memory until they are read, as payloads are right after they came."""
+
+
 class _File(NamedTuple):
     """The file that holds a chunk."""
 
@@ -68,6 +72,8 @@ class ChunkStore:
             self._files = {blob: file for name in _FOLDER_NAMES for blob, file in _files_in(root / name)}
         except OSError as error:
             raise cannot_write(root, error, f"cannot use {root}: {error.strerror}") from None
+        self._recent: dict[bytes, bytes] = {}
+        """Chunks that are expected to be read soon, oldest first."""
         self._held = sum(file.length for file in self._files.values())
         self._came = 0
 
@@ -95,8 +101,11 @@ class ChunkStore:
         file = self._files.get(blob)
         return None if file is None else file.size == size
 
-    def put(self, blob: bytes, data: bytes | memoryview, *, durable: bool = False) -> bytes:
-        """Store bytes whose SHA-256 is `blob`, as the caller has checked; returns them as they travel.
+    def put(
+        self, blob: bytes, data: bytes | memoryview, *, durable: bool = False, is_read_next: bool = False
+    ) -> bytes:
+        """Store bytes whose SHA-256 is `blob`, as the caller has checked; returns them as they travel. Those
+        that are read next are kept in memory until `get` takes them.
 
         Raises OSError (disk full, ...).
         """
@@ -108,6 +117,10 @@ class ChunkStore:
             self._files[blob] = file
             self._held += fresh
             self._came += max(0, fresh)
+            if is_read_next:
+                self._recent[blob] = chunk.data
+                while sum(map(len, self._recent.values())) > RECENT_BYTES:
+                    del self._recent[next(iter(self._recent))]
         return chunk.as_it_travels
 
     def _path(self, blob: bytes, file: _File) -> Path:
@@ -136,10 +149,13 @@ class ChunkStore:
         with self._lock:
             self._held -= self.length(blob)
             self._files.pop(blob, None)
+            self._recent.pop(blob, None)
 
     def get(self, blob: bytes) -> bytes:
-        """Read a chunk's bytes, as `read` does."""
-        return self.read(blob).data
+        """A chunk's bytes: from memory if they were put to be read next, else as `read` does."""
+        with self._lock:
+            data = self._recent.pop(blob, None)
+        return self.read(blob).data if data is None else data
 
     def read(self, blob: bytes) -> Chunk:
         """Read a chunk and check it. Raises MissingChunkError; StorageError if it cannot be read just now."""
