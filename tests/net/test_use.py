@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from gossamer.node.daemon.phi import restore, snapshots
+from gossamer.node.daemon.phi.restore import averaged
+from gossamer.node.daemon.phi.state import PhiState
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import RecordStore
 from gossamer.node.exports.export import export
+from gossamer.protocol.errors import StorageError
 from gossamer.protocol.fixedpoint import to_fixed
 from gossamer.protocol.manifest import Manifest
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
@@ -94,6 +98,42 @@ async def test_exports_while_the_daemons_seal_and_forget(
         assert (await asyncio.to_thread(export_one, nodes[1]))["phi_digest"] == expected
         swarm.assert_nobody_blamed()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+async def test_the_average_is_the_same_everywhere_also_after_a_join_and_a_kill(tmp_path: Path) -> None:
+    history = {"seal_after": 2, "snapshot_every": 4, "retain": 64}
+    async with LocalNodes(tmp_path, *small_manifest(history=history)) as swarm:
+        nodes = await swarm.grow(3, step_s=0.2)
+
+        async def all_past(more: int) -> None:
+            start = max(node.status["round"] for node in nodes)
+            passed = lambda: all(node.status.get("round", 0) >= start + more for node in nodes)  # noqa: E731
+            await swarm.until(passed, 120, f"{more} more rounds")
+
+        await swarm.until(lambda: (nodes[0].status["sealed_round"] or 0) >= 16, 120, "snapshots of a mean")
+        joiner = await swarm.add("n3", ["n0"])
+        joiner.train(0.2)
+        nodes.append(joiner)
+        killed = nodes[1]
+        killed.signal(signal.SIGKILL)
+        assert killed.child is not None
+        await asyncio.to_thread(killed.child.end, 60)
+        killed.status = {}
+        killed.start()
+        await swarm.until(lambda: all(node.status.get("round") for node in nodes), 120, "all train")
+        await all_past(12)
+        await swarm.agree(120, closed=True)
+        assert re.search(r"starting from the swarm's model of round [1-9]", joiner.log)
+
+        def found() -> list[tuple[Manifest, PhiState, np.ndarray]] | None:
+            with suppress(StorageError):  # the joiner's sums are on their way
+                return [averaged(node.home) for node in nodes]
+            return None
+
+        for _, state, mean in (all_found := await asyncio.to_thread(wait_for, found, 60, "the sums")):
+            assert snapshots.digest(state.phi).hex() == nodes[0].status["phi_digest"]
+            assert np.array_equal(mean, all_found[0][2]) and not np.array_equal(mean, state.phi)
+        swarm.assert_nobody_blamed()
 
 
 GENERATES = """
