@@ -350,7 +350,6 @@ GOALS = (
         unit="ms",
         measured=_pause_at_10m,
         reason="publishing the largest of these fragments, 0.8 M parameters, takes 3 to 4 ms of processor"
-        " time, half of it waiting for memory, and the rest of the step 0.7 ms. Earlier, while this machine"
-        " was a tenth faster and before `int4` took 0.3 ms of it more, the longest was 4.9 and 5.2 ms",
+        " time, half of it waiting for memory, and the rest of the step 0.7 ms",
     ),
 )

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gossamer.bootstrap import manifests
 from gossamer.node import Peer
-from gossamer.node.trainer.data import cosine
+from gossamer.node.trainer.data import constant
 
 try:
     from sklearn.datasets import load_digits
@@ -95,7 +95,7 @@ def main() -> None:
         folder=options.dir,
         stop_round=options.rounds,
     ) as peer:
-        schedule = cosine(total_tokens=200_000, warm_up_tokens=2_000)
+        schedule = constant(warm_up_tokens=2_000)
         rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: peer.lr_scale(schedule))
         shard = peer.shard(train, fraction=0.5)
         loader = DataLoader(train, batch_size=32, sampler=shard)
@@ -112,6 +112,8 @@ def main() -> None:
                 if peer.finished or peer.should_stop:
                     break
         peer.finish()
+        with peer.average():
+            print(f"accuracy of the averaged model: {accuracy(model, mine, held_out):.3f}")
         print(f"accuracy after round {peer.round}: {accuracy(model, mine, held_out):.3f}")
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from gossamer.bootstrap import manifests
 from gossamer.models.corpus import load_corpus
 from gossamer.node.adapters.lightning import GossamerCallback
-from gossamer.node.trainer.data import cosine
+from gossamer.node.trainer.data import constant
 
 CONTEXT = 64
 
@@ -76,7 +76,7 @@ def main() -> None:
         listen=options.listen,
         folder=options.dir,
         stop_round=options.rounds,
-        schedule=cosine(total_tokens=50_000_000, warm_up_tokens=50_000),
+        schedule=constant(warm_up_tokens=50_000),
     )
     trainer = pl.Trainer(
         max_epochs=-1,
@@ -94,6 +94,10 @@ def main() -> None:
     trainer.fit(module, train)
     after = trainer.test(module, held_out, verbose=False)[0]["held_out"]
     print(f"held-out loss {before:.3f} -> {after:.3f}, nats a byte")
+    if swarm.peer is not None:
+        with swarm.peer.average():
+            average = trainer.test(module, held_out, verbose=False)[0]["held_out"]
+        print(f"of the averaged model: {average:.3f}")
 
 
 if __name__ == "__main__":

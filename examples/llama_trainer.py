@@ -18,10 +18,14 @@ from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM, Trainer, 
 
 from gossamer.bootstrap import manifests
 from gossamer.models.corpus import load_corpus
-from gossamer.node.adapters.transformers import GossamerCallback
-from gossamer.node.trainer.data import cosine
+from gossamer.node.adapters.transformers import EvaluatesAverage, GossamerCallback
+from gossamer.node.trainer.data import constant
 
 CONTEXT = 64
+
+
+class AveragingTrainer(EvaluatesAverage, Trainer):
+    """Evaluates the averaged model, too."""
 
 
 class Windows(Dataset[dict[str, Tensor]]):
@@ -87,10 +91,10 @@ def main() -> None:
         listen=options.listen,
         folder=options.dir,
         stop_round=options.rounds,
-        schedule=cosine(total_tokens=20_000_000, warm_up_tokens=50_000),
+        schedule=constant(warm_up_tokens=50_000),
     )
     held_out = Windows(torch.from_numpy(text.held_out[: 64 * CONTEXT]), tokenizer)
-    trainer = Trainer(
+    trainer = AveragingTrainer(
         model,
         plan,
         train_dataset=Windows(torch.from_numpy(text.train), tokenizer),
@@ -103,8 +107,9 @@ def main() -> None:
     before = first.evaluate()["eval_loss"]
     with swarm:
         trainer.train()
-    after = trainer.evaluate()["eval_loss"]
-    print(f"held-out loss {before:.3f} -> {after:.3f}, nats a byte")
+    after = trainer.evaluate()
+    print(f"held-out loss {before:.3f} -> {after['eval_loss']:.3f}, nats a byte")
+    print(f"of the averaged model: {after['eval_loss_average']:.3f}")
 
 
 if __name__ == "__main__":

@@ -159,6 +159,8 @@ def test_the_ranks_of_a_frameworks_trainer_are_one_node(
         assert node.process.wait(2 * PATIENCE_S) == 0, node.log.read_text()
         losses = held_out_by_each(node.log.read_text())
         assert len(losses) == RANKS and losses[0] == losses[1]
+        averages = re.findall(r"of the averaged model: ([0-9.]+)", node.log.read_text())
+        assert len(averages) == RANKS and len({*averages}) == 1, "all ranks evaluate the average"
         assert losses[0][1] < losses[0][0] - 0.5
         deltas = published(node.folder)
         assert [delta.round for delta in deltas] == list(range(1, ROUNDS + 1))
