@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.node.daemon.network.rpc import fetch_status
-from gossamer.node.home import Home
+from gossamer.node.home import KEY_VARIABLE, Home
 from gossamer.node.processes import ENDED, Child
 from gossamer.protocol.errors import LocalError, UnreachableError
 
@@ -51,7 +51,8 @@ class NodeProcess:
         self.killed = False
         self.ended = ""
         # Without the settings of this machine's own nodes; an empty variable counts as unset.
-        settings = [name for name in os.environ if name.startswith(("GOSSAMER_NODE_", "GOSSAMER_BOOTSTRAP_"))]
+        ours = ("GOSSAMER_NODE_", "GOSSAMER_BOOTSTRAP_", KEY_VARIABLE)
+        settings = [name for name in os.environ if name.startswith(ours)]
         with open(self.log_path, "ab") as log:
             self.child = Child(
                 "gossamer.bootstrap.cli.main",

@@ -43,8 +43,12 @@ from gossamer.protocol.unix_time import span
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import Manifest  # slow to import, and many only need paths
 
+KEY_BYTES = 32
 SOCKET_PATH_BYTES_MAX = 100
 """Unix socket paths are limited to 104 to 108 bytes, depending on the system."""
+
+KEY_VARIABLE, KEY_FILE_VARIABLE = "GOSSAMER_KEY", "GOSSAMER_KEY_FILE"
+"""A node's key as 64 hexadecimal digits, or a file of it: for folders that do not outlive their machine."""
 
 LOCK_S = 0.2
 """How long another process may hold a folder's lock before we conclude that a node runs there: one that asks
@@ -63,6 +67,31 @@ def _locked(file: int, kind: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def given_key() -> bytes | None:
+    """The key in this process's environment, None if there is none. No message ever holds it.
+
+    Raises ConfigError.
+    """
+    text, path = (os.environ.get(name, "").strip() for name in (KEY_VARIABLE, KEY_FILE_VARIABLE))
+    if not (text or path):
+        return None
+    try:
+        data = text.encode() if text else Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{KEY_FILE_VARIABLE}={path}: {error.strerror}") from None
+    if text or len(data) != KEY_BYTES:  # a file may also be a copy of a folder's key
+        try:
+            data = bytes.fromhex(data.decode())
+        except ValueError:
+            data = b""
+        if len(data) != KEY_BYTES:
+            where = KEY_VARIABLE if text else f"{KEY_FILE_VARIABLE}={path}"
+            raise ConfigError(
+                f"{where} is no key: give {2 * KEY_BYTES} hexadecimal digits (openssl rand -hex 32)"
+            )
+    return data
 
 
 class Home:
@@ -180,19 +209,27 @@ class Home:
         return os.path.lexists(self.key_path)
 
     def identity(self, like: "Home | None" = None) -> Identity:
-        """Read the key. The first time one is made: that of the folder `like`, or a new one.
+        """Read the key. The first time it is that of the environment or of the folder `like`, or a new one.
 
-        Raises StorageError, also for a key that could not be used there: a copy of a damaged one would stay
-        when that is restored.
+        Raises ConfigError, or StorageError, also for a key that could not be used there: a copy of a damaged
+        one would stay when that is restored.
         """
-        if like is not None:
+        given = given_key()
+        if like is not None and given is None:
             like.identity()
         try:
             if not self.has_key:
-                write_first(self.key_path, like.key_path.read_bytes() if like else os.urandom(32))
+                fresh = like.key_path.read_bytes() if like else os.urandom(KEY_BYTES)
+                write_first(self.key_path, given or fresh)
             if self.key_path.stat().st_mode & 0o077:
                 raise StorageError(f"{self.key_path} can be read by others; run: chmod 600 {self.key_path}")
-            return Identity.from_seed(self.key_path.read_bytes())
+            seed = self.key_path.read_bytes()
+            if given not in (None, seed):
+                raise StorageError(
+                    f"{self.key_path} is another key than the environment gives ({KEY_VARIABLE},"
+                    f" {KEY_FILE_VARIABLE}): unset that, or choose another folder"
+                )
+            return Identity.from_seed(seed)
         except OSError as error:
             raise _unusable(self.key_path, error) from None
         except ConfigError as error:

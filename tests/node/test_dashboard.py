@@ -215,6 +215,41 @@ async def test_a_token_is_asked_for_everywhere(tmp_path: Path, monkeypatch: pyte
             assert (await get(home, "/healthz", headers={"Host": "evil.example", **wrong}))[0] == 401
 
 
+@pytest.mark.parametrize("token", ["", TOKEN])
+async def test_probes_need_no_token_and_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    home = founded(tmp_path / "a")
+    async with running(home, observe=True) as daemon:
+        await until(lambda: daemon.phi.loop.ready)
+        by_address = {"Host": "10.1.2.3:7780", "Authorization": ""}
+        assert (await get(home, "/livez", headers=by_address))[::2] == (200, {"live": True})
+        answer = await get(home, "/readyz", headers=by_address)
+        assert answer[::2] == (200, {"ready": True, "reason": "serving"}), "though it is alone"
+        for path in ("/healthz", "/livez/", "//livez", "/metrics"):
+            assert (await get(home, path, headers=by_address))[0] == (401 if token else 421), path
+
+
+async def test_a_node_that_joins_is_live_and_not_ready(tmp_path: Path) -> None:
+    home = joining(tmp_path / "b", founded(tmp_path / "a"))
+    async with running(home, join=("127.0.0.1:1",)):
+        assert (await get(home, "/livez"))[0] == 200
+        assert (await get(home, "/readyz"))[::2] == (503, {"ready": False, "reason": "joining"})
+
+
+async def test_a_node_that_has_been_away_is_not_ready_before_it_has_merged_what_it_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = founded(tmp_path / "a")
+    async with running(home) as daemon:
+        await until(lambda: daemon.phi.loop.ready)
+        assert (await get(home, "/readyz"))[2]["reason"] == "starting", "a trainer is not waited for"
+        monkeypatch.setattr(type(daemon.core), "rounds_behind", 11)
+        status, _, said = await get(home, "/readyz")
+        assert status == 503 and said["reason"] == "starting: 11 rounds wait to be merged"
+
+
 async def test_a_token_in_base64_may_be_typed_into_an_address_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home, node_in
 from gossamer.protocol.access.acl import Invitation, Role
 from gossamer.protocol.errors import ConfigError, DiskFullError, StorageError
+from gossamer.protocol.identity import Identity
 from tests.node.daemons import release
 from tests.node.full_disk import full
 from tests.node.synced import Synced
@@ -65,6 +66,42 @@ def test_a_key_that_others_can_read_is_refused(home: Home) -> None:
     home.identity()
     home.key_path.chmod(0o640)
     with pytest.raises(StorageError, match="chmod 600"):
+        home.identity()
+
+
+SEED = bytes(range(32))
+
+
+@pytest.mark.parametrize("content", [SEED, SEED.hex().encode(), f"{SEED.hex()}\n".encode()])
+def test_a_key_is_taken_from_the_environment_or_a_file(
+    home: Home, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """As of a Secret, for a folder that is empty at every start."""
+    file = home.root / "given"
+    file.write_bytes(content)
+    monkeypatch.setenv("GOSSAMER_KEY_FILE", str(file))
+    own = home.identity().node_id
+    assert own == Identity.from_seed(SEED).node_id and mode(home.key_path) == 0o600
+    monkeypatch.delenv("GOSSAMER_KEY_FILE")
+    monkeypatch.setenv("GOSSAMER_KEY", SEED.hex())
+    assert Home(home.root).identity().node_id == own
+    monkeypatch.setenv("GOSSAMER_KEY", SEED[::-1].hex())
+    with pytest.raises(StorageError, match="is another key than the environment gives"):
+        home.identity()
+    assert home.key_path.read_bytes() == SEED
+
+
+@pytest.mark.parametrize("text", ["5" * 63, "x" * 64, "5" * 32, "x" * 32])
+def test_a_key_that_is_none_is_refused_and_not_shown(
+    home: Home, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("GOSSAMER_KEY", text)
+    with pytest.raises(ConfigError, match=r"GOSSAMER_KEY is no key: give 64 hex") as refusal:
+        home.identity()
+    assert text not in str(refusal.value) and not home.has_key
+    monkeypatch.delenv("GOSSAMER_KEY")
+    monkeypatch.setenv("GOSSAMER_KEY_FILE", str(home.root / "keys"))
+    with pytest.raises(ConfigError, match=r"GOSSAMER_KEY_FILE=.*keys: No such file"):
         home.identity()
 
 

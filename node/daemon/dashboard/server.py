@@ -3,11 +3,13 @@
 ``/`` is the page. ``/api/state`` is the node's `NodeStatus`, and ``/status`` what other nodes are told of it,
 both JSON. ``/api/rounds`` is what happened from round ``?from=`` to ``&to=``, JSON: the newest of these, as
 many as one answer holds. ``/api/events`` are server-sent events. ``/healthz`` answers 200 if the node is
-healthy, else 503, with the reason as JSON. ``/metrics`` is for Prometheus.
+healthy, else 503, with the reason as JSON; ``/readyz`` the same if it holds the swarm's current model;
+``/livez`` 200 as long as its event loop runs. ``/metrics`` is for Prometheus.
 
 It only shows, and changes nothing. It listens on loopback, and elsewhere only with a token. Where there is a
-token, every request must give it. Pages of other origins get nothing: no CORS header is ever sent, and a name
-that leads here by DNS rebinding is refused by its Host header (with the token, any name will do).
+token, every request must give it, except for ``/livez`` and ``/readyz``. Pages of other origins get nothing:
+no CORS header is ever sent, and a name that leads here by DNS rebinding is refused by its Host header (with
+the token, any name will do).
 """
 
 import asyncio
@@ -45,6 +47,9 @@ PORT_FIRST, PORTS = 7780, 64
 TOKEN_VARIABLE = "GOSSAMER_ADMIN_TOKEN"
 TOKEN_MIN = 16
 COOKIE = "gossamer-admin"
+
+PROBES = frozenset({"/livez", "/readyz"})
+"""What a kubelet or a load balancer asks, by this machine's address and without a token."""
 
 POLICY = "default-src 'none'; frame-ancestors 'none'"
 HEADERS = {
@@ -117,6 +122,8 @@ class AdminServer:
             ("/api/events", self.feed.serve),
             ("/status", self._serve_status),
             ("/healthz", self._serve_health),
+            ("/livez", self._serve_live),
+            ("/readyz", self._serve_ready),
             ("/metrics", self._serve_metrics),
         ):
             app.router.add_get(path, handler, allow_head=path != "/api/events")  # its answer has no end
@@ -195,6 +202,8 @@ class AdminServer:
         site = request.headers.get("Sec-Fetch-Site", "none")
         if request.path != "/" and (is_foreign or site not in ("none", "same-origin")):
             raise web.HTTPForbidden(text="requests from other sites are refused")
+        if request.path in PROBES:
+            return
         if self._token and not self._gives_token(request):
             raise web.HTTPUnauthorized(
                 text="give the token: ?token=..., or Authorization: Bearer ...",
@@ -245,6 +254,13 @@ class AdminServer:
     async def _serve_health(self, request: web.Request) -> web.Response:
         healthy, reason = self._monitor.is_healthy()
         return _json(dump({"healthy": healthy, "reason": reason}), status=200 if healthy else 503)
+
+    async def _serve_live(self, request: web.Request) -> web.Response:
+        return _json(dump({"live": True}))
+
+    async def _serve_ready(self, request: web.Request) -> web.Response:
+        ready, reason = self._monitor.is_ready()
+        return _json(dump({"ready": ready, "reason": reason}), status=200 if ready else 503)
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         try:

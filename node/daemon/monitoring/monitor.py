@@ -55,7 +55,11 @@ LAGS = 60
 STEPPING_STATES = frozenset({"starting", "training"})
 """States in which the next thing that a trainer does is a step."""
 
-HEALTHY_STATES = frozenset({"starting", "training", "serving", "finished"})
+BEHIND_MAX = 10
+"""With more rounds that wait to be merged, a node does not hold the current model: it was away."""
+
+SERVING_STATES = frozenset({"starting", "training", "serving", "finished"})
+"""The states of a node that has joined and does not leave: all that is wrong then is a problem of its own."""
 
 log = logging.getLogger("gossamer.monitor")
 _ALL = logging.getLogger("gossamer")
@@ -197,7 +201,17 @@ class Monitor:
         if problem := self.health.problem or self._sources.disk.problem:
             return False, problem
         state = self._sources.state
-        return state in HEALTHY_STATES, state
+        return state in SERVING_STATES, state
+
+    def is_ready(self) -> tuple[bool, str]:
+        """Whether the node holds the swarm's current model, and its state or how far it is behind.
+
+        One that is alone is ready, and so is one whose trainer or disk has a problem: it serves others.
+        """
+        state, behind = self._sources.state, self._sources.core.rounds_behind
+        if behind > BEHIND_MAX:
+            return False, f"{state}: {behind} rounds wait to be merged"
+        return state in SERVING_STATES, state
 
     async def answer(self, query: Any) -> dict[str, Any]:
         """The status for other nodes, and what their query asks for besides.
