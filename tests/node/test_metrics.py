@@ -128,8 +128,9 @@ async def test_the_dashboard_asks_for_metrics_that_exist(tmp_path: Path) -> None
     dashboard = json.loads((ROOT / "deploy/grafana/gossamer.json").read_text("utf-8"))
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     queries += [v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
-    readme = (ROOT / "deploy/README.md").read_text("utf-8").replace("\n      and ", " and ")
-    queries += re.findall(r"^    (.*gossamer_.*?)(?:  +#.*)?$", readme, re.MULTILINE)
+    alerts = re.findall(r"^ +expr: (.*)$", (ROOT / "deploy/prometheus/alerts.yaml").read_text("utf-8"), re.M)
+    assert len(alerts) == 5
+    queries += alerts
     assert len(queries) > 25
     for query in queries:
         asked = set(re.findall(r"\b(?:gossamer|process)_[a-z_]+\b", query))
