@@ -19,7 +19,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import isfinite
 from pathlib import Path
 from threading import get_ident
@@ -429,21 +429,30 @@ class Peer:
         It is the mean of the swarm's model over about the last fifth of its rounds, the same on every node
         that has merged the same deltas, and mostly better than the live model. The live one comes back at the
         end of the block, also after an exception or Ctrl-C; what was learnt since the last delta is in it.
-        Buffers, such as running statistics, stay the live model's. An optimizer with a mode for evaluation,
-        as ScheduleFree has, must be in it before the block. With several ranks, all of them call it. Also
-        works once the peer has left. Takes some time: it reads the node's folder.
+        Buffers, such as running statistics, stay the live model's. With several ranks, all of them call it.
+        Also works once the peer has left. Takes some time: it reads the node's folder.
 
         Raises:
             StorageError: it is not here yet, as shortly after joining.
             RuntimeError: in such a block already; a step inside raises it, too.
         """
         self._check_live()
-        self._has_average = True
-        try:
-            with self._role.averaged():
-                yield
-        finally:
-            self._has_average = False
+        # Their modes, as ScheduleFree has them, change the parameters as they change: never the average's.
+        moded: list[Any] = [
+            one
+            for one in self._optimizers
+            if hasattr(one, "eval") and any(group.get("train_mode") for group in one.param_groups)
+        ]
+        with ExitStack() as undo:
+            self._has_average = True
+            undo.callback(setattr, self, "_has_average", False)
+            for optimizer in moded:
+                optimizer.eval()
+                undo.callback(optimizer.train)
+            undo.enter_context(self._role.averaged())
+            for optimizer in moded:
+                undo.callback(optimizer.eval)  # if it is not in that mode any more
+            yield
 
     def on_merged(self, callback: Callable[["Peer"], object]) -> Callable[["Peer"], object]:
         """Call `callback(peer)` in the training thread, in `step`, whenever the model took over a newer Phi.

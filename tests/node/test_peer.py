@@ -328,6 +328,31 @@ async def test_the_averaged_model_is_there_for_an_evaluation_and_the_live_one_af
         setup.model(torch.ones(1, 30, dtype=dtype)).sum().backward()
 
 
+@pytest.mark.parametrize("inside", [("eval",), ("eval", "train"), ()])
+async def test_an_optimizer_that_moves_the_model_to_evaluate_it_never_moves_the_average(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: tuple[str, ...]
+) -> None:
+    """As ScheduleFree does when its mode changes, wherever a loop changes it."""
+    async with begun(tmp_path) as setup:
+        monkeypatch.setattr(outer, "averaged", lambda home: (setup.daemon.manifest, None, setup.phi + ONE))
+        (group,) = setup.optimizer.param_groups
+        group["train_mode"] = True
+
+        def become(trains: bool) -> None:
+            if group["train_mode"] is not trains:
+                group["train_mode"] = trains
+                setup.model.weight.data.add_(1 if trains else -1)
+
+        monkeypatch.setattr(setup.optimizer, "eval", lambda: become(False), raising=False)
+        monkeypatch.setattr(setup.optimizer, "train", lambda: become(True), raising=False)
+        live = setup.weights()
+        with setup.peer.average():
+            for mode in inside:
+                assert np.allclose(setup.weights(), (setup.phi + ONE) / ONE, atol=1e-6)
+                getattr(setup.optimizer, mode)()
+        assert group["train_mode"] and np.allclose(setup.weights(), live, atol=1e-6)
+
+
 async def test_ctrl_c_while_the_average_is_put_into_the_model_leaves_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
