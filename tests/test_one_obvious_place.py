@@ -64,7 +64,7 @@ class HeavyBall:
     def __init__(self, outer: Outer) -> None:
         self._mu = outer.momentum
 
-    def step(self, progress: Tensor, *buffers: Tensor) -> None:
+    def step(self, progress: Tensor, *buffers: Tensor, windows: float) -> None:
         progress.copy_(buffers[0].mul_(self._mu).add_(progress))
 
 

@@ -310,6 +310,7 @@ class OuterLoop:
         check_fits(tensors, manifest)
         self._settings = manifest.outer
         self._optimizer = optimizer_of(manifest.outer)
+        self._usual_steps = manifest.pace.every_steps
         self.names = {tensor: name for name, tensor in tensors.items()}
         """The names of all the model's parameters."""
         fragments, codec = manifest.plan().fragments, manifest.outer.codec
@@ -401,12 +402,15 @@ class OuterLoop:
         """
         state = self.fragments[index]
         writer = PayloadWriter(self._settings.codec, state.starts, out)
+        # Windows that are counted in seconds are all alike: a slow machine does what it can in one.
+        windows = state.window.steps / self._usual_steps if self._usual_steps else 1.0
         extents: list[tuple[Part, tuple[Tensor, Tensor]]] = []
         with self._exactly():
             for part in state.parts:
                 values = part.values()
                 extents += [
-                    (part, self._send(values[piece.span], part, piece, writer)) for piece in part.pieces
+                    (part, self._send(values[piece.span], part, piece, writer, windows))
+                    for piece in part.pieces
                 ]
                 if part.small is None:
                     part.write_back(values)
@@ -430,7 +434,9 @@ class OuterLoop:
         state.last_published = round_
         return length, closed
 
-    def _send(self, theta: Tensor, part: Part, piece: Piece, writer: PayloadWriter) -> tuple[Tensor, Tensor]:
+    def _send(
+        self, theta: Tensor, part: Part, piece: Piece, writer: PayloadWriter, windows: float
+    ) -> tuple[Tensor, Tensor]:
         """Encode a piece's step, and set the parameters, if not a bucket's, to what all others will decode.
 
         Returns how far the step goes, in units of fixed point, and the largest value where it ends: both
@@ -443,7 +449,7 @@ class OuterLoop:
         else:
             # What bf16 cannot hold of `ref` is not progress: `theta` began at the bf16 image of `ref`.
             step.copy_(ref.to(theta.dtype)).sub_(theta.float())
-        self._optimizer.step(step, *buffers)
+        self._optimizer.step(step, *buffers, windows=windows)
         step.mul_(self._settings.learning_rate * ONE).round_()
         longest = _magnitude(step)
         if self._settings.ef_decay != 1.0:

@@ -26,10 +26,12 @@ class OuterOptimizer(Protocol):
     buffers: ClassVar[tuple[str, ...]]
     """The names of what it keeps, a float32 tensor of each parameter's shape, 0 at first."""
 
-    def step(self, progress: Tensor, *buffers: Tensor) -> None:
+    def step(self, progress: Tensor, *buffers: Tensor, windows: float) -> None:
         """Turn a piece's pseudo-gradient (how far training has moved against the reference, float32[n]) into
         the step at learning rate 1, and update the buffers, float32[n]; all in place, without waiting for a
-        device. Of zeros it must make zeros, as long as it has seen no others: they may be padding."""
+        device. Of zeros it must make zeros, as long as it has seen no others: they may be padding.
+
+        `windows`: the inner steps behind the progress, as a multiple of the manifest's window."""
         ...
 
 
@@ -38,6 +40,10 @@ class Nesterov:
 
     A linear filter commutes with the sum over nodes. So each node keeps its own, the swarm needs no shared
     state, and nothing is lost when a member leaves. With a momentum of 0 it is plain SGD.
+
+    Momentum reaches back over inner steps, not windows, whose lengths differ between nodes and with the load
+    of a machine: over ``p`` windows it fades to ``mu**p``. The learning rate changes by
+    ``(1 - mu**p) / (1 - mu)``, so that progress moves the model equally far in the end however it is cut.
     """
 
     buffers: ClassVar[tuple[str, ...]] = ("momentum",)
@@ -45,12 +51,14 @@ class Nesterov:
     def __init__(self, outer: Outer) -> None:
         self._mu = outer.momentum
 
-    def step(self, progress: Tensor, *buffers: Tensor) -> None:
+    def step(self, progress: Tensor, *buffers: Tensor, windows: float) -> None:
         if self._mu:
-            (momentum,) = buffers
-            torch.add(progress, momentum, alpha=self._mu, out=momentum)
+            (momentum,), mu = buffers, self._mu**windows
+            torch.add(progress, momentum, alpha=mu, out=momentum)
             torch.hardshrink(momentum, FADED, out=momentum)
-            progress.add_(momentum, alpha=self._mu)
+            progress.add_(momentum, alpha=mu)
+            if windows != 1.0:
+                progress.mul_((1 - mu) / (1 - self._mu))
 
 
 OPTIMIZERS: dict[str, Callable[[Outer], OuterOptimizer]] = {"nesterov": Nesterov}

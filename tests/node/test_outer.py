@@ -40,10 +40,16 @@ class Net(nn.Module):
             self.frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
 
 
-def manifest_for(model: nn.Module, fragments: int = 1, **outer: object) -> Manifest:
+ONE_LENGTH = {"every_steps": 0, "every_seconds": 30.0}
+"""Windows that are alike, however many steps they have."""
+
+
+def manifest_for(
+    model: nn.Module, fragments: int = 1, pace: dict[str, float] | None = None, **outer: object
+) -> Manifest:
     specs = tuple(TensorSpec(n, tuple(p.shape), "mean") for n, p in named_tensors(model))
     settings = {"codec": "exact", "learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0, **outer}
-    return build_manifest(specs, fragments, outer=settings)
+    return build_manifest(specs, fragments, outer=settings, pace=pace or ONE_LENGTH)
 
 
 def loop_for(model: nn.Module, manifest: Manifest) -> OuterLoop:
@@ -691,6 +697,26 @@ def test_a_scripts_default_dtype_and_device_change_nothing(
     moved = phi_of(loop)
     sent, _ = publish(loop, manifest, 1)
     assert np.abs(sent - 0.5 * 1.7 * (phi - moved)).max() <= 2, "in float32, not bf16"
+
+
+@pytest.mark.parametrize("length", [1, 4, 12])
+def test_momentum_reaches_over_as_many_steps_whatever_the_length_of_windows(length: int) -> None:
+    """And progress moves the model as far in the end."""
+    model = nn.Linear(3, 3, bias=False)
+    loop = loop_for(model, manifest := manifest_for(model, pace={"every_steps": 4, "every_seconds": 0.0}))
+    (momentum,) = loop.fragments[0].saved["momentum"]
+    moved, before = 0.0, torch.zeros(3, 3)
+    for step in range(1, 201):
+        with torch.no_grad():
+            model.weight.sub_(0.01 if step <= 24 else 0.0)
+        loop.step(100, 2.0)
+        if step % length == 0:
+            moved += publish(loop, manifest, step // length)[0][0] / ONE
+        if step == 24:
+            before = momentum.clone()
+        if step == 48:
+            torch.testing.assert_close(momentum, before * 0.7 ** (24 / 4))
+    assert moved == pytest.approx(24 * 0.01 * 0.5 / (1 - 0.7), rel=1e-3)
 
 
 @pytest.mark.parametrize("codec", ["int4", "exact"])
