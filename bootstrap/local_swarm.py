@@ -25,7 +25,7 @@ from gossamer.bootstrap.processes import NodeProcess, stop_all
 from gossamer.bootstrap.summary import SwarmSummary, check_result_path, summarise, write_result
 from gossamer.models import TaskError
 from gossamer.models.corpus import load_corpus
-from gossamer.models.registry import OptionValue, find_kind
+from gossamer.models.registry import find_kind
 from gossamer.node import processes as exit_status
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.home import Home
@@ -234,10 +234,11 @@ def founded(options: SwarmOptions) -> Iterator[tuple[Manifest, Path]]:
 
     A temporary folder is removed afterwards, unless a LocalError may point to a log in it.
     """
+    if options.task == "text":
+        _check_text(options)
     manifest, phi = manifests.create(
         name="local",
         task=options.task,
-        options=_text_options(options) if options.task == "text" else {},
         settings=options.settings,
         data=options.data,
         codec=options.codec,
@@ -265,13 +266,11 @@ def founded(options: SwarmOptions) -> Iterator[tuple[Manifest, Path]]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _text_options(options: SwarmOptions) -> dict[str, OptionValue]:
-    """A learning rate schedule that ends with the run. Raises ConfigError, also for data that is not text."""
+def _check_text(options: SwarmOptions) -> None:
+    """Raise ConfigError for data that is not text, before any process starts."""
     try:
         kind = find_kind("text")
         task: Any = kind.resolve(kind.read(options.settings))
         load_corpus(options.data, int(task["context"]))
     except TaskError as error:
         raise ConfigError(str(error)) from None
-    steps = options.rounds * options.every_steps / options.fragments * options.nodes
-    return {"horizon_tokens": int(steps * int(task["batch_size"]) * int(task["context"]))}
