@@ -46,16 +46,22 @@ FRAGMENTS = 4
 """Default number of parts that a model is split into. They take turns, so that no delta moves the whole model
 at once: 1 % less loss for the same bytes (docs/benchmarks.md)."""
 
+SHORT_WINDOW = 10
+"""Windows of so few steps want no momentum: with it, windows of 5 end 2 % higher (docs/benchmarks.md)."""
+
 RETAIN = 256
 """Default number of windows whose records are kept; `history.retain` is this times the fragments, in
 rounds."""
 
 
-def outer_defaults(codec: str, *, by_mean: bool = False) -> dict[str, float]:
-    """Outer settings that suit a codec; `by_mean`: all tensors are averaged by mean. Raises ConfigError."""
+def outer_defaults(codec: str, *, by_mean: bool = False, every_steps: int = EVERY_STEPS) -> dict[str, float]:
+    """Outer settings that suit a codec and a window; `by_mean`: all tensors are averaged by mean. Raises
+    ConfigError."""
     if codec not in CODECS:
         raise ConfigError(f"codec {codec!r} is unknown; choose one of {', '.join(CODECS)}")
     chosen = CODECS[codec].outer_by_mean if by_mean else CODECS[codec].outer
+    if chosen.momentum and 0 < every_steps <= SHORT_WINDOW:
+        chosen = chosen._replace(learning_rate=1.0, momentum=0.0)
     return chosen._asdict()
 
 
@@ -356,7 +362,7 @@ def _describe(
         raise ConfigError(f"fragments must be 1 to {FRAGMENTS_MAX}, not {fragments!r}")
     phi = genesis.parameters(model, plan(specs, fragments))
     by_mean = all(spec.averaging == "mean" for spec in specs)
-    usual = outer_defaults(codec, by_mean=by_mean)
+    usual = outer_defaults(codec, by_mean=by_mean, every_steps=every_steps)
     values = {
         "swarm": {"name": name, "created": int(time.time())},
         "task": task,

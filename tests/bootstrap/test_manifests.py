@@ -116,6 +116,13 @@ def test_the_outer_settings_suit_the_codec() -> None:
     assert create(codec="topk")[0].outer.learning_rate > create(codec="int2")[0].outer.learning_rate
 
 
+def test_short_windows_need_no_momentum() -> None:
+    for rule in ("rda", "mean"):
+        outer = create(averaging=rule, every_steps=5)[0].outer
+        assert (outer.learning_rate, outer.momentum) == (1.0, 0.0)
+    assert create(codec="topk", every_steps=5)[0].outer == create(codec="topk")[0].outer
+
+
 def test_what_is_averaged_by_mean_takes_longer_steps_and_less_momentum() -> None:
     by_rda, by_mean = (create(averaging=rule)[0].outer for rule in ("rda", "mean"))
     assert by_mean.learning_rate > by_rda.learning_rate and by_mean.momentum < by_rda.momentum
