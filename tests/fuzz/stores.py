@@ -32,7 +32,7 @@ from gossamer.protocol.access.acl import (
 from gossamer.protocol.access.handshake import ask, check_proof, check_question, prove
 from gossamer.protocol.errors import ConfigError, GossamerError, LocalError, RefusedError
 from gossamer.protocol.payloads import chunk_hashes, chunk_sizes
-from gossamer.protocol.records import HEADER_BYTES, RecordKind, seal
+from gossamer.protocol.records import HEADER_BYTES, Claim, RecordKind, seal
 from gossamer.protocol.wire import is_printable
 from tests.fuzz.forge import blobs_from, forge
 from tests.fuzz.mutate import mutate_bytes, mutate_packed, mutate_value
@@ -137,6 +137,8 @@ def _mutate_json(data: bytes, dice: Random) -> bytes:
 NUMEL = 2**18 + 100
 """A little more than one whole chunk."""
 
+INDEX_BYTES = 2 * 32
+
 
 class _Chunks(dict[bytes, bytes]):
     """A chunk store in memory."""
@@ -152,28 +154,31 @@ class _Chunks(dict[bytes, bytes]):
 
 @cache
 def _blobs() -> dict[bytes, bytes]:
-    """Chunks that are there already: those of a snapshot, and of payloads of all sizes."""
+    """Chunks that are there already: those of a snapshot, its index, and payloads of all sizes."""
     phi = np.arange(NUMEL, dtype="<i4").tobytes()
-    pieces = [phi[: 2**20], phi[2**20 :], b"", b"x", bytes(400), bytes(2**20), bytes(401)]
+    index = b"".join(chunk_hashes(phi))
+    pieces = [phi[: 2**20], phi[2**20 :], index, b"", b"x", bytes(400), bytes(2**20), bytes(401)]
     return {sha256(piece).digest(): piece for piece in pieces}
 
 
 def _snapshot(data: bytes) -> Iterator[None]:
     chunks: Any = _Chunks(_blobs())
-    root = sha256(data).digest()
-    chunks[root] = data
-    lacking = snapshots.missing(root, 4 * NUMEL, chunks)
+    claim = Claim(int(len(data) > INDEX_BYTES), 0, bytes(32), sha256(data).digest())
+    chunks[claim.root] = data
+    lacking = snapshots.missing(claim, 4 * NUMEL, chunks)
     yield
-    assert all(size in chunk_sizes(4 * NUMEL) for _, size in lacking)
-    phi = snapshots.load(root, NUMEL, chunks)
+    assert all(size in (*chunk_sizes(4 * NUMEL), INDEX_BYTES) for _, size in lacking)
+    phi = snapshots.load(claim, NUMEL, chunks)
     yield
     assert phi.shape == (NUMEL,)
-    assert chunk_hashes(phi.tobytes()) == tuple(data[i : i + 32] for i in range(0, len(data), 32))
+    assert b"".join(chunk_hashes(phi.tobytes())) == data[:INDEX_BYTES]
 
 
 def _snapshot_seeds() -> list[bytes]:
-    first, *_ = found = list(_blobs())
-    return [first + other for other in found] + [b"".join(found), b""]
+    """Of the first model, and of later ones, which lists the averaged model's sums too."""
+    first, second, *_ = found = list(_blobs())
+    later = [first + second + snapshots.SUMS * other for other in found]
+    return [first + other for other in found] + later + [b"".join(found), b""]
 
 
 STORES = [

@@ -26,7 +26,6 @@ from gossamer.protocol.membership.member_records import Presence
 from gossamer.protocol.membership.members import Roster
 from gossamer.protocol.membership.swim import Swim
 from gossamer.protocol.messages import RecordIds
-from gossamer.protocol.payloads import parse_index
 from tests.fuzz.runs import TARGETS
 from tests.fuzz.target import Target
 
@@ -74,12 +73,12 @@ PLANTED = {
         "MalformedError",
         ValueError,
     ),
-    "indexes of any length": Planted(
+    "a snapshot of chunks of any size": Planted(
         "snapshot",
-        r"ValueError: zip\(\) argument 2 is",
+        r"view\[start|== data\[:INDEX_BYTES\]",
         snapshots,
-        "parse_index",
-        lambda index, _: parse_index(index, len(index) << 15),
+        "_lacking",
+        lambda listed, chunks: tuple(one for one in listed if one[0] not in chunks),
     ),
     "a roster without end": Planted(
         "replica", r"roster\._members holds \d+, over", Roster, "_make_room", lambda *_: True, members_max=16
