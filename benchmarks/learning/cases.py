@@ -21,11 +21,12 @@ JOB = replace(
 )
 """The task that `make swarm` trains."""
 
+STEADY = replace(FULL, points=10)
+FIVES = replace(STEADY, windows=400, steps=5)
+
 EXACT = Scale()
 """The same in float32 throughout, as everything was trained at first."""
 THIRTIES_EXACT = replace(EXACT, windows=67, steps=30)
-HALF = replace(EXACT, windows=50, points=10, eval_windows=64)
-FIFTY = replace(EXACT, windows=50, points=10)
 CLOSER = replace(EXACT, windows=25, points=5)
 QUICK = Scale(workers=2, windows=4, steps=2, context=16, batch_size=2, eval_windows=8, points=4)
 
@@ -42,14 +43,15 @@ MANY = "8 workers, windows of 20 steps"
 DECAY = "4 workers, windows of 20 steps, an inner learning rate that falls"
 MUON = "4 workers, windows of 20 steps, Muon for the matrices"
 MUON_DECAY = "4 workers, windows of 20 steps, Muon and a learning rate that falls"
+STEADY_ADAMW = "Averaged at a constant learning rate, windows of 5 unless named: AdamW"
+STEADY_MUON = "Averaged at a constant learning rate, windows of 5 unless named: Muon for the matrices"
 MAIN = "The job of `make swarm`, simulated"
 PRECISION = "The same in float32 and with bfloat16 products"
-EARLIER = "Outer settings: those of manifests, and those that were tried"
 TRIED = "Tried with one seed: int4, outer learning rate / momentum"
 TRIED_MUON = "Tried with one seed: Muon in windows of 30, outer learning rate / decay of the residual"
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
-TRIED_HALF = "Tried first: 50 windows, evaluated on 4 kB"
 TRIED_TOPK = "Tried with one seed: top-k in windows of 30, outer learning rate / decay of the residual"
+AVERAGED = (STEADY_ADAMW, STEADY_MUON)
 COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY, MUON, MUON_DECAY)
 REAL = "Gossamer, int4 in one fragment, simulated and for real"
 
@@ -61,17 +63,15 @@ INT2 = "Gossamer, int2"
 TOPK = "Gossamer, top-k"
 NOLOCO = "NoLoCo, as published"
 ALONE = "one worker alone"
+EVERY_STEP = ("data-parallel", "data-parallel, falling")
+FALLING = "Gossamer, int4, windows of 20, falling"
+SHORT_INT4 = "Gossamer, int4, mean, 1.0 / 0"
+SHORT_TOPK = "Gossamer, top-k, mean, 4.5 / 0"
 RIVALS = ("DiLoCo, tuned", "DiLoCo, as published", NOLOCO)
 
 PARTED = "two halves for half the run"
 SPEEDS = "speeds 1, 1, 1/2, 1/4"
 DEATHS = "5 % die a window"
-
-BEFORE: dict[str, Any] = {
-    "codec": "int4",
-    "outer": {"learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0},
-}
-"""What manifests have."""
 
 TOPK_TRIED = ((2.5, 0.8), (3.0, 0.8), (3.5, 0.8), (3.0, 0.9))
 """Pairs of outer learning rate and decay of the residual."""
@@ -118,10 +118,10 @@ def whole(codec: str = "int4", outer: dict[str, float] | None = None) -> dict[st
 def cases(*, quick: bool) -> list[Case]:
     """All cases; if `quick`, only those compared, with one seed and at a size that shows nothing."""
     compared = [*_calm(), *_weather(), *_thirty(), *_wider(), *_decaying(), *_with_muon()]
-    compared += _with_muon_decaying()
+    compared += [*_with_muon_decaying(), *_steady()]
     if quick:
         return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
-    return [*compared, *_main_job(), *_precision(), *_real(), *_before(), *_tried()]
+    return [*compared, *_main_job(), *_precision(), *_real(), *_tried()]
 
 
 def _calm() -> Iterator[Case]:
@@ -213,6 +213,37 @@ def _with_muon_decaying() -> Iterator[Case]:
     yield Case(label=f"{INT4}, rda, 0.5 / 0.7", method="gossamer", settings=usual, **one)
 
 
+def plain(codec: str, rule: str, lr: float, momentum: float = 0.0, late: int = 1) -> dict[str, Any]:
+    """Settings for short windows in one fragment, which the others merge so many steps later."""
+    outer = {"learning_rate": lr, "momentum": momentum, "ef_decay": outer_defaults(codec)["ef_decay"]}
+    settings = whole(codec, outer) | {"weather": {"late": late}}
+    return settings if rule == "rda" else {**settings, "averaging": rule}
+
+
+def _steady() -> Iterator[Case]:
+    """No horizon: a constant rate and short windows, beside a rate that falls."""
+    falling_swarms = (gossamer(outer=outer_defaults("int4")), SEEDS), (by_mean(0.6), (0,))
+    for group, (settings, seeds) in zip(AVERAGED, falling_swarms, strict=True):
+        optimizer = "muon" if group == STEADY_MUON else "adamw"
+        one: dict[str, Any] = {"group": group, "scale": replace(STEADY, optimizer=optimizer), "seeds": (0,)}
+        falling = {**one, "scale": replace(DECAYING, optimizer=optimizer)}
+        fives = {**one, "scale": replace(FIVES, optimizer=optimizer), "method": "gossamer"}
+        yield Case(label=EVERY_STEP[0], method="data-parallel", **one)
+        yield Case(label=EVERY_STEP[1], method="data-parallel", **falling)
+        yield Case(label=FALLING, method="gossamer", settings=settings, **{**falling, "seeds": seeds})
+        fives["seeds"] = (0, 1) if group == STEADY_ADAMW else (0,)
+        yield Case(label=SHORT_INT4, settings=plain("int4", "mean", 1.0), **fives)
+        yield Case(label=SHORT_TOPK, settings=plain("topk", "mean", 4.5), **fives)
+    one["group"], one["scale"] = STEADY_ADAMW, STEADY
+    long = {**gossamer(outer={"learning_rate": 1.0, "momentum": 0.0}), "averaging": "mean"}
+    yield Case(label=f"{SHORT_INT4}, windows of 20, 4 fragments", method="gossamer", settings=long, **one)
+    fives["group"], fives["scale"] = STEADY_ADAMW, FIVES
+    yield Case(label=f"{INT4}, rda, 1.0 / 0", settings=plain("int4", "rda", 1.0), **fives)
+    yield Case(label=f"{INT4}, mean, 0.22 / 0.84", settings=plain("int4", "mean", 0.224, 0.84), **fives)
+    fives["scale"] = replace(FIVES, lr=1.5e-3)
+    yield Case(label=f"{SHORT_INT4}, inner rate 1.5e-3", settings=plain("int4", "mean", 1.0), **fives)
+
+
 def _main_job() -> Iterator[Case]:
     usual = outer_defaults("int4")
     one: dict[str, Any] = {"group": MAIN, "method": "gossamer", "seeds": (0,)}
@@ -235,14 +266,6 @@ def _precision() -> Iterator[Case]:
             yield Case(group=PRECISION, label=name, method=method, settings=settings, scale=scale, seeds=(0,))
 
 
-def _before() -> Iterator[Case]:
-    for label, settings, scale, seeds in (
-        ("int4 in manifests, 0.5 / 0.7, 50 windows", BEFORE, FIFTY, SEEDS),
-        ("int4 tuned here, 0.4 / 0.5, 50 windows", whole(), FIFTY, SEEDS),
-    ):
-        yield Case(group=EARLIER, label=label, method="gossamer", settings=settings, scale=scale, seeds=seeds)
-
-
 def _real() -> Iterator[Case]:
     yield Case(group=REAL, label="simulated", method="gossamer", settings=whole(), scale=EXACT)
     yield Case(
@@ -258,13 +281,6 @@ def _tried() -> Iterator[Case]:
     ) -> Case:
         return Case(group=group, label=label, method=method, settings=settings, scale=scale, seeds=(0,))
 
-    for lr in (5e-4, 2e-3):
-        scale = replace(HALF, lr=lr)
-        yield case(TRIED_HALF, f"data-parallel, inner lr {lr:g}", {}, scale, "data-parallel")
-    for lr, momentum in ((0.7, 0.7), (0.7, 0.5), (1.0, 0.0)):
-        settings = {**whole(outer={"learning_rate": lr, "momentum": momentum}), "averaging": "mean"}
-        yield case(TRIED_HALF, f"int4, mean, {lr} / {momentum}", settings, HALF)
-    yield case(TRIED_HALF, "int4, 0.5 / 0.5", whole(outer={"learning_rate": 0.5}), HALF)
     for lr, decay in TOPK_TRIED:
         settings = gossamer("topk", outer={"learning_rate": lr, "ef_decay": decay})
         yield case(TRIED_TOPK, f"{lr} / {decay}", settings, THIRTIES)

@@ -6,6 +6,7 @@ the row is its result), and its curve as columns of equal length.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 from benchmarks.learning.cases import Case
@@ -17,6 +18,7 @@ Rows = list[dict[str, Any]]
 
 def row_of(case: Case, run: Run, outcome: Outcome) -> dict[str, Any]:
     """A run in the form in which it is recorded."""
+    averaged = [round(point.averaged, 4) for point in outcome.curve]
     return {
         "group": case.group,
         "case": case.label,
@@ -26,6 +28,7 @@ def row_of(case: Case, run: Run, outcome: Outcome) -> dict[str, Any]:
         "published": [round(point.published) for point in outcome.curve],
         "sent": [round(point.sent) for point in outcome.curve],
         "loss": [round(point.loss, 4) for point in outcome.curve],
+        **({"averaged": averaged} if isfinite(averaged[-1]) else {}),
         "cpu_s": round(outcome.cpu_s),
         "processor": outcome.processor,
     }
@@ -33,7 +36,8 @@ def row_of(case: Case, run: Run, outcome: Outcome) -> dict[str, Any]:
 
 def outcome_of(row: dict[str, Any]) -> Outcome:
     """The outcome of a recorded row's run."""
-    columns = (row["tokens"], row["published"], row["sent"], row["loss"])
+    columns = [row["tokens"], row["published"], row["sent"], row["loss"]]
+    columns += [row["averaged"]] if "averaged" in row else []
     return Outcome([Point(*point) for point in zip(*columns, strict=True)], row["cpu_s"], row["processor"])
 
 
@@ -46,9 +50,20 @@ def by_case(rows: Rows, group: str) -> dict[str, Rows]:
     return found
 
 
+def final_losses(rows: Rows, column: str = "loss") -> list[float]:
+    """Each seed's final loss; that of the averaged model is in another column, if the run had one."""
+    return [row[column][-1] for row in rows if column in row]
+
+
 def final_loss(rows: Rows) -> float:
     """The final loss, averaged over seeds."""
-    return sum(row["loss"][-1] for row in rows) / len(rows)
+    return sum(final_losses(rows)) / len(rows)
+
+
+def best_loss(rows: Rows) -> float:
+    """The same of the averaged model, if that is lower."""
+    means = final_losses(rows, "averaged")
+    return min(final_loss(rows), sum(means) / len(means)) if means else final_loss(rows)
 
 
 def same_seeds(some: Rows, others: Rows) -> tuple[Rows, Rows]:
@@ -89,9 +104,9 @@ def bytes_ratio(some: Rows, others: Rows, target: float) -> float:
     return many / few if few and many else 0.0
 
 
-def mean_curve(rows: Rows, column: str) -> tuple[list[float], list[float]]:
-    """A column and the loss, averaged over seeds point by point, without the untrained model's point."""
-    return _mean([row[column][1:] for row in rows]), _mean([row["loss"][1:] for row in rows])
+def mean_curve(rows: Rows, column: str, loss: str = "loss") -> tuple[list[float], list[float]]:
+    """A column and a loss, averaged over seeds point by point, without the untrained model's point."""
+    return _mean([row[column][1:] for row in rows]), _mean([row[loss][1:] for row in rows])
 
 
 def _mean(lists: Sequence[Sequence[float]]) -> list[float]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.learning.replica import History, Record, Replica
-from benchmarks.learning.world import Point, Worker, World
+from benchmarks.learning.world import Averaged, Point, Worker, World
 from gossamer.bootstrap import manifests
 from gossamer.models.task import named_tensors
 from gossamer.node.trainer.outer import OuterLoop
@@ -73,6 +73,7 @@ class Swarm:
         self._tick = 0
         self.observer = Replica(self._history, phi)
         """A replica that hears everything at once and does not train: its Phi is the swarm's."""
+        self._averaged, self._rounds = Averaged(phi), 0
         self.published = 0
         """Bytes of all payloads, packed as they are sent."""
         self.deaths = 0
@@ -97,6 +98,11 @@ class Swarm:
         for node in self.nodes:
             if node.absent_until <= self._tick and not self._dies(node):
                 self._work(node)
+        window, fragments = self._world.scale.steps, len(self._history.layout.fragments)
+        if (rounds := self._tick * fragments // window) > self._rounds:
+            self.observer.merge()
+            self._averaged.add(rounds, self.observer.phi)
+            self._rounds = rounds
 
     def _dies(self, node: Node) -> bool:
         window = self._world.scale.steps
@@ -179,11 +185,16 @@ class Swarm:
     def parameters(self) -> list[Tensor]:
         """The swarm's model: Phi of all records published, in the order of the model's tensors."""
         self.observer.merge()
-        layout = self._history.layout
-        phi = np.concatenate([self.observer.view(fragment.index) for fragment in layout.fragments])
+        return self._tensors(self.observer.phi)
+
+    def averaged(self) -> list[Tensor]:
+        """The swarm's averaged model, likewise."""
+        return self._tensors(self._averaged.mean())
+
+    def _tensors(self, phi: Ints) -> list[Tensor]:
         by_name = {
             spec.name: torch.from_numpy(values).float().view(spec.shape) / ONE
-            for spec, values in layout.tensors(phi)
+            for spec, values in self._history.layout.tensors(phi)
         }
         return [by_name[spec.name] for spec in self._manifest.layout.tensors]
 
@@ -224,7 +235,8 @@ def train(world: World, **settings: Any) -> Iterator[Point]:
     while True:
         if world.is_due() or world.is_over:
             published = swarm.published / workers
-            yield world.point(swarm.parameters(), published, published * (workers - 1))
+            sent = published * (workers - 1)
+            yield world.point(swarm.parameters(), published, sent, swarm.averaged())
         if world.is_over:
             return
         swarm.advance()

@@ -77,7 +77,10 @@ class Results:
         self._rows[run.key] = {
             "cpu_s": round(outcome.cpu_s, 1),
             "processor": outcome.processor,
-            "curve": [[p.tokens, round(p.published), round(p.sent), round(p.loss, 4)] for p in outcome.curve],
+            "curve": [
+                [p.tokens, round(p.published), round(p.sent), round(p.loss, 4), round(p.averaged, 4)]
+                for p in outcome.curve
+            ],
         }
         if self._file:
             rows = (f"{json.dumps(key)}: {json.dumps(row)}" for key, row in self._rows.items())

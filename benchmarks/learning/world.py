@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,6 +20,8 @@ from gossamer.models.corpus import Corpus, load_corpus
 from gossamer.models.muon import InnerOptimizer
 from gossamer.models.task import Batch, DataStream, named_tensors
 from gossamer.models.text import ByteTextTask, TextOptions
+from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history import average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,28 @@ class Point(NamedTuple):
     """Bytes that a node sends so that every node has those it needs."""
     loss: float
     """The loss on held-out text, in nats per byte."""
+    averaged: float = inf
+    """That of the averaged model; infinite if there is none."""
+
+
+class Averaged:
+    """The averaged model, as nodes define it, of a model in fixed point."""
+
+    def __init__(self, phi: Ints) -> None:
+        """`phi`: the first parameters, int32[n]."""
+        self._round, self._phi = 0, phi.copy()
+        self._sums = average.Sums(np.zeros_like(phi), np.zeros_like(phi))
+
+    def add(self, round_: int, phi: Ints) -> None:
+        """Take in the model after a round; all come, in order."""
+        self._sums = average.carried(self._sums, self._round, round_)
+        if round_ in average.points(round_ - 1, round_):
+            np.add(self._sums.current, phi, out=self._sums.current)
+        self._round, self._phi = round_, phi
+
+    def mean(self) -> Ints:
+        """The averaged model, int32[n]."""
+        return average.mean(self._phi, self._sums, self._round)
 
 
 @dataclass(slots=True)
@@ -191,8 +217,15 @@ class World:
         with self._attention():
             return self.task.evaluate(self._judge)
 
-    def point(self, tensors: Iterable[Tensor], published: float, sent: float) -> Point:
-        return Point(self.tokens, published, sent, self.evaluate(tensors))
+    def point(
+        self,
+        tensors: Iterable[Tensor],
+        published: float,
+        sent: float,
+        averaged: Iterable[Tensor] | None = None,
+    ) -> Point:
+        means = inf if averaged is None else self.evaluate(averaged)
+        return Point(self.tokens, published, sent, self.evaluate(tensors), means)
 
 
 def mean_of(workers: list[Worker]) -> list[Tensor]:

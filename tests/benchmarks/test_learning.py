@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from benchmarks import learning, report
 from benchmarks.learning import gossamer, sweep
 from benchmarks.learning.cases import Case, cases
-from benchmarks.learning.figures import bytes_ratio, bytes_until, row_of
+from benchmarks.learning.figures import best_loss, bytes_ratio, bytes_until, outcome_of, row_of
 from benchmarks.learning.sweep import Outcome, Results, Run
 from benchmarks.learning.world import Point, Scale, World
 
@@ -74,6 +75,18 @@ def test_all_methods_use_the_same_tokens_and_repeat_exactly(method):
     assert outcome.curve[-1].tokens == SMALL.tokens / (SMALL.workers if method == "alone" else 1)
     assert outcome.loss < outcome.curve[0].loss
     assert sweep.train(training).curve == outcome.curve
+    assert isfinite(outcome.curve[-1].averaged) == (method in ("gossamer", "data-parallel"))
+
+
+def test_the_averaged_model_is_kept_with_the_live_one(tmp_path):
+    case = Case(group="", label="", method="data-parallel", scale=replace(SMALL, windows=17), seeds=(0,))
+    (training,) = case.runs()
+    outcome = Results(tmp_path / "out.json").of(training)
+    again = Results(tmp_path / "out.json").of(training)
+    assert again.curve[-1].averaged == pytest.approx(outcome.curve[-1].averaged, abs=1e-4)
+    found = row_of(case, training, again)
+    assert found["averaged"][-1] != found["loss"][-1] and outcome_of(found).curve == again.curve
+    assert best_loss([found]) == min(found["averaged"][-1], found["loss"][-1])
 
 
 def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
