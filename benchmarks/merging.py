@@ -1,6 +1,10 @@
-"""Merge: parameter-records per second on one core, by rule and codec, and the memory that it needs."""
+"""Merge: parameter-records per second on one core, by rule and codec, the memory that it needs, and what the
+averaged model adds."""
 
+import tempfile
+import time
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +13,10 @@ import torch
 from benchmarks.goals import Goal
 from benchmarks.measure import best_of, copy_seconds, delta_like
 from benchmarks.tables import Table
+from gossamer.node.daemon.phi import snapshots
+from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.protocol import codecs
+from gossamer.protocol.history.average import points
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge.contributions import figures
 from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure
@@ -28,6 +35,7 @@ def run(*, quick: bool) -> dict[str, list[dict[str, Any]]]:
     return {
         "speed": [_speed(rule, codec, side, repeats) for rule in RULES for codec in CODECS],
         "memory": [_memory(codec, model) for codec in CODECS],
+        "average": [_average(codec, side, repeats) for codec in CODECS],
     }
 
 
@@ -105,6 +113,41 @@ def _memory(codec: str, fragment: Fragment) -> dict[str, Any]:
     }
 
 
+AT_ROUNDS = (256, 1024, 4096, 16384)
+"""Rounds from which on the cost of the averaged model is stated: its points lie further and further apart."""
+
+
+def _average(codec: str, side: int, repeats: int) -> dict[str, Any]:
+    """What it takes to carry the sums of the averaged model over one point, from the last snapshot on disk to
+    the next one, against merging all rounds from one point to the next."""
+    tensors = (TensorSpec("w", (side, side), "rda"),)
+    layout = plan(tensors, 1)
+    [fragment] = layout.fragments
+    phi = delta_like(fragment.numel)
+    contributions = _contributions(codec, fragment, RECORDS)
+    payload = Payload(codec, fragment, codecs.CODECS[codec].encode(phi))
+    merge_s = best_of(lambda: _merge(contributions, fragment, phi), repeats)
+    merge_s += RECORDS * best_of(lambda: measure(payload), repeats)
+    with tempfile.TemporaryDirectory() as folder:
+        chunks = ChunkStore(Path(folder) / "chunks")
+        roots = [snapshots.store(phi, chunks) for _ in range(snapshots.SUMS)]
+        took = []
+        for _ in range(repeats):
+            begun = time.process_time()  # without waiting for the disk
+            sums = snapshots.read_sums(roots, fragment, layout.snapshot_bytes, chunks)
+            sums.current[:] += phi
+            for one in sums:
+                snapshots.store(one, chunks)
+            took.append(time.process_time() - begun)
+    apart = {upto: upto - next(iter(points(0, upto - 1))) for upto in AT_ROUNDS}
+    return {
+        "codec": codec,
+        "records": RECORDS,
+        "parameters": fragment.numel,
+        "shares": {str(upto): min(took) / (rounds * merge_s) for upto, rounds in apart.items()},
+    }
+
+
 def tables(found: dict[str, list[dict[str, Any]]]) -> list[Table]:
     """Speed by rule and codec, memory by codec."""
     speed = [
@@ -134,6 +177,14 @@ def tables(found: dict[str, list[dict[str, Any]]]) -> list[Table]:
             ("codec", "merge at its peak", "their payloads, in one fragment"),
             memory,
         ),
+        Table(
+            f"processor time that the averaged model adds to merging {RECORDS} records a round, by round",
+            ("codec", *(f"{upto:,}" for upto in AT_ROUNDS)),
+            [
+                (row["codec"], *(f"{row['shares'][str(upto)]:.1%}" for upto in AT_ROUNDS))
+                for row in found["average"]
+            ],
+        ),
     ]
 
 
@@ -160,5 +211,11 @@ GOALS = (
         at_most=10,
         unit="%",
         measured=lambda found: 100 * max(row["peak_share"] for row in found["memory"]),
+    ),
+    Goal(
+        what="processor time that the averaged model adds to merging, after 1,024 rounds, int4",
+        at_most=5,
+        unit="%",
+        measured=lambda found: 100 * found["average"][CODECS.index("int4")]["shares"]["1024"],
     ),
 )

@@ -67,7 +67,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as hiding_changes
 
-from gossamer.node.daemon.phi.restore import averaged
 from gossamer.node.home import Home
 from gossamer.node.ipc import messages as control
 from gossamer.node.trainer.checkpoint import CheckpointWriter, Progress, restore
@@ -76,11 +75,11 @@ from gossamer.node.trainer.encoders import Bucket, PayloadWriter, piece_numel, t
 from gossamer.node.trainer.genesis import vanishing
 from gossamer.node.trainer.outer_optimizers import optimizer_of
 from gossamer.node.trainer.parameters import StepBoundary, check_fits, is_sharded
-from gossamer.node.trainer.phi_updates import PhiUpdates
+from gossamer.node.trainer.phi_updates import EvaluatedAverage, PhiUpdates
 from gossamer.node.trainer.ranks import DONE, Rank, RankContext, Word
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
-from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints, to_float
+from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.limits import LOSS_MAX, OWN_TOKENS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
@@ -540,8 +539,8 @@ class Leader(Rank):
         self._saved_optimizers = self._optimizers if self.team.size == 1 else ()
         self._checkpoint_path = checkpoint
         self._checkpoint = CheckpointWriter(checkpoint)
-        self._tensors = self.team.bind(manifest.plan())
-        self._outer = OuterLoop(self._tensors, manifest)
+        tensors = self.team.bind(manifest.plan())
+        self._outer = OuterLoop(tensors, manifest)
         states = self._outer.fragments
         self._updates = PhiUpdates(link, manifest.plan().fragments, [state.gpu for state in states])
         self._codec = manifest.outer.codec
@@ -554,12 +553,7 @@ class Leader(Rank):
         self._shared = tuple(tensor for state in states for tensor in state.theta)
         # Sharded parameters are here as copies; their ranks leave only together, at a step boundary.
         self._boundary = StepBoundary(() if any(map(is_sharded, model.parameters())) else self._shared)
-        self._average: dict[str, Tensor] = {}
-        """By name: the averaged model's values, once read."""
-        self._live: dict[str, Tensor] = {}
-        """By name: the parameters, while the average is in the model."""
-        self._is_live_whole = False
-        """Whether these are as at the last step boundary."""
+        self._evaluated = EvaluatedAverage(Home(checkpoint.parent), tensors, self._boundary)
         self._steps_since = 0
         self._published_at = time.monotonic()
         self._window_loss = 0.0
@@ -698,33 +692,6 @@ class Leader(Rank):
 
     def agree_done(self, done: int) -> int:
         return self._agree(done=done).done
-
-    def _read_average(self) -> bytes:
-        try:
-            manifest, _, phi = averaged(Home(self._checkpoint_path.parent))
-        except LocalError as error:
-            return str(error).encode()
-        self._average = {
-            spec.name: torch.from_numpy(to_float(values).reshape(spec.shape))
-            for spec, values in manifest.plan().tensors(phi)
-        }
-        return b""
-
-    @torch.no_grad()
-    def _use_average(self) -> None:
-        self._is_live_whole = self._boundary.holds
-        self._live = {name: self._tensors[name].detach().clone() for name in self._average}
-        for name, values in self._average.items():
-            self._tensors[name].copy_(values)
-        self._average.clear()
-
-    @torch.no_grad()
-    def _use_live(self) -> None:
-        for name, values in self._live.items():
-            self._tensors[name].copy_(values)
-        if self._live and self._is_live_whole:
-            self._boundary.mark()
-        self._live.clear()
 
     def report(self, state: str, evaluation: control.Evaluation = control.NOT_EVALUATED) -> None:
         now, tokens = time.monotonic(), self.progress.tokens

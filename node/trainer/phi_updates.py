@@ -1,4 +1,5 @@
-"""Newer Phi on its way to the model: which of the daemon's offers a step applies, and how they reach a GPU.
+"""Phi on its way to the model: which of the daemon's offers a step applies, and how they reach a GPU; and the
+averaged model, which takes the live one's place for an evaluation.
 
 A GPU copies a fragment by itself, from shared memory that is pinned for it, into memory that is kept for
 this; the loop does not wait, and the fragment's shared memory is given back once the copy is over. A model on
@@ -7,14 +8,19 @@ the CPU or on devices of another kind, or a fragment on several devices, reads s
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from gossamer.node.daemon.phi.restore import averaged
+from gossamer.node.home import Home
 from gossamer.node.ipc.messages import SharedMemory
 from gossamer.node.trainer.daemon_link import DaemonLink, Offer
+from gossamer.node.trainer.parameters import StepBoundary
+from gossamer.protocol.errors import LocalError
+from gossamer.protocol.fixedpoint import to_float
 from gossamer.protocol.payloads import Fragment
 
 PORTABLE = 1
@@ -117,3 +123,49 @@ def _pin(shared: SharedMemory, gpu: torch.device) -> None:
     )
     with suppress(RuntimeError):  # CUDA reports the failure once more, at the next call to the GPU
         torch.zeros(1, device=gpu)
+
+
+class EvaluatedAverage:
+    """The averaged model in the place of the live one, for an evaluation."""
+
+    def __init__(self, home: Home, tensors: Mapping[str, Tensor], boundary: StepBoundary) -> None:
+        """`tensors` are the parameters by name, whole."""
+        self._home = home
+        self._tensors = tensors
+        self._boundary = boundary
+        self._average: dict[str, Tensor] = {}
+        """By name: the averaged model's values, once read."""
+        self._live: dict[str, Tensor] = {}
+        """By name: the parameters, while the average is in the model."""
+        self._is_live_whole = False
+        """Whether these are as at the last step boundary."""
+
+    def read(self) -> bytes:
+        """Read the averaged model from the node's folder. Returns why that failed, if it did."""
+        try:
+            manifest, _, phi = averaged(self._home)
+        except LocalError as error:
+            return str(error).encode()
+        self._average = {
+            spec.name: torch.from_numpy(to_float(values).reshape(spec.shape))
+            for spec, values in manifest.plan().tensors(phi)
+        }
+        return b""
+
+    @torch.no_grad()
+    def use_average(self) -> None:
+        """Set the parameters to what was read."""
+        self._is_live_whole = self._boundary.holds
+        self._live = {name: self._tensors[name].detach().clone() for name in self._average}
+        for name, values in self._average.items():
+            self._tensors[name].copy_(values)
+        self._average.clear()
+
+    @torch.no_grad()
+    def use_live(self) -> None:
+        """Put the parameters back, wherever `use_average` ended; they are at a boundary if they were."""
+        for name, values in self._live.items():
+            self._tensors[name].copy_(values)
+        if self._live and self._is_live_whole:
+            self._boundary.mark()
+        self._live.clear()

@@ -28,6 +28,7 @@ from gossamer.node.trainer.attach import DaemonProcess
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.daemon_link import OUTDATED
 from gossamer.node.trainer.parameters import Binding, deal_out, is_sharded, reshard
+from gossamer.node.trainer.phi_updates import EvaluatedAverage
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import Layout, Slot
@@ -312,6 +313,8 @@ class Rank:
         self.begun_at = time.perf_counter()
         self.outer_s = 0.0
         """Seconds since `begun_at` in which `step` has kept the loop from inner steps."""
+        self._evaluated: EvaluatedAverage | None = None
+        """Only the first rank has it."""
         self.stop_requested = False
         """Whether the script wants its loop to end; with several ranks, all see it at the next step."""
 
@@ -403,25 +406,17 @@ class Rank:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside, the parameters are those of the averaged model. Raises StorageError if it is not here."""
-        if problem := self.team.share(self._read_average()):
+        if problem := self.team.share(self._evaluated.read() if self._evaluated else b""):
             raise StorageError(problem.decode())
         try:
             with self.team.full(self.team.fragments):
-                self._use_average()
+                if self._evaluated:
+                    self._evaluated.use_average()
             yield
         finally:  # also if Ctrl-C came while the parameters changed
             with self.team.full(self.team.fragments):
-                self._use_live()
-
-    def _read_average(self) -> bytes:
-        """Read the averaged model. Returns why that failed, if it did. Only the first rank does this."""
-        return b""
-
-    def _use_average(self) -> None:
-        """Set the parameters to the averaged model that was read. Only the first rank does this."""
-
-    def _use_live(self) -> None:
-        """Set them to what they were before. Only the first rank does this."""
+                if self._evaluated:
+                    self._evaluated.use_live()
 
     def report(self, state: str, evaluation: Evaluation = NOT_EVALUATED) -> None:
         """Tell the daemon how training is doing, twice a second at most; only the first rank does."""

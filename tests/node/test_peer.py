@@ -15,7 +15,7 @@ from torch import nn
 
 from gossamer.node.ipc import messages as control
 from gossamer.node.trainer import checkpoint as checkpointwriter
-from gossamer.node.trainer import outer
+from gossamer.node.trainer import outer, phi_updates
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.peer import mean_loss, token_count
 from gossamer.protocol.errors import ConfigError, StorageError
@@ -309,7 +309,7 @@ async def test_the_averaged_model_is_there_for_an_evaluation_and_the_live_one_af
 ) -> None:
     async with begun(tmp_path, dtype=dtype) as setup:
         mean = setup.phi + ONE
-        monkeypatch.setattr(outer, "averaged", lambda home: (setup.daemon.manifest, None, mean))
+        monkeypatch.setattr(phi_updates, "averaged", lambda home: (setup.daemon.manifest, None, mean))
         setup.step()
         live = setup.weights()
         with pytest.raises(KeyboardInterrupt), setup.peer.average():
@@ -334,7 +334,9 @@ async def test_an_optimizer_that_moves_the_model_to_evaluate_it_never_moves_the_
 ) -> None:
     """As ScheduleFree does when its mode changes, wherever a loop changes it."""
     async with begun(tmp_path) as setup:
-        monkeypatch.setattr(outer, "averaged", lambda home: (setup.daemon.manifest, None, setup.phi + ONE))
+        monkeypatch.setattr(
+            phi_updates, "averaged", lambda home: (setup.daemon.manifest, None, setup.phi + ONE)
+        )
         (group,) = setup.optimizer.param_groups
         group["train_mode"] = True
 
@@ -358,7 +360,7 @@ async def test_ctrl_c_while_the_average_is_put_into_the_model_leaves_nothing_of_
 ) -> None:
     async with begun(tmp_path) as setup:
         mean, put = setup.phi + ONE, torch.Tensor.copy_
-        monkeypatch.setattr(outer, "averaged", lambda home: (setup.daemon.manifest, None, mean))
+        monkeypatch.setattr(phi_updates, "averaged", lambda home: (setup.daemon.manifest, None, mean))
         setup.step()
         live = setup.weights()
 
@@ -382,7 +384,7 @@ async def test_an_average_that_is_not_here_yet_leaves_the_model_as_it_is(
         raise StorageError("still fetching")
 
     async with begun(tmp_path) as setup:
-        monkeypatch.setattr(outer, "averaged", fetching)
+        monkeypatch.setattr(phi_updates, "averaged", fetching)
         live = setup.weights()
         with pytest.raises(StorageError, match="still fetching"), setup.peer.average():
             pytest.fail("entered")

@@ -23,7 +23,7 @@ from gossamer.models import TaskError
 from gossamer.node import processes as exit_status
 from gossamer.node.ipc.messages import NOT_EVALUATED
 from gossamer.node.options import NodeOptions
-from gossamer.node.trainer import outer, trainer
+from gossamer.node.trainer import phi_updates, trainer
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.trainer import _Ending, choose_device
 from gossamer.protocol.errors import ConfigError
@@ -191,7 +191,7 @@ async def test_what_is_shown_after_the_last_round_is_the_swarms_model(
     async with begun(tmp_path, stop_round=1) as setup:
         if has_average:
             average = setup.daemon.manifest, None, setup.phi + ONE
-            monkeypatch.setattr(outer, "averaged", lambda home: average)
+            monkeypatch.setattr(phi_updates, "averaged", lambda home: average)
         while setup.step() is None:
             pass
         published = setup.weights()
