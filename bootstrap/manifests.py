@@ -302,7 +302,7 @@ def describe(
             are fewer tensors.
         averaging: rules ('rda', 'mean' or 'centered-clip') by tensor, where the default of `Task.averaging`
             does not suit; or one rule for all weight matrices ('centered-clip': for all tensors). Use 'mean'
-            if the inner optimizer is Muon at a constant rate.
+            if the inner optimizer is Muon at a constant rate, or windows are short.
         task: a name for what is trained, for people. Part of the swarm id, as `options` is.
         options: what else scripts should agree on.
         owners: public keys, 64 hex digits each, that may invite and revoke.
