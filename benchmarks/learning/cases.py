@@ -237,6 +237,9 @@ def _steady() -> Iterator[Case]:
     one["group"], one["scale"] = STEADY_ADAMW, STEADY
     long = {**gossamer(outer={"learning_rate": 1.0, "momentum": 0.0}), "averaging": "mean"}
     yield Case(label=f"{SHORT_INT4}, windows of 20, 4 fragments", method="gossamer", settings=long, **one)
+    one["scale"] = replace(STEADY, windows=200, steps=10)
+    tens = plain("topk", "mean", 4.5, late=2)
+    yield Case(label=f"{SHORT_TOPK}, windows of 10", method="gossamer", settings=tens, **one)
     fives["group"], fives["scale"] = STEADY_ADAMW, FIVES
     yield Case(label=f"{INT4}, rda, 1.0 / 0", settings=plain("int4", "rda", 1.0), **fives)
     yield Case(label=f"{INT4}, mean, 0.22 / 0.84", settings=plain("int4", "mean", 0.224, 0.84), **fives)
