@@ -17,11 +17,11 @@ from typing import Any
 from gossamer.protocol import ledger, limits, records, replica
 from gossamer.protocol.access import acl
 from gossamer.protocol.effects import Effect, Send, Store
-from gossamer.protocol.events import Event, Publish
+from gossamer.protocol.events import Event, Publish, Stored
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.fetching.requests import Wants
 from gossamer.protocol.gossip import announce, anti_entropy
-from gossamer.protocol.history import clock, forks, joining, snapshots
+from gossamer.protocol.history import average, clock, forks, joining, snapshots
 from gossamer.protocol.manifest import HistorySection
 from gossamer.protocol.membership import links, member_records, swim
 from gossamer.protocol.membership.members import Health
@@ -170,7 +170,7 @@ def speak_before_it_is_stored() -> list[Patch]:
         original(self, event, now)
         for effect in list(self.outbox):
             if isinstance(event, Publish) and isinstance(effect, Store):
-                self._stored(effect.delta, now)
+                self._stored(Stored(effect.delta), now)
 
     return [(replica.Replica, "_dispatch", dispatch)]
 
@@ -258,8 +258,8 @@ def deal_half() -> list[Patch]:
     """The dealer offers every other chunk, and never the rest."""
     original = announce.Announcer.deal
 
-    def deal(self: announce.Announcer, delta: Delta, now: float) -> None:
-        original(self, delta, now)
+    def deal(self: announce.Announcer, delta: Delta, now: float, chunk: bytes = b"") -> None:
+        original(self, delta, now, chunk)
         outbox = self._context.outbox
         outbox.extend([_halved(effect) for effect in outbox.drain()])
 
@@ -344,6 +344,12 @@ def the_dead_stay_dead() -> list[Patch]:
         return [(address, node_id) for address, node_id in alive if address not in down], []
 
     return [(links.Links, "_candidates", candidates)]
+
+
+@_mutant("calm", "ends with another average|sealed round .* otherwise than", nodes=4)
+def keep_what_a_stretch_has_summed() -> list[Patch]:
+    """The averaged model's sums of a stretch are added to when the next one begins."""
+    return [(average, "carried", lambda sums, since, upto: sums)]
 
 
 @_mutant("calm", "spins: next_wake has not moved on", nodes=4, minutes=1.5)
