@@ -228,11 +228,13 @@ def _steady() -> Iterator[Case]:
         one: dict[str, Any] = {"group": group, "scale": replace(STEADY, optimizer=optimizer), "seeds": (0,)}
         falling = {**one, "scale": replace(DECAYING, optimizer=optimizer)}
         fives = {**one, "scale": replace(FIVES, optimizer=optimizer), "method": "gossamer"}
-        yield Case(label=EVERY_STEP[0], method="data-parallel", **one)
-        yield Case(label=EVERY_STEP[1], method="data-parallel", **falling)
+        several = SEEDS if group == STEADY_ADAMW else SEEDS[:2]
+        yield Case(label=EVERY_STEP[0], method="data-parallel", **{**one, "seeds": several})
+        yield Case(label=EVERY_STEP[1], method="data-parallel", **{**falling, "seeds": several})
         yield Case(label=FALLING, method="gossamer", settings=settings, **{**falling, "seeds": seeds})
-        fives["seeds"] = (0, 1) if group == STEADY_ADAMW else (0,)
+        fives["seeds"] = several
         yield Case(label=SHORT_INT4, settings=plain("int4", "mean", 1.0), **fives)
+        fives["seeds"] = several if group == STEADY_ADAMW else (0,)
         yield Case(label=SHORT_TOPK, settings=plain("topk", "mean", 4.5), **fives)
     one["group"], one["scale"] = STEADY_ADAMW, STEADY
     long = {**gossamer(outer={"learning_rate": 1.0, "momentum": 0.0}), "averaging": "mean"}
