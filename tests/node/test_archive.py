@@ -177,8 +177,8 @@ async def test_a_late_record_is_sealed_also_where_that_fails_at_first(
 async def test_sealing_takes_memory_for_a_fragment_and_not_for_phi(
     rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    fragments = 16  # a thread may let go of one a moment after its work is known to be done
-    tensors = tuple(TensorSpec(f"w{n}", (1 << 18,), "mean") for n in range(fragments))
+    fragments = 64  # a thread may let go of some a moment after its work is known to be done
+    tensors = tuple(TensorSpec(f"w{n}", (1 << 17,), "mean") for n in range(fragments))
     large = manifest(tensors, fragments=fragments)
     phi = rng.integers(-(1 << 22), 1 << 22, large.plan().numel).astype(np.int32)
     chunks = ChunkStore(tmp_path / "chunks")
@@ -190,7 +190,7 @@ async def test_sealing_takes_memory_for_a_fragment_and_not_for_phi(
     finally:
         tracemalloc.stop()
     assert sealing.told and np.array_equal(snapshots.load(claim, len(phi), chunks), phi)
-    assert peak < 12 * phi.nbytes / fragments
+    assert peak < phi.nbytes / 2
 
 
 @pytest.mark.parametrize("full", ["chunks", "records"])
