@@ -247,6 +247,9 @@ def _steady() -> Iterator[Case]:
     yield Case(label=f"{INT4}, mean, 0.22 / 0.84", settings=plain("int4", "mean", 0.224, 0.84), **fives)
     fives["scale"] = replace(FIVES, lr=1.5e-3)
     yield Case(label=f"{SHORT_INT4}, inner rate 1.5e-3", settings=plain("int4", "mean", 1.0), **fives)
+    for lr in (7e-4, 5e-4):
+        fives["scale"] = replace(FIVES, lr=lr)
+        yield Case(label=f"{SHORT_TOPK}, inner rate {lr:g}", settings=plain("topk", "mean", 4.5), **fives)
 
 
 def _main_job() -> Iterator[Case]:
