@@ -615,7 +615,7 @@ class Replica:
                 if delta := self.ledger.get(message.record_id):
                     self.holdings.parts_known_to(delta, message.places, link, now)
                 else:
-                    self.anti_entropy.heard_of(link, message.record_id, now)
+                    self.anti_entropy.offered_unknown(link, message.record_id, now)
             case msg.Digest():
                 self.anti_entropy.compare(link, message)
             case msg.RecordIds():

@@ -203,7 +203,7 @@ class AntiEntropy:
         self.synced_once = True
         self._send(link, Digest(0, ()))
 
-    def heard_of(self, link: int, record_id: bytes, now: float) -> None:
+    def offered_unknown(self, link: int, record_id: bytes, now: float) -> None:
         """A link's peer offers chunks of a record that we do not have: no push has reached us, or not yet.
 
         The record is asked for only once in a while, since it may be one that we refuse. Without this, every

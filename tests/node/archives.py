@@ -13,7 +13,7 @@ from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.archive import Archive
 from gossamer.node.daemon.phi.loop import MergeLoop
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
-from gossamer.node.daemon.phi.state import PhiState, Sealed
+from gossamer.node.daemon.phi.state import PhiState, Snapshot
 from gossamer.node.daemon.storage.chunks import ChunkStore
 from gossamer.node.daemon.storage.records import GENESIS, Rounds
 from gossamer.protocol.effects import Adopt, Seal
@@ -134,7 +134,7 @@ class Sealing:
         self.between(fragment)
         return phi, rounds, sums
 
-    def note_sealed(self, sealed: Sealed) -> None:
+    def note_sealed(self, sealed: Snapshot) -> None:
         self.state.note_sealed(sealed)
 
     async def close_up_to(self, floor: int, may_close: Callable[[], bool]) -> bool:

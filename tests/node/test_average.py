@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi import state as phi_state
 from gossamer.node.daemon.phi.restore import averaged
-from gossamer.node.daemon.phi.state import PhiState, Sealed
+from gossamer.node.daemon.phi.state import PhiState, Snapshot
 from gossamer.protocol.errors import StorageError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history import average
@@ -117,7 +117,7 @@ class Replica:
         root = sealed(self.state, round_, self.claim, self.world.chunks)
         self.covered = {r: d for f in LAYOUT.fragments for r, d in self.state.prefix(f, round_)[1].items()}
         self.claim = Claim(round_, 0, self.state.chain(round_), root)
-        self.state.note_sealed(Sealed(round_, self.covered, self.sums()))
+        self.state.note_sealed(Snapshot(round_, self.covered, self.sums()))
 
     def sums(self) -> tuple[bytes, ...]:
         return snapshots.read_index(self.claim.root, LAYOUT.snapshot_bytes, self.world.chunks)[1]
@@ -130,7 +130,7 @@ class Replica:
     def restarted(self) -> PhiState:
         """The state of a node that starts from its newest snapshot."""
         phi = snapshots.load(self.claim, LAYOUT.numel, self.world.chunks)
-        sealed = Sealed(self.claim.round, self.covered, self.sums())
+        sealed = Snapshot(self.claim.round, self.covered, self.sums())
         return PhiState(SMALL, phi, self.world.chunks, bytes(32), merged=self.covered, sealed=sealed)
 
 
@@ -174,7 +174,7 @@ def test_a_joiner_carries_the_sums_on_that_it_was_given(world: LongWorld) -> Non
     joiner = Replica(world)
     joiner.claim = donor.claim
     phi = snapshots.load(donor.claim, LAYOUT.numel, world.chunks)
-    joiner.state = PhiState(SMALL, phi, world.chunks, bytes(32), sealed=Sealed(30, {}, joiner.sums()))
+    joiner.state = PhiState(SMALL, phi, world.chunks, bytes(32), sealed=Snapshot(30, {}, joiner.sums()))
     for delta in world.deltas:
         if delta.round > 30:
             joiner.arrive(delta)

@@ -208,3 +208,15 @@ def test_what_we_publish_survives_the_closing_of_what_is_the_same(chunks):
     assert zeros in chunks, "the record is here now"
     shelf.sweep({zeros}, (), [])
     assert zeros not in chunks, "and closed"
+
+
+def test_sums_are_here_once_all_of_them_is_and_never_if_a_liar_listed_them(chunks):
+    root = snapshots.store(values(1), chunks)
+    assert snapshots.are_here([], TOTAL, chunks) and snapshots.are_here([root, root], TOTAL, chunks)
+    lie = sha256(b"short").digest()
+    chunks.put(lie, b"short")
+    assert not snapshots.are_here([root, lie], TOTAL, chunks)
+    chunks.drop(chunks.get(root)[:32])
+    assert not snapshots.are_here([root], TOTAL, chunks)
+    chunks.drop(root)
+    assert not snapshots.are_here([root], TOTAL, chunks)

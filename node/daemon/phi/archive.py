@@ -18,7 +18,7 @@ from functools import partial
 from gossamer.node.daemon.phi import snapshots
 from gossamer.node.daemon.phi.loop import MergeLoop
 from gossamer.node.daemon.phi.restore import is_held, restore_state
-from gossamer.node.daemon.phi.state import PhiState, Sealed
+from gossamer.node.daemon.phi.state import PhiState, Snapshot
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.storage.records import Base, RecordStore, Rounds
@@ -269,7 +269,7 @@ class Archive:
         core, base = self._core, Base(claim.round, claim.digest, claim.tokens)
         await asyncio.to_thread(self._records.begin_at, claim, core.own_last)
         await asyncio.to_thread(self._shelf.keep, (claim,))
-        own_id, sealed = core.identity.node_id, Sealed(claim.round, {}, self._shelf.sums)
+        own_id, sealed = core.identity.node_id, Snapshot(claim.round, {}, self._shelf.sums)
         state = await asyncio.to_thread(
             PhiState, core.manifest, phi, self._chunks, own_id, base=base, sealed=sealed
         )
@@ -315,7 +315,7 @@ class Archive:
         finally:
             self._sealing = 0
         await asyncio.to_thread(self._shelf.keep, (claim, *kept))
-        self._loop.note_sealed(Sealed(round_, rounds, self._shelf.sums))
+        self._loop.note_sealed(Snapshot(round_, rounds, self._shelf.sums))
         self._is_sweep_due = True
         self._dispatch(ev.Sealed(self._shelf.claims))
         return True

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from gossamer.node.daemon.phi import snapshots
-from gossamer.node.daemon.phi.state import PhiState, Sealed
+from gossamer.node.daemon.phi.state import PhiState, Snapshot
 from gossamer.node.daemon.storage.chunks import MissingChunkError
 from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
 from gossamer.node.daemon.trainer_port import TrainerPort
@@ -176,7 +176,7 @@ class MergeLoop:
         async with self._busy:
             return await asyncio.to_thread(both)
 
-    def note_sealed(self, sealed: Sealed) -> None:
+    def note_sealed(self, sealed: Snapshot) -> None:
         """See `PhiState.note_sealed`; not before `begin`."""
         assert self._state is not None
         self._state.note_sealed(sealed)

@@ -5,7 +5,7 @@ from contextlib import closing, suppress
 from typing import TypeVar
 
 from gossamer.node.daemon.phi import snapshots
-from gossamer.node.daemon.phi.state import PhiState, Sealed
+from gossamer.node.daemon.phi.state import PhiState, Snapshot
 from gossamer.node.daemon.storage.chunks import ChunkStore, MissingChunkError
 from gossamer.node.daemon.storage.records import RecordStore, StoredHistory
 from gossamer.node.home import Home, manifest_of
@@ -40,7 +40,7 @@ def restore_state(
             _, sums = snapshots.read_index(claim.root, layout.snapshot_bytes, chunks)
         except (MissingChunkError, PayloadError):
             continue
-        sealed = Sealed(claim.round, merged, sums)
+        sealed = Snapshot(claim.round, merged, sums)
         state = PhiState(manifest, phi, chunks, own_id, base=history.base, merged=merged, sealed=sealed)
         if state.chain() == claim.digest:
             return state, history.claims[place:]

@@ -104,10 +104,6 @@ class SnapshotWriter:
         self._unchanged: list[Fragment] = []
         """Fragments whose sums are those of the snapshot before, and not written yet."""
 
-    def sums_before(self, fragment: Fragment) -> Sums:
-        """See `read_sums`."""
-        return read_sums(self._before, fragment, self._layout.snapshot_bytes, self._chunks)
-
     def add(self, fragment: Fragment, phi: Ints, sums: Sums | None) -> None:
         """Take the next fragment; no `sums` if those of the snapshot before hold. Raises OSError, or as
         `read_sums`."""
@@ -128,7 +124,7 @@ class SnapshotWriter:
 
     def _copy_unchanged(self) -> None:
         for fragment in self._unchanged:
-            self._add_sums(self.sums_before(fragment))
+            self._add_sums(read_sums(self._before, fragment, self._layout.snapshot_bytes, self._chunks))
         self._unchanged.clear()
 
     def _add_sums(self, sums: Sums) -> None:
@@ -199,11 +195,11 @@ def read_sums(roots: Sequence[bytes], fragment: Fragment, total: int, chunks: Ch
 
 
 def are_here(roots: Iterable[bytes], total: int, chunks: ChunkStore) -> bool:
-    """Whether all of the files with these roots is here, as far as can be seen without reading it. Raises
-    MissingChunkError or PayloadError."""
-    return all(
-        root in chunks and all(b in chunks for b in parse_index(chunks.get(root), total)) for root in roots
-    )
+    """Whether all of the files with these roots is here, as far as can be seen without reading it. What a
+    liar lists as such a file never is. Raises StorageError if an index cannot be read just now."""
+    with suppress(MissingChunkError, PayloadError):
+        return all(blob in chunks for root in roots for blob in parse_index(chunks.get(root), total))
+    return False
 
 
 class SnapshotReader:

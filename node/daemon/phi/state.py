@@ -98,8 +98,8 @@ STEPS_BYTES = 32 * 1024 * 1024
 STEPS_KEPT = 256
 
 
-class Sealed(NamedTuple):
-    """The newest snapshot that a state has been written to, or begins with."""
+class Snapshot(NamedTuple):
+    """The newest snapshot of a state: the last that was written of it, or the one that it began with."""
 
     round: int
     rounds: Rounds
@@ -108,7 +108,7 @@ class Sealed(NamedTuple):
     """The roots of its sums; none of genesis."""
 
 
-NOT_SEALED = Sealed(0, {}, ())
+GENESIS_SNAPSHOT = Snapshot(0, {}, ())
 
 
 class PhiState:
@@ -123,7 +123,7 @@ class PhiState:
         *,
         base: Base | None = None,
         merged: Rounds | None = None,
-        sealed: Sealed = NOT_SEALED,
+        sealed: Snapshot = GENESIS_SNAPSHOT,
     ) -> None:
         """`phi`, int32[layout.numel], is taken over; it holds the records of `base` and `merged`. It is the
         snapshot `sealed`."""
@@ -258,7 +258,7 @@ class PhiState:
         """Those of the newest snapshot."""
         return snapshots.read_sums(self._sealed.sums, fragment, self._layout.snapshot_bytes, self._chunks)
 
-    def note_sealed(self, sealed: Sealed) -> None:
+    def note_sealed(self, sealed: Snapshot) -> None:
         """This snapshot is the newest."""
         above = {r: deltas for r, deltas in sealed.rounds.items() if r > self.base.round}
         self._sealed = sealed._replace(rounds=above)
