@@ -14,7 +14,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import hashlib
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +29,11 @@ from gossamer.models.muon import Optimizers
 Batch = Any
 """One batch of training data; only its own task looks inside."""
 
-_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_forward_module)\.")
-"""What torch.compile and Fabric put into names, also those of parts of a model. Only a whole component
-matches, since other components may end so."""
+_DistributedModule = nn.parallel.DistributedDataParallel | nn.DataParallel
+
+_WRAPPERS = {"_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""What torch.compile, Fabric, FSDP and activation checkpointing put into names, also those of parts of a
+model. Only a whole component matches, since other components may end so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +196,7 @@ def default_averaging(model: nn.Module, parameter: Tensor) -> str:
 def _unwrapped(model: nn.Module) -> nn.Module:
     """What DistributedDataParallel, DataParallel, torch.compile and Lightning's Fabric have wrapped."""
     while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        if isinstance(model, _DistributedModule):
             model = model.module
         elif type(model).__name__ == "OptimizedModule":  # importing its class would take a second
             (model,) = model.children()
@@ -205,16 +206,39 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
+def _plain_names(model: nn.Module, names: Collection[str]) -> list[str]:
+    """Names within a model without what wrappers of the model's parts have put there.
+
+    DistributedDataParallel's component, "module", may also be a model's own: it is dropped below one only.
+    """
+    inner = {
+        f"{path}.module".lstrip(".")
+        for path, module in model.named_modules()
+        if isinstance(module, _DistributedModule)
+    }
+    plain = []
+    for name in names:
+        *path, last = name.split(".")
+        kept = [
+            part
+            for place, part in enumerate(path, 1)
+            if part not in _WRAPPERS and ".".join(path[:place]) not in inner
+        ]
+        plain.append(".".join([*kept, last]))
+    return plain
+
+
 def named_tensors(model: nn.Module, *, frozen: bool = False) -> list[tuple[str, nn.Parameter]]:
     """The trainable parameters by name, in the order of registration; tied weights once, by their first name.
 
-    A swarm does not share buffers and frozen parameters; `frozen` lists the latter too. The prefixes that
-    `torch.compile`, DistributedDataParallel and Fabric put before names are removed, so that nodes with
-    wrapped and plain models agree.
+    A swarm does not share buffers and frozen parameters; `frozen` lists the latter too. What `torch.compile`,
+    DistributedDataParallel, Fabric and FSDP put into names is removed, so that nodes with wrapped and plain
+    models agree.
     """
     model = _unwrapped(model)
     found = [(name, p) for name, p in model.named_parameters() if p.requires_grad or frozen]
-    plain = {_WRAPPERS.sub("", name): parameter for name, parameter in found}
+    names = _plain_names(model, [name for name, _ in found])
+    plain = {name: parameter for name, (_, parameter) in zip(names, found, strict=True)}
     return list(plain.items()) if len(plain) == len(found) else found
 
 
@@ -226,10 +250,10 @@ def local_tensors(model: nn.Module, shared: Collection[str]) -> dict[str, Tensor
     """
     model = _unwrapped(model)
     local: dict[str, Tensor] = {n: p for n, p in named_tensors(model, frozen=True) if not p.requires_grad}
-    kept = {_WRAPPERS.sub("", name) for name in model.state_dict()}  # Fabric's has plain names already
-    for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and (plain := _WRAPPERS.sub("", name)) in kept:
-            local[plain] = buffer
+    kept = set(_plain_names(model, list(model.state_dict())))  # Fabric's has plain names already
+    buffers = dict(model.named_buffers())
+    named = zip(_plain_names(model, list(buffers)), buffers.values(), strict=True)
+    local |= {name: buffer for name, buffer in named if buffer.is_floating_point() and name in kept}
     return {name: tensor for name, tensor in local.items() if name not in shared}
 
 

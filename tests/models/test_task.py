@@ -132,6 +132,13 @@ def compiled(module: nn.Module) -> nn.Module:
     return whole
 
 
+def under(name: str, module: nn.Module) -> nn.Module:
+    """As wrappers do that keep the module by this name."""
+    wrapper = nn.Module()
+    wrapper.add_module(name, module)
+    return wrapper
+
+
 def in_parts(module: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """As a script with several models gives them."""
     return nn.ModuleList([wrap(part) for part in module.children()])
@@ -148,6 +155,11 @@ def in_parts(module: nn.Module, wrap: Callable[[nn.Module], nn.Module]) -> nn.Mo
         lambda module: in_parts(module, on_fabric),
         lambda module: in_parts(module, compiled),
         lambda module: in_parts(module, lambda part: on_fabric(compiled(part))),
+        lambda module: in_parts(module, nn.DataParallel),
+        lambda module: compiled(in_parts(module, lambda part: nn.DataParallel(compiled(part)))),
+        lambda module: in_parts(module, lambda part: compiled(nn.DataParallel(part))),
+        lambda module: in_parts(module, lambda part: under("_fsdp_wrapped_module", compiled(part))),
+        lambda module: compiled(under("_checkpoint_wrapped_module", nn.DataParallel(module))),
     ],
 )
 def test_a_wrapped_model_has_the_names_of_the_plain_one(wrap: Callable[[nn.Module], nn.Module]) -> None:
@@ -163,7 +175,9 @@ def test_a_distributed_model_has_the_names_of_the_plain_one(
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        test_a_wrapped_model_has_the_names_of_the_plain_one(nn.parallel.DistributedDataParallel)
+        ddp = nn.parallel.DistributedDataParallel
+        test_a_wrapped_model_has_the_names_of_the_plain_one(ddp)
+        test_a_wrapped_model_has_the_names_of_the_plain_one(lambda module: in_parts(module, ddp))
     finally:
         torch.distributed.destroy_process_group()
 
@@ -177,6 +191,8 @@ def test_only_what_torch_compile_put_there_is_dropped() -> None:
     shared = [name for name, _ in named_tensors(model)]
     assert shared == ["a_orig_mod.weight", "b.weight", "_orig_mods.weight"]
     assert list(local_tensors(model, shared)) == ["b.c_orig_mod"]
+    own = nn.Sequential(under("module", nn.DataParallel(under("module", nn.Linear(2, 1, bias=False)))))
+    assert [name for name, _ in named_tensors(own)] == ["0.module.module.weight"], "two of three are its own"
 
 
 def test_named_tensors_has_all_of_a_model_that_shows_what_a_compiled_part_has() -> None:
