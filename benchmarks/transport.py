@@ -24,6 +24,7 @@ from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.network.sockets import LocalNode
+from gossamer.node.daemon.storage.packing import Packing
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES_MAX
@@ -53,11 +54,12 @@ class _Store(dict[bytes, bytes]):
     """Chunks in memory."""
 
     stock = Stock(1 << 60, 0)
+    packing = Packing()
 
     def length(self, blob: bytes) -> int:
         return len(self[blob])
 
-    def read(self, blob: bytes) -> Chunk:
+    def to_send(self, blob: bytes, rate: float) -> Chunk:
         return Chunk(self[blob], None)
 
 

@@ -103,7 +103,7 @@ def build(options: NodeOptions, edges: Edges, unix_offset_s: float) -> Parts:
     home, manifest = _opened(options)
     certificate = None if options.plaintext else Certificate.of(home.tls_path)
     local = LocalNode(home.identity(), manifest.swarm_id, certificate)
-    store = _store(home, manifest, edges)
+    store = _store(options, home, manifest, edges)
     core = Replica(
         identity=local.identity,
         manifest=manifest,
@@ -145,8 +145,8 @@ def _opened(options: NodeOptions) -> tuple[Home, Manifest]:
     return home, manifest
 
 
-def _store(home: Home, manifest: Manifest, edges: Edges) -> Store:
-    chunks = ChunkStore(home.chunks_path)
+def _store(options: NodeOptions, home: Home, manifest: Manifest, edges: Edges) -> Store:
+    chunks = ChunkStore(home.chunks_path, packing=options.packing)
     records = RecordStore(home.ledger_path, manifest.swarm_id)
     disk = Disk(home.root, home.chunks_path, on_closed=lambda: edges.dispatch(ev.Paused()))
     shelf = SnapshotShelf(chunks, manifest.plan().snapshot_bytes)

@@ -20,10 +20,12 @@ from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.manifest import from_canonical, from_toml
 from gossamer.protocol.merge.merge import RoundMerge
 from gossamer.protocol.payloads import (
+    FORMS,
     Payload,
     TensorSpec,
     chunk_sizes,
     encode_payload,
+    form_of,
     pack_chunk,
     packed_size,
     parse_index,
@@ -275,13 +277,14 @@ def _packed(data: bytes) -> Iterator[None]:
     chunk = unpack_chunk(data)
     yield
     assert len(chunk) == size <= limits.CHUNK_BYTES_MAX
-    again = pack_chunk(chunk)
+    again = pack_chunk(chunk, form_of(data))
     assert again is None or unpack_chunk(again) == chunk
 
 
 def _packed_seeds() -> list[bytes]:
     chunks = (b"a" * 100, bytes(range(256)) * 40, bytes(limits.CHUNK_BYTES_MAX), *_payload_seeds("int4"))
-    return [frame for frame in map(pack_chunk, chunks) if frame is not None]
+    packed = (pack_chunk(chunk, form) for chunk in chunks for form in FORMS.values() if not len(chunk) % 4)
+    return [frame for frame in packed if frame is not None]
 
 
 def _index(data: bytes) -> Iterator[None]:

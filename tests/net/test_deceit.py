@@ -147,15 +147,16 @@ async def test_a_chunk_that_unpacks_to_a_gigabyte_is_not_unpacked(tmp_path: Path
     bombs = [
         zstandard.ZstdCompressor(1).compress(bytes(1 << 30)),
         zstandard.ZstdCompressor(1, write_content_size=False).compress(bytes(1 << 30)),
-        b"\x28\xb5\x2f\xfd" + os.urandom(100),
+        os.urandom(100),
     ]
+    bombs = [bytes([1]) + (1 << 18).to_bytes(3) + bomb for bomb in bombs]
     async with LocalNodes(tmp_path, manifest, phi) as swarm:
         nodes = await swarm.grow(2, step_s=0.3)
         await swarm.until(lambda: nodes[0].status["clock"] >= 4, 60, "some rounds")
         before = [node.process.memory_info().rss for node in nodes]
         async with Member(manifest) as mallory:
             await mallory.link(*map(where, nodes))
-            mallory.encoding = "zstd"
+            mallory.encoding = "packed"
             answers = itertools.cycle(bombs)
             mallory.serve = lambda blob: next(answers)
             clock = nodes[0].status["clock"]

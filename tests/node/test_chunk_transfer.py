@@ -34,7 +34,7 @@ from gossamer.protocol.limits import (
     UPLOADS_PER_MEMBER_MAX,
 )
 from gossamer.protocol.messages import Decline, Message, Want, decode
-from gossamer.protocol.payloads import Chunk
+from gossamer.protocol.payloads import Chunk, pack_chunk
 from tests.node.trainer_side import until
 from tests.node.wires import End, Ends, Pair, fresh_certificate, get_chunk, linked, listening, put, serving
 
@@ -359,7 +359,7 @@ async def test_what_came_along_is_checked_stored_and_reported(
     chunk = b"data" * 99
     blob = sha256(chunk).digest()
     dialler.events.clear()
-    sent = Chunk.of(chunk).as_it_travels if data is None else data
+    sent = (pack_chunk(chunk) or b"") if data is None else data
     await dialler.transfers.keep(out, fx.Keep(out.number, blob, len(chunk), sent))
     assert dialler.arrived == ({blob: chunk} if is_kept else {})
     assert dialler.failed == ([] if is_kept else [(out, blob)])
@@ -478,10 +478,10 @@ async def test_a_chunk_that_turns_out_to_be_damaged_is_reported(secure: Ends, ou
     _, listener = secure
     blob = listener.hold(b"data")
 
-    def read(blob: bytes) -> Chunk:
+    def read(blob: bytes, rate: float) -> Chunk:
         raise MissingChunkError(blob)
 
-    listener.store.read = read
+    listener.store.to_send = read
     with pytest.raises(RefusedError, match="does not have"):
         await get_chunk(out, blob, 4)
     assert listener.damaged == [blob]

@@ -22,10 +22,11 @@ from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.network.sockets import Certificate, LocalNode
 from gossamer.node.daemon.storage.chunks import MissingChunkError
+from gossamer.node.daemon.storage.packing import Packing
 from gossamer.protocol import events as ev
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import RefusedError, SignatureError
-from gossamer.protocol.payloads import Chunk
+from gossamer.protocol.payloads import Chunk, pack_chunk
 from tests.node.trainer_side import until
 from tests.protocol.builders import SMALL, identity
 
@@ -44,14 +45,15 @@ class _Store(dict[bytes, bytes]):
         self.frames: dict[bytes, bytes] = {}
         self.arrived: dict[bytes, bytes] = {}
         self.stock = Stock(1 << 40, 0)
+        self.packing = Packing()
 
     def length(self, blob: bytes) -> int:
         return len(self.get(blob, b""))
 
-    def read(self, blob: bytes) -> Chunk:
+    def to_send(self, blob: bytes, rate: float) -> Chunk:
         if blob not in self:
             raise MissingChunkError(blob)
-        return Chunk(self[blob], self.frames[blob]) if blob in self.frames else Chunk.of(self[blob])
+        return Chunk(self[blob], self.frames[blob] if blob in self.frames else pack_chunk(self[blob]))
 
     def put(self, blob: bytes, data: bytes, *, is_read_next: bool) -> None:
         self.arrived[blob] = data
@@ -267,4 +269,4 @@ async def get_chunk(link: Any, blob: bytes, size: int) -> bytes:
 async def put(link: PeerLink, blob: bytes, data: bytes) -> None:
     """Put a chunk over a line that nothing else uses."""
     async with UploadLimits().place(link.uploads) as upload:
-        await put_chunk(link, blob, Chunk.of(data), upload)
+        await put_chunk(link, blob, Chunk(data, pack_chunk(data)), upload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from hashlib import sha256
 from itertools import accumulate
 from unittest.mock import Mock, patch
@@ -17,7 +18,10 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CHUNK_BYTES_MAX, PAYLOAD_CHUNKS_MAX
 from gossamer.protocol.payloads import (
+    FORMS,
+    PACKERS,
     WORTH_IT,
+    Form,
     Layout,
     Payload,
     Section,
@@ -25,6 +29,7 @@ from gossamer.protocol.payloads import (
     chunk_hashes,
     chunk_sizes,
     encode_payload,
+    form_of,
     pack_chunk,
     packed_size,
     parse_index,
@@ -206,15 +211,30 @@ def test_index_of_a_file():
 # --- packing
 
 
+@pytest.mark.parametrize("form", [None, *FORMS.values()])
 @given(piece=st.binary(max_size=200), times=st.integers(1, 300))
-def test_what_comes_back_is_what_went_in(piece: bytes, times: int) -> None:
-    chunk = piece * times
-    frame = pack_chunk(chunk)
+def test_what_comes_back_is_what_went_in(form: Form | None, piece: bytes, times: int) -> None:
+    chunk = piece * (times * 4)
+    frame = pack_chunk(chunk, form)
     if frame is None:
         return
     assert len(frame) <= WORTH_IT * len(chunk)
     assert packed_size(frame) == len(chunk)
     assert unpack_chunk(frame) == chunk
+
+
+def test_parameters_are_packed_in_planes_and_codes_are_not(rng) -> None:  # type: ignore[no-untyped-def]
+    extremes = np.array([0, 1, -1, 2**31 - 1, -(2**31)], "<i4").tobytes()
+    weights = (rng.standard_normal(1 << 17) * 2**18).astype("<i4").tobytes() + extremes
+    codes = encode_payload("int4", FRAGMENT, builders.random_tensors(rng, FRAGMENT, 1 << 15)) * 9
+    for chunk, has_planes, ratio in (
+        (weights, True, 0.7),
+        (codes, False, 0.95),
+        (weights + b"x", False, 0.95),
+    ):
+        frame = pack_chunk(chunk) or b""
+        assert unpack_chunk(frame) == chunk
+        assert form_of(frame).has_planes == has_planes and len(frame) < ratio * len(chunk)
 
 
 def test_what_hardly_gets_smaller_is_not_packed(rng) -> None:  # type: ignore[no-untyped-def]
@@ -242,36 +262,56 @@ def test_a_damaged_frame_is_refused_or_holds_as_much_as_it_says(changed: bytes, 
         assert len(chunk) == packed_size(wrong) <= CHUNK_BYTES_MAX
 
 
+def _packed(number: int, size: int, body: bytes) -> bytes:
+    return bytes([number]) + size.to_bytes(3) + body
+
+
 def _claiming(size: int) -> bytes:
-    """A frame that says it holds so many zeros, and does."""
-    return zstandard.ZstdCompressor(1).compress(bytes(size))
+    """A chunk packed by zstd that says it holds so many zeros, and does."""
+    return _packed(1, size, zstandard.ZstdCompressor(1).compress(bytes(size)))
 
 
-def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    bomb = _claiming(CHUNK_BYTES_MAX + 1)
-    monkeypatch.setattr(zstandard, "ZstdDecompressor", lambda: pytest.fail("it was unpacked"))
-    for read in (packed_size, unpack_chunk):
-        with pytest.raises(PayloadError, match="how long"):
-            read(bomb)
+BOMB = 64 * CHUNK_BYTES_MAX
+
+
+@pytest.mark.parametrize("number", FORMS)
+@pytest.mark.parametrize("size", [0, 4, 999, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1, 2**24 - 1])
+def test_a_bomb_is_not_unpacked(number: int, size: int) -> None:
+    """Whatever it says: no more than a chunk is ever in memory."""
+    bomb = _packed(number, size, PACKERS[FORMS[number].packer].pack(bytes(BOMB)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(PayloadError):
+            unpack_chunk(bomb)
+        assert tracemalloc.get_traced_memory()[1] < 4 * CHUNK_BYTES_MAX
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("frame", [_packed(0, 4, b"data"), _packed(77, 4, b"data"), _packed(2, 3, b"data")])
+def test_an_unknown_form_is_refused_and_so_are_planes_of_no_whole_values(frame: bytes) -> None:
+    for read in (form_of, packed_size, unpack_chunk):
+        with pytest.raises(PayloadError):
+            read(frame)
 
 
 def test_a_frame_that_does_not_tell_its_length_is_refused() -> None:
     compressor = zstandard.ZstdCompressor(1, write_content_size=False).compressobj()
     frame = compressor.compress(bytes(1000)) + compressor.flush()
-    with pytest.raises(PayloadError, match="how long"):
-        unpack_chunk(frame)
+    with pytest.raises(PayloadError, match="another length"):
+        unpack_chunk(_packed(1, 1000, frame))
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         b"",
-        b"\x28\xb5\x2f\xfd",
+        b"\1\0\0\x08\x28\xb5\x2f\xfd",
         _claiming(0),
         _claiming(1000)[:-1],
         _claiming(1000) + b"x",
-        _claiming(1000) * 2,
-        b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" + _claiming(1000),
+        _claiming(1000) + _claiming(1000)[4:],
+        _claiming(1000)[:4] + b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" + _claiming(1000)[4:],
     ],
     ids=["nothing", "magic only", "empty", "cut", "trailing byte", "two frames", "skippable frame"],
 )

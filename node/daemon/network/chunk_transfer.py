@@ -64,7 +64,7 @@ LINK = web.RequestKey("link", PeerLink)
 """The link that a request for or with a chunk belongs to."""
 
 ENCODING_HEADER = "Content-Encoding"
-ZSTD = "zstd"
+PACKED = "packed"
 
 LARGE_PIECE_BYTES = 256 * 1024
 """Bodies are read in pieces of this size: the fastest as measured on loopback, and a bound on buffering. They
@@ -127,6 +127,7 @@ class Upload:
     def pieces(self, data: bytes) -> Iterator[memoryview]:
         """The body in the pieces to send: each piece has gone out when the next one is asked for. It may have
         to be sent again from its beginning, if a connection turns out to be closed."""
+        self.began = self._since = self._limits.clock()
         rest = memoryview(data)
         while rest:
             is_fast = self._limits.is_fast and not self.peer.is_slow
@@ -141,6 +142,11 @@ class Upload:
         self._limits.carried(size - filling)  # the rest has gone out for sure
         self.size += size
         self._since = self._limits.clock()
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that the peer has lately read; of one that has not shown it, the line's."""
+        return self.peer.rate or self._limits.pace
 
     def is_stalled(self) -> bool:
         return self._limits.clock() - self._since > STALL_S
@@ -229,16 +235,20 @@ class UploadLimits:
             upload.end()
 
     @property
+    def pace(self) -> float:
+        """Bytes per second: the best that the line has lately carried."""
+        self._age()
+        return self._pace
+
+    @property
     def is_fast(self) -> bool:
         """Whether the line has lately carried so much that it would be idle while an answer is on its way."""
-        self._age()
-        return self._pace > FAST_BYTES_PER_S
+        return self.pace > FAST_BYTES_PER_S
 
     @property
     def places(self) -> int:
         """How many bodies may be sent at a time."""
-        self._age()
-        return max(PLACES_MIN, int(self._pace / SHARE_BYTES_PER_S))
+        return max(PLACES_MIN, int(self.pace / SHARE_BYTES_PER_S))
 
     def _has_room_for(self, peer: PeerUploads) -> bool:
         rivals = [upload for upload in self._crossing if peer.is_slow or not upload.peer.is_slow]
@@ -256,12 +266,15 @@ class UploadLimits:
     def left(self, upload: Upload) -> None:
         self._age()
         self._crossing.discard(upload)
+        if self._store is not None:
+            self._store.packing.rate = self._pace
         peer = upload.peer
         peer.free_at = self.clock()
         peer.size += upload.size  # several small bodies tell as much as one large one
         peer.seconds += peer.free_at - upload.began
         if peer.size > BUFFERED_BYTES:
-            peer.is_slow = peer.size < FAST_BYTES_PER_S * peer.seconds
+            peer.rate = peer.size / max(peer.seconds, 1e-6)
+            peer.is_slow = peer.rate < FAST_BYTES_PER_S
             peer.size /= 2
             peer.seconds /= 2
         self._changed.set()
@@ -384,7 +397,7 @@ class ChunkTransfer:
             body += piece
             if len(body) > size:
                 break
-        is_packed = message.headers.get(ENCODING_HEADER) == ZSTD
+        is_packed = message.headers.get(ENCODING_HEADER) == PACKED
         return self._checked(bytes(body), blob, size, link, is_packed=is_packed)
 
     def _checked(self, data: bytes, blob: bytes, size: int, link: PeerLink, *, is_packed: bool) -> bytes:
@@ -434,7 +447,7 @@ class ChunkTransfer:
             self._check_here(blob)
             with self._limits.counted(link.node_id, blob):
                 async with link.uploads.puts, self._limits.place(link.uploads) as upload:
-                    chunk = await self._read(blob)
+                    chunk = await self._read(blob, upload.rate)
                     await put_chunk(link, blob, chunk, upload)
                     return len(chunk.as_it_travels)
         except (PeerError, MissingChunkError, OSError, TimeoutError, aiohttp.ClientError) as error:
@@ -453,7 +466,7 @@ class ChunkTransfer:
                 async with self._limits.place(link.uploads) as upload:
                     if link.is_closing or request.transport is None or request.transport.is_closing():
                         raise web.HTTPForbidden(text="nobody waits for it any more")
-                    chunk = await self._read(blob)
+                    chunk = await self._read(blob, upload.rate)
                     body = chunk.as_it_travels
                     response = web.StreamResponse(headers=headers_of(chunk))
                     response.content_length = len(body)
@@ -482,11 +495,11 @@ class ChunkTransfer:
         if blob not in self._store:
             raise MissingChunkError(blob)
 
-    async def _read(self, blob: bytes) -> Chunk:
-        """Raises MissingChunkError."""
+    async def _read(self, blob: bytes, rate: float) -> Chunk:
+        """A chunk as it goes to a peer that reads so many bytes a second. Raises MissingChunkError."""
         self._check_here(blob)
         try:
-            return await asyncio.to_thread(self._store.read, blob)
+            return await asyncio.to_thread(self._store.to_send, blob, rate)
         except MissingChunkError:
             self._damaged(blob)
             raise
@@ -534,4 +547,4 @@ async def put_chunk(link: PeerLink, blob: bytes, chunk: Chunk, upload: Upload) -
 
 def headers_of(chunk: Chunk) -> dict[str, str]:
     """HTTP headers for a body that is a chunk as it travels."""
-    return {} if chunk.frame is None else {ENCODING_HEADER: ZSTD}
+    return {} if chunk.frame is None else {ENCODING_HEADER: PACKED}

@@ -16,14 +16,15 @@ from pathlib import Path
 from threading import RLock
 from typing import NamedTuple
 
+from gossamer.node.daemon.storage.packing import Choice, Packing
 from gossamer.node.files import cannot_write, remove_unfinished, sync_folder, write_atomically
 from gossamer.protocol.access.rate_limits import Stock
 from gossamer.protocol.errors import PayloadError, StorageError
-from gossamer.protocol.payloads import Chunk, unpack_chunk
+from gossamer.protocol.payloads import Chunk
 
 _NAME = re.compile(r"([0-9a-f]{64})\.([0-9]+)\.([0-9]+)")
-"""Name of a chunk's file: its hash, and the lengths of the chunk and of the file. If they differ, it holds a
-zstd frame. A file of another length was torn by a power cut."""
+"""Name of a chunk's file: its hash, and the lengths of the chunk and of the file. If they differ, it is
+packed. A file of another length was torn by a power cut."""
 _FOLDER_NAMES = [f"{first:02x}" for first in range(256)]
 """A folder for each first byte of a hash."""
 
@@ -52,12 +53,13 @@ class _File(NamedTuple):
 class ChunkStore:
     """Content-addressed files under one folder. Blocking: call it from a worker thread."""
 
-    def __init__(self, root: Path, *, read_only: bool = False) -> None:
+    def __init__(self, root: Path, *, read_only: bool = False, packing: Choice = "auto") -> None:
         """Open or create the folder; `read_only` leaves it as it is, to only look at a node's chunks.
 
         Raises StorageError.
         """
         self._root = root
+        self.packing = Packing(packing)
         self._read_only = read_only
         self._lock = RLock()
         self._reserved: set[bytes] = set()
@@ -109,7 +111,7 @@ class ChunkStore:
 
         Raises OSError (disk full, ...).
         """
-        chunk = Chunk.of(bytes(data))
+        chunk = self.packing.pack(bytes(data))
         file = _File(len(chunk.data), len(chunk.as_it_travels))
         write_atomically(self._path(blob, file), chunk.as_it_travels, durable=durable)
         with self._lock:
@@ -157,6 +159,10 @@ class ChunkStore:
             data = self._recent.pop(blob, None)
         return self.read(blob).data if data is None else data
 
+    def to_send(self, blob: bytes, rate: float) -> Chunk:
+        """A chunk as it goes soonest over a link of so many bytes a second. Raises as `read`."""
+        return self.packing.to_send(self.read(blob), rate)
+
     def read(self, blob: bytes) -> Chunk:
         """Read a chunk and check it. Raises MissingChunkError; StorageError if it cannot be read just now."""
         file = self._files.get(blob)
@@ -165,7 +171,7 @@ class ChunkStore:
         path = self._path(blob, file)
         try:
             data = path.read_bytes()
-            chunk = Chunk(data, None) if file.size == file.length else Chunk(unpack_chunk(data), data)
+            chunk = Chunk(data, None) if file.size == file.length else Chunk(self.packing.unpack(data), data)
         except PayloadError:
             chunk = None
         except OSError as error:
