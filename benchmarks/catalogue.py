@@ -24,6 +24,7 @@ RECORDED = (
     Benchmark("waiting", "benchmarks.waiting", 9.0),
     Benchmark("gpu", "benchmarks.gpu", 4.0),
     Benchmark("codecs", "benchmarks.codecs", 0.5, usual=True),
+    Benchmark("packing", "benchmarks.packing", 1.0, usual=True),
     Benchmark("merging", "benchmarks.merging", 1.0, usual=True),
     Benchmark("learning", "benchmarks.learning", 155.0),
     Benchmark("goodput", "benchmarks.goodput", 1.5, usual=True),

@@ -160,7 +160,7 @@ async def test_a_chunk_that_unpacks_to_a_gigabyte_is_not_unpacked(tmp_path: Path
             answers = itertools.cycle(bombs)
             mallory.serve = lambda blob: next(answers)
             clock = nodes[0].status["clock"]
-            round_ = next(r for r in range(clock, 0, -1) if layout.of_round(r).numel >= 1 << 20)
+            round_ = next(r for r in range(clock, 0, -1) if layout.of_round(r).numel >= 1 << 19)
             delta = mallory.delta(round_)
             assert max(map(len, bombs)) < payload_chunk_sizes(delta.body.payload_bytes)[0]
             await mallory.publish(delta)
