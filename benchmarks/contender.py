@@ -2,7 +2,7 @@
 
 It is started as ``python -m benchmarks.contender JSON`` on every host. Task, first parameters, data,
 optimizer and evaluation are the same either way. The first host evaluates every few steps, writes the curve,
-and ends the contest. Time counts from when all hosts are ready.
+and ends the contest, unless another process does both. Time counts from when all hosts are ready.
 """
 
 import json
@@ -44,10 +44,13 @@ class Entry:
     """The first host's address."""
     cable: str
     """The name of this host's network interface."""
-    target: float
-    max_steps: int
-    max_seconds: float
-    evaluate_every: int
+    evaluate_every: int = 0
+    """Steps; if 0, another process evaluates, and ends the contest by writing the file `stop`."""
+    target: float = 0.0
+    max_steps: int = 0
+    max_seconds: float = 0.0
+    step_s: float = 0.0
+    """How long a step takes at least. A host that is late makes up for it in the steps that follow."""
 
     @property
     def stop(self) -> Path:
@@ -157,14 +160,15 @@ class Contest:
             self._step(batch)
             steps += 1
             stops = False
-            if entry.rank == 0 and steps % entry.evaluate_every == 0:
+            if entry.rank == 0 and entry.evaluate_every and steps % entry.evaluate_every == 0:
                 loss = self._task.evaluate(self._plain)
                 seconds = time.monotonic() - begun
                 curve.append((seconds, steps, loss))
                 stops = loss <= entry.target or steps >= entry.max_steps or seconds >= entry.max_seconds
             # With DDP all hosts must stop at the same step.
-            if (steps % entry.evaluate_every == 0 or entry.way == "swarm") and self._way.must_stop(stops):
+            if (entry.way == "swarm" or steps % entry.evaluate_every == 0) and self._way.must_stop(stops):
                 break
+            time.sleep(max(0.0, begun + steps * entry.step_s - time.monotonic()))
             batch = next(batches)
         if entry.rank == 0:
             result = {

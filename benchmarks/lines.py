@@ -126,30 +126,41 @@ def _contest(folder: Path, way: str, rate: int, setting: dict[str, Any]) -> dict
     with Hosts() as hosts:
         for _ in range(setting["hosts"]):
             hosts.shape_both_ways(hosts.add(), f"{rate}mbit")
-        for n in range(1, setting["hosts"] + 1):
-            entry = Entry(
-                way=way,
-                rank=n - 1,
-                hosts=setting["hosts"],
-                folder=str(folder),
-                options=setting["options"],
-                address=f"{NET}.{n}:{PORT}",
-                first=f"{NET}.1:{PORT}",
-                cable=f"e{n}",
-                target=0.0 if timed else setting["target"],
-                max_steps=timed or setting["max_steps"],
-                max_seconds=setting["max_seconds"],
-                evaluate_every=min(setting["evaluate_every"], timed or setting["evaluate_every"]),
-            )
-            env = {"MASTER_ADDR": f"{NET}.1", "MASTER_PORT": str(GLOO_PORT), "GLOO_SOCKET_IFNAME": f"e{n}"}
-            hosts.start(n, "benchmarks.contender", describe(entry), log=folder / f"host{n}.log", env=env)
-            if n == 1 and way == "swarm":
-                _wait(folder, "ready0", START_S)  # it founds the swarm that the others join
-        _wait(folder, "stop", setting["max_seconds"] + START_S)
+        start(
+            hosts,
+            folder,
+            setting["hosts"],
+            way=way,
+            options=setting["options"],
+            target=0.0 if timed else setting["target"],
+            max_steps=timed or setting["max_steps"],
+            max_seconds=setting["max_seconds"],
+            evaluate_every=min(setting["evaluate_every"], timed or setting["evaluate_every"]),
+        )
+        wait(folder, "stop", setting["max_seconds"] + START_S)
         return dict(json.loads((folder / "result.json").read_text()))
 
 
-def _wait(folder: Path, name: str, seconds: float) -> Path:
+def start(hosts: Hosts, folder: Path, count: int, **same: Any) -> None:
+    """Start a contender on each of `count` hosts; `same` is what their entries have in common."""
+    for n in range(1, count + 1):
+        entry = Entry(
+            rank=n - 1,
+            hosts=count,
+            folder=str(folder),
+            address=f"{NET}.{n}:{PORT}",
+            first=f"{NET}.1:{PORT}",
+            cable=f"e{n}",
+            **same,
+        )
+        env = {"MASTER_ADDR": f"{NET}.1", "MASTER_PORT": str(GLOO_PORT), "GLOO_SOCKET_IFNAME": f"e{n}"}
+        hosts.start(n, "benchmarks.contender", describe(entry), log=folder / f"host{n}.log", env=env)
+        if n == 1 and entry.way == "swarm":
+            wait(folder, "ready0", START_S)  # it founds the swarm that the others join
+
+
+def wait(folder: Path, name: str, seconds: float) -> Path:
+    """Wait for a file. Raises TimeoutError, with the end of all logs."""
     deadline = time.monotonic() + seconds
     while not (path := folder / name).exists():
         if time.monotonic() > deadline:

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import catalogue
 
 SLOW = {
+    "adaptive",
     "attacks",
     "flood",
     "footprint",

@@ -140,13 +140,13 @@ class Hosts:
         return self._enter(self._hosts[n - 1].pid)
 
     def shape(self, n: int, rate: str) -> None:
-        """Limit the rate at which a host sends."""
-        self._on_host(n, f"tc qdisc add dev e{n} root {_bucket(rate)}")
+        """Limit the rate at which a host sends, from now on."""
+        self._on_host(n, f"tc qdisc replace dev e{n} root {_bucket(rate)}")
 
     def shape_both_ways(self, n: int, rate: str) -> None:
         """Limit the rate at which a host sends, and at which it receives."""
         self.shape(n, rate)
-        self.on_bridge(f"tc qdisc add dev v{n} root {_bucket(rate)}")
+        self.on_bridge(f"tc qdisc replace dev v{n} root {_bucket(rate)}")
 
     def cut(self, n: int) -> None:
         """Pull a host's cable at the bridge: nothing comes back, not even an error."""
@@ -165,6 +165,7 @@ class Hosts:
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
                 env={**_env(), **(env or {})},
+                start_new_session=True,  # so that Linux gives each host a share of the cores of its own
             )
         self._processes.append(process)
         return process

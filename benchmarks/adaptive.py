@@ -1,0 +1,326 @@
+"""Time to a given loss with nothing set, against fixed windows and codecs, on lines of many kinds.
+
+Four hosts are network namespaces on one bridge, limited by `tc tbf` both ways once all have the model. Each
+trains a byte-level GPT with the text task's own optimizer. **A step is mostly waiting**, as on a host whose
+accelerator computes: it is padded to a fixed time. Two cores carry four hosts and their daemons only **in
+slow motion**: steps take several times as long as named, lines carry as many times less, and times are
+divided by that. A run in which other work on these cores kept hosts from their steps is made again.
+
+The loss is that of the averaged model, held out. Who evaluates is this process and no host: it reads the
+first host's folder every few seconds. The time to the target is interpolated between two evaluations. A run
+with fixed choices is given up where the best one before it was as far in half the time.
+
+Every run is kept in benchmarks/out/adaptive-LINES.json as it ends, and not made again while that file is
+there. ``python -m benchmarks.adaptive LINES`` makes the runs on some lines only.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks import plots
+from benchmarks.goals import Goal
+from benchmarks.lines import START_S, start, wait
+from benchmarks.tables import Table
+from gossamer.bootstrap import manifests
+from gossamer.models.registry import build_task
+from gossamer.models.task import named_tensors
+from gossamer.node.daemon.phi.restore import averaged
+from gossamer.node.home import Home
+from gossamer.protocol.fixedpoint import to_float
+from tests.net import hosts as namespaces
+from tests.net.hosts import Hosts
+
+why_not = namespaces.why_not
+"""Why this benchmark cannot run here, if it cannot."""
+
+OUT = Path(__file__).parent / "out"
+
+Choice = tuple[str, int]
+"""A codec and the steps of a window; ("", 0) where nothing is set."""
+
+NOTHING_SET: Choice = ("", 0)
+CHOICES: tuple[Choice, ...] = tuple((codec, n) for codec in ("int4", "topk") for n in (5, 10, 30, 100, 300))
+
+Curve = list[tuple[float, int, float]]
+"""Seconds, newest round and loss at each evaluation."""
+
+Figures = dict[str, Any]
+
+
+class Lines(NamedTuple):
+    """The lines of a row: each host's rate both ways, Mbit/s."""
+
+    words: str
+    rates: tuple[int, ...]
+    then: tuple[int, ...] = ()
+    """Those from `Setting.fall_s` on."""
+
+
+LINES = {
+    "1000": Lines("1000", (1000,) * 4),
+    "100": Lines("100", (100,) * 4),
+    "10": Lines("10", (10,) * 4),
+    "2": Lines("2", (2,) * 4),
+    "falls": Lines("100, then 2", (100,) * 4, then=(2,) * 4),
+    "unequal": Lines("100, 100, 100, 2", (100, 100, 100, 2)),
+}
+
+
+class Setting(NamedTuple):
+    """What all runs have in common. All times are as if there were no slow motion."""
+
+    lines: dict[str, Lines]
+    choices: tuple[Choice, ...]
+    options: dict[str, Any]
+    slow: int
+    """How many times slower all of it is in fact."""
+    step_s: float
+    target: float
+    evaluate_s: float
+    """Seconds from one evaluation to the next."""
+    fall_s: float
+    """When the lines that fall do."""
+    patience_s: float
+    """How long every run lasts at least, if it does not reach the target."""
+    most_s: float
+    made_min: float = 0.95
+    """Which part of its steps the first host makes in time, in a run that counts."""
+
+
+FULL = Setting(
+    lines=LINES,
+    choices=(*CHOICES, NOTHING_SET),
+    options={"preset": "tiny", "batch_size": 2, "context": 64, "eval_batches": 64},
+    slow=3,
+    step_s=0.1,
+    target=1.85,
+    evaluate_s=2.5,
+    fall_s=25.0,
+    patience_s=20.0,
+    most_s=120.0,
+)
+QUICK = Setting(
+    lines={"falls": Lines("100, then 10", (100, 100), then=(10, 10))},
+    choices=(CHOICES[0], NOTHING_SET),
+    options={"preset": "tiny", "batch_size": 2, "context": 32, "eval_batches": 2},
+    slow=1,
+    step_s=0.05,
+    target=5.0,
+    evaluate_s=0.5,
+    fall_s=0.5,
+    patience_s=20.0,
+    most_s=20.0,
+    made_min=0.0,
+)
+
+TRIES = 3
+
+
+def run(*, quick: bool) -> Figures:
+    """Make all runs that are not kept."""
+    torch.set_num_threads(1)
+    setting = QUICK if quick else FULL
+    rows = {name: list(row(name, setting, None if quick else OUT)) for name in setting.lines}
+    return {"target": setting.target, "step_s": setting.step_s, "rows": rows}
+
+
+def row(name: str, setting: Setting, out: Path | None) -> Iterator[Figures]:
+    """The runs on some lines, each kept in the folder `out` as it ends."""
+    kept = out / f"adaptive-{name}.json" if out else None
+    runs: list[Figures] = json.loads(kept.read_text()) if kept and kept.exists() else []
+    for choice in setting.choices:
+        found = next((run for run in runs if run["choice"] == list(choice)), None)
+        for _ in range(TRIES):
+            if found and found["steps_made"] >= setting.made_min:
+                break
+            best = min((run for run in runs if run["seconds"]), key=_time, default=None)
+            found = _train(setting.lines[name], choice, setting, best["curve"] if best else [])
+            print(
+                f"{name}, {_in_words(choice)}: {_cell(found)}, {found['steps_made']:.2f} of its steps",
+                flush=True,
+            )
+        assert found
+        if found not in runs:
+            runs.append(found)
+        if kept:
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
+        yield found
+
+
+def _train(lines: Lines, choice: Choice, setting: Setting, best: Curve) -> Figures:
+    """Make one run. Raises TimeoutError, with the end of a log, if the hosts do not begin."""
+    codec, every_steps = choice
+    fixed: Any = {"codec": codec, "every_steps": every_steps} if codec else {}
+    with tempfile.TemporaryDirectory(prefix="gossamer-") as name, Hosts() as hosts:
+        folder = Path(name)
+        manifest, _ = manifests.create(name="adaptive", task="text", options=setting.options, seed=0, **fixed)
+        manifests.write(manifest, folder / "swarm.toml")
+        for _ in lines.rates:
+            hosts.add()
+        step_s = setting.step_s * setting.slow
+        start(hosts, folder, len(lines.rates), way="swarm", options=setting.options, step_s=step_s)
+        for rank in range(len(lines.rates)):
+            wait(folder, f"ready{rank}", START_S)
+        _shape(hosts, lines.rates, setting.slow)
+        curve = _curve(hosts, folder, lines, setting, best if codec else [])
+        (folder / "stop").touch()
+        result = json.loads(wait(folder, "result.json", START_S).read_text())
+    return {
+        "choice": list(choice),
+        "seconds": _reached(curve, setting.target),
+        "curve": curve,
+        "fragments": manifest.layout.fragments,
+        "steps_made": result["steps"] * step_s / result["seconds"],
+        "bytes_sent_per_step": result["bytes_sent"] / result["steps"],
+    }
+
+
+def _shape(hosts: Hosts, rates: tuple[int, ...], slow: int) -> None:
+    for n, rate in enumerate(rates, 1):
+        hosts.shape_both_ways(n, f"{rate * 1000 // slow}kbit")
+
+
+def _curve(hosts: Hosts, folder: Path, lines: Lines, setting: Setting, best: Curve) -> Curve:
+    """What evaluations find until the target is reached, or the run is to be given up."""
+    task = build_task("text", setting.options, ())
+    model = task.build_model(0)
+    curve = [(0.0, 0, task.evaluate(model))]
+    begun, fall_s = time.monotonic(), setting.fall_s if lines.then else inf
+    while True:
+        seconds, _, loss = curve[-1]
+        is_behind = seconds >= setting.patience_s and (_reached(best, loss) or inf) < seconds / 2
+        if loss <= setting.target or is_behind or seconds >= setting.most_s:
+            return curve
+        due = begun + min(seconds + setting.evaluate_s, fall_s) * setting.slow
+        time.sleep(max(0.0, due - time.monotonic()))
+        seconds = (time.monotonic() - begun) / setting.slow
+        if seconds >= fall_s:
+            _shape(hosts, lines.then, setting.slow)
+            fall_s = inf
+        manifest, state, mean = averaged(Home(folder / "node0"))
+        values = {spec.name: to_float(part) for spec, part in manifest.plan().tensors(mean)}
+        with torch.no_grad():
+            for name, parameter in named_tensors(model):
+                parameter.copy_(torch.from_numpy(values[name]).view_as(parameter))
+        curve.append((seconds, state.newest_round, task.evaluate(model)))
+
+
+def _reached(curve: Curve, target: float) -> float | None:
+    """When a curve crosses the target, between two evaluations; None if it does not."""
+    for (before, _, above), (after, _, below) in pairwise(curve):
+        if below <= target:
+            return before + (after - before) * (above - target) / (above - below)
+    return None
+
+
+# -- what is shown
+
+
+def _in_words(choice: Any) -> str:
+    codec, steps = choice
+    return f"{codec}, {steps} steps" if codec else "nothing set"
+
+
+def _cell(run: Figures) -> str:
+    return f"{run['seconds']:.1f} s" if run["seconds"] else "-"
+
+
+def _time(run: Figures) -> float:
+    return float(run["seconds"] or inf)
+
+
+def _ratio(runs: list[Figures], choice: Choice) -> float:
+    """A choice's time over that of the best fixed one on these lines; 2 if it was given up."""
+    best = min(_time(run) for run in runs if run["choice"][0])
+    own = next(_time(run) for run in runs if tuple(run["choice"]) == choice)
+    return min(own / best, 2.0) if best < inf else 2.0
+
+
+def _worst(figures: Figures, choice: Choice) -> float:
+    """Its largest ratio on any lines."""
+    return max(_ratio(runs, choice) for runs in figures["rows"].values())
+
+
+def _choices(figures: Figures) -> list[Choice]:
+    return [tuple(run["choice"]) for run in next(iter(figures["rows"].values()))]
+
+
+def _windows(run: Figures, step_s: float) -> tuple[list[float], list[float]]:
+    """Seconds, and steps of a window then."""
+    points = [
+        (after, (after - before) / step_s / (newer - older) * run["fragments"])
+        for (before, older, _), (after, newer, _) in pairwise(run["curve"])
+        if newer > older
+    ]
+    return [second for second, _ in points], [steps for _, steps in points]
+
+
+def tables(figures: Figures) -> list[Table]:
+    """Times by choice and lines."""
+    rows = figures["rows"]
+    lines = []
+    for choice in sorted(_choices(figures), key=lambda choice: choice != NOTHING_SET):
+        cells = [_cell(run) for runs in rows.values() for run in runs if tuple(run["choice"]) == choice]
+        lines.append([_in_words(choice), *cells, f"{_worst(figures, choice):.2f}"])
+    columns = ["Mbit/s", *(LINES[name].words for name in rows), "at worst, of the best fixed"]
+    title = (
+        f"time to a held-out loss of {figures['target']}, averaged; -: at half the speed of the best, or less"
+    )
+    return [Table(title, columns, lines)]
+
+
+GOALS = (
+    Goal(
+        what="to a loss with nothing set, where that does worst, against the best fixed choice there",
+        measured=lambda figures: _worst(figures, NOTHING_SET),
+        at_most=1.1,
+        unit="times",
+    ),
+    Goal(
+        what="to a loss with the fixed choice that suits all lines best, where that does worst",
+        measured=lambda figures: min(_worst(figures, c) for c in _choices(figures) if c != NOTHING_SET),
+        at_least=1.1,
+        unit="times",
+    ),
+)
+
+
+def plot(figures: Figures, folder: Path) -> None:
+    """Time over the best fixed one's, and how long windows become with nothing set."""
+    figure, (ratios, windows) = plots.axes(2)
+    rows = figures["rows"]
+    best = sorted(_choices(figures), key=lambda choice: (choice != NOTHING_SET, _worst(figures, choice)))
+    for choice in best[: len(plots.COLOURS)]:
+        ratios.plot(
+            [LINES[name].words.replace(", ", "\n") for name in rows],
+            [_ratio(runs, choice) for runs in rows.values()],
+            marker="o",
+            linewidth=2.5 if choice == NOTHING_SET else 1,
+            label=_in_words(choice),
+        )
+    ratios.axhline(1.1, color=plots.INK, linestyle=":", linewidth=1)
+    ratios.set(xlabel="lines, Mbit/s", ylabel="time, of the best fixed choice")
+    for name, runs in rows.items():
+        own = next(run for run in runs if tuple(run["choice"]) == NOTHING_SET)
+        windows.plot(*_windows(own, figures["step_s"]), label=LINES[name].words)
+    windows.set(xlabel="seconds", ylabel="steps in a window, nothing set", yscale="log")
+    for axes in (ratios, windows):
+        axes.legend(fontsize="small")
+    plots.save(figure, folder / "adaptive.svg")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for lines_name in sys.argv[1:]:
+        for _ in row(lines_name, FULL, OUT):
+            pass
