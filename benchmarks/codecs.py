@@ -74,7 +74,7 @@ def _encode_seconds(name: str, values: np.ndarray, device: str, repeats: int) ->
     tensor = torch.from_numpy(values).to(device)
     section = torch.empty(CODECS[name].section_bytes(values.size), dtype=torch.uint8, device=device)
     decoded = torch.empty_like(tensor)
-    size = piece_numel(name, tensor)
+    size = piece_numel([name], tensor)
     pieces = list(zip(tensor.split(size), decoded.split(size), strict=True))
 
     def encode() -> None:

@@ -105,7 +105,7 @@ def _manifest(shapes: dict[str, tuple[int, ...]], phi: Ints, **sections: dict[st
     values: dict[str, Any] = {
         "swarm": {"name": "footprint", "created": int(time.time()) - 3600},
         "task": {"name": "none"},
-        "outer": {"codec": "int4"},
+        "outer": {"codecs": ({"name": "int4"},)},
         "pace": {"every_steps": FRAGMENTS},
         "history": {"seal_after": 2, "snapshot_every": FRAGMENTS, "retain": 4 * FRAGMENTS},
         "layout": {

@@ -52,7 +52,7 @@ def row(parameters: int) -> dict[str, Any]:
     manifest = manifests.describe(model, name="scale", fragments=1)
     fragment = manifest.plan().fragments[0]
     outer = OuterLoop(dict(named_tensors(model)), manifest)
-    room = memoryview(bytearray(payload_length(CODECS[manifest.outer.codec], fragment)))
+    room = memoryview(bytearray(payload_length(CODECS[manifest.outer.codecs[0].name], fragment)))
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
         phi = np.memmap(Path(folder) / "phi", dtype=np.int32, mode="w+", shape=(fragment.numel * FRAGMENTS,))
         view: Ints = phi[: fragment.numel]
@@ -64,7 +64,7 @@ def row(parameters: int) -> dict[str, Any]:
             outer.step(1, 1.0)
             publish = partial(outer.publish, 0, round_, room)
             found["publish_s"] = _seconds(publish)
-            payload = Payload(manifest.outer.codec, fragment, bytes(room))
+            payload = Payload(manifest.outer.codecs[0].name, fragment, bytes(room))
             merge = partial(_merge, payload, fragment, manifest.outer, view)
             found["merge_s"] = _seconds(merge) / RECORDS
             found["apply_s"] = _seconds(partial(outer.apply, 0, view, round_))

@@ -4,7 +4,7 @@ All deltas of a round are there before the next window begins, so this measures 
 Hostile workers train like the others and lie about the result.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from gossamer.node.trainer.outer import OuterLoop
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT, Ints, is_healthy
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.manifest import Manifest, Rung
 from gossamer.protocol.merge.merge import Contribution, RoundMerge, measure
 from gossamer.protocol.payloads import Payload, encode_payload, payload_length
 
@@ -94,7 +94,7 @@ class Swarm:
             loss.backward()
             worker.optimizer.step()
             worker.outer.step(worker.task.tokens(batch), loss)
-        fragment, codec = self.manifest.plan().of_round(number), self.manifest.outer.codec
+        fragment, codec = self.manifest.plan().of_round(number), self.manifest.outer.codecs[0].name
         room = memoryview(bytearray(payload_length(CODECS[codec], fragment)))
         length, window = worker.outer.publish(fragment.index, number, room)
         payload = Payload(codec, fragment, room[:length])
@@ -121,6 +121,16 @@ class Swarm:
         OuterLoop(dict(named_tensors(model)), self.manifest).apply(0, self.phi, 1, keep_progress=False)
         loss = worker.task.evaluate(model)
         return loss if np.isfinite(loss) else float("inf")
+
+
+def retuned(manifest: Manifest, settings: Mapping[str, float]) -> Manifest:
+    """A manifest of one codec with other outer settings."""
+    (rung,) = manifest.outer.codecs
+    of_rung = settings.keys() & Rung.model_fields.keys()
+    changed = {key: settings[key] for key in settings.keys() - of_rung}
+    rung = rung.model_copy(update={key: settings[key] for key in of_rung})
+    outer = manifest.outer.model_copy(update={**changed, "codecs": (rung,)})
+    return manifest.model_copy(update={"outer": outer})
 
 
 def _times(values: Ints, factor: float) -> Ints:
@@ -161,8 +171,7 @@ def build(
         averaging=averaging,
     )
     # The same settings under every rule, so that what differs is the rule.
-    settings = manifest.outer.model_copy(update={**outer_defaults("int4"), **(outer or {})})
-    manifest = manifest.model_copy(update={"outer": settings})
+    manifest = retuned(manifest, {**outer_defaults("int4"), **(outer or {})})
     swarm = Swarm(scale, manifest, phi)
     common = ByteTextTask(TextOptions(**options)).corpus
     for number in range(scale.workers):

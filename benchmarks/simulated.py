@@ -203,7 +203,7 @@ class Node:
                     tokens=1,
                     steps=1,
                     loss=1.0,
-                    codec=self.swarm.manifest.outer.codec,
+                    codec=self.swarm.manifest.outer.codecs[0].name,
                     payload_bytes=payload_bytes,
                     chunks=blobs,
                     previous=NO_RECORD,

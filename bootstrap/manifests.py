@@ -49,6 +49,9 @@ at once: 1 % less loss for the same bytes (docs/benchmarks.md)."""
 SHORT_WINDOW = 10
 """Windows of so few steps want no momentum: with it, windows of 5 end 2 % higher (docs/benchmarks.md)."""
 
+LADDER = ("int4", "topk8", "topk16", "topk")
+"""The codecs of a swarm for which nobody has chosen one: 2, 0.6, 0.37 and 0.13 bit a parameter on a line."""
+
 RETAIN = 256
 """Default number of windows whose records are kept; `history.retain` is this times the fragments, in
 rounds."""
@@ -71,8 +74,7 @@ def outer_defaults(codec: str, *, by_mean: bool = False, every_steps: int = EVER
 COMMENTS = {
     "swarm.created": "Unix seconds",
     "task.source": "digest of its file",
-    "outer.codec": f"one of {', '.join(CODECS)}",
-    "outer.ef_decay": "how much of what a codec left out is carried into the next delta",
+    "outer": "of its codecs, each node uses the finest that its uplink carries",
     "outer.clip": "times the median norm per square root of steps; 0 for none",
     "outer.weight_cap": "times the median weight; 0 for none",
     "pace.every_steps": "inner steps between two deltas of a fragment, or 0 ...",
@@ -94,14 +96,23 @@ def to_toml(manifest: Manifest) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _section(name: str, values: Mapping[str, Any]) -> Iterator[str]:
+def _section(name: str, values: Mapping[str, Any], header: str = "[{}]") -> Iterator[str]:
     yield ""
-    yield _commented(f"[{name}]", name)
-    for key, value in sorted(values.items(), key=lambda pair: isinstance(pair[1], dict)):  # tables come last
+    yield _commented(header.format(name), name)
+    for key, value in sorted(values.items(), key=lambda pair: _is_table(pair[1])):  # tables come last
+        inner = f"{name}.{_key(key)}"
         if isinstance(value, dict):
-            yield from _section(f"{name}.{_key(key)}", value)
+            yield from _section(inner, value)
+        elif _is_table(value):
+            for one in value:
+                yield from _section(inner, one, "[[{}]]")
         else:
             yield _commented(f"{_key(key)} = {_value(value)}", f"{name}.{key}")
+
+
+def _is_table(value: Any) -> bool:
+    """Whether TOML writes it as a table, or as one for each of its items."""
+    return isinstance(value[0] if isinstance(value, tuple) and value else value, dict)
 
 
 def _commented(line: str, name: str) -> str:
@@ -211,7 +222,7 @@ class Settings(TypedDict, total=False):
     """What a swarm agrees on besides its model. `describe` explains them."""
 
     name: Required[str]
-    codec: str
+    codec: str | None
     every_steps: int | None
     every_seconds: float
     fragments: int | None
@@ -295,7 +306,8 @@ def describe(
     Args:
         model: as the script builds it, wrapped or compiled or not, but before it is sharded.
         name: the swarm's name, for people.
-        codec: how deltas are compressed: 'exact', 'int8', 'int4', 'int2' or 'topk'.
+        codec: how deltas are compressed: 'exact', 'int8', 'int4', 'int2', 'topk8', 'topk16' or 'topk'. By
+            default each node uses the finest of 'int4' and the three last ones that its uplink carries.
         every_steps: inner steps between two deltas of the same fragment; by default 30.
         every_seconds: seconds between them, instead of `every_steps`.
         fragments: how many parts the model is split into, which take turns; by default 4, or fewer if there
@@ -340,7 +352,7 @@ def _describe(
     task: Mapping[str, object],
     *,
     name: str,
-    codec: str = "int4",
+    codec: str | None = None,
     every_steps: int | None = None,
     every_seconds: float = 0.0,
     fragments: int | None = None,
@@ -362,11 +374,18 @@ def _describe(
         raise ConfigError(f"fragments must be 1 to {FRAGMENTS_MAX}, not {fragments!r}")
     phi = genesis.parameters(model, plan(specs, fragments))
     by_mean = all(spec.averaging == "mean" for spec in specs)
-    usual = outer_defaults(codec, by_mean=by_mean, every_steps=every_steps)
+    # Nodes that choose their codec keep windows short, too.
+    names, length = ((codec,), every_steps) if codec else (LADDER, SHORT_WINDOW)
+    usual = {one: outer_defaults(one, by_mean=by_mean, every_steps=length) for one in names}
+    momentum = max(settings.pop("momentum") for settings in usual.values())
     values = {
         "swarm": {"name": name, "created": int(time.time())},
         "task": task,
-        "outer": {"codec": codec, **usual, **(AMONG_FRIENDS if invited else AMONG_STRANGERS)},
+        "outer": {
+            "codecs": [{"name": one, **settings} for one, settings in usual.items()],
+            "momentum": momentum,
+            **(AMONG_FRIENDS if invited else AMONG_STRANGERS),
+        },
         "pace": {"every_steps": every_steps, "every_seconds": every_seconds},
         "history": {"retain": RETAIN * fragments},
         "admission": {"mode": "invited" if invited else "open", "owners": owners},

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from hashlib import sha256
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 import msgpack
@@ -29,15 +30,15 @@ from gossamer.protocol import limits
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.identity import has_small_order
-from gossamer.protocol.payloads import Layout, TensorSpec, plan
+from gossamer.protocol.payloads import STRIP, Layout, TensorSpec, length_in, plan
 from gossamer.protocol.rules import RULES
 from gossamer.protocol.wire import at_most, is_printable
 
-_ARRAYS_MAX = 2 + 2 * limits.TENSORS_MAX
-"""The list of owners, the list of tensors, and for each tensor its entry and its shape."""
+_ARRAYS_MAX = 3 + 2 * limits.TENSORS_MAX
+"""The lists of codecs, of owners and of tensors, and for each tensor its entry and its shape."""
 
 _MAPS_MAX = 64
-"""A manifest is a map of sections, one of which holds a map of options."""
+"""A manifest is a map of sections, which hold a map of options, and one of each codec."""
 
 OUTER_OPTIMIZERS = {"nesterov"}
 """The outer optimizers that a manifest may name. What they do is in `gossamer.node.trainer.outer_optimizers`:
@@ -120,25 +121,44 @@ class TaskSection(_Section):
         return values
 
 
+class Rung(_Section):
+    """A codec that deltas may be compressed with, and the outer settings that suit it."""
+
+    name: Annotated[str, AfterValidator(lambda name: _known(name, CODECS))] = "int4"
+    """A name in `CODECS`."""
+    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.5
+    """The outer learning rate: the part of a window's progress that becomes a delta."""
+    ef_decay: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """What part of the error-feedback residual is carried into the next delta."""
+
+
 class Outer(_Section):
     """How windows become deltas, and deltas become Phi."""
 
-    codec: Annotated[str, AfterValidator(lambda name: _known(name, CODECS))] = "int4"
-    """How deltas are compressed: a name in `CODECS`."""
+    codecs: Annotated[tuple[Rung, ...], Field(min_length=1, strict=False)] = (Rung(),)
+    """The ladder: each node takes the finest that its uplink carries, and a round may mix them."""
     optimizer: Annotated[str, AfterValidator(lambda name: _known(name, OUTER_OPTIMIZERS))] = "nesterov"
     """What each node makes of a window's progress before it compresses it: a name in `OUTER_OPTIMIZERS`."""
-    learning_rate: Annotated[float, Field(gt=0, le=10)] = 0.5
-    """The outer learning rate: the part of a window's progress that becomes a delta."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.7
-    """The outer optimizer's momentum; each node keeps its own."""
-    ef_decay: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """What part of the error-feedback residual is carried into the next delta."""
+    """The outer optimizer's momentum; each node keeps its own, whichever codec it uses."""
     clip: Bound = 3.0
     """A multiple of the round's median of norm / sqrt(steps), per tensor; 0 switches clipping off."""
     weight_cap: Bound = 4.0
     """A multiple of the round's median weight; 0 means no cap, for machines that differ a thousandfold."""
     staleness_max: Annotated[int, Field(ge=0, le=limits.STALENESS_MAX)] = 16
     """A delta has no weight if its fragment was merged more often than this during its window."""
+
+    @property
+    def rungs(self) -> dict[str, Rung]:
+        """The ladder by the codecs' names, finest first."""
+        return {rung.name: rung for rung in self.codecs}
+
+    @model_validator(mode="after")
+    def _finest_first(self) -> Self:
+        sizes = [CODECS[rung.name].section_bytes(STRIP) for rung in self.codecs]
+        if any(coarser >= finer for finer, coarser in pairwise(sizes)):
+            raise ValueError("codecs: list each once, those that write more bytes first")
+        return self
 
 
 class PaceSection(_Section):
@@ -268,14 +288,10 @@ class Manifest(_Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        codec = CODECS[self.outer.codec]
-        for fragment in self.plan().fragments:
-            length = sum(codec.section_bytes(slot.numel) for slot in fragment.slots)
-            if length > limits.PAYLOAD_CHUNKS_MAX * limits.CHUNK_BYTES_MAX:
-                raise ValueError(
-                    f"layout.fragments: a delta has {length} bytes, over the limit of 1 GiB: use more"
-                    " fragments"
-                )
+        if (length := self.payload_max) > limits.PAYLOAD_CHUNKS_MAX * limits.CHUNK_BYTES_MAX:
+            raise ValueError(
+                f"layout.fragments: a delta has {length} bytes, over the limit of 1 GiB: use more fragments"
+            )
         if len(self.canonical()) > limits.MANIFEST_BYTES_MAX:
             raise ValueError(
                 f"layout: a manifest of over {limits.MANIFEST_BYTES_MAX} bytes: shorten the names"
@@ -285,6 +301,12 @@ class Manifest(_Section):
     def plan(self) -> Layout:
         """The layout of Phi: which fragment each tensor belongs to, and where it starts."""
         return self.layout.planned
+
+    @property
+    def payload_max(self) -> int:
+        """The length in bytes of the longest payload that a delta may have."""
+        layout, rounds = self.plan(), range(self.layout.fragments)
+        return max(length_in(round_, codec, layout) for codec in self.outer.rungs for round_ in rounds)
 
     def canonical(self) -> bytes:
         """The bytes that nodes exchange, and whose SHA-256 is the swarm id."""
@@ -298,8 +320,11 @@ class Manifest(_Section):
 
 
 def _sorted(value: Any) -> Any:
-    """Maps with their keys in order. Those in lists have none."""
-    return {key: _sorted(value[key]) for key in sorted(value)} if isinstance(value, dict) else value
+    """Maps with their keys in order."""
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    is_of_maps = isinstance(value, tuple) and value and isinstance(value[0], dict)
+    return list(map(_sorted, value)) if is_of_maps else value
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -574,9 +574,9 @@ class Replica:
         self.holdings.known_to(record_id, delivery.link, held=held)
 
     def _new_delta(self, envelope: Envelope, delivery: _Delivery) -> None:
-        delta, codec = parse_delta(envelope, self.layout), self.manifest.outer.codec
-        if delta.body.codec != codec:  # another codec could multiply everybody's traffic
-            raise MalformedError(f"codec {delta.body.codec}, where the manifest says {codec}")
+        delta, codecs = parse_delta(envelope, self.layout), self.manifest.outer.rungs
+        if delta.body.codec not in codecs:  # another codec could multiply everybody's traffic
+            raise MalformedError(f"codec {delta.body.codec}, where the manifest has {', '.join(codecs)}")
         if not self.acl.counts(delta.author, delta.round):
             self.access.stranger(delivery.link, delivery.now)
         elif delta.round <= self.ledger.floor:

@@ -27,6 +27,7 @@ from gossamer.protocol.fixedpoint import ONE, to_fixed
 from gossamer.protocol.merge.merge import Contribution, measure
 from gossamer.protocol.payloads import Payload, TensorSpec, payload_length
 from tests.protocol.builders import manifest as build_manifest
+from tests.protocol.builders import one_rung
 
 PAGE = Path(__file__).parents[1] / "docs" / "convergence.md"
 STEPS, LR = 4, 0.5
@@ -55,6 +56,9 @@ class Swarm:
     momentum: float = 0.0
     ef_decay: float = 1.0
     codec: str = "exact"
+    ladder: Sequence[dict[str, object]] = ()
+    """Rungs that nodes use one after the other, five rounds each and not all the same; they take the place of
+    `codec` and its settings."""
     rule: str = "mean"
     nodes: int = 4
     late: int = 0
@@ -72,12 +76,13 @@ class Swarm:
     """Of the last record."""
 
     def __post_init__(self) -> None:
-        outer = {name: getattr(self, name) for name in ("learning_rate", "momentum", "ef_decay", "codec")}
+        names = ("learning_rate", "momentum", "ef_decay", "codec")
+        outer = one_rung(**{name: getattr(self, name) for name in names})
         shape = self.curvature.shape
         self._manifest = build_manifest(
             (TensorSpec("x", shape, self.rule),),
             1,
-            outer=outer,
+            outer={"codecs": self.ladder, "momentum": self.momentum} if self.ladder else outer,
             pace={"every_steps": max(self.steps or [STEPS])},
         )
         self._history = History(self._manifest)
@@ -115,10 +120,11 @@ class Swarm:
             gradient = self.curvature * (view.numpy() - optimum) + noise
             view -= torch.from_numpy(LR * gradient)
             outer.step(100, 0.0)
-        fragment = self._manifest.plan().fragments[0]
-        room = memoryview(bytearray(payload_length(CODECS[self.codec], fragment)))
-        length, window = outer.publish(0, round_, room)
-        payload, record = Payload(self.codec, fragment, room[:length]), Record(round_, number)
+        fragment, rungs = self._manifest.plan().fragments[0], self._manifest.outer.codecs
+        codec = rungs[(round_ // 5 + number) % len(rungs)].name
+        room = memoryview(bytearray(payload_length(CODECS[codec], fragment)))
+        length, window = outer.publish(0, round_, room, codec)
+        payload, record = Payload(codec, fragment, room[:length]), Record(round_, number)
         self.staleness, norms = round_ - window.base - 1, measure(payload).norms
         author = bytes([number]) * 32
         delta = Contribution(author, window.tokens, window.steps, self.staleness, norms, payload.section)
@@ -307,6 +313,21 @@ def test_with_unequal_steps_and_data_the_mean_and_the_geometric_median_are_weigh
     assert rms(optima.mean(0) - wanted) > 5e-3
     assert rms(apart.run(30).mean(0) - wanted) < 1e-3
     assert rms(alike.run(30).mean(0) - optima[0]) < 1e-3
+
+
+@pytest.mark.parametrize(("rule", "momentum"), [("mean", 0.5), ("rda", 0.0)])
+def test_a_change_of_codec_shows_in_no_step(rng: np.random.Generator, rule: str, momentum: float) -> None:
+    rates = {"int4": 0.3, "topk8": 0.4, "topk16": 0.5, "topk": 0.9}
+    ladder = [
+        {"name": name, "learning_rate": rate * (1 - momentum), "ef_decay": 1.0 if name == "int4" else 0.8}
+        for name, rate in rates.items()
+    ]
+    start = 0.1 * rng.standard_normal(4096)
+    settings = {"curvature": np.full(4096, 0.3), "learning_rate": 1.0, "momentum": momentum, "rule": rule}
+    swarm = Swarm(rng=rng, ladder=ladder, start=start, noise=1e-4, **settings)
+    sizes = np.sqrt((swarm.run(80) ** 2).mean(1))
+    assert sizes[-1] < 0.02 * sizes[0]
+    assert (sizes[1:] < 1.02 * sizes[:-1])[: np.argmax(sizes < 0.05 * sizes[0])].all()
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class Trainer:
 
 def test_a_codec_a_rule_and_an_outer_optimizer_from_outside_train_a_swarm(additions: None) -> None:
     tensors = (TensorSpec("weight", (1, 6), "heaviest"), TensorSpec("bias", (1,), "heaviest"))
-    outer = {"codec": "coarse", "optimizer": "heavy-ball", "learning_rate": 0.7, "momentum": 0.3}
+    outer = builders.one_rung("coarse", optimizer="heavy-ball", learning_rate=0.7, momentum=0.3)
     manifest = builders.manifest(tensors, fragments=1, outer=outer)
     world = World(seed=3, manifest=manifest)
     trainers = [Trainer(world.add(0), manifest), Trainer(world.add(1, bootstrap=[0]), manifest)]

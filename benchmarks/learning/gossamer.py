@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.learning.replica import History, Record, Replica
 from benchmarks.learning.world import Averaged, Point, Worker, World
+from benchmarks.rounds import retuned
 from gossamer.bootstrap import manifests
 from gossamer.models.task import named_tensors
 from gossamer.node.trainer.outer import OuterLoop
@@ -148,7 +149,7 @@ class Swarm:
         return round_clock([r for r in (*heard, node.own_last) if r > 0], members=len(heard) + 1)
 
     def _publish(self, node: Node, round_: int) -> None:
-        fragment, codec = self._history.layout.of_round(round_), self._manifest.outer.codec
+        fragment, codec = self._history.layout.of_round(round_), self._manifest.outer.codecs[0].name
         room = memoryview(bytearray(payload_length(CODECS[codec], fragment)))
         length, window = node.outer.publish(fragment.index, round_, room)
         payload = Payload(codec, fragment, room[:length])
@@ -219,8 +220,7 @@ def genesis(
         seed=world.seed,
         averaging=averaging,
     )
-    changed = manifest.outer.model_copy(update=outer or {})
-    return manifest.model_copy(update={"outer": changed}), phi
+    return retuned(manifest, outer or {}), phi
 
 
 def found(world: World, *, weather: dict[str, Any] | None = None, **settings: Any) -> Swarm:

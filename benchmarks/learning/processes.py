@@ -29,7 +29,7 @@ def train(world: World, **settings: Any) -> Iterator[Point]:
     options = SwarmOptions(
         nodes=scale.workers,
         rounds=scale.windows * manifest.layout.fragments,
-        codec=manifest.outer.codec,
+        codec=manifest.outer.codecs[0].name,
         every_steps=scale.steps,
         fragments=manifest.layout.fragments,
         seed=world.seed,

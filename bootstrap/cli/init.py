@@ -9,7 +9,6 @@ import typer
 
 from gossamer.bootstrap.cli.flags import (
     FRAGMENTS,
-    Codec,
     Debug,
     EverySteps,
     Preset,
@@ -27,7 +26,13 @@ def init(
     task: TaskName = "text",
     option: TaskSettings = None,
     preset: Preset = None,
-    codec: Codec = "int4",
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            help="How deltas are compressed: exact, int8, int4, topk ... (docs/protocol.md). Default: each"
+            " node uses the finest that its uplink carries of int4, topk8, topk16 and topk."
+        ),
+    ] = None,
     every_steps: EverySteps = None,
     every_seconds: Annotated[
         float, typer.Option(min=0, max=86_400, help="Window length in seconds, instead of --every-steps.")

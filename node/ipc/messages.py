@@ -22,7 +22,7 @@ import numpy as np
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads import Fragment, length_in
+from gossamer.protocol.payloads import Fragment
 from gossamer.protocol.wire import pack, unpack
 
 FRAME_BYTES_MAX = 64 * 1024
@@ -67,12 +67,14 @@ class Published:
 @dataclass(frozen=True, slots=True)
 class Clock:
     """Daemon: the swarm's round clock (-1: there is none to publish by just now), the tokens that the swarm
-    has trained on, the number of our links, and the number of rounds still to be merged."""
+    has trained on, the number of our links, the number of rounds still to be merged, and the codec to publish
+    in ("": as before, and the finest at first)."""
 
     round: int
     swarm_tokens: int
     links: int = 0
     unmerged: int = 0
+    codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +194,8 @@ class SharedMemory:
 
     def __init__(self, manifest: Manifest, fd: int) -> None:
         """Takes ownership of `fd`. Raises OSError, after closing `fd`, if there is no memory."""
-        layout, codec = manifest.plan(), manifest.outer.codec
-        self._phi_bytes = layout.snapshot_bytes
-        size = self._phi_bytes + max(length_in(f.index, codec, layout) for f in layout.fragments)
+        self._phi_bytes = manifest.plan().snapshot_bytes
+        size = self._phi_bytes + manifest.payload_max
         self.fd = fd
         try:
             if os.fstat(fd).st_size < size:

@@ -38,7 +38,7 @@ from torch import Tensor
 from gossamer.node.files import remove_unfinished, replacing
 from gossamer.protocol.payloads import Fragment
 
-VERSION = 5
+VERSION = 6
 
 SHARE_BYTES = 2 * 1024 * 1024
 SHARES = 64
@@ -96,6 +96,8 @@ class FragmentState(Protocol):
 
     fragment: Fragment
     last_published: int
+    codec: str
+    """That of its last delta."""
     saved: dict[str, list[Tensor]]
     """By kind, a tensor for each of the fragment's slots."""
 
@@ -131,7 +133,8 @@ def _groups(outer: OuterState, optimizers: Optimizers, trailer: dict[str, Any]) 
     for fragment in outer.fragments:
         for i, slot in enumerate(fragment.fragment.slots):
             kinds = list(fragment.saved)
-            here = [slot.spec.name, slot.start, kinds, fragment.last_published, len(entries)]
+            last = [fragment.last_published, fragment.codec]
+            here = [slot.spec.name, slot.start, kinds, *last, len(entries)]
             trailer["outer"].append(here)
             yield [kept[i] for kept in fragment.saved.values()]
     for optimizer in optimizers:
@@ -474,7 +477,7 @@ def _take_up_outer(saved: _Saved, outer: OuterState) -> None:
     if [(slot.spec.name, slot.start) for _, _, slot in slots] != [tuple(one[:2]) for one in saved.outer]:
         raise ValueError("it is from another model")
     found = []
-    for (state, i, _), (_, _, kinds, round_, place) in zip(slots, saved.outer, strict=True):
+    for (state, i, _), (_, _, kinds, round_, codec, place) in zip(slots, saved.outer, strict=True):
         if kinds != list(state.saved):
             raise ValueError("it is of another outer optimizer")
         for index, (kind, kept) in enumerate(state.saved.items(), place):
@@ -482,6 +485,8 @@ def _take_up_outer(saved: _Saved, outer: OuterState) -> None:
                 raise ValueError("it is from another model")
             if kind != "residual" or round_ == state.last_published:
                 found.append((kept[i], index))
+        if round_ == state.last_published:
+            state.codec = codec
     for tensor, index in found:
         tensor.copy_(saved.tensor(index))
 

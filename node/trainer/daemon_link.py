@@ -73,6 +73,7 @@ class DaemonLink:
         self._connected = threading.Event()
         self.node_id = b""
         self.clock = 0
+        self.codec = manifest.outer.codecs[0].name
         self.own_last = 0
         """The last round that the daemon has signed for us, or that we have handed over."""
         self.swarm_tokens = 0
@@ -259,5 +260,6 @@ class DaemonLink:
                 self.swarm_tokens = message.swarm_tokens
                 self.links = message.links
                 self.unmerged = message.unmerged
+                self.codec = message.codec or self.codec
             case control.Stop():
                 self.stop_asked.set()

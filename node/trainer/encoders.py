@@ -12,7 +12,7 @@ other, each padded with zeros to whole blocks, so that a kernel writes what it w
 outer loop keeps its own state of them padded, too, so that nothing is cut and joined for each delta.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import accumulate, chain, compress, groupby, pairwise
 from typing import NamedTuple
@@ -148,34 +148,42 @@ def _two_bit(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, 
         decoded *= (count.short() - places).clamp_(0, 1)
 
 
-def _topk(values: Tensor, exponents: Tensor, codes: Tensor, decoded: Tensor, count: int | Tensor) -> None:
-    """`topk`: the largest value of each run, with one exponent for up to 64 runs."""
-    values, decoded = (tensor.view(len(tensor), -1, topk.RUN) for tensor in (values, decoded))
-    magnitudes, positions = torch.abs(values, out=decoded).max(2)
-    is_negative = values.gather(2, positions.unsqueeze(2)).squeeze(2) < 0
-    shifts = _excess_bits(_mean_above_mean(magnitudes), 2, topk.EXPONENT_MAX)
+def _topk(
+    codec: topk.TopKCodec,
+    values: Tensor,
+    exponents: Tensor,
+    codes: Tensor,
+    decoded: Tensor,
+    count: int | Tensor,
+) -> None:
+    """`topk8`, `topk16` and `topk`: the largest value of each run, with one exponent for those of a block."""
+    values, decoded = (tensor.view(len(tensor), -1, codec.run) for tensor in (values, decoded))
+    positions = torch.abs(values, out=decoded).argmax(2, keepdim=True)
+    picked = values.gather(2, positions).squeeze(2)
+    magnitudes = picked.abs()
+    shifts = _excess_bits(_mean_above_mean(magnitudes, codec.runs), 2, topk.EXPONENT_MAX)
     units = 1 << shifts
     is_large = 2 * magnitudes >= 5 * units  # both sides stay within int32
-    entries = positions + topk.NEGATIVE * is_negative + topk.LARGE * is_large
+    entries = positions.squeeze(2) + topk.NEGATIVE * (picked < 0) + topk.LARGE * is_large
     entries -= topk.LARGE * (entries == topk.NOTHING)
     entries.masked_fill_(magnitudes <= units, topk.NOTHING)
     levels = _topk_levels(values.device)[entries] * units
     exponents.copy_(shifts)
     codes.copy_(entries)
-    decoded.zero_().scatter_(2, positions.unsqueeze(2), levels.unsqueeze(2))
+    decoded.zero_().scatter_(2, positions, levels.unsqueeze(2))
 
 
-def _mean_above_mean(magnitudes: Tensor) -> Tensor:
-    """The mean, int64[b, 1], of those values in each row of int32[b, r] that are at least a 64th of its
-    sum."""
+def _mean_above_mean(magnitudes: Tensor, runs: int) -> Tensor:
+    """The mean, int64[b, 1], of those values in each row of int32[b, r] that are at least the mean of `runs`,
+    the missing ones being 0."""
     sums = magnitudes.sum(1, keepdim=True, dtype=torch.int64)
-    above = magnitudes.masked_fill(magnitudes < -(-sums // topk.RUNS), 0)
+    above = magnitudes.masked_fill(magnitudes < -(-sums // runs), 0)
     return above.sum(1, keepdim=True, dtype=torch.int64) // above.bool().sum(1, keepdim=True).clamp_(min=1)
 
 
 @cache
 def _topk_levels(device: torch.device) -> Tensor:
-    """What each byte of `topk` stands for."""
+    """What each byte stands for."""
     return torch.from_numpy(topk.LEVELS).to(device)
 
 
@@ -196,14 +204,18 @@ KERNELS = {
     "int8": Kernel(partial(_linear, block.INT8), block.BLOCK, block.BLOCK, 1),
     "int4": Kernel(partial(_linear, block.INT4), block.BLOCK, block.BLOCK, 2),
     "int2": Kernel(_two_bit, block.BLOCK, block.BLOCK, 4),
-    "topk": Kernel(_topk, topk.BLOCK, topk.RUN, topk.RUN),
+    **{
+        codec.name: Kernel(partial(_topk, codec), topk.BLOCK, codec.run, codec.run)
+        for codec in (topk.TOPK8, topk.TOPK16, topk.TOPK)
+    },
 }
 """The kernels of codecs that work in blocks."""
 
 
-def piece_numel(codec: str, tensor: Tensor) -> int:
-    """How many of a tensor's values to encode at a time; a codec that has no kernel takes all at once."""
-    if codec not in KERNELS:
+def piece_numel(codecs: Collection[str], tensor: Tensor) -> int:
+    """How many of a tensor's values to encode at a time in any of the codecs; one that has no kernel takes
+    all at once."""
+    if not set(codecs) <= KERNELS.keys():
         return max(1, tensor.numel())
     return PIECE_CPU if tensor.is_cpu else PIECE_DEVICE
 
@@ -255,68 +267,105 @@ class Cuts:
         return list(compress(whole.split(self._lengths), self._is_part))
 
 
-class Bucket:
-    """Small tensors of a fragment that are encoded together, each padded with zeros to whole blocks."""
+class _Form:
+    """What the values of a bucket become in one codec: memory for it, and views of that, made once."""
 
     def __init__(
         self,
         codec: str,
-        fragment: Fragment,
+        unit: int,
+        spans: Sequence[tuple[int, int]],
         starts: Sequence[int],
         places: Sequence[int],
         device: torch.device,
     ) -> None:
-        """`starts` are those of the fragment's sections, `places` the tensors' in it, in ascending order."""
-        kernel, slots = KERNELS[codec], [fragment.slots[place] for place in places]
-        size = min(kernel.block, -(-max(slot.numel for slot in slots) // kernel.run) * kernel.run)
-        self._kernel, self._size = kernel.encode, size
-        ends = list(accumulate(-(-slot.numel // size) for slot in slots))
-        blocks = [end - start for start, end in pairwise((0, *ends))]
-        self.numel = size * ends[-1]
-        """How many values there are, with the padding."""
-        counts = [min(size, slot.numel - at) for slot in slots for at in range(0, slot.numel, size)]
-        self._counts = torch.tensor(counts, device=device).unsqueeze(1)
-        firsts = [size * (end - count) for end, count in zip(ends, blocks, strict=True)]
-        spans = [(at, at + slot.numel) for at, slot in zip(firsts, slots, strict=True)]
-        self.padded = Cuts(spans, self.numel)
-        """Cuts the tensors' values out of those of the bucket, [numel];"""
-        self.whole = Cuts([(slot.span.start, slot.span.stop) for slot in slots], fragment.numel)
-        """out of those of the fragment, such as Phi;"""
-        edges = [(starts[i], starts[i] + n, starts[i + 1]) for i, n in zip(places, blocks, strict=True)]
+        """`spans` are the tensors' in the bucket, each padded to a multiple of `unit`; for the others see
+        `Bucket`."""
+        kernel = KERNELS[codec]
+        self._kernel, self._size = kernel.encode, min(kernel.block, unit)
+        counts, exponents, codes, edges, blocks = [], [], [], [], 0
+        for (start, stop), place in zip(spans, places, strict=True):
+            real, padded = (-(-(stop - start) // size) for size in (self._size, unit))
+            padded *= unit // self._size
+            counts += [stop - at for at in range(start, start + padded * self._size, self._size)]
+            exponents.append((blocks, blocks + real))
+            begin, end = starts[place : place + 2]
+            edges.append((begin, begin + real, end))
+            at = start // kernel.values_per_byte
+            codes.append((at, at + end - begin - real))
+            blocks += padded
+        # A block of nothing but padding counts as one value, since sums are divided by that.
+        self._counts = torch.tensor(counts, device=device).clamp_(1, self._size).unsqueeze(1)
+        self._exponents = torch.zeros((blocks, 1), dtype=torch.uint8, device=device)
+        width = self._size // kernel.values_per_byte
+        self._codes = torch.zeros((blocks, width), dtype=torch.uint8, device=device)
+        parts = [Cuts(exponents, blocks).of(self._exponents.view(-1))]
+        parts.append(Cuts(codes, self._codes.numel()).of(self._codes.view(-1)))
+        self._encoded = list(chain(*zip(*parts, strict=True)))
         self._payload = Cuts(chain(*map(pairwise, edges)), starts[-1])
-        """and their exponents and codes out of a payload."""
-        each = size // kernel.values_per_byte
-        self._exponents = torch.zeros((ends[-1], 1), dtype=torch.uint8, device=device)
-        self._codes = torch.zeros((ends[-1], each), dtype=torch.uint8, device=device)
-        begins = [at // kernel.values_per_byte for at in firsts]
-        spans = [(at, at + stop - start) for at, (_, start, stop) in zip(begins, edges, strict=True)]
-        codes = Cuts(spans, self._codes.numel()).of(self._codes.view(-1))
-        self._encoded = list(chain(*zip(self._exponents.view(-1).split(blocks), codes, strict=True)))
 
     def encode(self, values: Tensor, decoded: Tensor, payload: Tensor) -> None:
-        """Write the tensors' sections to a payload, and to `decoded` what they decode to.
-
-        `values` and `decoded` are int32[numel]; `payload` is uint8[n] on the same device.
-        """
+        """See `Bucket.encode`."""
         padded, result = values.view(-1, self._size), decoded.view(-1, self._size)
         self._kernel(padded, self._exponents, self._codes, result, self._counts)
         torch._foreach_copy_(self._payload.of(payload), self._encoded)
 
 
-def together(codec: str, tensors: Sequence[Tensor], alone: Collection[int] = ()) -> list[list[int]]:
+class Bucket:
+    """Small tensors of a fragment that are encoded together, each padded with zeros to whole blocks."""
+
+    def __init__(
+        self,
+        starts: Mapping[str, Sequence[int]],
+        fragment: Fragment,
+        places: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """`starts` are those of the fragment's sections in each codec, `places` the tensors' in it, in
+        ascending order."""
+        slots = [fragment.slots[place] for place in places]
+        unit = _unit(starts, max(slot.numel for slot in slots))
+        ends = list(accumulate(-(-slot.numel // unit) * unit for slot in slots))
+        self.numel = ends[-1]
+        """How many values there are, with the padding."""
+        spans = [(at, at + slot.numel) for at, slot in zip((0, *ends[:-1]), slots, strict=True)]
+        self.padded = Cuts(spans, self.numel)
+        """Cuts the tensors' values out of those of the bucket, [numel];"""
+        self.whole = Cuts([(slot.span.start, slot.span.stop) for slot in slots], fragment.numel)
+        """out of those of the fragment, such as Phi."""
+        self._forms = {codec: _Form(codec, unit, spans, at, places, device) for codec, at in starts.items()}
+
+    def encode(self, codec: str, values: Tensor, decoded: Tensor, payload: Tensor) -> None:
+        """Write the tensors' sections to a payload, and to `decoded` what they decode to.
+
+        `values` and `decoded` are int32[numel]; `payload` is uint8[n] on the same device.
+        """
+        self._forms[codec].encode(values, decoded, payload)
+
+
+def _unit(codecs: Iterable[str], numel: int) -> int:
+    """Tensors of up to `numel` values are padded to multiples of this, whole blocks in each of the codecs."""
+    kernels = [KERNELS[codec] for codec in codecs]
+    run = max(kernel.run for kernel in kernels)  # a power of two, as blocks are
+    return min(max(kernel.block for kernel in kernels), -(-numel // run) * run)
+
+
+def together(
+    codecs: Collection[str], tensors: Sequence[Tensor], alone: Collection[int] = ()
+) -> list[list[int]]:
     """The places of the tensors in groups: small ones in buckets, each other alone, as are all of `alone`."""
     groups: list[list[int]] = []
     filling: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     # Smallest first, so that tensors in a bucket are of similar size: each is padded at most to the largest.
     for i, tensor in sorted(enumerate(tensors), key=lambda one: (one[1].numel(), one[0])):
         small = SMALL_NUMEL if tensor.is_cpu else SMALL_NUMEL_DEVICE
-        if codec not in KERNELS or tensor.numel() > small or i in alone:
+        if not set(codecs) <= KERNELS.keys() or tensor.numel() > small or i in alone:
             groups.append([i])
             continue
-        kernel, kind = KERNELS[codec], (tensor.device, tensor.dtype)
-        run = kernel.block if tensor.numel() > kernel.block else kernel.run
+        unit, kind = _unit(codecs, tensor.numel()), (tensor.device, tensor.dtype)
         group = filling.get(kind)
-        if group is None or (len(group) + 1) * -(-tensor.numel() // run) * run > piece_numel(codec, tensor):
+        padded = -(-tensor.numel() // unit) * unit
+        if group is None or (len(group) + 1) * padded > piece_numel(codecs, tensor):
             group = filling[kind] = []
             groups.append(group)
         group.append(i)
@@ -354,7 +403,7 @@ class PayloadWriter:
         if bucket is None:
             encode_piece(self._codec, values, start, payload[self._span(places)], decoded)
         else:
-            bucket.encode(values, decoded, payload)
+            bucket.encode(self._codec, values, decoded, payload)
 
     def finish(self) -> int:
         """Complete the payload, wait for GPUs, and drop all references to it; returns its length in bytes."""

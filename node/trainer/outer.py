@@ -22,7 +22,8 @@ codec makes the step small; what the codec leaves out is carried into the next d
     theta = ref = ref - decode(payload)
 
 So the node goes on from exactly what all others will decode. The optimizer is the sender's own; no state is
-shared (see `outer_optimizers`).
+shared (see `outer_optimizers`). Which of the manifest's codecs to use, the daemon says; where that changes,
+`e` is scaled by the ratio of their learning rates, so as to stand for the same progress.
 
 **Apply.** The daemon offers a newer Phi in shared memory whenever it has merged a round. The progress of the
 open window stays on top of it::
@@ -230,9 +231,11 @@ class FragmentState:
     """What a checkpoint keeps, by kind: `residual`, what error feedback carries over (int32 fixed point), and
     what the outer optimizer keeps, float32, by its names."""
     parts: list[Part]
-    starts: list[int]
-    """Of the sections in its payloads."""
+    starts: dict[str, list[int]]
+    """Of the sections in its payloads, by codec."""
     window: Window
+    codec: str
+    """That of its last delta, whose learning rate the residual goes by."""
     last_published: int = 0
     merged_round: int = 0
 
@@ -247,7 +250,7 @@ class FragmentState:
         cls,
         fragment: Fragment,
         theta: list[Tensor],
-        codec: str,
+        codecs: Sequence[str],
         buffers: Sequence[str],
         base: int,
         scratch: Mapping[tuple[torch.device, torch.dtype], Scratch],
@@ -256,16 +259,16 @@ class FragmentState:
         ref = [torch.empty(0)] * len(theta)
         saved = {kind: list(ref) for kind in ("residual", *buffers)}
         parts: list[Part] = []
-        starts = section_starts(CODECS[codec], fragment)
+        starts = {codec: section_starts(CODECS[codec], fragment) for codec in codecs}
         cut = {place for place, slot in enumerate(fragment.slots) if slot.is_cut}
         begun = [
             tensor.detach().reshape(-1)[slot.strip] if slot.is_cut else tensor.detach()
             for tensor, slot in zip(theta, fragment.slots, strict=True)
         ]
-        for places in map(sorted, together(codec, begun, cut)):
+        for places in map(sorted, together(codecs, begun, cut)):
             own = [begun[place] for place in places]
             device = own[0].device
-            bucket = Bucket(codec, fragment, starts, places, device) if len(own) > 1 else None
+            bucket = Bucket(starts, fragment, places, device) if len(own) > 1 else None
             numel = own[0].numel() if bucket is None else bucket.numel
             image, *kept = (torch.zeros(numel, dtype=torch.float32, device=device) for _ in ("", *buffers))
             rest = torch.zeros(numel, dtype=torch.int32, device=device)
@@ -284,12 +287,12 @@ class FragmentState:
                 spare = spare.first(numel)
                 values = _shaped(spare.values, bucket, own)
                 small = Gathering(bucket, [ref[i] for i in places], values, bucket.padded.of(spare.ints))
-            size = piece_numel(codec, image)
+            size = piece_numel(codecs, image)
             spans = [slice(start, min(start + size, numel)) for start in range(0, numel, size)]
             pieces = [Piece(at, image[at], rest[at], tuple(row[at] for row in kept)) for at in spans]
             live, strip = [theta[place] for place in places], fragment.slots[places[0]].strip
             parts.append(Part(places, live, strip, image, held, pieces, spare, small))
-        return cls(fragment, theta, ref, saved, parts, starts, Window(base))
+        return cls(fragment, theta, ref, saved, parts, starts, Window(base), codecs[0])
 
 
 def _shaped(whole: Tensor, bucket: Bucket | None, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -301,28 +304,37 @@ def _shaped(whole: Tensor, bucket: Bucket | None, tensors: Sequence[Tensor]) -> 
 # --- The arithmetic.
 
 
+class Sending(NamedTuple):
+    """How a fragment's delta is made; `carried` is what the residual is multiplied by."""
+
+    writer: PayloadWriter
+    windows: float
+    learning_rate: float
+    carried: float
+
+
 class OuterLoop:
     """The operations on the fragments of one model."""
 
     def __init__(self, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
         """Bind to a model's parameters by name. Raises ConfigError naming the first that does not fit."""
         check_fits(tensors, manifest)
-        self._settings = manifest.outer
+        self._rungs = manifest.outer.rungs
         self._optimizer = optimizer_of(manifest.outer)
         self._usual_steps = manifest.pace.every_steps
         self.names = {tensor: name for name, tensor in tensors.items()}
         """The names of all the model's parameters."""
-        fragments, codec = manifest.plan().fragments, manifest.outer.codec
+        fragments, codecs = manifest.plan().fragments, list(self._rungs)
         needed: dict[tuple[torch.device, torch.dtype], int] = {}
         for spec in manifest.layout.tensors:
             kind = tensors[spec.name].device, tensors[spec.name].dtype
-            needed[kind] = max(needed.get(kind, 0), piece_numel(codec, tensors[spec.name]))
+            needed[kind] = max(needed.get(kind, 0), piece_numel(codecs, tensors[spec.name]))
         scratch = {kind: Scratch.of(numel, *kind) for kind, numel in needed.items()}
         self.fragments = [
             FragmentState.of(
                 fragment,
                 [tensors[slot.spec.name] for slot in fragment.slots],
-                codec,
+                codecs,
                 self._optimizer.buffers,
                 # The round before the first one that publishes it.
                 index - len(fragments) if index else 0,
@@ -393,23 +405,27 @@ class OuterLoop:
                 for tensor in kept:
                     tensor.zero_()
 
-    def publish(self, index: int, round_: int, out: memoryview) -> tuple[int, Window]:
-        """Close a fragment's window and write its payload to `out`; returns its length and the window.
+    def publish(self, index: int, round_: int, out: memoryview, codec: str = "") -> tuple[int, Window]:
+        """Close a fragment's window and write its payload to `out`, in a codec of the manifest's, by default
+        the finest; returns its length and the window.
 
         Raises DivergedError if training left the range of fixed point. The payload is then worth nothing, nor
         is the fragment's state: load it again, without its progress.
         """
         state = self.fragments[index]
-        writer = PayloadWriter(self._settings.codec, state.starts, out)
+        rung, before = self._rungs[codec or next(iter(self._rungs))], self._rungs[state.codec]
+        state.codec = rung.name
+        writer = PayloadWriter(rung.name, state.starts[rung.name], out)
         # Windows that are counted in seconds are all alike: a slow machine does what it can in one.
         windows = state.window.steps / self._usual_steps if self._usual_steps else 1.0
+        carried = rung.ef_decay * rung.learning_rate / before.learning_rate
+        sending = Sending(writer, windows, rung.learning_rate, carried)
         extents: list[tuple[Part, tuple[Tensor, Tensor]]] = []
         with self._exactly():
             for part in state.parts:
                 values = part.values()
                 extents += [
-                    (part, self._send(values[piece.span], part, piece, writer, windows))
-                    for piece in part.pieces
+                    (part, self._send(values[piece.span], part, piece, sending)) for piece in part.pieces
                 ]
                 if part.small is None:
                     part.write_back(values)
@@ -433,9 +449,7 @@ class OuterLoop:
         state.last_published = round_
         return length, closed
 
-    def _send(
-        self, theta: Tensor, part: Part, piece: Piece, writer: PayloadWriter, windows: float
-    ) -> tuple[Tensor, Tensor]:
+    def _send(self, theta: Tensor, part: Part, piece: Piece, sending: Sending) -> tuple[Tensor, Tensor]:
         """Encode a piece's step, and set the parameters, if not a bucket's, to what all others will decode.
 
         Returns how far the step goes, in units of fixed point, and the largest value where it ends: both
@@ -448,13 +462,14 @@ class OuterLoop:
         else:
             # What bf16 cannot hold of `ref` is not progress: `theta` began at the bf16 image of `ref`.
             step.copy_(ref.to(theta.dtype)).sub_(theta.float())
-        self._optimizer.step(step, *buffers, windows=windows)
-        step.mul_(self._settings.learning_rate * ONE).round_()
+        self._optimizer.step(step, *buffers, windows=sending.windows)
+        step.mul_(sending.learning_rate * ONE).round_()
         longest = _magnitude(step)
-        if self._settings.ef_decay != 1.0:
-            residual.copy_(residual.float().mul_(self._settings.ef_decay).round_())
+        if sending.carried != 1.0:
+            scaled = residual.float().mul_(sending.carried).round_()
+            residual.copy_(scaled.clamp_(-VALUE_LIMIT, VALUE_LIMIT))
         residual.add_(sent.copy_(step)).clamp_(1 - VALUE_LIMIT, VALUE_LIMIT - 1)
-        writer.write(part.places, part.small and part.small.bucket, span.start, residual, sent)
+        sending.writer.write(part.places, part.small and part.small.bucket, span.start, residual, sent)
         residual.sub_(sent)
         ref.sub_(step.copy_(sent), alpha=1.0 / ONE)  # scaling by a power of two is exact
         if part.small is None:
@@ -543,7 +558,6 @@ class Leader(Rank):
         self._outer = OuterLoop(tensors, manifest)
         states = self._outer.fragments
         self._updates = PhiUpdates(link, manifest.plan().fragments, [state.gpu for state in states])
-        self._codec = manifest.outer.codec
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
         self._missing = set(range(len(states)))
         """Fragments that have to be loaded from the daemon, without local progress: at first, and after a
@@ -834,7 +848,8 @@ class Leader(Rank):
 
     def _publish(self, round_: int) -> None:
         area, fragments = self._link.payload_area, len(self._outer.fragments)
-        length, window = self._outer.publish(round_ % fragments, round_, area)
+        codec = self._link.codec
+        length, window = self._outer.publish(round_ % fragments, round_, area, codec)
         self._empty = 0 if window.changed else self._empty + 1
         if self._empty == IDLE_TURNS * fragments:
             # It trains a copy of the model, say, or one that a notebook has created again.
@@ -857,7 +872,7 @@ class Leader(Rank):
                 tokens=min(window.tokens, TOKENS_MAX),
                 steps=min(window.steps, STEPS_MAX),
                 loss=self._window_loss,
-                codec=self._codec,
+                codec=codec,
                 payload_bytes=length,
             ),
             area,

@@ -33,7 +33,11 @@ def test_init_writes_what_bootstrap_reads(run: Run, tmp_path: Path) -> None:
     assert outcome.status == 0
     manifest = read_manifest(tmp_path / "my.toml")
     assert manifest.swarm_id.hex() in outcome.out
-    assert (manifest.swarm.name, manifest.outer.codec, manifest.layout.fragments) == ("my", "topk", 2)
+    assert (manifest.swarm.name, manifest.outer.codecs[0].name, manifest.layout.fragments) == (
+        "my",
+        "topk",
+        2,
+    )
     assert entries(tmp_path) == {"my.toml"}
 
 

@@ -105,32 +105,45 @@ def test_comments_and_layout_do_not_matter_and_values_do(tmp_path: Path) -> None
     assert read_manifest(path).swarm_id == written.swarm_id
     path.write_text(text.replace("learning_rate = 0.7", "learning_rate = 0.25"))
     edited = read_manifest(path)
-    assert edited.outer.learning_rate == 0.25 and edited.swarm_id != written.swarm_id
+    assert edited.outer.codecs[0].learning_rate == 0.25 and edited.swarm_id != written.swarm_id
 
 
 def test_the_outer_settings_suit_the_codec() -> None:
     assert create(codec="int4", averaging="rda")[0].outer.momentum == 0.7
     for codec in ("int2", "topk"):
         outer = create(codec=codec)[0].outer
-        assert outer.momentum == 0.0 and outer.ef_decay < 1.0, "below 4 bits momentum hurts"
-    assert create(codec="topk")[0].outer.learning_rate > create(codec="int2")[0].outer.learning_rate
+        assert outer.momentum == 0.0 and outer.codecs[0].ef_decay < 1.0, "below 4 bits momentum hurts"
+    assert learning_rate(codec="topk") > learning_rate(codec="topk8") > learning_rate(codec="int2")
+
+
+def learning_rate(**changes: object) -> float:
+    return create(**changes)[0].outer.codecs[0].learning_rate
 
 
 def test_short_windows_need_no_momentum() -> None:
     for rule in ("rda", "mean"):
         outer = create(averaging=rule, every_steps=5)[0].outer
-        assert (outer.learning_rate, outer.momentum) == (1.0, 0.0)
+        assert (outer.codecs[0].learning_rate, outer.momentum) == (1.0, 0.0)
     assert create(codec="topk", every_steps=5)[0].outer == create(codec="topk")[0].outer
+
+
+def test_where_nobody_chooses_a_codec_nodes_have_a_ladder(tmp_path: Path) -> None:
+    written, _ = create(codec=None)
+    assert list(written.outer.rungs) == ["int4", "topk8", "topk16", "topk"]
+    rates = [rung.learning_rate for rung in written.outer.codecs]
+    assert rates == sorted(rates) and written.outer.momentum == 0.0
+    manifests.write(written, tmp_path / "m.toml")
+    assert read_manifest(tmp_path / "m.toml") == written
 
 
 def test_what_is_averaged_by_mean_takes_longer_steps_and_less_momentum() -> None:
     by_rda, by_mean = (create(averaging=rule)[0].outer for rule in ("rda", "mean"))
-    assert by_mean.learning_rate > by_rda.learning_rate and by_mean.momentum < by_rda.momentum
+    assert by_mean.momentum < by_rda.momentum
     falling = create(options={"preset": "tiny", "horizon_tokens": 10_000})[0].outer
     assert falling == by_rda, "Muon's steps get shorter by themselves"
-    for codec in ("int2", "topk"):
-        by_rda, by_mean = (create(codec=codec, averaging=rule)[0].outer for rule in ("rda", "mean"))
-        assert by_mean.learning_rate > by_rda.learning_rate
+    for codec in ("int4", "int2", "topk"):
+        by_rda_lr, by_mean_lr = (learning_rate(codec=codec, averaging=rule) for rule in ("rda", "mean"))
+        assert by_mean_lr > by_rda_lr
 
 
 def rules(manifest: Manifest) -> dict[str, str]:

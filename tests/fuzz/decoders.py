@@ -359,8 +359,12 @@ created = 1700000000
 name = "none"
 options = { lr = 1e-3, text = "x", flag = true, big = 0x7fffffffffffffff }
 [outer]
-codec = "int4"
+clip = 1.5
+[[outer.codecs]]
+name = "int4"
 learning_rate = 0.5
+[[outer.codecs]]
+name = "topk"
 [pace]
 every_steps = 30
 min_round_seconds = 0.05

@@ -132,7 +132,7 @@ class Member:
 
     def delta(self, round_: int, values: Iterable[Ints] | None = None, **changes: Any) -> Delta:
         """Sign a delta of these tensors (noise if none are given), and serve its payload."""
-        codec = self.manifest.outer.codec
+        codec = self.manifest.outer.codecs[0].name
         fragment = self.layout.of_round(round_)
         if values is None:
             rng = np.random.default_rng()
@@ -143,7 +143,7 @@ class Member:
         """Sign a delta with exactly this payload, and serve it."""
         for chunk in split_payload(payload):
             self.chunks[sha256(chunk).digest()] = bytes(chunk)
-        codec, fragments = self.manifest.outer.codec, len(self.layout.fragments)
+        codec, fragments = self.manifest.outer.codecs[0].name, len(self.layout.fragments)
         body = body_of(payload, codec, round_, fragments, **changes)
         return signed(self.identity, body, self.manifest)
 

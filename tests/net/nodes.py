@@ -40,7 +40,7 @@ def small_manifest(numel: int = 4096, **sections: dict[str, Any]) -> tuple[Manif
         "swarm": {"name": "test", "created": int(time.time())},
         "task": {"name": "none"},
         "pace": {"every_steps": 4, "min_round_seconds": 0.05},
-        "outer": {"codec": "int4"},
+        "outer": {"codecs": ({"name": "int4"},)},
         "layout": {"fragments": 2, "tensors": tensors},
         "genesis": {"digest": snapshots.digest(phi).hex()},
         **sections,

@@ -37,7 +37,7 @@ class Puppet:
         """The rounds of the deltas that it has handed in."""
         self._manifest = manifest
         self._layout = manifest.plan()
-        self._codec = manifest.outer.codec
+        self._codec = manifest.outer.codecs[0].name
         self._pace = Pace(manifest.pace, manifest.layout.fragments)
         self._rng = np.random.default_rng(seed)
         self._merged: dict[int, int] = {}

@@ -21,6 +21,7 @@ from gossamer.protocol.records import Claim
 from tests.net.attacker import Member, where
 from tests.net.middleman import Middleman, middleman
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
+from tests.protocol.builders import one_rung
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +114,7 @@ async def test_a_member_that_says_it_holds_everything_and_serves_nothing(tmp_pat
 
 async def test_a_member_that_dribbles_its_payload_keeps_no_joiner_from_training(tmp_path: Path) -> None:
     """It hands out one chunk after another, each just before it would be given up."""
-    manifest, phi = small_manifest(1 << 23, outer={"codec": "int8"})
+    manifest, phi = small_manifest(1 << 23, outer=one_rung("int8"))
     async with LocalNodes(tmp_path, manifest, phi) as swarm:
         nodes = await swarm.grow(2, step_s=0.3)
         async with Member(manifest) as mallory:

@@ -24,7 +24,7 @@ from gossamer.protocol.merge.merge import merge_round
 from gossamer.protocol.records import Delta
 from tests.net.attacker import Member, where
 from tests.net.nodes import LocalNode, LocalNodes, small_manifest
-from tests.protocol.builders import contribution
+from tests.protocol.builders import contribution, one_rung
 
 pytestmark = pytest.mark.slow
 
@@ -139,7 +139,7 @@ async def crowd(base: Path) -> AsyncIterator[Crowd]:
 
     In `int8`: these are about merging, and a coarse code of values that are all alike is far from them.
     """
-    manifest, phi = small_manifest(outer={"codec": "int8"})
+    manifest, phi = small_manifest(outer=one_rung("int8"))
     async with LocalNodes(base, manifest, phi) as swarm:
         for node in await swarm.grow(3, step_s=0.2):
             assert node.puppet is not None

@@ -25,6 +25,7 @@ from gossamer.node.trainer.daemon_link import DaemonLink
 from gossamer.protocol.payloads import TensorSpec, encode_payload
 from tests.node.trainer_side import until
 from tests.protocol.builders import manifest as build_manifest
+from tests.protocol.builders import one_rung
 
 SPECS = (TensorSpec("w", (30, 10), "rda"), TensorSpec("b", (10,), "mean"))
 PHI = np.arange(310, dtype=np.int32)
@@ -40,7 +41,7 @@ def founded(folder: Path) -> Home:
     """A folder with a manifest and the first model."""
     swarm = {"name": "n", "created": int(time.time())}
     genesis = {"digest": snapshots.digest(PHI).hex()}
-    manifest = build_manifest(SPECS, 1, genesis=genesis, swarm=swarm, outer={"codec": "int8"})
+    manifest = build_manifest(SPECS, 1, genesis=genesis, swarm=swarm, outer=one_rung("int8"))
     home = Home(folder)
     home.create()
     home.adopt(manifest)

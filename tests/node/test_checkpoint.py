@@ -344,7 +344,7 @@ def test_each_tensor_names_the_round_of_its_residual(tmp_path, monkeypatch):
     assert round_ > 5
     with open(path, "rb") as file:
         labelled = checkpoint._Saved(file)
-        for name, _, _, last, place in labelled.outer:
+        for name, _, _, last, _, place in labelled.outer:
             assert torch.equal(labelled.tensor(place), residuals[name, last].cpu())
 
 

@@ -80,7 +80,7 @@ def check(codec: str, values: Ints, device: str = "cpu") -> None:
     tensor = torch.from_numpy(values.copy()).to(device)
     section = torch.empty(CODECS[codec].section_bytes(values.size), dtype=torch.uint8, device=device)
     decoded, start = torch.empty_like(tensor), 0
-    for piece in tensor.split(piece_numel(codec, tensor)):
+    for piece in tensor.split(piece_numel([codec], tensor)):
         encode_piece(codec, piece, start, section, decoded[start : start + piece.numel()])
         start += piece.numel()
     expected = CODECS[codec].encode(values)
@@ -129,7 +129,7 @@ def encode_fragment(
     writer = PayloadWriter(codec, section_starts(CODECS[codec], fragment), out)
     decoded = [torch.empty_like(tensor) for tensor in tensors]
     for place, (values, result) in enumerate(zip(tensors, decoded, strict=True)):
-        size, start = piece_numel(codec, values), 0
+        size, start = piece_numel([codec], values), 0
         for piece, target in zip(values.view(-1).split(size), result.view(-1).split(size), strict=True):
             writer.write([place], None, start, piece, target)
             start += piece.numel()
@@ -167,23 +167,26 @@ def test_sums_of_blocks_at_the_border_of_int32(magnitude: int) -> None:
 
 
 @pytest.mark.parametrize("codec", sorted(KERNELS))
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "any"])
 @pytest.mark.parametrize("draw", DISTRIBUTIONS, ids=lambda draw: draw.__name__)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_CUDA)])
 def test_a_bucket_is_encoded_like_the_reference_payload(
-    codec: str, device: str, draw, rng: np.random.Generator
+    codec: str, is_alone: bool, device: str, draw, rng: np.random.Generator
 ) -> None:
+    """Also where it can be encoded in any other codec as well."""
     for sizes in ([1], [64] * 5, [300, 1, 256, 65], rng.permutation(SIZES).tolist()):
         fragment = fragment_of(*((size,) for size in sizes))
         values = [draw(rng, size) for size in sizes]
         expected = encode_payload(codec, fragment, values)
         out = memoryview(bytearray(payload_length(CODECS[codec], fragment)))
-        starts = section_starts(CODECS[codec], fragment)
-        writer = PayloadWriter(codec, starts, out)
+        codecs = [codec] if is_alone else KERNELS
+        starts = {one: section_starts(CODECS[one], fragment) for one in codecs}
+        writer = PayloadWriter(codec, starts[codec], out)
         chosen = rng.permutation(len(sizes))
         for places in map(sorted, (chosen[::2].tolist(), chosen[1::2].tolist())):
             if not places:
                 continue
-            bucket = Bucket(codec, fragment, starts, places, torch.device(device))
+            bucket = Bucket(starts, fragment, places, torch.device(device))
             padded = torch.zeros(bucket.numel, dtype=torch.int32, device=device)
             for place, row in zip(places, bucket.padded.of(padded), strict=True):
                 row.copy_(torch.from_numpy(values[place]))
@@ -201,11 +204,11 @@ def test_a_bucket_is_encoded_like_the_reference_payload(
 def test_which_tensors_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "PIECE_CPU", 1024)
     tensors = [torch.empty(size) for size in (100_000, 3, 300, 256, 1, 2, 250)]
-    assert sorted(together("exact", tensors)) == [[i] for i in range(7)]
+    assert sorted(together(["exact"], tensors)) == [[i] for i in range(7)]
     for codec in ("int4", "topk"):
-        assert together(codec, tensors) == [[4, 5, 1, 6], [3, 2], [0]], "whole blocks, no more than a piece"
+        assert together([codec], tensors) == [[4, 5, 1, 6], [3, 2], [0]], "whole blocks, no more than a piece"
     tensors[5] = tensors[5].double()
-    assert together("int4", tensors) == [[4, 1, 6, 3], [5], [2], [0]]
+    assert together(["int4"], tensors) == [[4, 1, 6, 3], [5], [2], [0]]
 
 
 @codecs

@@ -20,8 +20,9 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import DivergedError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints, to_fixed
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads import Payload, TensorSpec, payload_length
+from gossamer.protocol.payloads import Payload, TensorSpec
 from tests.protocol.builders import manifest as build_manifest
+from tests.protocol.builders import one_rung
 
 pytestmark = pytest.mark.usefixtures("on_each_device")
 
@@ -49,7 +50,7 @@ def manifest_for(
 ) -> Manifest:
     specs = tuple(TensorSpec(n, tuple(p.shape), "mean") for n, p in named_tensors(model))
     settings = {"codec": "exact", "learning_rate": 0.5, "momentum": 0.7, "ef_decay": 1.0, **outer}
-    return build_manifest(specs, fragments, outer=settings, pace=pace or ONE_LENGTH)
+    return build_manifest(specs, fragments, outer=one_rung(**settings), pace=pace or ONE_LENGTH)
 
 
 def loop_for(model: nn.Module, manifest: Manifest) -> OuterLoop:
@@ -57,17 +58,15 @@ def loop_for(model: nn.Module, manifest: Manifest) -> OuterLoop:
 
 
 def area(manifest: Manifest) -> memoryview:
-    codec = CODECS[manifest.outer.codec]
-    size = max(payload_length(codec, fragment) for fragment in manifest.plan().fragments)
-    return memoryview(bytearray(size))
+    return memoryview(bytearray(manifest.payload_max))
 
 
-def publish(loop: OuterLoop, manifest: Manifest, round_: int) -> tuple[Ints, int]:
+def publish(loop: OuterLoop, manifest: Manifest, round_: int, codec: str = "") -> tuple[Ints, int]:
     """Publish; returns what every receiver decodes, in the fragment's order, and the base."""
     out = area(manifest)
     fragment = manifest.plan().of_round(round_)
-    length, window = loop.publish(fragment.index, round_, out)
-    payload = Payload(manifest.outer.codec, fragment, bytes(out[:length]))
+    length, window = loop.publish(fragment.index, round_, out, codec)
+    payload = Payload(codec or manifest.outer.codecs[0].name, fragment, bytes(out[:length]))
     return np.concatenate([payload.tensor(i) for i in range(payload.tensors)]), window.base
 
 
@@ -165,6 +164,23 @@ def test_what_a_script_puts_in_place_of_values_is_progress_like_any_other(
     live = torch.cat([p.detach().double().flatten() for p in model.parameters()]).cpu().numpy()
     assert np.array_equal(live, flat(loop)), "what is published and set is what the model computes with"
     assert np.abs(live - phi / ONE).max() < 1e-6
+
+
+def test_what_a_codec_left_out_counts_as_much_in_the_next(rng: np.random.Generator) -> None:
+    """Whichever codecs it went through, and whatever their learning rates, all of the progress is sent."""
+    rates = {"int4": 1.0, "topk8": 1.5, "topk": 3.0}
+    ladder = [{"name": name, "learning_rate": rate} for name, rate in rates.items()]
+    manifest = manifest_for(model := Net(), codecs=ladder, momentum=0.0)
+    loop = loop_for(model, manifest)
+    loop.apply(0, phi_of(loop), 0, keep_progress=False)
+    missing = np.zeros(manifest.plan().numel)
+    for round_, codec in enumerate(rng.choice(list(rates), 30), 1):
+        before = flat(loop)
+        train(loop, rng)
+        missing += before - flat(loop)
+        missing -= publish(loop, manifest, round_, codec)[0] / ONE / rates[codec]
+        left = torch.cat([row.reshape(-1) for row in loop.fragments[0].saved["residual"]]).cpu().numpy()
+        assert np.abs(missing - left / ONE / rates[codec]).max() < 1e-5
 
 
 @pytest.mark.parametrize("codec", ["exact", "int8", "int4", "int2", "topk"])

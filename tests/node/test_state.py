@@ -27,7 +27,17 @@ from gossamer.protocol.payloads import TensorSpec, section_starts, split_payload
 from gossamer.protocol.records import Claim, Delta
 from tests.node.chunkfiles import file_of
 from tests.node.world import OWN, ROUNDS, World, arrive
-from tests.protocol.builders import LAYOUT, SMALL, body_of, identity, manifest, random_delta, row, signed
+from tests.protocol.builders import (
+    LAYOUT,
+    SMALL,
+    body_of,
+    identity,
+    manifest,
+    one_rung,
+    random_delta,
+    row,
+    signed,
+)
 
 
 @pytest.fixture
@@ -351,7 +361,7 @@ def test_a_round_of_many_members_does_not_need_memory_for_all_their_payloads(
     monkeypatch.setattr(limits, "PAYLOAD_CHUNK_BYTES_MIN", 4096)
     monkeypatch.setattr(merge, "SAMPLE_MAX", 64)
     members, tensors = 64, tuple(TensorSpec(f"w{n}", (1 << 15,), "rda") for n in range(8))
-    large = manifest(tensors, fragments=1, outer={"codec": "int4"})
+    large = manifest(tensors, fragments=1, outer=one_rung("int4"))
     phi = np.zeros(large.plan().numel, dtype=np.int32)
     chunks = ChunkStore(tmp_path / "chunks")
     made = [random_delta(rng, identity(n), 1, of=large, codec="int4") for n in range(members)]

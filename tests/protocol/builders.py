@@ -67,6 +67,12 @@ def identity(number: int) -> Identity:
     return Identity.from_seed(sha256(f"identity {number}".encode()).digest())
 
 
+def one_rung(codec: str, **settings: object) -> dict[str, object]:
+    """The outer section of a swarm with one codec."""
+    of_rung = {key: settings.pop(key) for key in ("learning_rate", "ef_decay") if key in settings}
+    return {"codecs": ({"name": codec, **of_rung},), **settings}
+
+
 def manifest(
     tensors: tuple[TensorSpec, ...] = TENSORS, fragments: int = 2, name: str = "test", **sections: dict
 ) -> Manifest:
@@ -77,7 +83,7 @@ def manifest(
             "task": {"name": "none"},
             "layout": {"fragments": fragments, "tensors": tensors},
             "genesis": {"digest": "00" * 32},
-            "outer": {"codec": "int8"},
+            "outer": one_rung("int8"),
             **sections,
         }
     )

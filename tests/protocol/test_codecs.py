@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.codecs.base import GRAIN
-from gossamer.protocol.codecs.topk import NOTHING, RUN
+from gossamer.protocol.codecs.topk import NOTHING
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import VALUE_LIMIT
 from gossamer.protocol.payloads import Section
 
 NAMES = sorted(CODECS)
+topks = pytest.mark.parametrize(("name", "run"), [("topk8", 8), ("topk16", 16), ("topk", 64)])
 SIZES = st.one_of(st.integers(1, 700), st.sampled_from([255, 256, 257, 4095, 4096, 4097, 4352, 8192, 9000]))
 SEEDS = st.integers(0, 2**32 - 1)
 MAGNITUDES = st.integers(0, 29).map(lambda bits: 1 << bits)
@@ -83,7 +84,16 @@ def test_a_part_is_cut_from_the_whole(name, seed, numel, magnitude, grains, fact
 
 
 @pytest.mark.parametrize(
-    ("name", "bits"), [("exact", 32.0), ("int8", 8.04), ("int4", 4.04), ("int2", 2.04), ("topk", 0.127)]
+    ("name", "bits"),
+    [
+        ("exact", 32.0),
+        ("int8", 8.04),
+        ("int4", 4.04),
+        ("int2", 2.04),
+        ("topk8", 1.002),
+        ("topk16", 0.502),
+        ("topk", 0.127),
+    ],
 )
 def test_bits_a_parameter(name, bits):
     numel = 2**20
@@ -138,7 +148,7 @@ def test_int4_sends_what_stands_alone_in_its_block():
     assert np.array_equal(_decode("int4", CODECS["int4"].encode(values), 256), values)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "int2", "topk"])
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"exact"}))
 def test_values_beyond_the_largest_level_saturate(name):
     for value in (VALUE_LIMIT - 1, 1 - VALUE_LIMIT):
         values = np.full(4096, value, dtype=np.int32)
@@ -172,29 +182,31 @@ def test_int2_takes_the_nearest_of_its_four_levels(seed, numel, magnitude):
         assert np.array_equal(np.abs(block - image), nearest)
 
 
+@topks
 @given(seed=SEEDS, numel=SIZES, magnitude=MAGNITUDES)
-def test_topk_sends_the_largest_of_each_run_as_the_nearest_level(seed, numel, magnitude):
+def test_topk_sends_the_largest_of_each_run_as_the_nearest_level(name, run, seed, numel, magnitude):
     values = _random(seed, numel, magnitude)
-    section = CODECS["topk"].encode(values)
-    decoded = _decode("topk", section, numel)
-    for start in range(0, numel, RUN):
-        run, image = values[start : start + RUN].astype(np.int64), decoded[start : start + RUN]
+    section = CODECS[name].encode(values)
+    decoded = _decode(name, section, numel)
+    for start in range(0, numel, run):
+        part, image = values[start : start + run].astype(np.int64), decoded[start : start + run]
         unit = 1 << section[start // 4096]
-        place = int(np.abs(run).argmax())
+        place = int(np.abs(part).argmax())
         levels = np.array([-3, -2, 0, 2, 3]) * unit
-        if place == RUN - 1:
+        if place == 63:
             levels = levels[1:]  # -3 there would be NOTHING
         assert not np.delete(image, place).any()
         assert image[place] in levels
-        assert abs(run[place] - image[place]) == np.abs(run[place] - levels).min()
+        assert abs(part[place] - image[place]) == np.abs(part[place] - levels).min()
 
 
-def test_topk_and_error_feedback_send_everything_in_the_end(rng):
+@topks
+def test_topk_and_error_feedback_send_everything_in_the_end(name, run, rng):
     target = rng.normal(0, 1000, 4096).astype(np.int32)
     residual, sent = np.zeros_like(target), np.zeros_like(target)
     for number in range(400):
         x = residual + (target if number == 0 else 0)
-        decoded = _decode("topk", CODECS["topk"].encode(x), 4096)
+        decoded = _decode(name, CODECS[name].encode(x), 4096)
         residual, sent = x - decoded, sent + decoded
     assert np.array_equal(residual + sent, target)
     assert np.abs(residual).mean() < 0.05 * np.abs(target).mean()
@@ -229,6 +241,8 @@ def test_truncated_and_extended_sections_raise(name, seed, numel, data):
         ("topk", 27, True),
         ("topk", 28, False),
         ("topk", 255, False),
+        ("topk8", 27, True),
+        ("topk8", 28, False),
     ],
 )
 @pytest.mark.parametrize("filling", [0, 255])
@@ -257,20 +271,22 @@ def test_exact_refuses_values_out_of_range():
 # --- topk: entries ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("numel", "last"), [(RUN + 10, 9), (RUN + 1, 0), (4096 + 3, 2), (2 * RUN, 63)])
-def test_topk_positions_lie_within_the_tensor(numel, last):
-    blocks, runs = -(-numel // 4096), -(-numel // RUN)
+@topks
+@pytest.mark.parametrize(("runs", "rest"), [(1, 5), (1, 1), (4096, 3), (2, 0)])
+def test_topk_positions_lie_within_the_tensor(name, run, runs, rest):
+    numel, last = runs * run + rest, (rest - 1) % run
+    section_length = CODECS[name].section_bytes(numel)
     for entry in range(256):
-        section = bytes(blocks) + bytes(runs - 1) + bytes([entry])
-        if entry == NOTHING or entry % RUN <= last:
-            decoded = _decode("topk", section, numel)
-            assert (decoded[-1] != 0) == (entry != NOTHING and entry % RUN == last)
+        section = bytes(section_length - 1) + bytes([entry])
+        if entry == NOTHING or entry % run <= last:
+            decoded = _decode(name, section, numel)
+            assert (decoded[-1] != 0) == (entry != NOTHING and entry % run == last)
             continue
         with pytest.raises(PayloadError, match="past the last"):
-            CODECS["topk"].decode(memoryview(section), numel, 0, numel)
+            CODECS[name].decode(memoryview(section), numel, 0, numel)
         with pytest.raises(PayloadError, match="past the last"):
             start = numel // GRAIN * GRAIN
-            CODECS["topk"].decode(memoryview(section), numel, start, numel)
+            CODECS[name].decode(memoryview(section), numel, start, numel)
 
 
 # --- the wire form, byte for byte --------------------------------------------------------------------
@@ -283,6 +299,8 @@ def test_topk_positions_lie_within_the_tensor(numel, last):
         ("int8", "d44fe28b8b2fffbf"),
         ("int4", "2ed101e5b3fbb2d8"),
         ("int2", "bbe446d2ddc88a4b"),
+        ("topk8", "cbbe8f37c472ddf5"),
+        ("topk16", "d95fe2fd0176a2e3"),
         ("topk", "5ac1ffd16533d024"),
     ],
 )
@@ -303,12 +321,14 @@ def test_bytes_are_written_as_ever(name, digest):
         ("int8", 22, "c954c42875aae8e7"),
         ("int4", 26, "7d0fa477ce4563c0"),
         ("int2", 27, "b9942b5de4446210"),
+        ("topk8", 27, "caa3257795e661d4"),
+        ("topk16", 27, "4b25c12e21ef4acf"),
         ("topk", 27, "5c7b39bc54ef8434"),
     ],
 )
 def test_bytes_are_read_as_in_protocol_version_2(name, highest, digest):
     """A change here splits every swarm: it needs a new version."""
-    length, blocks = CODECS[name].section_bytes(8192), 2 if name == "topk" else 32
+    length, blocks = CODECS[name].section_bytes(8192), 2 if name.startswith("topk") else 32
     section = (np.arange(length, dtype=np.int64) * 2654435761 >> 7).astype(np.uint8)
     section[:blocks] = np.arange(blocks) * 5 % (highest + 1)
     decoded = _decode(name, section.tobytes(), 8192)

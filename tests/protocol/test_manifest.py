@@ -28,8 +28,14 @@ seed = 7
 options = { width = 64, dropout = 0.5, tie = true, corpus = "a.txt" }
 
 [outer]
-codec = "int4"
 clip = 3
+
+[[outer.codecs]]
+name = "int4"
+learning_rate = 0.5
+
+[[outer.codecs]]
+name = "topk"
 
 [pace]
 every_steps = 30
@@ -51,7 +57,7 @@ layout.tensors = [
     ["scale", [], "mean"],
 ]
 layout.fragments = 2
-outer = { clip = 3.0, codec = "int4", learning_rate = 5e-1 }
+outer = { clip = 3.0, codecs = [{ name = "int4" }, { learning_rate = 5e-1, name = "topk" }] }
 task.options.tie = true
 task.options.corpus = "a.txt"
 task.options.dropout = 0.5
@@ -170,11 +176,13 @@ WRONG = [
     ("width = 64", "width = [64]", "task.options.width"),
     ("width = 64", "width = nan", "task.options.width"),
     (
-        'codec = "int4"',
-        'codec = "zip"',
-        "outer.codec: 'zip' is unknown; choose one of exact, int2, int4, int8, topk",
+        'name = "int4"',
+        'name = "zip"',
+        "outer.codecs.0.name: 'zip' is unknown; choose one of exact, int2, int4, int8, topk, topk16, topk8",
     ),
-    ('codec = "int4"', "codec = 4", "outer.codec"),
+    ('name = "int4"', "name = 4", "outer.codecs.0.name"),
+    ('name = "topk"', 'name = "int4"', "codecs: list each once, those that write more bytes first"),
+    ('name = "topk"', 'name = "int8"', "codecs: list each once, those that write more bytes first"),
     ("clip = 3", "clip = -1", "outer.clip"),
     ("clip = 3", "clip = nan", "outer.clip"),
     ("clip = 3", "clip = inf", "outer.clip"),
@@ -183,7 +191,7 @@ WRONG = [
     ("clip = 3", "clip = 0.0009", "must be 0, for no bound, or at least 0.001"),
     ("clip = 3", "weight_cap = 1e-320", "outer.weight_cap"),
     ("clip = 3", "momentum = 1.0", "outer.momentum"),
-    ("clip = 3", "learning_rate = 0", "outer.learning_rate"),
+    ("learning_rate = 0.5", "learning_rate = 0", "outer.codecs.0.learning_rate"),
     ("clip = 3", "staleness_max = 2000000", "outer.staleness_max"),
     ("every_steps = 30", "every_steps = 0", "every_steps"),
     ("every_steps = 30", "every_seconds = 3.0", "every_seconds"),
@@ -242,7 +250,7 @@ def test_swarm_id_is_that_of_version_1():
     """A change here splits every swarm: it needs a new version."""
     assert (
         from_toml(TOML, "a").swarm_id.hex()
-        == "79c8a48eedd7f5cf00ba6c4d693c0b2c3aa513f7ea67f21765c447272eb7a7e8"
+        == "d38cf0b36899000b7dd612b6802276a609cdfa7bda6230c99aad1258401a0c76"
     )
 
 

@@ -32,14 +32,16 @@ GOLDEN = {
     "int8": "fb7012ad8608aef1",
     "int4": "aa0da85ebea35751",
     "int2": "d0407fb6669064ee",
+    "topk8": "830910afffd9abc6",
+    "topk16": "3a93750b9b7bc012",
     "topk": "5e71ae4cfb805f51",
 }
-RECORDS = "2b572590a6df0bee"
+RECORDS = "b4895b750791628b"
 
 
 def ledger(codec: str) -> tuple[list[tuple[Delta, bytes]], Manifest]:
     """The recorded ledger: `AUTHORS` deltas a round with their payloads, all from fixed seeds."""
-    manifest = builders.manifest(TENSORS, 2, outer={"codec": codec})
+    manifest = builders.manifest(TENSORS, 2, outer=builders.one_rung(codec))
     rng = np.random.Generator(np.random.PCG64(7))
     deltas = [
         builders.random_delta(

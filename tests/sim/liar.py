@@ -151,7 +151,7 @@ class Liar:
     def _nonsense(self, round_: int) -> bytes:
         """Random bytes, one too few for a payload."""
         stage = self._node.stage
-        codec = CODECS[stage.manifest.outer.codec]
+        codec = CODECS[stage.manifest.outer.codecs[0].name]
         return self._rng.randbytes(payload_length(codec, stage.layout.of_round(round_)) - 1)
 
     def _round(self) -> int:

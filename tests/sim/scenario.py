@@ -10,12 +10,11 @@ from hashlib import sha256
 
 import numpy as np
 
-from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import FORK_DOUBLINGS_MAX, LINKS_MAX, LINKS_WANTED, PAYLOAD_CHUNK_BYTES_MIN
 from gossamer.protocol.manifest import Manifest, from_values
-from gossamer.protocol.payloads import TensorSpec, chunk_hashes, payload_length, root_of
+from gossamer.protocol.payloads import TensorSpec, chunk_hashes, root_of
 from tests.protocol.builders import admission
 from tests.sim.audit import MIN_ROUND_S
 from tests.sim.faults import AMBUSHES, STORMS, UNMIXED
@@ -178,9 +177,7 @@ def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> in
     """The size of a payload's chunks. Where there are several, the largest fragment's payload has 4 to 12."""
     if name != "parts" and rng.random() >= PARTED:
         return PAYLOAD_CHUNK_BYTES_MIN
-    codec = CODECS[manifest.outer.codec]
-    largest = max(payload_length(codec, fragment) for fragment in manifest.plan().fragments)
-    return -(-largest // rng.randrange(4, 13))
+    return -(-manifest.payload_max // rng.randrange(4, 13))
 
 
 def _manifest(
@@ -194,7 +191,11 @@ def _manifest(
     values = {
         "swarm": {"name": "simulated", "created": CREATED},
         "task": {"name": "none"},
-        "outer": {"codec": codec, "clip": rng.choice((0.0, 3.0)), "weight_cap": rng.choice((0.0, 4.0))},
+        "outer": {
+            "codecs": ({"name": codec},),
+            "clip": rng.choice((0.0, 3.0)),
+            "weight_cap": rng.choice((0.0, 4.0)),
+        },
         "pace": {
             "every_steps": fragments * rng.randrange(12, 21) if by_steps else 0,
             "every_seconds": 0.0 if by_steps else fragments * rng.uniform(16.5, 30.0),

@@ -43,7 +43,7 @@ class Window:
             tokens=self.tokens,
             steps=self.steps,
             loss=1.0 + 1.0 / self.round,
-            codec=manifest.outer.codec,
+            codec=manifest.outer.codecs[0].name,
             payload_bytes=len(payload),
             chunks=chunk_hashes(payload, payload_chunk_bytes(len(payload))),
             previous=NO_RECORD,
@@ -191,4 +191,4 @@ class Trainer:
             start = fragment.offset + slot.offset
             noise = self._rng.integers(-_NOISE, _NOISE, slot.numel, dtype=np.int32)
             tensors.append((fold.phi[start : start + slot.numel] >> 5) + noise)
-        return encode_payload(stage.manifest.outer.codec, fragment, tensors)
+        return encode_payload(stage.manifest.outer.codecs[0].name, fragment, tensors)

@@ -363,13 +363,13 @@ class Monitor:
 
 
 def _model(manifest: Manifest, layout: Layout) -> dict[str, Any]:
-    pace = manifest.pace
+    pace, codecs = manifest.pace, manifest.outer.codecs
     return {
         "task": manifest.task.name,
         "parameters": layout.numel,
         "tensors": len(manifest.layout.tensors),
         "fragments": len(layout.fragments),
-        "codec": manifest.outer.codec,
+        "codec": " to ".join(dict.fromkeys((codecs[0].name, codecs[-1].name))),
         "averaging": sorted({slot.spec.averaging for each in layout.fragments for slot in each.slots}),
         "pace": f"{pace.every_steps} steps" if pace.every_steps else f"{pace.every_seconds:g} s",
         "admission": manifest.admission.mode,
