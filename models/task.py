@@ -29,7 +29,7 @@ from gossamer.models.muon import Optimizers
 Batch = Any
 """One batch of training data; only its own task looks inside."""
 
-_DistributedModule = nn.parallel.DistributedDataParallel | nn.DataParallel
+_DISTRIBUTED = nn.parallel.DistributedDataParallel, nn.DataParallel
 
 _WRAPPERS = {"_orig_mod", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """What torch.compile, Fabric, FSDP and activation checkpointing put into names, also those of parts of a
@@ -196,7 +196,7 @@ def default_averaging(model: nn.Module, parameter: Tensor) -> str:
 def _unwrapped(model: nn.Module) -> nn.Module:
     """What DistributedDataParallel, DataParallel, torch.compile and Lightning's Fabric have wrapped."""
     while True:
-        if isinstance(model, _DistributedModule):
+        if isinstance(model, _DISTRIBUTED):
             model = model.module
         elif type(model).__name__ == "OptimizedModule":  # importing its class would take a second
             (model,) = model.children()
@@ -214,7 +214,7 @@ def _plain_names(model: nn.Module, names: Collection[str]) -> list[str]:
     inner = {
         f"{path}.module".lstrip(".")
         for path, module in model.named_modules()
-        if isinstance(module, _DistributedModule)
+        if isinstance(module, _DISTRIBUTED)
     }
     plain = []
     for name in names:

@@ -214,7 +214,7 @@ def start_node(
 
     `in_full` takes the swarm's manifest, and returns the parameters whole, gathered from all ranks.
     """
-    home, joins = _entered(options, _read(manifest))
+    home, joins = entered(options, manifest)
     known = home.own_manifest()
     check_fits(tensors, known)
     deadline = time.monotonic() + FREE_TIMEOUT_S
@@ -269,19 +269,22 @@ def _read(manifest: Manifest | str | os.PathLike[str] | None) -> Manifest | None
     return read_manifest(expanded(manifest))
 
 
-def _entered(options: NodeOptions, manifest: Manifest | None) -> tuple[Home, tuple[str, ...]]:
+def entered(
+    options: NodeOptions, manifest: Manifest | str | os.PathLike[str] | None
+) -> tuple[Home, tuple[str, ...]]:
     """The node's folder, with its manifest in it, and whom it joins. Raises LocalError."""
-    entered: Future[tuple[Home, tuple[str, ...]]] = Future()
+    given = _read(manifest)
+    result: Future[tuple[Home, tuple[str, ...]]] = Future()
 
     def run() -> None:
         try:
-            entered.set_result(enter(options, manifest))
+            result.set_result(enter(options, given))
         except BaseException as error:
-            entered.set_exception(error)
+            result.set_exception(error)
 
     # In its own thread, since a notebook's thread already runs an event loop. Ctrl-C does not wait for it.
     threading.Thread(target=run, name="entering", daemon=True).start()
-    return entered.result()
+    return result.result()
 
 
 def _in_use(home: Home) -> StorageError:

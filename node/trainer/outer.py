@@ -75,7 +75,7 @@ from gossamer.node.trainer.daemon_link import DaemonLink, Offer
 from gossamer.node.trainer.encoders import Bucket, PayloadWriter, piece_numel, together
 from gossamer.node.trainer.genesis import vanishing
 from gossamer.node.trainer.outer_optimizers import optimizer_of
-from gossamer.node.trainer.parameters import StepBoundary, check_fits, is_sharded
+from gossamer.node.trainer.parameters import check_fits
 from gossamer.node.trainer.phi_updates import EvaluatedAverage, PhiUpdates
 from gossamer.node.trainer.ranks import DONE, Rank, RankContext, Word
 from gossamer.protocol.codecs import CODECS
@@ -565,8 +565,7 @@ class Leader(Rank):
         self._has_diverged = False
         """Whether the model diverged, and the swarm's has not been loaded since."""
         self._shared = tuple(tensor for state in states for tensor in state.theta)
-        # Sharded parameters are here as copies; their ranks leave only together, at a step boundary.
-        self._boundary = StepBoundary(() if any(map(is_sharded, model.parameters())) else self._shared)
+        self._boundary = self.team.boundary(self._shared)
         self._evaluated = EvaluatedAverage(Home(checkpoint.parent), tensors, self._boundary)
         self._steps_since = 0
         self._published_at = time.monotonic()
@@ -575,7 +574,6 @@ class Leader(Rank):
         know it."""
         self._empty = 0
         """Empty deltas since the last one that held something."""
-        self._device = str(next(iter(self._outer.names)).device)
         self._reported_at = 0.0
         self._measured: tuple[float, int] | None = None
         """When the speed was last measured, and the tokens at that time; None before training begins."""
@@ -727,7 +725,7 @@ class Leader(Rank):
                 self.last_loss,
                 *evaluation,
                 self.wait_fraction,
-                self._device,
+                self.team.device,
             )
         )
 

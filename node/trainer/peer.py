@@ -67,6 +67,9 @@ class Peer:
     A script makes one with `attach`. The built-in trainer, whose daemon the supervisor runs, uses `connect`.
     """
 
+    _sees_changes = True
+    """Whether the loop's own parameters change with those here."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -150,7 +153,7 @@ class Peer:
         stop_round: int = 0,
         plaintext: bool = False,
         debug: bool = False,
-    ) -> "Peer":
+    ) -> Self:
         """Make this script a node: start a daemon beside it, wait for the swarm's model, and load it.
 
         Use the peer in a `with`, and call `step` after each step of the optimizer. If torch.distributed is
@@ -188,7 +191,7 @@ class Peer:
             StorageError: the folder cannot be used.
             SystemExit: the node was told to stop before it had the model.
         """
-        _show_log()
+        show_log()
         options = NodeOptions.of(
             join=join,
             invite=invite,
@@ -209,7 +212,7 @@ class Peer:
             reshard(model)
         tensors = parameters_of(model)
         optimizers = checked_optimizers(optimizer, tensors)
-        team = team_of(tensors, model)
+        team = cls._team(tensors, model)
         node: StartedNode | None = None
         role: Rank | None = None
         try:
@@ -224,6 +227,10 @@ class Peer:
         except BaseException:  # also Ctrl-C at any point: nothing else would stop the daemon
             (role or team).close()
             raise
+
+    @classmethod
+    def _team(cls, tensors: Mapping[str, Tensor], model: nn.Module) -> Team:
+        return team_of(tensors, model)
 
     def _begin_attached(self, node: StartedNode | None) -> None:
         """Wait for the swarm's model."""
@@ -403,7 +410,7 @@ class Peer:
                 "step is already running, in another thread or around this callback: a peer has one loop"
             )
         with self._changing():
-            count, mean = token_count(tokens), mean_loss(loss)
+            count, mean = token_count(tokens), self._mean(loss)
             self._steps_run += 1
             round_ = self._role.step(count, mean)
             if (applied := self._role.applied) != self._applied:  # by this step, or by one that Ctrl-C ended
@@ -465,6 +472,9 @@ class Peer:
             raise TypeError(f"on_merged takes a function of the peer, not {callback!r:.60}")
         self._callbacks.append(callback)
         return callback
+
+    def _mean(self, loss: Any) -> float | Tensor:
+        return mean_loss(loss)
 
     def request_stop(self) -> None:
         """Ask the training loop to stop: `should_stop` is true from now on or, with several ranks, on all of
@@ -556,7 +566,8 @@ class Peer:
         if self._left or os.getpid() != self._pid:
             return
         was_due, self._must_publish = self._must_publish, True
-        if self._inside is None and not self._has_average and get_ident() == self._thread:
+        is_free = self._inside is None and not self._has_average and self._sees_changes
+        if is_free and get_ident() == self._thread:
             with self._changing():
                 self._must_publish = not self._role.publish_early(EARLY_S)
         if self._must_publish and not was_due and self._role.team.rank == 0:
@@ -666,7 +677,7 @@ def _follower(model: nn.Module, tensors: Mapping[str, Tensor], team: Team, optio
     return Rank(model, manifest, node_id, RankContext(team, options.stop_round, daemon))
 
 
-def _show_log() -> None:
+def show_log() -> None:
     """Show our log on standard error, unless the script has set up logging itself, or does so later."""
     ours = logging.getLogger("gossamer")
     if logging.getLogger().handlers or ours.handlers:

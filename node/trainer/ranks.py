@@ -27,7 +27,7 @@ from gossamer.node.logs import RateLimit
 from gossamer.node.trainer.attach import DaemonProcess
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.daemon_link import OUTDATED
-from gossamer.node.trainer.parameters import Binding, deal_out, is_sharded, reshard
+from gossamer.node.trainer.parameters import Binding, StepBoundary, deal_out, is_sharded, reshard
 from gossamer.node.trainer.phi_updates import EvaluatedAverage
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
 from gossamer.protocol.manifest import Manifest
@@ -129,6 +129,16 @@ class Team:
                 for fragment in range(len(self._fragments)):
                     self._gather(fragment)
         return {**self._tensors, **self._copies}
+
+    def boundary(self, tensors: Sequence[Tensor]) -> StepBoundary:
+        """Whether the parameters, `tensors` in the first rank's outer loop, are as at a step boundary."""
+        # Sharded ones are there as copies; their ranks leave only together, at a step boundary.
+        return StepBoundary(() if any(map(is_sharded, self._tensors.values())) else tensors)
+
+    @property
+    def device(self) -> str:
+        """Where this rank trains, for displays."""
+        return str(next(iter(self._tensors.values())).device)
 
     @property
     def fragments(self) -> frozenset[int]:

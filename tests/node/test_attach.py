@@ -230,7 +230,7 @@ def test_what_happens_is_shown_unless_the_script_says_otherwise(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with our_logger() as ours:
-        peer_module._show_log()
+        peer_module.show_log()
         ours.info("listens")
     assert "listens" in capsys.readouterr().err
 
