@@ -13,7 +13,7 @@
     D/trainer.checkpoint  residuals, momenta and inner optimizer of our own trainer
     D/pretrained/         what a Hugging Face model has besides weights: configuration, tokenizer
     D/peers.json          where members were, to find the swarm again
-    D/incarnation         number of our last start, in milliseconds of Unix time; it always grows
+    D/incarnation         number of our last start, in microseconds of Unix time; it always grows
     D/daemon.json         where the running daemon answers
     D/daemon.last.json    the same for the previous run, whose ports the next one takes if they are free
     D/lock                held by the running daemon
@@ -241,7 +241,7 @@ class Home:
             last = int(self.incarnation_path.read_text())
         except (OSError, ValueError):
             last = 0
-        incarnation = max(time.time_ns() // 1_000_000, last + 1)
+        incarnation = max(time.time_ns() // 1000, last + 1)
         with suppress(OSError):  # a full disk is no reason not to start
             write_atomically(self.incarnation_path, str(incarnation).encode())
         return incarnation

@@ -56,9 +56,10 @@ class StoreCredential:
 
 @dataclass(frozen=True, slots=True)
 class Expelled:
-    """An owner has revoked us: there is nothing left for us to do here."""
+    """We must not go on: an owner has revoked us, or another process has our key."""
 
     reason: str
+    """In words, for this node's owner."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,11 @@ MEMBERS_INTERVAL_S = 1.5
 ROSTERS_PER_LINK_MAX = 4
 """Roster summaries answered per link in ANTI_ENTROPY_INTERVAL_S: each may draw the records of all members."""
 
+TWIN_PATIENCE_S = 3.0
+"""For this long after its first link a node publishes nothing: another process that has its key has heard of
+it by then, wherever it is linked, and its answer is here. News of a process that has just begun take a few
+round trips, and 1.5 s more from hop to hop where nobody knew of the first one yet."""
+
 MEMBERS_FANOUT = 2
 MEMBERS_REPEATS = 2
 """A record goes to 2 links at each of 2 intervals, except those that have it."""

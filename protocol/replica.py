@@ -153,6 +153,8 @@ class Replica:
         self._now = 0.0
         self._housekeeping_at = 0.0
         """When what is done at intervals is due: only a Wake moves it."""
+        self._replaced: dict[int, float] = {}
+        """Links in whose place their peers have dialled others, and until when they are kept."""
 
     # -- what others ask
 
@@ -179,7 +181,8 @@ class Replica:
     def clock_to_publish_by(self) -> int:
         """The round clock for our trainer: `BEFORE_ALL_ROUNDS` while we do not know where the swarm is."""
         is_back = self.sealing.knows_where_it_is and not self._clock.listens(self._now)
-        return self.clock if self.caught_up and is_back else BEFORE_ALL_ROUNDS
+        may_sign = self.caught_up and self.presence.is_sole(self._now)
+        return self.clock if may_sign and is_back else BEFORE_ALL_ROUNDS
 
     @property
     def is_contradicted(self) -> bool:
@@ -374,7 +377,8 @@ class Replica:
             self._hang_up(link.number, "this machine slept", now)  # the peers that we need are dialled again
 
     def _publish(self, event: ev.Publish) -> None:
-        if not self.caught_up:  # our folder may be an old copy of one that we have signed with since
+        # Our folder may be an old copy of one that we have signed with since, or somebody may do so now.
+        if not self.caught_up or not self.presence.is_sole(self._now):
             text = f"not signing round {event.body.round}: no node has said yet whether we did"
             self.outbox.append(Notice(text))
         else:
@@ -403,6 +407,10 @@ class Replica:
         self.links.wake(now)
         self.access.wake(now)
         self.anti_entropy.wake(now)
+        for number in [number for number, until in self._replaced.items() if now >= until]:
+            del self._replaced[number]
+            if self.links.get(number):
+                self._hang_up(number, "replaced by a newer link", now)
         self._housekeeping_at = self.presence.deadline()
         if self._clock.listens(now):  # others may still fetch what we had not handed on
             return
@@ -423,7 +431,11 @@ class Replica:
             self._greet(event.link, outbound=event.outbound)
 
     def _take_up(self, event: LinkUp, now: float) -> None:
-        """Take up a link, perhaps in place of another, or turn it away."""
+        """Take up a link, perhaps in place of another, or turn it away.
+
+        A link in whose place its peer has dialled another one is kept for a moment: if two processes have one
+        key, the first has to hear of the second.
+        """
         try:
             self.access.vet(event.node_id, event.credential, now)
         except RefusedError as error:  # a revocation came, or its grant ran out, since the handshake began
@@ -437,12 +449,17 @@ class Replica:
         # Before an old link of the same node goes, so that nobody seems to be missing.
         self.membership.link_up(event.link, event.node_id, now)
         if goes is not None:
-            self._hang_up(goes.link, goes.reason, now)
+            old = self.links.get(goes.link)
+            if old is not None and old.node_id == event.node_id and not (old.outbound or event.outbound):
+                self._replaced[old.number] = now + limits.TWIN_PATIENCE_S
+            else:
+                self._hang_up(goes.link, goes.reason, now)
         self.fetcher.link_up(event.link, event.outbound)
 
     def _greet(self, link: int, *, outbound: bool) -> None:
         """Say over a new link who we are. The end that dialled also begins to compare ledgers and rosters."""
         self.access.link_up(link)
+        self.presence.introduced(self._now)
         self.outbox.send(link, Records(((self.presence.data, False),)))
         if outbound:
             self.anti_entropy.open_exchange(link)
@@ -501,7 +518,8 @@ class Replica:
         """Cut a revoked member's links, forget the member, and merge the rounds again that it was part of."""
         node_id, last_round = revocation.node_id, revocation.last_round
         if node_id == self.identity.node_id:
-            self.outbox.append(Expelled(revocation.reason))
+            because = f": {revocation.reason}" if revocation.reason else ""
+            self.outbox.append(Expelled(f"an owner of this swarm has revoked this node{because}"))
             return
         label = self.roster.label(node_id)
         voided = self.holdings.revoke(node_id, last_round)

@@ -79,8 +79,8 @@ class Links:
         return self._links.keys()
 
     def to(self, node_id: bytes) -> Link | None:
-        """Our link to a node, if there is one."""
-        return next((link for link in self._links.values() if link.node_id == node_id), None)
+        """Our newest link to a node, if there is one."""
+        return next((link for link in reversed(self._links.values()) if link.node_id == node_id), None)
 
     def outbound(self) -> list[Link]:
         """The links that we dialled, oldest first."""

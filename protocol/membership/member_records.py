@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from gossamer.protocol import limits
-from gossamer.protocol.effects import Outbox
+from gossamer.protocol.effects import Expelled, Outbox
 from gossamer.protocol.errors import ConfigError, MalformedError
 from gossamer.protocol.events import Progress
 from gossamer.protocol.identity import Identity
@@ -29,6 +29,12 @@ from gossamer.protocol.records import (
     seal,
 )
 from gossamer.protocol.sampling import RandomSource, sample
+
+
+TWIN = (
+    "another process runs with this node's key, in a copy of its folder or by the same GOSSAMER_KEY; two would void"
+    " each other's deltas, so this one stops. Stop the other, or give this one a key of its own"
+)
 
 
 @dataclass(slots=True)
@@ -72,8 +78,6 @@ class Presence:
         self._progress = Progress(0, 0, 0.0, 0.0, "")
         self._incarnation = info.incarnation
         self._heartbeat = 0
-        self.outdone = 0
-        """How often we received a record of our own that is newer than any that this run has signed."""
         self._leaving = False
         self._news: dict[bytes, _News] = {}
         self._last_served = 0
@@ -84,12 +88,22 @@ class Presence:
         self._next_records = 0.0
         self._next_refutation = 0.0
         self._next_roster = 0.0
+        self._sole_from = 0.0
+        """From when on we take it that no other process has our key."""
         self._renew()
 
     def announce(self, addresses: tuple[str, ...]) -> None:
         """Tell where we can be dialled."""
         self._addresses = addresses
         self.beat()
+
+    def introduced(self, now: float) -> None:
+        """A peer is about to read our record: another process that has our key will answer."""
+        self._sole_from = self._sole_from or now + limits.TWIN_PATIENCE_S
+
+    def is_sole(self, now: float) -> bool:
+        """Whether no other process has our key, as far as can be known: two would sign a round twice."""
+        return now >= self._sole_from
 
     def progress(self, progress: Progress) -> None:
         """Take over what our trainer reports, for the next heartbeat."""
@@ -138,23 +152,39 @@ class Presence:
     # -- messages
 
     def received(self, record: MemberRecord, link: int, now: float) -> None:
-        """Take in a record, and have it relayed if it is news: at once if it refutes a suspicion.
-
-        If a record from an earlier run of ours is newer, as after a clock was set back, go beyond it. The
-        next heartbeat says so. If we pushed it at once, a copy of our folder that runs elsewhere would answer
-        at once, and the two of us would flood the swarm.
+        """Take in a record, and have it relayed if it is news: at once if it refutes a suspicion, or is the
+        first of another process, which may be elsewhere now. If the process before still has a link to us, it
+        hears of that, too.
         """
         if record.node_id == self._identity.node_id:
-            if record.body.age > self.record.age and record.body.incarnation >= self._incarnation:
-                self._incarnation = record.body.incarnation + 1
-                self.outdone += 1
+            self._outdone(record.body)
             return
         known = self._roster.get(record.node_id)
-        was_missing = known is not None and known.is_missing
+        began = known is not None and record.body.incarnation > known.record.body.incarnation
+        is_urgent = began or (known is not None and known.is_missing)
         if self._roster.update(record, now):
-            news = self._news[record.node_id] = _News(record.data, {link})
-            if was_missing:
+            others = {one.number for one in self._links.all() if one.node_id == record.node_id} - {link}
+            news = self._news[record.node_id] = _News(record.data, {link, *others})
+            if began:
+                self._send([record.data], others)
+            if is_urgent:
                 self._push(news)
+
+    def _outdone(self, record: MemberRecordBody) -> None:
+        """A record of ours has come. If it is newer than all that we have signed, then it is of an earlier
+        run, as after a clock was set back, or of another process that has our key: go beyond it, and say so.
+
+        Only a process that has read our record answers with the number after ours. So of two processes
+        exactly one hears an answer, as a rule the one that began later, and gives way
+        (`test_of_two_nodes_with_one_key_the_later_one_stops_before_it_publishes`).
+        """
+        if record.incarnation == self.record.incarnation + 1:
+            self._sole_from = math.inf
+            self._outbox.append(Expelled(TWIN))
+        elif record.age > self.record.age and record.incarnation >= self._incarnation:
+            self._incarnation = record.incarnation + 1
+            self._renew()
+            self._send([self.data], self._links.numbers)
 
     def is_known(self, record: bytes, link: int) -> bool:
         """Whether we have this record already, byte for byte. If so, it need not be sent to that link."""

@@ -150,7 +150,6 @@ def test_a_node_that_is_alone_says_why_where_it_knows(
     ("name", "field", "free", "logged"),
     [
         ("key", "own_void", 0, "this node's key signs elsewhere"),
-        ("key", "newer_own_records", health.OUTDONE_MAX, "remove the file key from it"),
         ("trainer ends", "trainer_starts", health.STARTS_FREE, "the trainer has been started 4 times"),
     ],
 )

@@ -145,7 +145,7 @@ def test_a_revocation_reaches_all_at_once_and_cuts_links(seed):
     world.run(3.0)
     world.handle(world.nodes[1], ev.Deliver(revocation(outcast.identity, INVITED, reason="key stolen")))
     world.run(1.0)
-    assert outcast.expelled == "key stolen"
+    assert outcast.expelled == "an owner of this swarm has revoked this node: key stolen"
     for number in range(4):
         node = world.nodes[number]
         assert _authors(node) == {0, 1, 2, 3}

@@ -118,6 +118,7 @@ class World:
         trains: bool = True,
         dialable: bool = True,
         key_of: int | None = None,
+        incarnation: int = 1000,
         credentials: Iterable[bytes] = (),
         unix_offset_s: float = UNIX_OFFSET_S,
     ) -> Node:
@@ -130,7 +131,7 @@ class World:
         info = NodeInfo(
             name=f"n{number}",
             trains=trains,
-            incarnation=1,
+            incarnation=incarnation,
             bootstrap=tuple(f"host{n}:7700" for n in bootstrap),
         )
         blobs: dict[bytes, bytes] = {}
@@ -195,7 +196,7 @@ class World:
         node.info = NodeInfo(
             name=node.info.name,
             trains=node.info.trains,
-            incarnation=node.info.incarnation + 1,
+            incarnation=node.info.incarnation + 1000,
             bootstrap=node.info.bootstrap,
         )
         node.core = self._core(node.identity, node.info, node.blobs)

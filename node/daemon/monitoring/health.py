@@ -36,9 +36,6 @@ STARTS_FREE = 2
 KEY_S = 600.0
 """For how long after the last sign that another node has our key this node counts as unhealthy."""
 
-OUTDONE_MAX = 2
-"""After a clock was set back, our member records of before are newer than ours now, once or twice."""
-
 ALONE_S = 30.0
 REACH_S = 600.0
 """By then, a node that can be dialled usually has been: each newcomer looks for six links."""
@@ -144,10 +141,7 @@ CHECKS = (
     Check(
         name="key",
         finds=lambda now, before: (
-            (
-                now.vitals.own_void > before.vitals.own_void
-                or now.vitals.newer_own_records > max(before.vitals.newer_own_records, OUTDONE_MAX)
-            )
+            now.vitals.own_void > before.vitals.own_void
             and "this node's key signs elsewhere, in a copy of its folder, or did so before an old copy was"
             " restored: what it publishes is void; stop all but one; to make a copy a node of its own, remove"
             " the file key from it"

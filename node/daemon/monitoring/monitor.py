@@ -331,7 +331,6 @@ class Monitor:
             trainer_starts=port.attachments,
             step_overdue_s=port.pulse.overdue_s(time.monotonic()) if has_step_to_do else 0.0,
             own_void=len(core.ledger.void_rounds(core.identity.node_id)),
-            newer_own_records=core.presence.outdone,
         )
 
     def _member(self, node_id: bytes, body: MemberRecordBody, member: Member | None) -> MemberStatus:

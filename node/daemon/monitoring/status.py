@@ -162,8 +162,6 @@ class Vitals:
     """How much later than usual the trainer's next step is, if it has one to do."""
     own_void: int
     """In how many rounds our own deltas are void."""
-    newer_own_records: int
-    """How often a member record of ours came that was newer than our own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ class Access:
         self._stopping = stopping
         self._own_kept = b""
         self.expelled: str | None = None
-        """Why an owner has revoked us, which may be empty; None if none has."""
+        """Why we must not go on; None if we may."""
 
     # -- others
 
@@ -104,7 +104,6 @@ class Access:
             )
 
     def check_expelled(self) -> None:
-        """Raises ConfigError if an owner has revoked us."""
+        """Raises ConfigError if an owner has revoked us, or another process has our key."""
         if self.expelled is not None:
-            because = f": {self.expelled}" if self.expelled else ""
-            raise ConfigError(f"an owner of this swarm has revoked this node{because}")
+            raise ConfigError(self.expelled)
