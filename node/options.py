@@ -29,6 +29,9 @@ ADMIN_OFF = "off"
 """As the admin address: there is no admin server."""
 
 
+STOP_MIN_S = 5.0
+
+
 class Flag(NamedTuple):
     """How a field is written on the command line. Its help is the field's docstring."""
 
@@ -139,6 +142,9 @@ class NodeOptions(BaseModel):
     """CPU threads for training; 0 leaves it to PyTorch."""
     stop_round: Annotated[int, Field(ge=0), Flag("rounds", "N")] = 0
     """Stop training after this round; 0 for never."""
+    stop_within: Annotated[float, Field(ge=STOP_MIN_S, le=3600), Flag(metavar="SECONDS")] = STOP_MIN_S
+    """How long a stop may take. With more than 5 s, the open windows of all fragments are published, each as
+    the swarm comes to its round."""
     evaluate_every: Annotated[int, Field(ge=0), Flag(metavar="N")] = 5
     """Evaluate every N rounds; 0 for never."""
     plaintext: Annotated[_Switch, Flag("insecure-plaintext")] = False
@@ -172,6 +178,11 @@ class NodeOptions(BaseModel):
         if options.plaintext:
             check_plaintext(parse_address(options.listen, port_min=0)[0])
         return options
+
+    @property
+    def extra_stop_s(self) -> float:
+        """How much longer a stop may take than usual."""
+        return self.stop_within - STOP_MIN_S
 
     @property
     def root(self) -> Path:

@@ -40,7 +40,7 @@ INTERRUPTED = 130
 """Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
 STOP_S = 4.0
-"""Children that have not ended by then are killed."""
+"""Children that have not ended by then are killed, unless `--stop-within` gives them longer."""
 
 BACKOFF_MIN_S = 0.5
 BACKOFF_MAX_S = 30.0
@@ -251,10 +251,11 @@ class Supervisor:
 
     def __init__(self, options: NodeOptions) -> None:
         self._asked_to_stop = False  # not an Event: the signal may interrupt code that holds its lock
+        self._stop_s = STOP_S + options.extra_stop_s
         self._services = services_of(options)
 
     def stop(self) -> None:
-        """Ask the node to stop; `run` returns within 5 seconds."""
+        """Ask the node to stop; `run` returns within `NodeOptions.stop_within`, usually 5 seconds."""
         self._asked_to_stop = True
 
     def run(self) -> int:
@@ -278,6 +279,6 @@ class Supervisor:
             children = [service.child for service in self._services if service.child is not None]
             for child in children:
                 child.terminate()
-            deadline = time.monotonic() + STOP_S
+            deadline = time.monotonic() + self._stop_s
             for child in reversed(children):
                 child.end(max(0.1, deadline - time.monotonic()))

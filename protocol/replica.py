@@ -168,9 +168,10 @@ class Replica:
         return self._author.last_round
 
     @property
-    def own_last_spread(self) -> bool:
-        """Whether another node holds our last delta, payload and all: we may leave without losing it."""
-        return self._author.last_is_spread
+    def own_are_spread(self) -> bool:
+        """Whether others hold our last delta of each fragment, payload and all: we may leave without losing
+        any."""
+        return self._author.last_are_spread
 
     @property
     def clock(self) -> int:

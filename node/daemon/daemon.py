@@ -31,9 +31,9 @@ Four promises are kept here and not in the core:
   listens. A trainer may hand in its last delta again: if we did not know it, we would sign its round twice.
 * *The trainer never waits.* It hears how far the swarm is (`Clock`) when that changes, and always before it
   is offered what depends on it. What it hands in is kept even if it dies at once.
-* *A stop takes five seconds at most.* The trainer hands in its open window, a peer gets our last delta, what
-  is queued goes out; whatever is not done by then is cancelled. Every task ends, and no file is left half
-  written.
+* *A stop takes five seconds at most*, or as long as the owner gives it. The trainer hands in its open
+  windows, peers get our last deltas, what is queued goes out; whatever is not done by then is cancelled.
+  Every task ends, and no file is left half written.
 
 A fault of a peer costs that peer its link. A fault of the disk makes its writers wait (`storage/disk.py`).
 Any other error ends the daemon with one line, and the supervisor starts it again: that is cheaper, and more
@@ -68,7 +68,8 @@ from gossamer.protocol.messages import Want
 from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
 
 STOP_GRACE_S = 2.5
-"""Time for the trainer to hand in its open window, and for a peer to fetch it, when the node stops."""
+"""Time for the trainer to hand in its open windows, and for a peer to fetch them, when the node stops, unless
+`--stop-within` gives more."""
 
 FAREWELL_S = 0.5
 """Time after that to send what is queued for the peers."""
@@ -161,7 +162,7 @@ class Daemon:
             try:
                 self._begin(host, port, admin)
                 await self._stopping.wait()
-                until = time.monotonic() + STOP_GRACE_S + FAREWELL_S
+                until = time.monotonic() + self._stop_grace_s + FAREWELL_S
                 if access.expelled is None:
                     await self._take_leave()
                 # Otherwise the next start would not know these credentials.
@@ -216,14 +217,14 @@ class Daemon:
         links = self.network.links
         self.phi.port.send(control.Stop())
         try:
-            async with asyncio.timeout(STOP_GRACE_S):
+            async with asyncio.timeout(self._stop_grace_s):
                 await self.phi.port.done.wait()
                 await self.phi.publisher.drained()
                 await self.store.writer.drained()
-                while links and not self.core.own_last_spread:  # noqa: ASYNC110
+                while links and not self.core.own_are_spread:  # noqa: ASYNC110
                     await asyncio.sleep(STOP_POLL_S)
         except TimeoutError:
-            log.warning("stopping before our last delta was passed on to another node")
+            log.warning("stopping before all of our last deltas were passed on to another node")
         self.network.address_book.remember()
         self.dispatch(ev.Leave())
         self._has_left = True
@@ -231,6 +232,10 @@ class Daemon:
             link.close_soon()
         if self._link_tasks:
             await asyncio.wait(self._link_tasks, timeout=FAREWELL_S)
+
+    @property
+    def _stop_grace_s(self) -> float:
+        return STOP_GRACE_S + self.options.extra_stop_s
 
     # -- the core: events in, effects out
 

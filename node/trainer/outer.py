@@ -51,7 +51,8 @@ A delta that was handed over before stays handed over: `DaemonLink` sends it aga
 **Leaving** (`Leader.flush`). However a loop ends, by itself, by an error, a signal or the end of the process,
 the last window is published, and the checkpoint saved, only if the parameters are as at the last step
 boundary. They are not if an optimizer's step was cut short, or an evaluation has put other values into the
-model. When a stop is asked for, the loop's next step may be far away; so the window is published at once, by
+model. Where `--stop-within` gives time, the other fragments' windows follow, each as the swarm comes to its
+round. When a stop is asked for, the loop's next step may be far away; so the window is published at once, by
 the same rule, without waiting for the loop to leave (`Leader.publish_early`).
 """
 
@@ -567,6 +568,7 @@ class Leader(Rank):
         self._shared = tuple(tensor for state in states for tensor in state.theta)
         self._boundary = self.team.boundary(self._shared)
         self._evaluated = EvaluatedAverage(Home(checkpoint.parent), tensors, self._boundary)
+        self._extra_stop_s = context.extra_stop_s
         self._steps_since = 0
         self._published_at = time.monotonic()
         self._window_loss = 0.0
@@ -674,10 +676,16 @@ class Leader(Rank):
                 "the parameters are not as peer.step last left them (a step was cut short, an evaluation uses"
                 " other values, or step was never called), so what has changed since is not published"
             )
+        waits_until = time.monotonic() + self._extra_stop_s
+        gives_up_at += self._extra_stop_s
         round_ = self._due_at_the_end(timeout_s / 2) if is_whole else None
-        touched = self._touched([], round_)
-        self._agree(touched, round_=round_ or 0)
-        self._change(touched, [], round_)
+        while True:
+            touched = self._touched([], round_)
+            self._agree(touched, round_=round_ or 0)
+            self._change(touched, [], round_)
+            if round_ is None:
+                break
+            round_ = self._next_at_the_end(waits_until)
         if is_whole and not self._missing:
             self._checkpoint.save(self._outer, self._saved_optimizers, self.progress)
             self._boundary.mark()
@@ -904,8 +912,27 @@ class Leader(Rank):
                 "has yet to store that one" if self._link.is_attached else "does not answer",
             )
             return None
+        return self._openable()
+
+    def _next_at_the_end(self, until: float) -> int | None:
+        """The next round to publish before leaving: another fragment's window, as the swarm comes to its
+        round. Where we alone move the swarm's clock, its rounds follow each other at their minimum length.
+
+        None if no window is left, or at `until`.
+        """
+        while time.monotonic() < until and not (self.finished or self._missing):
+            if not self._outer.has_open_windows:
+                break
+            is_timely = time.monotonic() - self._published_at >= self._pace.section.min_round_seconds
+            if is_timely and self._link.can_publish and (round_ := self._openable()) is not None:
+                return round_
+            time.sleep(POLL_S)
+        return None
+
+    def _openable(self) -> int | None:
+        """The next round whose window holds a step, if the swarm has come to that round."""
         # The clock may be unknown, after a sleep. Then the window's delta is published however late it is.
         clock = self._link.clock if self._link.clock >= 0 else self._link.own_last
-        round_ = max(self._link.own_last + 1, clock)
-        window = self._outer.fragments[round_ % len(self._outer.fragments)].window
-        return round_ if window.steps > 0 and round_ <= clock + 1 else None
+        windows = [state.window for state in self._outer.fragments]
+        rounds = range(max(self._link.own_last + 1, clock), clock + 2)
+        return next((round_ for round_ in rounds if windows[round_ % len(windows)].steps > 0), None)

@@ -114,6 +114,7 @@ class Peer:
         manifest: Manifest,
         *,
         stop_round: int = 0,
+        extra_stop_s: float = 0.0,
     ) -> "Peer":
         """Connect to the daemon that runs in `folder`; call `begin` next.
 
@@ -121,11 +122,13 @@ class Peer:
             model: on its device already; must fit `manifest`.
             optimizers: the inner optimizers, whose state the node's checkpoint keeps.
             stop_round: publish no round past this one; 0 for no limit.
+            extra_stop_s: how long leaving may wait for the rounds of all fragments that have open windows.
 
         Raises UnreachableError if no daemon answers there, ConfigError if the model does not fit.
         """
         home = Home(folder)
-        context = RankContext(Team(dict(named_tensors(model, frozen=True))), stop_round)
+        team = Team(dict(named_tensors(model, frozen=True)))
+        context = RankContext(team, stop_round, extra_stop_s=extra_stop_s)
         link = DaemonLink(home.socket_path(), manifest)
         if not link.wait_connected(CONNECT_TIMEOUT_S):
             raise UnreachableError(

@@ -297,6 +297,8 @@ class RankContext:
     """The last round to publish; 0 for no limit."""
     daemon: DaemonProcess | None = None
     """None for the built-in trainer, which has no daemon of its own and no SIGTERM to catch."""
+    extra_stop_s: float = 0.0
+    """How long leaving may wait for the rounds of all fragments with open windows."""
 
 
 class Rank:
@@ -397,7 +399,8 @@ class Rank:
         self.stop_requested = False
         while self._follow(leaving=1).leaving < self.team.size:
             pass
-        self._follow()
+        while self._follow().touched:  # one fragment after another
+            pass
 
     def drop_progress(self) -> None:
         """Go back to Phi, and discard what the open windows hold."""

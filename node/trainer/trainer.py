@@ -76,7 +76,12 @@ class Trainer:
             log.info("can train on %s", self._task.data_in_words())
             return
         self.peer = Peer.connect(
-            self._model, self._optimizer.parts, options.root, manifest, stop_round=options.stop_round
+            self._model,
+            self._optimizer.parts,
+            options.root,
+            manifest,
+            stop_round=options.stop_round,
+            extra_stop_s=options.extra_stop_s,
         )
         self._state = "joining"
         self._evaluation = NOT_EVALUATED

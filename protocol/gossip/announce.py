@@ -9,6 +9,7 @@ own.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from heapq import nsmallest
@@ -406,9 +407,8 @@ class Author:
         self._holdings = holdings
         self.node_id = context.identity.node_id
         self._signed = 0
-        self._last_id = b""
-        self._last_is_held = False
-        """Whether another node holds our last delta and its payload."""
+        self._unheld: deque[bytes] = deque(maxlen=len(context.manifest.plan().fragments))
+        """Our last deltas, of each fragment one at most, that no other node is known to hold."""
 
     @property
     def last_round(self) -> int:
@@ -416,10 +416,10 @@ class Author:
         return max(self._signed, self._ledger.last_round(self.node_id))
 
     @property
-    def last_is_spread(self) -> bool:
-        """Whether another node holds our last delta and its payload, or it does not count any more: we can
-        leave without losing it."""
-        return self._last_is_held or self._last_id not in self._ledger
+    def last_are_spread(self) -> bool:
+        """Whether each of our last deltas is with another node, payload and all, or does not count any more:
+        we can leave without losing one."""
+        return not any(record_id in self._ledger for record_id in self._unheld)
 
     @property
     def has_signed(self) -> bool:
@@ -461,10 +461,11 @@ class Author:
         self._holdings.add_own(delta)
         if delta.record_id not in self._ledger:
             return False
-        self._last_id = delta.record_id
-        self._last_is_held = False
+        self._unheld.append(delta.record_id)
         return True
 
     def spread(self, record_ids: Iterable[bytes]) -> None:
         """Another node holds the payloads of these deltas."""
-        self._last_is_held |= self._last_id in record_ids
+        for record_id in record_ids:
+            if record_id in self._unheld:
+                self._unheld.remove(record_id)

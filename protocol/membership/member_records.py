@@ -30,10 +30,9 @@ from gossamer.protocol.records import (
 )
 from gossamer.protocol.sampling import RandomSource, sample
 
-
 TWIN = (
-    "another process runs with this node's key, in a copy of its folder or by the same GOSSAMER_KEY; two would void"
-    " each other's deltas, so this one stops. Stop the other, or give this one a key of its own"
+    "another process runs with this node's key, in a copy of its folder or by the same GOSSAMER_KEY; two"
+    " would void each other's deltas, so this one stops. Stop the other, or give this one a key of its own"
 )
 
 

@@ -84,12 +84,13 @@ async def begun(
     checkpoint: str = "c",
     fragments: int = 1,
     dtype: torch.dtype = torch.float32,
+    extra_stop_s: float = 0.0,
 ) -> AsyncIterator[Setup]:
     model = nn.Linear(30, 20, dtype=dtype)
     manifest = manifest_for(model, fragments)
     optimizer = torch.optim.AdamW(model.parameters())
     async with daemon_at(folder, manifest) as daemon, link_to(daemon) as link:
-        peer = leading(model, [optimizer], manifest, link, folder / checkpoint, stop_round)
+        peer = leading(model, [optimizer], manifest, link, folder / checkpoint, stop_round, extra_stop_s)
         phi = np.arange(manifest.plan().numel, dtype=np.int32) << 12
         for fragment in manifest.plan().fragments:
             part = phi[fragment.offset : fragment.offset + fragment.numel]

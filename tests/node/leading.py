@@ -23,6 +23,8 @@ def leading(
     link: DaemonLink,
     checkpoint: Path,
     stop_round: int = 0,
+    extra_stop_s: float = 0.0,
 ) -> Peer:
-    context = RankContext(Team(dict(named_tensors(model, frozen=True))), stop_round)
+    team = Team(dict(named_tensors(model, frozen=True)))
+    context = RankContext(team, stop_round, extra_stop_s=extra_stop_s)
     return Peer(model, Leader(model, optimizers, manifest, link, context, checkpoint), optimizers)

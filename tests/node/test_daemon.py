@@ -323,7 +323,7 @@ async def test_a_node_does_not_go_before_somebody_has_its_last_delta(
             await until(lambda: daemon.network.links)
             daemon.stop()
             await until(lambda: daemon._has_left)
-    assert "stopping before our last delta was passed on to another node" in caplog.text
+    assert "stopping before all of our last deltas were passed on to another node" in caplog.text
 
 
 @pytest.mark.parametrize("full", ["chunks", "records"])

@@ -59,6 +59,19 @@ async def test_who_leaves_as_it_has_published_publishes_the_next_fragment_too(tm
         assert list(setup.daemon.signed) == [1, 2], "of the one that was published first nothing is new"
 
 
+async def test_who_has_time_to_leave_publishes_all_fragments_as_the_swarm_comes_to_their_rounds(
+    tmp_path: Path,
+) -> None:
+    async with begun(tmp_path, fragments=2, extra_stop_s=600.0) as setup:
+        setup.step()
+        leaving = asyncio.create_task(asyncio.to_thread(setup.peer.leave))
+        await until(lambda: setup.daemon.signed)
+        assert list(setup.daemon.signed) == [1] and not leaving.done()
+        setup.daemon.port.send(control.Clock(1, 0))
+        await leaving
+        assert list(setup.daemon.signed) == [1, 2], "and then nothing is left to wait for"
+
+
 async def test_a_loop_without_step_is_logged_at_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -369,16 +369,16 @@ def test_who_may_not_train_signs_nothing():
 
 def test_a_delta_is_spread_once_somebody_else_holds_it_or_it_does_not_count_any_more():
     bench = Bench()
-    assert bench.author.last_is_spread, "there is nothing to lose"
+    assert bench.author.last_are_spread, "there is nothing to lose"
     (store,) = bench.author.publish(body(1))
     bench.author.stored(store.delta)
     bench.author.spread([bytes(32)])
-    assert not bench.author.last_is_spread
+    assert not bench.author.last_are_spread
     bench.author.spread([bytes(32), store.delta.record_id])
     bench.author.spread([])
-    assert bench.author.last_is_spread
+    assert bench.author.last_are_spread
     (store,) = bench.author.publish(body(2))
     bench.author.stored(store.delta)
-    assert not bench.author.last_is_spread
+    assert not bench.author.last_are_spread
     bench.ledger.close(2)
-    assert bench.author.last_is_spread
+    assert bench.author.last_are_spread

@@ -191,13 +191,13 @@ def test_who_gives_its_history_up_keeps_no_record_that_the_others_would_not_take
     world.publish(here, far)
     world.run(1.0)
     (own,) = (delta for delta in here.core.ledger if delta.round == far)
-    assert not here.core.own_last_spread
+    assert not here.core.own_are_spread
     effects = here.core.handle(ev.Adopted(Claim(8, 1000, bytes(32), bytes([8]) * 32)), world.now)
     (close,) = (effect for effect in effects if isinstance(effect, fx.Close))
     assert close.round == 8 and own in close.deltas
     assert here.core.ledger.rounds() == [9] and not here.core.holds(own.record_id)
     assert here.core.own_last == far, "and signs no round up to that again"
-    assert here.core.own_last_spread, "whoever leaves now waits for nobody to take it"
+    assert here.core.own_are_spread, "whoever leaves now waits for nobody to take it"
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
@@ -296,7 +296,7 @@ def test_a_short_payload_comes_along_and_nobody_asks_for_it(seed):
     world.run(5.0)
     delta = author.core.ledger.get(author.core.ledger.last_record(author.identity.node_id))
     assert delta is not None and len(delta.body.chunks) == 1
-    assert all(node.core.holds(delta.record_id) for node in others) and author.core.own_last_spread
+    assert all(node.core.holds(delta.record_id) for node in others) and author.core.own_are_spread
     assert world.by_kind["NewDelta"] == len(author.links) and "Want" not in world.by_kind
     assert not any(node.blames for node in world.running())
 

@@ -98,7 +98,7 @@ def test_nobody_hears_of_our_record_if_its_round_was_closed_while_it_was_being_s
     (notice,) = node.core.handle(ev.Stored(store.delta), world.now)
     assert isinstance(notice, fx.Notice) and "not publishing round 5" in notice.text
     assert not node.core.holds(store.delta.record_id)
-    assert node.core.own_last_spread, "there is nothing to wait for"
+    assert node.core.own_are_spread, "there is nothing to wait for"
     world.run(30.0)
     assert not any(len(other.core.ledger) for other in world.running())
 
