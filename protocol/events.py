@@ -112,6 +112,15 @@ class Merged:
 
     round: int
     outcome: MergeOutcome
+    agreement: int = 0
+    """Mean cosine of the round's deltas, in thousandths; 0 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """The records merged make windows this many steps long now."""
+
+    window: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,5 +184,5 @@ class Wake:
 
 FromPeers = LinkUp | LinkDown | DialFailed | Received | ChunkArrived | ChunkFailed
 FromTrainer = Publish | Paused | Progress
-FromPhi = Need | Merged | Sealed | Adopted | Unusable
+FromPhi = Need | Merged | Paced | Sealed | Adopted | Unusable
 Event = FromPeers | FromTrainer | FromPhi | Stored | Deliver | TimeSet | Leave | Wake

@@ -43,6 +43,9 @@ OWN_TOKENS_MAX = 2**60
 """Tokens of one node over all its runs, as its record states them; a larger sum counts as this."""
 
 STEPS_MAX = 2**24
+
+WINDOW_MS_MAX = 2**32
+"""Seven weeks."""
 STALENESS_MAX = 2**20
 LOSS_MAX = 1e6
 TOKENS_PER_S_MAX = 1e15

@@ -162,19 +162,30 @@ class Outer(_Section):
 
 
 class PaceSection(_Section):
-    """When a node publishes. Exactly one of the two lengths is not zero."""
+    """When a node publishes. If both lengths are 0, the swarm sets its own pace (see `pace`)."""
 
-    every_steps: Annotated[int, Field(ge=0, le=limits.STEPS_MAX)] = 30
+    every_steps: Annotated[int, Field(ge=0, le=limits.STEPS_MAX)] = 0
     """Inner steps in one window, that is, between two deltas of the same fragment."""
     every_seconds: NonNegative = 0.0
     """The length of one window, in seconds."""
+    max_mbit: NonNegative = 0.0
+    """Payloads that a member may receive, Mbit/s, where the swarm sets its pace; 0 for what lines carry."""
     min_round_seconds: Positive = 0.05
     """No round follows the one before it sooner than this; rounds beyond that are refused as implausible."""
 
+    @property
+    def is_set_by_swarm(self) -> bool:
+        """Whether no length is fixed."""
+        return not (self.every_steps or self.every_seconds)
+
     @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
-        if (self.every_steps > 0) == (self.every_seconds > 0):
-            raise ValueError("set one of every_steps and every_seconds, and the other to 0")
+    def _one_at_most(self) -> Self:
+        if self.every_steps and self.every_seconds:
+            raise ValueError("set one of every_steps and every_seconds, or none, and the other to 0")
+        if self.max_mbit and not self.is_set_by_swarm:
+            raise ValueError(
+                "max_mbit bounds a pace that the swarm sets: set every_steps and every_seconds to 0"
+            )
         return self
 
 
@@ -187,6 +198,11 @@ class HistorySection(_Section):
     """Rounds from one snapshot to the next."""
     retain: Annotated[int, Field(ge=0, le=limits.ROUND_MAX)] = 256
     """Rounds whose records and payloads are kept, so that a partition this long heals exactly; 0 for all."""
+
+    def stretched(self, factor: int) -> "HistorySection":
+        """The same spans of time where rounds are so much shorter."""
+        spans = {name: factor * rounds for name, rounds in self}
+        return self.model_copy(update=spans)
 
     @model_validator(mode="after")
     def _retains_enough(self) -> Self:

@@ -1,14 +1,31 @@
-"""When to publish, and which round: the swarm's clock as one node sees it.
+"""The swarm's pace: how long windows are, when a node publishes, and for which round.
 
 Nobody waits and nobody runs away: a fast node takes more steps per round, a slow one publishes shorter
 windows, and one that cannot finish a step skips rounds.
+
+**How long a window is** can be fixed in the manifest. Otherwise the swarm sets it, as congestion control:
+accuracy never asks for a longer window, only links do (docs/benchmarks.md). Each delta states how long its
+author's window took, and how long into it the author had to wait until it had merged half of what the others
+had published for the window before (`merge.freshness`). So freshness is the part of a window in which a node
+trains on what the others know. Windows are to be as short as leaves them `1 - LATE` fresh.
+
+Like Phi, the pace is a function of the set of merged records, so all nodes agree on it without a message. Of
+an *epoch*, which is as many rounds as lie between two snapshots, the median member counts (`observe`). One
+slow member of several does not lengthen everybody's windows; nor do liars move it beyond what the honest ones
+state, while they are a minority. An epoch's observation asks for a length, in proportion: no step by step
+search. The longest that any of the last `RECENT` epochs asked for holds from the epoch after the next on,
+when the rounds that it depends on are sealed (`advance`). So windows get longer at once and shorter only
+after a while, and a line that comes and goes does not make them swing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_SLACK
 from gossamer.protocol.manifest import Manifest, PaceSection
+from gossamer.protocol.records import Delta
 
 
 def round_clock(rounds: Iterable[int], members: int = 0) -> int:
@@ -34,11 +51,12 @@ class Pace:
     section: PaceSection
     fragments: int
 
-    def due(self, own_last: int, clock: int, steps: int, seconds: float) -> int | None:
+    def due(self, own_last: int, clock: int, steps: int, seconds: float, window: int = 0) -> int | None:
         """Return the round to publish now, or None.
 
         `steps` and `seconds` count since this node's previous delta of any fragment: with F fragments a
         round is due F times in a window, so that fragments take turns instead of leaving all at once.
+        `window`: the steps in a window, where the swarm sets them.
         """
         round_ = max(own_last + 1, clock)
         if steps < 1 or round_ > clock + 1:
@@ -47,15 +65,178 @@ class Pace:
             return round_
         # A node that opens a round keeps the minimum length, or rounds would outrun `is_plausible`.
         timely = seconds >= self.section.min_round_seconds
-        return round_ if timely and self._filled(steps, seconds) else None
+        return round_ if timely and self._filled(steps, seconds, window) else None
 
-    def _filled(self, steps: int, seconds: float) -> bool:
-        if self.section.every_steps:
-            return steps * self.fragments >= self.section.every_steps
-        return seconds * self.fragments >= self.section.every_seconds
+    def _filled(self, steps: int, seconds: float, window: int) -> bool:
+        if self.section.every_seconds:
+            return seconds * self.fragments >= self.section.every_seconds
+        return steps * self.fragments >= (self.section.every_steps or window or BEGIN_STEPS)
 
 
 def is_plausible(round_: int, manifest: Manifest, unix_s: float) -> bool:
     """Whether the swarm can have reached a round by this time, at the manifest's minimum round length."""
     age = unix_s - manifest.swarm.created + CLOCK_SKEW_S
     return round_ <= age / manifest.pace.min_round_seconds + ROUND_SLACK
+
+
+# --- The length of a window, as the swarm sets it.
+
+USUAL_STEPS = 30
+"""The window that spans of rounds in a manifest (`retain`, say) are meant for, where the swarm sets it."""
+
+
+def stretch(window: int) -> int:
+    """By what factor such spans are longer, a power of two, in rounds of windows as short as `window`."""
+    return 1 << max(0, (USUAL_STEPS // max(1, window)).bit_length() - 1)
+
+
+BEGIN_STEPS = 10
+MIN_STEPS, MAX_STEPS = 5, 8 * USUAL_STEPS
+"""A window of fewer steps is hardly better, and costs more. One of more steps learns so much worse that a
+codec that sends less is the better way out."""
+
+LATE = 500
+"""How late merges may come, in thousandths of a window. Up to here a shorter window is worth the staleness:
+what is late by half of a short window is late by fewer steps than by a quarter of one twice as long."""
+
+SHRINK_MAX, GROW_MAX = 4, 2
+"""By what factor one epoch can ask for a shorter or a longer window. When merges do not come within a window
+at all, it cannot be known how much longer it should be."""
+
+RECENT = 4
+"""How many epochs back the longest window asked for is looked for."""
+
+DEAD_ZONE = 8
+"""A change of less than an eighth is none."""
+
+NOTHING_IN_COMMON = 10
+"""Below this mean cosine of a round's deltas, in thousandths, they have nothing in common. Deltas of long
+windows that drift apart are like that, so windows get shorter then, however late merges come."""
+
+_LENGTH_BYTES = 2
+
+
+class Observation(NamedTuple):
+    """What the deltas of an epoch say, of the member in the middle of each figure."""
+
+    members: int
+    """How many state a window at all: in its first one, a node knows nothing yet."""
+    late: int
+    """How late merges came, in thousandths of a window, 0 to 1000."""
+    agreement: int
+    """Mean cosine of a round's deltas, in thousandths."""
+    kbit_s: int
+    """Payloads that each member received, kbit/s."""
+
+
+class PaceState(NamedTuple):
+    """What the next epochs depend on: as of the end of an epoch."""
+
+    lengths: tuple[int, int]
+    """Steps in a window in the next epoch and in the one after."""
+    wishes: tuple[int, ...]
+    """What each of the last epochs asked for, the newest last: `RECENT` of them, 0 where there was none."""
+
+    def pack(self) -> bytes:
+        return b"".join(value.to_bytes(_LENGTH_BYTES, "big") for value in (*self.lengths, *self.wishes))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "PaceState":
+        """Inverse of `pack`. Raises PayloadError."""
+        starts = range(0, PACE_BYTES, _LENGTH_BYTES)
+        values = tuple(int.from_bytes(data[at : at + _LENGTH_BYTES], "big") for at in starts)
+        is_length = [MIN_STEPS <= value <= MAX_STEPS for value in values]
+        if len(data) != PACE_BYTES or not all(is_length[:2]):
+            raise PayloadError("a snapshot with an impossible pace")
+        return cls((values[0], values[1]), values[2:])
+
+
+BEGIN = PaceState((BEGIN_STEPS, BEGIN_STEPS), (0,) * RECENT)
+PACE_BYTES = len(BEGIN.pack())
+
+
+def observe(deltas: Iterable[Delta], manifest: Manifest) -> Observation:
+    """What the deltas that were merged in an epoch say, in any order."""
+    took: dict[bytes, list[int]] = {}
+    sent = 0
+    for delta in deltas:
+        body = delta.body
+        sent += body.payload_bytes
+        if body.took:
+            sums = took.setdefault(delta.author, [0, 0, 0, 0])
+            for place, value in enumerate((1, body.took, body.late, body.agreement)):
+                sums[place] += value
+    if not took:
+        return Observation(0, 0, 0, 0)
+    late = _middle([1000 * late // whole for _, whole, late, _ in took.values()])
+    agreement = _middle([total // number for number, _, _, total in took.values()])
+    window = _middle([whole // number for number, whole, _, _ in took.values()])
+    rounds, fragments = manifest.history.snapshot_every, manifest.layout.fragments
+    return Observation(len(took), late, agreement, 8 * sent * fragments // (window * rounds))
+
+
+def _middle(values: list[int]) -> int:
+    """The median; of an even number of values the larger in the middle: of two members, the one worse off."""
+    return sorted(values)[len(values) // 2]
+
+
+def advance(state: PaceState, seen: Observation, section: PaceSection) -> PaceState:
+    """The state at the end of the next epoch, in which this was seen."""
+    length, following = state.lengths
+    wish = length
+    if seen.members:
+        wish = -(-length * seen.late // LATE)
+        if section.max_mbit:
+            wish = max(wish, -(-length * seen.kbit_s // max(1, int(1000 * section.max_mbit))))
+        if seen.agreement < NOTHING_IN_COMMON and length > USUAL_STEPS:
+            wish = min(wish, length // 2)
+        wish = max(length // SHRINK_MAX, min(wish, length * GROW_MAX))
+    wish = max(MIN_STEPS, min(wish, MAX_STEPS))
+    wishes = (*state.wishes[1:], wish)
+    longest = max(wishes)
+    if DEAD_ZONE * abs(longest - following) < following:
+        longest = following
+    return PaceState((following, longest), wishes)
+
+
+class PaceFold:
+    """The pace above a base, kept up to date while rounds are merged. Idle where windows are fixed."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._every = manifest.history.snapshot_every
+        self._seen: dict[int, Observation] = {}
+        """By epoch, as far as its set has not changed since it was observed."""
+
+    def changed(self, round_: int) -> None:
+        """Other records are merged of a round now."""
+        self._seen.pop(self.epoch(round_), None)
+
+    def epoch(self, round_: int) -> int:
+        """The epoch of a round, 1 or more, from 0."""
+        return (round_ - 1) // self._every
+
+    def as_of(
+        self, round_: int, base: int, state: PaceState, rounds: Mapping[int, Sequence[Delta]]
+    ) -> PaceState:
+        """The state as of a round at the end of an epoch, from that as of the end of another, `base`, and the
+        records merged in the rounds after that."""
+        if not self._manifest.pace.is_set_by_swarm:
+            return state
+        for epoch in range(base // self._every, round_ // self._every):
+            if epoch not in self._seen:
+                first = epoch * self._every + 1
+                of_epoch = (d for r in range(first, first + self._every) for d in rounds.get(r, ()))
+                self._seen[epoch] = observe(of_epoch, self._manifest)
+            state = advance(state, self._seen[epoch], self._manifest.pace)
+        return state
+
+    def windows(
+        self, round_: int, base: int, state: PaceState, rounds: Mapping[int, Sequence[Delta]]
+    ) -> tuple[int, int]:
+        """The steps in a window in the epoch of the round after this one, `base` or above, and in the next
+        epoch; 0 if windows are counted in seconds."""
+        section = self._manifest.pace
+        if not section.is_set_by_swarm:
+            return section.every_steps, section.every_steps
+        return self.as_of(round_ - round_ % self._every, base, state, rounds).lengths

@@ -110,6 +110,12 @@ class DeltaBody:
     chunks: Annotated[tuple[bytes, ...], array(blob(HASH_BYTES), limits.PAYLOAD_CHUNKS_MAX)]
     previous: _Hash
     """Record id of the author's delta before this one, or NO_RECORD."""
+    took: Annotated[int, integer(0, limits.WINDOW_MS_MAX)] = 0
+    """Milliseconds since the author's delta of this fragment before this one; 0 for the first of a run."""
+    late: Annotated[int, integer(0, limits.WINDOW_MS_MAX)] = 0
+    """After how many of these the author had merged half of the others' deltas for the round of that one."""
+    agreement: Annotated[int, integer(-1000, 1000)] = 0
+    """Mean cosine of that round's deltas as the author has merged them, in thousandths."""
 
     def pack(self) -> bytes:
         return pack(values(self))
@@ -142,6 +148,8 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
     fragments = len(layout.fragments)
     if not 1 - fragments <= body.base <= body.round - fragments or (body.round - body.base) % fragments:
         raise MalformedError("delta: base is not an earlier round of the same fragment")
+    if body.late > body.took:
+        raise MalformedError("delta: later than its window was long")
     if body.codec not in CODECS:
         raise MalformedError(f"delta: unknown codec {body.codec!r}")
     if body.payload_bytes > length_in(body.round, body.codec, layout):

@@ -39,7 +39,7 @@ nothing for the clock, and find out where the swarm is before we sign again (`_w
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from gossamer.protocol import events as ev
@@ -72,8 +72,10 @@ from gossamer.protocol.membership.links import Links
 from gossamer.protocol.membership.member_records import Presence
 from gossamer.protocol.membership.members import Health, NodeInfo, Roster
 from gossamer.protocol.membership.swim import Swim
+from gossamer.protocol.merge.freshness import Freshness
 from gossamer.protocol.merge.schedule import MergeSchedule, SwarmState
 from gossamer.protocol.messages import Records
+from gossamer.protocol.pace import stretch
 from gossamer.protocol.records import (
     Claims,
     Delta,
@@ -150,6 +152,7 @@ class Replica:
         self.presence = Presence(identity, self.swarm_id, info, self.roster, self.links, rng, self.outbox)
         self._catch_up = CatchUp(self._context, self.anti_entropy, self.fetcher.wants, self._clock)
         self.merges = MergeSchedule(identity.node_id, self.ledger)
+        self._freshness = Freshness(self.ledger, identity.node_id, len(self.layout.fragments))
         self._now = 0.0
         self._housekeeping_at = 0.0
         """When what is done at intervals is due: only a Wake moves it."""
@@ -319,7 +322,7 @@ class Replica:
             case ev.Wake():
                 self._wake(now)
             case ev.Publish():
-                self._publish(event)
+                self._publish(event, now)
             case ev.Stored():
                 self._stored(event, now)
             case ev.Paused():
@@ -351,7 +354,10 @@ class Replica:
                 self.holdings.begin_at(event.claim.round, reach)
                 self.merges.begin(event.claim.round, event.claim.round, now)
             case ev.Merged():
-                self.merges.merged(event, now)
+                merged = self.merges.merged(event, now)
+                self._freshness.merged(event.round, merged, event.agreement, now)
+            case ev.Paced():
+                self.sealing.stretch(stretch(event.window))
             case ev.Unusable():
                 self.sealing.unusable(event.claim)
             case ev.Deliver():
@@ -377,13 +383,16 @@ class Replica:
         for link in self.links.all():
             self._hang_up(link.number, "this machine slept", now)  # the peers that we need are dialled again
 
-    def _publish(self, event: ev.Publish) -> None:
+    def _publish(self, event: ev.Publish, now: float) -> None:
         # Our folder may be an old copy of one that we have signed with since, or somebody may do so now.
-        if not self.caught_up or not self.presence.is_sole(self._now):
+        if not self.caught_up or not self.presence.is_sole(now):
             text = f"not signing round {event.body.round}: no node has said yet whether we did"
             self.outbox.append(Notice(text))
         else:
-            self._author.publish(event.body)
+            round_ = event.body.round
+            stated = self._freshness.stated(round_, now)
+            self._freshness.published(round_, now)
+            self._author.publish(replace(event.body, **stated._asdict()))
 
     def _stored(self, event: ev.Stored, now: float) -> None:
         delta = event.delta

@@ -35,6 +35,7 @@ from gossamer.node.home import Home
 from gossamer.node.options import NodeOptions
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
+from gossamer.protocol.history.folds import folds_bytes
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.replica import Replica
@@ -149,7 +150,7 @@ def _store(options: NodeOptions, home: Home, manifest: Manifest, edges: Edges) -
     chunks = ChunkStore(home.chunks_path, packing=options.packing)
     records = RecordStore(home.ledger_path, manifest.swarm_id)
     disk = Disk(home.root, home.chunks_path, on_closed=lambda: edges.dispatch(ev.Paused()))
-    shelf = SnapshotShelf(chunks, manifest.plan().snapshot_bytes)
+    shelf = SnapshotShelf(chunks, manifest.plan().snapshot_bytes, folds_bytes(manifest))
     return Store(home, disk, chunks, shelf, records, RecordWriter(records, disk))
 
 

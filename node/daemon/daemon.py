@@ -93,7 +93,8 @@ class Daemon:
         self._has_left = False
         self._rearm = asyncio.Event()
         self._unix_offset_s = unix_offset_s()
-        self._clock_sent: tuple[int, int, int, int] | None = None
+        self._window = 0
+        self._clock_sent: control.Clock | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
         # `build` makes phi and the monitor, so they are looked up late.
@@ -330,6 +331,9 @@ class Daemon:
         if has_changed:
             self.phi.archive.note_merged(merge.round)
         self.monitor.merged(merge.round, merge.deltas, found)
+        if (window := self.phi.loop.window) != self._window:
+            self._window = window
+            self.dispatch(ev.Paced(window))
 
     # -- the trainer
 
@@ -369,10 +373,11 @@ class Daemon:
             return
         # At least one round is unmerged while most others are at rounds that we refuse.
         unmerged = max(loop.unmerged, int(self.core.is_contradicted))
-        clock = (self._clock, loop.tokens, len(self.network.links), unmerged)
+        links = len(self.network.links)
+        clock = control.Clock(self._clock, loop.tokens, links, unmerged, window=loop.window)
         if clock != self._clock_sent:
             self._clock_sent = clock
-            self.phi.port.send(control.Clock(*clock))
+            self.phi.port.send(clock)
 
     @property
     def _clock(self) -> int:

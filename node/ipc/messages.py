@@ -67,14 +67,15 @@ class Published:
 @dataclass(frozen=True, slots=True)
 class Clock:
     """Daemon: the swarm's round clock (-1: there is none to publish by just now), the tokens that the swarm
-    has trained on, the number of our links, the number of rounds still to be merged, and the codec to publish
-    in ("": as before, and the finest at first)."""
+    has trained on, the number of our links, the number of rounds still to be merged, the codec to publish in
+    ("": as before, and the finest at first), and the steps in a window in the round to come."""
 
     round: int
     swarm_tokens: int
     links: int = 0
     unmerged: int = 0
     codec: str = ""
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

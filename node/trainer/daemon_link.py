@@ -81,6 +81,8 @@ class DaemonLink:
         """Number of nodes that the daemon is linked to now."""
         self.unmerged = 0
         """Number of rounds that the daemon has still to merge."""
+        self.window = 0
+        """The steps in a window, where the swarm sets its pace and the daemon knows it; else 0."""
         self.problem = "no answer yet"
         """Why the last attempt to reach the daemon failed, for the person who waits."""
         self.stop_asked = threading.Event()
@@ -261,5 +263,6 @@ class DaemonLink:
                 self.links = message.links
                 self.unmerged = message.unmerged
                 self.codec = message.codec or self.codec
+                self.window = message.window
             case control.Stop():
                 self.stop_asked.set()

@@ -84,7 +84,7 @@ from gossamer.protocol.errors import ConfigError, DivergedError, LocalError
 from gossamer.protocol.fixedpoint import ONE, VALUE_LIMIT, Ints
 from gossamer.protocol.limits import LOSS_MAX, OWN_TOKENS_MAX, STEPS_MAX, TOKENS_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.pace import Pace
+from gossamer.protocol.pace import USUAL_STEPS, Pace
 from gossamer.protocol.payloads import Fragment, section_starts
 
 POLL_S = 0.01
@@ -322,7 +322,8 @@ class OuterLoop:
         check_fits(tensors, manifest)
         self._rungs = manifest.outer.rungs
         self._optimizer = optimizer_of(manifest.outer)
-        self._usual_steps = manifest.pace.every_steps
+        pace = manifest.pace
+        self._usual_steps = USUAL_STEPS if pace.is_set_by_swarm else pace.every_steps
         self.names = {tensor: name for name, tensor in tensors.items()}
         """The names of all the model's parameters."""
         fragments, codecs = manifest.plan().fragments, list(self._rungs)
@@ -894,7 +895,8 @@ class Leader(Rank):
             return None
         seconds = time.monotonic() - self._published_at
         steps = self._steps_since + 1
-        round_ = self._pace.due(self._link.own_last, self._link.clock, steps, seconds)
+        link = self._link
+        round_ = self._pace.due(link.own_last, link.clock, steps, seconds, link.window)
         return None if round_ is not None and 0 < self._stop_round < round_ else round_
 
     def _due_at_the_end(self, timeout_s: float) -> int | None:

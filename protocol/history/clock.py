@@ -8,7 +8,7 @@ from gossamer.protocol.access.acl import Role
 from gossamer.protocol.context import Context
 from gossamer.protocol.gossip.announce import Author
 from gossamer.protocol.membership.members import Activity
-from gossamer.protocol.pace import is_plausible, round_clock
+from gossamer.protocol.pace import MIN_STEPS, is_plausible, round_clock, stretch
 from gossamer.protocol.unix_time import UnixTime
 
 
@@ -31,6 +31,8 @@ class SwarmClock:
         self._listens_until = -inf
         self._unix_time = unix_time
         history = context.manifest.history
+        if context.manifest.pace.is_set_by_swarm:
+            history = history.stretched(stretch(MIN_STEPS))
         apart = history.retain or limits.APART_MAX
         self._ahead = limits.ROUND_SLACK + max(apart, history.seal_after + history.snapshot_every)
         self._reading = 0

@@ -66,8 +66,8 @@ class MergeSchedule:
         """Rounds whose set of complete, valid records differs from the set merged, in order. Without `retain`
         they are tens of thousands after a restart."""
         self._has_begun = False
-        self._under_way: tuple[int, float] | None = None
-        """The round that is being merged, and since when."""
+        self._under_way: tuple[Merge, float] | None = None
+        """What is being merged, and since when."""
         self._rests: dict[int, float] = {}
         """Until when rounds that were just merged are not merged again."""
         self._held_back: dict[int, float] = {}
@@ -106,11 +106,12 @@ class MergeSchedule:
         self._held_back.pop(round_, None)
         self._due = min(self._due, now + GATHER_S)
 
-    def merged(self, event: Merged, now: float) -> None:
-        """A round was merged, or was not after all."""
-        if self._under_way is None or self._under_way[0] != event.round:
-            return
-        took = now - self._under_way[1]
+    def merged(self, event: Merged, now: float) -> Sequence[Delta]:
+        """A round was merged, or was not after all. Returns what is merged in it now, if known."""
+        if self._under_way is None or self._under_way[0].round != event.round:
+            return ()
+        merge, since = self._under_way
+        took = now - since
         self._under_way, self._due = None, now
         self._rests = {round_: until for round_, until in self._rests.items() if until > now}
         self._rests[event.round] = now + min(max(AGAIN_MIN_S, took), AGAIN_MAX_S)
@@ -122,6 +123,7 @@ class MergeSchedule:
             self._add(event.round)
             usual = median(self._round_seconds) if self._round_seconds else 0.0
             self._held_back[event.round] = now + max(HELD_BACK_MIN_S, HELD_BACK_ROUNDS * usual)
+        return merge.deltas if event.outcome in (MergeOutcome.CHANGED, MergeOutcome.SAME) else ()
 
     # -- what to do
 
@@ -144,9 +146,10 @@ class MergeSchedule:
         del self._changed[bisect_left(self._changed, round_)]
         has_waited = self._held_back.pop(round_, None) is not None
         deltas = tuple(d for d in self._ledger.valid(round_) if holds(d.record_id))
-        self._under_way = round_, now
         may_wait = not has_waited and round_ >= swarm.clock
-        return Merge(round_, deltas, unless_outliers=may_wait and self._stand_alone(round_, deltas))
+        merge = Merge(round_, deltas, unless_outliers=may_wait and self._stand_alone(round_, deltas))
+        self._under_way = merge, now
+        return merge
 
     def _note_clock(self, clock: int, now: float) -> None:
         """The first reading of the clock says nothing about the swarm's pace."""
@@ -204,8 +207,8 @@ class MergeSchedule:
     def waiting(self, upto: int) -> list[int]:
         """The changed rounds up to `upto` that are not merged, in order."""
         waiting = self._changed[: bisect_right(self._changed, upto)]
-        if self._under_way is not None and self._under_way[0] <= upto:
-            waiting = sorted({*waiting, self._under_way[0]})
+        if self._under_way is not None and self._under_way[0].round <= upto:
+            waiting = sorted({*waiting, self._under_way[0].round})
         return waiting
 
     def is_held_back(self, round_: int) -> bool:

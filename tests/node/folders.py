@@ -83,7 +83,7 @@ class Folder:
             covered = [delta for delta in self.deltas if delta.record_id in merged]
             store.add_snapshot(claim, covered, [old.root for old in before[:1]])
         for old in before[1:]:
-            hashes, _ = snapshots.read_index(old.root, self.manifest.plan().snapshot_bytes, self.chunks)
+            hashes, *_ = snapshots.read_index(old.root, self.manifest.plan().snapshot_bytes, self.chunks)
             for blob in (old.root, *hashes):
                 self.chunks.drop(blob)
         return claim
@@ -109,7 +109,7 @@ class Folder:
 def sealed(state: PhiState, round_: int, before: Claim, chunks: ChunkStore) -> bytes:
     """Write the snapshot of a round, after the one before, as the archive does; returns its root."""
     layout = state._manifest.plan()
-    _, sums = snapshots.read_index(before.root, layout.snapshot_bytes, chunks)
+    _, sums, _ = snapshots.read_index(before.root, layout.snapshot_bytes, chunks)
     writer = snapshots.SnapshotWriter(sums, layout, chunks)
     for fragment in layout.fragments:
         phi, rounds = state.prefix(fragment, round_)

@@ -280,7 +280,7 @@ async def test_our_snapshot_is_kept_until_it_is_noted_durably_that_another_took_
     fetching = Fetching(ChunkStore(tmp_path / "chunks"))
     own = fetching.shelf.claims[0]
 
-    def refuse(claim: Claim, own_last: int) -> None:
+    def refuse(claim: Claim, own_last: int, decided: bytes) -> None:
         raise StorageError("the disk is full")
 
     fetching.archive._records.begin_at = refuse  # type: ignore[method-assign]
@@ -641,7 +641,7 @@ async def test_who_has_begun_fetches_the_sums_and_says_so_once_they_are_here(tmp
     fetching = Fetching(ChunkStore(tmp_path / "chunks"))
     core, chunks = fetching.core, fetching.chunks
     claim = fetching.claim(b"A", b"B", b"C")
-    hashes, (earlier, current) = snapshots.read_index(claim.root, LARGE.plan().snapshot_bytes, chunks)
+    hashes, (earlier, current), _ = snapshots.read_index(claim.root, LARGE.plan().snapshot_bytes, chunks)
     assert earlier == current and len(hashes) == 3
     index = chunks.get(earlier)
     piece = chunks.get(index[:HASH_BYTES])
@@ -654,7 +654,7 @@ async def test_who_has_begun_fetches_the_sums_and_says_so_once_they_are_here(tmp
         tell()
 
     fetching.begin = begin  # type: ignore[attr-defined]
-    fetching.archive._records.begin_at = lambda claim, own_last: None  # type: ignore[method-assign]
+    fetching.archive._records.begin_at = lambda claim, own_last, decided: None  # type: ignore[method-assign]
     chunks.drop(earlier)
     fetching.adopt(claim)
     await fetching.archive._one_thing()

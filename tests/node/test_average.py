@@ -219,7 +219,7 @@ def test_it_is_read_from_a_folder_and_named_when_it_is_not_here_yet(
     claim = folder.seal(9)
     _, state, now = averaged(folder.home)
     assert np.array_equal(now, before) and not np.array_equal(now, state.phi)
-    _, sums = snapshots.read_index(claim.root, manifest.plan().snapshot_bytes, folder.chunks)
+    _, sums, _ = snapshots.read_index(claim.root, manifest.plan().snapshot_bytes, folder.chunks)
     folder.chunks.drop(sums[0])
     with pytest.raises(StorageError, match="still fetching"):
         averaged(folder.home)

@@ -142,7 +142,7 @@ def test_a_joiner_without_the_sums_exports_the_live_model_only(
 ) -> None:
     claim, joiner = folder.seal(8), Folder(tmp_path / "joiner", *first)
     joiner.begin_at(claim, folder)
-    _, roots = snapshots.read_index(claim.root, first[0].plan().snapshot_bytes, folder.chunks)
+    _, roots, _ = snapshots.read_index(claim.root, first[0].plan().snapshot_bytes, folder.chunks)
     for root in roots:
         joiner.chunks.drop(root)
     with pytest.raises(StorageError, match="still fetching .* or use the live model .--live."):

@@ -14,6 +14,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.history.average import Sums, mean
+from gossamer.protocol.history.folds import folds_bytes
 from gossamer.protocol.limits import CLAIMS_MAX
 from gossamer.protocol.payloads import HASH_BYTES, root_of
 from gossamer.protocol.records import Claim, Delta
@@ -121,11 +122,13 @@ class Archive:
         """Whether a snapshot's Phi is here, and what is missing: its index, its Phi, or else its sums. Each
         is a chunk."""
         disk, size = self._node.disk, self._node.stage.layout.snapshot_bytes
-        length = HASH_BYTES * (3 if claim.round else 1)
+        length = HASH_BYTES + (2 * HASH_BYTES + folds_bytes(self._node.stage.manifest) if claim.round else 0)
         if not disk.fits(claim.root, length):
             return False, ((claim.root, length),)
         index = disk.get(claim.root)
-        blobs = [index[at : at + HASH_BYTES] for at in range(0, length, HASH_BYTES)]
+        blobs = [
+            index[at : at + HASH_BYTES] for at in range(0, HASH_BYTES * (3 if claim.round else 1), HASH_BYTES)
+        ]
         lacking = {blob: size for blob in blobs if not disk.fits(blob, size)}
         if blobs[0] in lacking:
             return False, ((blobs[0], size),)
@@ -138,10 +141,10 @@ class Archive:
     def _begin_at(self, claim: Claim) -> None:
         node = self._node
         phi = self._load(claim.root)
-        base = Base(claim.round, claim.digest, claim.tokens)
+        base = Base(claim.round, claim.digest, claim.tokens, node.disk.get(claim.root)[3 * HASH_BYTES :])
         self._seal_round, self._late = claim.round, 0
         self.claims, self.sealed = (claim,), {}
-        node.disk.begin_at(claim, node.core.own_last)
+        node.disk.begin_at(claim, base, node.core.own_last)
         below = node.stage.audit.adopted(node, claim, node.stage.manifest.genesis.root)
         node.adopted_at = node.stage.loop.now
         node.begin(self._fold(phi, base, {}, below))
@@ -190,13 +193,14 @@ class Archive:
             return
         files = [one.tobytes() for one in (prefix.phi, *sums)]
         hashes = [sha256(data).digest() for data in files]
-        claim = Claim(round_, prefix.tokens(), prefix.chain(round_), root_of(hashes))
+        index = [*hashes, prefix.folds(round_).pack(node.stage.manifest)]
+        claim = Claim(round_, prefix.tokens(), prefix.chain(round_), root_of(index))
         node.stage.audit.sealed(node, claim, prefix)
         if claim == self.claims[0]:
             return
         for blob, data in zip(hashes, files, strict=True):
             node.disk.put(blob, data, now)
-        node.disk.put(claim.root, b"".join(hashes), now)
+        node.disk.put(claim.root, b"".join(index), now)
         self.claims, self.sealed = (claim, *self._kept(claim, now)), dict(prefix.rounds)
         node.disk.add_snapshot(
             self.claims, (d.record_id for deltas in prefix.rounds.values() for d in deltas)

@@ -93,10 +93,10 @@ class Disk:
         for delta in deltas:
             self._synced.pop(delta.record_id, None)
 
-    def begin_at(self, claim: Claim, own_last: int) -> None:
+    def begin_at(self, claim: Claim, base: Base, own_last: int) -> None:
         """Begin our history at a snapshot fetched from others."""
         self.claims, self.covered, self.reach = (claim,), frozenset(), 0
-        self.close_up_to(Base(claim.round, claim.digest, claim.tokens), own_last)
+        self.close_up_to(base, own_last)
 
     # -- chunks
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.history import average
+from gossamer.protocol.history import average, folds
 from gossamer.protocol.history.average import Sums
 from gossamer.protocol.history.claims import chain, round_digest
+from gossamer.protocol.history.folds import Folding, Folds
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge import merge
 from gossamer.protocol.merge.merge import TokenCount
@@ -67,6 +68,7 @@ class Base(NamedTuple):
     round: int
     chain: bytes
     tokens: int
+    folds: bytes = b""
 
 
 GENESIS = Base(0, bytes(32), 0)
@@ -95,6 +97,7 @@ class Fold:
         self.base = base
         self.rounds = dict(rounds or {})
         self.below = dict(below or {})
+        self._folding = Folding(manifest)
         self._steps: dict[int, Ints] = {}
         """By round: the result of Merge, for rounds that were merged here."""
         self.key = 0
@@ -107,6 +110,7 @@ class Fold:
         old = self.rounds.get(round_, ())
         if new == old or round_ <= self.base.round:
             return False
+        self._folding.changed(round_)
         fragment = self._layout.of_round(round_)
         before = self._steps[round_] if round_ in self._steps else self._result(old, fragment)
         after = self._result(new, fragment)
@@ -142,6 +146,7 @@ class Fold:
         """A copy with the rounds above `upto` taken back."""
         copy = copy_of(self)
         copy.phi, copy.rounds, copy._steps = self.phi.copy(), dict(self.rounds), dict(self._steps)
+        copy._folding = Folding(self._manifest)
         for round_ in [round_ for round_ in self.rounds if round_ > upto]:
             copy.change(round_, ())
         return copy
@@ -167,6 +172,18 @@ class Fold:
                 sums[is_current][:] += self.prefix(point).phi
         return sums
 
+    def folds(self, upto: int) -> Folds:
+        """What the swarm has decided as of a round at the end of an epoch."""
+        base = folds.unpack(self.base.folds, self._manifest)
+        return Folding(self._manifest).as_of(upto, self.base.round, base, self.rounds)
+
+    def window(self, clock: int) -> int:
+        """The steps in a window in the round after the clock's."""
+        base, every = folds.unpack(self.base.folds, self._manifest), self._manifest.history.snapshot_every
+        first = max(self.base.round, (clock // every - 1) * every)
+        windows = self._folding.windows(first, self.base.round, base, self.rounds)
+        return windows[clock // every > first // every]
+
     def tokens(self) -> int:
         """The tokens that all deltas merged count for."""
         return self.base.tokens + count(self._manifest, self.rounds)
@@ -174,7 +191,8 @@ class Fold:
     def close_up_to(self, floor: int) -> None:
         """Make everything up to a round part of the base."""
         closed = {round_: self.rounds[round_] for round_ in self.rounds if round_ <= floor}
-        self.base = Base(floor, self.chain(floor), self.base.tokens + count(self._manifest, closed))
+        tokens = self.base.tokens + count(self._manifest, closed)
+        self.base = Base(floor, self.chain(floor), tokens, self.folds(floor).pack(self._manifest))
         for round_ in closed:
             del self.rounds[round_]
             self._steps.pop(round_, None)

@@ -72,6 +72,7 @@ class Node(Process):
         self.archive = Archive(self)
         self._merging: fx.Merge | None = None
         self._merged_at = -inf
+        self._window = 0
         self.cannot_publish = False
         """Whether it cannot publish, say since another program holds its files. Its trainer goes on."""
 
@@ -93,7 +94,7 @@ class Node(Process):
         self.linked_at = inf
         self.transfers, self.archive = Transfers(self), Archive(self)
         self._timer_due = self._wake_due = inf
-        self._merging, self._merged_at = None, -inf
+        self._merging, self._merged_at, self._window = None, -inf, 0
         self._fell_asleep = None
         self.fold = None
         now, unix = self.clock(), self._unix()
@@ -439,6 +440,10 @@ class Node(Process):
         self.dispatch(ev.Merged(effect.round, outcome))
         if outcome is ev.MergeOutcome.CHANGED:
             self.archive.merged(effect.round)
+            window = self.fold.window(self.core.clock)
+            if window != self._window:
+                self._window = window
+                self.dispatch(ev.Paced(window))
         self.archive.look()
 
     def _merge_round(self, round_: int, deltas: tuple[Delta, ...]) -> ev.MergeOutcome:

@@ -165,7 +165,8 @@ class Trainer:
             return
         now = node.stage.loop.now
         steps, seconds = self._steps - self._last_step, now - self.published_at
-        round_ = self._pace.due(self.own_last, self._clock, steps, seconds)
+        window = node.fold.window(max(0, self._clock))
+        round_ = self._pace.due(self.own_last, self._clock, steps, seconds, window)
         if round_ is None:
             return
         index = round_ % self._fragments

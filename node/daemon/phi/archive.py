@@ -27,6 +27,7 @@ from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history import folds
 from gossamer.protocol.identity import short
 from gossamer.protocol.payloads import chunk_sizes, payload_chunk_sizes
 from gossamer.protocol.records import Claim, Delta
@@ -222,12 +223,15 @@ class Archive:
         Returns whether it was adopted. One that cannot be used is given up: the core chooses another, or our
         own history goes on.
         """
-        layout, reader = self._core.layout, self._reader
+        core, layout, reader = self._core, self._core.layout, self._reader
         has_begun = self._has_begun(claim)
         if reader is None and not has_begun:
-            reader = self._reader = snapshots.SnapshotReader(claim, layout.numel, self._chunks)
+            length = folds.folds_bytes(core.manifest)
+            reader = self._reader = snapshots.SnapshotReader(claim, layout.numel, self._chunks, length)
         try:
             lacking = await asyncio.to_thread(reader.read if reader else partial(self._missing, claim))
+            if claim.root in self._chunks:
+                folds.unpack(self._index(claim).folds, core.manifest)
         except MissingChunkError:  # one that turned out damaged: asked for next
             return False
         except PayloadError as error:
@@ -252,7 +256,7 @@ class Archive:
             self._want(None)
             self._dispatch(ev.Sealed(self._shelf.claims))
             return True
-        if reader is None or not reader.is_complete or claim != self._core.sealing.adopting:
+        if reader is None or not reader.is_complete or claim != core.sealing.adopting:
             return False
         await self._adopt(claim, reader.phi)
         return True
@@ -262,12 +266,17 @@ class Archive:
         return self._shelf.claims[:1] == (claim,)
 
     def _missing(self, claim: Claim) -> tuple[tuple[bytes, int], ...]:
-        return snapshots.missing(claim, self._core.layout.snapshot_bytes, self._chunks)
+        length = folds.folds_bytes(self._core.manifest)
+        return snapshots.missing(claim, self._core.layout.snapshot_bytes, self._chunks, length)
+
+    def _index(self, claim: Claim) -> snapshots.Index:
+        return snapshots.read_index(claim.root, self._core.layout.snapshot_bytes, self._chunks)
 
     async def _adopt(self, claim: Claim, phi: Ints) -> None:
         """Start from a snapshot whose chunks are all here. Raises StorageError."""
-        core, base = self._core, Base(claim.round, claim.digest, claim.tokens)
-        await asyncio.to_thread(self._records.begin_at, claim, core.own_last)
+        core, decided = self._core, self._index(claim).folds
+        base = Base(claim.round, claim.digest, claim.tokens, decided)
+        await asyncio.to_thread(self._records.begin_at, claim, core.own_last, decided)
         await asyncio.to_thread(self._shelf.keep, (claim,))
         own_id, sealed = core.identity.node_id, Snapshot(claim.round, {}, self._shelf.sums)
         state = await asyncio.to_thread(
@@ -332,8 +341,9 @@ class Archive:
             rounds |= of_fragment
             await asyncio.to_thread(writer.add, fragment, phi, sums)
             del phi, sums  # so that only those of one are in memory
-        root = await asyncio.to_thread(writer.finish, round_)
         base = self._loop.base
+        decided = await asyncio.to_thread(base.folds_with, round_, rounds, self._core.manifest)
+        root = await asyncio.to_thread(writer.finish, round_, decided)
         tokens = await asyncio.to_thread(base.tokens_with, rounds, self._core.manifest)
         return Claim(round_, tokens, await asyncio.to_thread(base.chain_with, rounds), root), rounds
 

@@ -109,6 +109,11 @@ class MergeLoop:
         return self._core.layout.trained_tokens(self._state.tokens) if self._state else 0
 
     @property
+    def window(self) -> int:
+        """The steps in a window in the round to come; 0 if windows are counted in seconds."""
+        return self._state.window(self._core.clock + 1) if self._state else 0
+
+    @property
     def version(self) -> int:
         """Counts the merges so far."""
         return self._state.version if self._state else 0
@@ -222,7 +227,8 @@ class MergeLoop:
             index = self._core.layout.of_round(effect.round).index
             was_sound = index not in state.diverged
             outcome = await self._carry_out(effect, state)
-            self._dispatch(ev.Merged(effect.round, outcome))
+            found = state.figures.agreement if state.figures else None
+            self._dispatch(ev.Merged(effect.round, outcome, round(1000 * (found or 0.0))))
         if outcome in (MergeOutcome.CHANGED, MergeOutcome.SAME):
             self._judge(state, effect.round)
             self._on_merged(effect, state.figures, outcome is MergeOutcome.CHANGED)

@@ -12,6 +12,7 @@ from gossamer.node.home import Home, manifest_of
 from gossamer.protocol.access.acl import AccessList
 from gossamer.protocol.errors import DivergedError, PayloadError, PeerError, StorageError
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history.folds import folds_bytes
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import payload_chunk_sizes
@@ -36,8 +37,8 @@ def restore_state(
             if delta.record_id in history.covered if place == 0 else delta.round <= claim.round:
                 merged[delta.round] = (*merged.get(delta.round, ()), delta)
         try:
-            phi = snapshots.load(claim, layout.numel, chunks)
-            _, sums = snapshots.read_index(claim.root, layout.snapshot_bytes, chunks)
+            phi = snapshots.load(claim, layout.numel, chunks, folds_bytes(manifest))
+            sums = snapshots.read_index(claim.root, layout.snapshot_bytes, chunks).sums
         except (MissingChunkError, PayloadError):
             continue
         sealed = Snapshot(claim.round, merged, sums)

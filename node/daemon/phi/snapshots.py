@@ -4,14 +4,15 @@ The bytes are int32, little endian, fragment after fragment: the same file on ev
 records, so that a joiner can take chunks from all of them at once.
 
 From round 1 on, the index ends with the roots of two more such files, the sums that the averaged model is
-made of (`protocol.history.average`). So a claim of a snapshot is a claim of the average too. A joiner starts
-once Phi is here, and fetches the sums while it trains.
+made of (`protocol.history.average`), and with what the swarm decides (`protocol.history.folds`). So a claim
+of a snapshot is a claim of these too. A joiner starts once Phi is here, and fetches the sums while it trains.
 """
 
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,15 +50,15 @@ def digest(phi: Ints) -> bytes:
     return root_of(chunk_hashes(_bytes_of(phi)))
 
 
-def store(phi: Ints, chunks: ChunkStore, sums: Sums | None = None) -> bytes:
+def store(phi: Ints, chunks: ChunkStore, sums: Sums | None = None, folds: bytes = b"") -> bytes:
     """Store a snapshot durably as chunks and indices; returns its root. Raises OSError.
 
-    `phi` and both `sums`: int32[numel]; no sums for round 0.
+    `phi` and both `sums`: int32[numel]; neither sums nor folds for round 0.
     """
     roots = [] if sums is None else [store(one, chunks) for one in sums]
     writer = FileWriter(chunks)
     writer.add(phi)
-    return writer.finish(*roots)
+    return writer.finish(*roots, folds)
 
 
 class FileWriter:
@@ -75,13 +76,13 @@ class FileWriter:
             self._put(self._rest[:CHUNK_BYTES_MAX])
             del self._rest[:CHUNK_BYTES_MAX]
 
-    def finish(self, *sums: bytes) -> bytes:
-        """Store the rest, and the index with the roots of the `sums`, if any; returns its root. Raises
+    def finish(self, *rest: bytes) -> bytes:
+        """Store the rest, and the index, which ends with the `rest`, if any; returns its root. Raises
         OSError."""
         if self._rest:
             self._put(self._rest)
-        hashes = [*self._hashes, *sums]
-        root, index = root_of(hashes), b"".join(hashes)
+        listed = [*self._hashes, *rest]
+        root, index = root_of(listed), b"".join(listed)
         if root not in self._chunks:
             self._chunks.put(root, index, durable=True)
         return root
@@ -114,13 +115,13 @@ class SnapshotWriter:
             self._copy_unchanged()
             self._add_sums(sums)
 
-    def finish(self, round_: int) -> bytes:
+    def finish(self, round_: int, folds: bytes = b"") -> bytes:
         """Store the rest and the indices; returns the root of the snapshot of this round. Raises as `add`."""
         roots = self._before
         if round_ and (not roots or len(self._unchanged) < len(self._layout.fragments)):
             self._copy_unchanged()
             roots = [one.finish() for one in self._sums]
-        return self._phi.finish(*roots)
+        return self._phi.finish(*roots, folds if round_ else b"")
 
     def _copy_unchanged(self) -> None:
         for fragment in self._unchanged:
@@ -132,28 +133,39 @@ class SnapshotWriter:
             writer.add(one)
 
 
-def read_index(root: bytes, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
-    """The hashes of the chunks of Phi, of `total` bytes, and the roots of the sums, if any, that an index
-    lists. Raises MissingChunkError or PayloadError."""
+class Index(NamedTuple):
+    """What the index of a snapshot holds."""
+
+    phi: tuple[bytes, ...]
+    """The hashes of the chunks of Phi."""
+    sums: tuple[bytes, ...]
+    """The roots of the sums; none at round 0."""
+    folds: bytes
+    """As `Folds.pack` makes them; none at round 0."""
+
+
+def read_index(root: bytes, total: int, chunks: ChunkStore) -> Index:
+    """The index of a snapshot of `total` bytes. Raises MissingChunkError or PayloadError."""
     index, phi = chunks.get(root), HASH_BYTES * len(chunk_sizes(total))
-    sums = index[phi:]
+    sums, folds = index[phi:][: HASH_BYTES * SUMS], index[phi + HASH_BYTES * SUMS :]
     if len(sums) not in (0, HASH_BYTES * SUMS):
         raise PayloadError(f"an index of {len(index)} bytes does not describe a snapshot of {total}")
     roots = tuple(sums[at : at + HASH_BYTES] for at in range(0, len(sums), HASH_BYTES))
-    return parse_index(index[:phi], total), roots
+    return Index(parse_index(index[:phi], total), roots, folds)
 
 
-def missing(claim: Claim, total: int, chunks: ChunkStore) -> tuple[tuple[bytes, int], ...]:
-    """The chunks that are missing of a snapshot of `total` bytes, as (hash, size): only the index if that is
-    missing, otherwise what it lists of Phi; if none of that is, what is missing of the sums.
+def missing(claim: Claim, total: int, chunks: ChunkStore, folds: int = 0) -> tuple[tuple[bytes, int], ...]:
+    """The chunks that are missing of a snapshot of `total` bytes and `folds` bytes of folds, as (hash, size):
+    only the index if that is missing, otherwise what it lists of Phi; if none of that is, what is missing of
+    the sums.
 
     Raises MissingChunkError (fetch again) or PayloadError (an impossible index).
     """
     sizes = chunk_sizes(total)
-    length = HASH_BYTES * (len(sizes) + (SUMS if claim.round else 0))
+    length = HASH_BYTES * len(sizes) + (HASH_BYTES * SUMS + folds if claim.round else 0)
     if lacking := _lacking([(claim.root, length)], chunks):
         return lacking
-    hashes, sums = read_index(claim.root, total, chunks)
+    hashes, sums, _ = read_index(claim.root, total, chunks)
     if lacking := _lacking(zip(hashes, sizes, strict=True), chunks):
         return lacking
     listed: list[tuple[bytes, int]] = []
@@ -205,9 +217,10 @@ def are_here(roots: Iterable[bytes], total: int, chunks: ChunkStore) -> bool:
 class SnapshotReader:
     """Reads a snapshot's Phi while its chunks come, so that little is left to read once the last is here."""
 
-    def __init__(self, claim: Claim, numel: int, chunks: ChunkStore) -> None:
-        """Reads the snapshot of int32[numel] that this claim names."""
+    def __init__(self, claim: Claim, numel: int, chunks: ChunkStore, folds: int = 0) -> None:
+        """Reads the snapshot of int32[numel], with `folds` bytes of folds, that this claim names."""
         self.claim = claim
+        self._folds = folds
         self._chunks = chunks
         self._phi = np.empty(numel, dtype="<i4")
         self._read: set[int] = set()
@@ -225,11 +238,11 @@ class SnapshotReader:
 
     def read(self) -> tuple[tuple[bytes, int], ...]:
         """Read what has come since the last call; returns what is still `missing`. Raises as that does."""
-        lacking = missing(self.claim, self._phi.nbytes, self._chunks)
+        lacking = missing(self.claim, self._phi.nbytes, self._chunks, self._folds)
         absent = {blob for blob, _ in lacking}
         if self.claim.root not in absent:
             view = memoryview(self._phi.data).cast("B")
-            hashes, _ = read_index(self.claim.root, self._phi.nbytes, self._chunks)
+            hashes = read_index(self.claim.root, self._phi.nbytes, self._chunks).phi
             for place, blob in enumerate(hashes):
                 if blob not in absent and place not in self._read:
                     data, start = self._chunks.get(blob), place * CHUNK_BYTES_MAX
@@ -238,9 +251,9 @@ class SnapshotReader:
         return lacking
 
 
-def load(claim: Claim, numel: int, chunks: ChunkStore) -> Ints:
+def load(claim: Claim, numel: int, chunks: ChunkStore, folds: int = 0) -> Ints:
     """Read a snapshot's Phi: int32[numel]. Raises MissingChunkError or PayloadError."""
-    reader = SnapshotReader(claim, numel, chunks)
+    reader = SnapshotReader(claim, numel, chunks, folds)
     lacking = reader.read()
     if not reader.is_complete:
         raise MissingChunkError(lacking[0][0])
@@ -250,9 +263,10 @@ def load(claim: Claim, numel: int, chunks: ChunkStore) -> Ints:
 class SnapshotShelf:
     """Which snapshots are kept, newest first, and when each was last asked for."""
 
-    def __init__(self, chunks: ChunkStore, total_bytes: int) -> None:
+    def __init__(self, chunks: ChunkStore, total_bytes: int, folds: int = 0) -> None:
         self._chunks = chunks
         self._total = total_bytes
+        self._folds = folds
         self.claims: tuple[Claim, ...] = ()
         self.sums: tuple[bytes, ...] = ()
         """The roots of the newest one's sums, which its index lists; none of genesis."""
@@ -286,7 +300,7 @@ class SnapshotShelf:
     def keep(self, claims: tuple[Claim, ...]) -> None:
         """Keep these snapshots from now on, newest first."""
         if claims[:1] != self.claims[:1]:
-            self.sums = read_index(claims[0].root, self._total, self._chunks)[1]
+            self.sums = read_index(claims[0].root, self._total, self._chunks).sums
         self.claims = claims
         self._owner = {blob: claim.root for claim in reversed(claims) for blob in self._blobs(claim.root)}
 
@@ -296,7 +310,7 @@ class SnapshotShelf:
         whole = []
         for place, claim in enumerate(claims):
             with suppress(MissingChunkError, PayloadError):
-                if not place or not missing(claim, self._total, self._chunks):
+                if not place or not missing(claim, self._total, self._chunks, self._folds):
                     whole.append(claim)
         self.keep(tuple(whole))
 
@@ -325,7 +339,7 @@ class SnapshotShelf:
         StorageError."""
         known = [root]
         with suppress(MissingChunkError, PayloadError):  # the latter for a liar's index
-            hashes, sums = read_index(root, self._total, self._chunks)
+            hashes, sums, _ = read_index(root, self._total, self._chunks)
             known += [*hashes, *sums]
             for file in sums:
                 known += parse_index(self._chunks.get(file), self._total)

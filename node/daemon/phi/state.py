@@ -33,7 +33,7 @@ To take the old set back, it is merged again from the payloads on disk. Of small
 last rounds took are remembered instead: to remember those of a large one would cost as much memory as Phi.
 
 **Closed history.** Records cannot be kept for ever. Once the members agree on a snapshot of everything up to
-a round, rounds far below it are *closed*: they become the `Base`, three numbers, and their records and
+a round, rounds far below it are *closed*: they become the `Base`, a few numbers, and their records and
 payloads go. Nothing can change them any more. So the state is Phi's values, the base, and the sets merged
 above the base.
 
@@ -69,9 +69,10 @@ from gossamer.node.daemon.storage.records import GENESIS, Base, Rounds
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import PayloadError, StorageError
 from gossamer.protocol.fixedpoint import Ints, is_healthy
-from gossamer.protocol.history import average
+from gossamer.protocol.history import average, folds
 from gossamer.protocol.history.average import Sums
 from gossamer.protocol.history.claims import total
+from gossamer.protocol.history.folds import Folding
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.contributions import RoundFigures, figures
 from gossamer.protocol.merge.merge import (
@@ -133,6 +134,7 @@ class PhiState:
         self._own_id = own_id
         self._merged = dict(merged or {})
         self.base = base or GENESIS
+        self._folding = Folding(manifest)
         self._chunks = chunks
         self._sealed = sealed
         self._steps: OrderedDict[int, Ints] = OrderedDict()
@@ -140,6 +142,8 @@ class PhiState:
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
         self._usual = UsualRates(own_id)
+        self._windows = self._next_windows()
+        """A round, the end of an epoch, and the steps in a window in the next epoch and in the one after."""
         self.version = 0
         self.diverged = frozenset(f.index for f in self._layout.fragments if not is_healthy(self.view(f)))
         """Fragments in which a magnitude has reached 64. They are merged like others: they may be sound again
@@ -286,6 +290,11 @@ class PhiState:
         """Record ids of everything merged above the base."""
         return [delta.record_id for deltas in self._merged.values() for delta in deltas]
 
+    def window(self, round_: int) -> int:
+        """The steps in a window in a round that is not merged yet; 0 if windows are counted in seconds."""
+        first, windows = self._windows
+        return windows[round_ > first + self._manifest.history.snapshot_every]
+
     def close_up_to(self, floor: int) -> None:
         """Make everything up to round `floor` part of the base: it cannot change any more.
 
@@ -294,7 +303,9 @@ class PhiState:
         if floor < self.base.round:
             return
         closed = {r: self._merged[r] for r in self._merged if r <= floor}
-        self.base = Base(floor, self.chain(floor), self.base.tokens_with(closed, self._manifest))
+        base, manifest = self.base, self._manifest
+        tokens, decided = base.tokens_with(closed, manifest), base.folds_with(floor, closed, manifest)
+        self.base = Base(floor, self.chain(floor), tokens, decided)
         self._count.change((delta for deltas in closed.values() for delta in deltas), ())
         self.note_sealed(self._sealed)
         for round_, deltas in closed.items():
@@ -312,7 +323,15 @@ class PhiState:
             self._merged.pop(round_, None)
         index = round_ % len(self._layout.fragments)
         self._reach[index] = self._reach_of(index)
+        self._folding.changed(round_)
+        self._windows = self._next_windows()
         self.version += 1
+
+    def _next_windows(self) -> tuple[int, tuple[int, int]]:
+        every = self._manifest.history.snapshot_every
+        first = self.newest_round // every * every
+        decided = folds.unpack(self.base.folds, self._manifest)
+        return first, self._folding.windows(first, self.base.round, decided, self._merged)
 
     def _reach_of(self, index: int) -> tuple[int, int]:
         """The highest round merged into a fragment, and the highest with a delta of ours.

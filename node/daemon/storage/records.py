@@ -20,13 +20,15 @@ from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.files import cannot_write
 from gossamer.protocol.effects import StoreCredential
 from gossamer.protocol.errors import PeerError, StorageError
+from gossamer.protocol.history import folds
 from gossamer.protocol.history.claims import chain, round_digest, total
+from gossamer.protocol.history.folds import Folding
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.merge import TokenCount
 from gossamer.protocol.payloads import Layout
 from gossamer.protocol.records import Claim, Delta, open_envelope, parse_delta
 
-# --- The base under the rounds that can still change: closed history, in three numbers.
+# --- The base under the rounds that can still change: closed history, in a few numbers.
 
 Rounds = Mapping[int, tuple[Delta, ...]]
 """The records that are merged, by round."""
@@ -42,6 +44,8 @@ class Base:
     tokens: int
     """The tokens that all those deltas count for, as stated in claims; see `token_count` and
     `Layout.trained_tokens`."""
+    folds: bytes = b""
+    """What the swarm has decided by them, packed (`protocol.history.folds`); empty as of round 0."""
 
     def chain_with(self, rounds: Rounds) -> bytes:
         """Digest of all merged records if these rounds lie on this base. Equal digests promise equal Phi."""
@@ -54,6 +58,12 @@ class Base:
         """The tokens that all merged records count for if these rounds lie on this base."""
         above = TokenCount(manifest, (delta for deltas in rounds.values() for delta in deltas))
         return total((self.tokens, above.total))
+
+    def folds_with(self, upto: int, rounds: Rounds, manifest: Manifest) -> bytes:
+        """What the swarm has decided as of a round at the end of an epoch if these rounds lie on this base,
+        packed. Raises PayloadError."""
+        decided = folds.unpack(self.folds, manifest)
+        return Folding(manifest).as_of(upto, self.round, decided, rounds).pack(manifest)
 
 
 GENESIS = Base(0, bytes(32), 0)
@@ -73,7 +83,7 @@ CREATE TABLE IF NOT EXISTS snapshots (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS history (
     one INTEGER PRIMARY KEY CHECK (one = 1),
-    floor INTEGER NOT NULL, chain BLOB NOT NULL, tokens INTEGER NOT NULL
+    floor INTEGER NOT NULL, chain BLOB NOT NULL, tokens INTEGER NOT NULL, folds BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS newest (
     what TEXT PRIMARY KEY,  -- 'signed': by us; 'merged': where the records do not show that it may be
@@ -225,14 +235,14 @@ class RecordStore:
             marks = ",".join("?" * len(roots))
             db.execute(f"DELETE FROM snapshots WHERE root NOT IN ({marks})", roots)
 
-    def begin_at(self, claim: Claim, own_last: int) -> None:
+    def begin_at(self, claim: Claim, own_last: int, decided: bytes = b"") -> None:
         """Begin history at a snapshot obtained from others: everything up to it is closed. Durable."""
         with self._change() as db:
             db.execute("DELETE FROM snapshots")
             db.execute("DELETE FROM newest WHERE what = 'merged'")
             db.execute(_ADD_SNAPSHOT, (claim.root, claim.round, claim.tokens, claim.digest))
             db.execute("UPDATE deltas SET covered = 0")
-            self._close(db, Base(claim.round, claim.digest, claim.tokens), own_last)
+            self._close(db, Base(claim.round, claim.digest, claim.tokens, decided), own_last)
 
     def close_up_to(self, base: Base, own_last: int, gone: Iterable[bytes] = ()) -> None:
         """Drop the records that became part of the base, and those that do not count any more. Durable."""
@@ -243,8 +253,8 @@ class RecordStore:
     @staticmethod
     def _close(db: sqlite3.Connection, base: Base, own_last: int) -> None:
         db.execute("DELETE FROM deltas WHERE round <= ?", (base.round,))
-        values = (base.round, base.chain, base.tokens)
-        db.execute("INSERT OR REPLACE INTO history VALUES (1, ?, ?, ?)", values)
+        values = (base.round, base.chain, base.tokens, base.folds)
+        db.execute("INSERT OR REPLACE INTO history VALUES (1, ?, ?, ?, ?)", values)
         db.execute(_NOTE_NEWEST, ("signed", own_last))
 
     def note_reach(self, round_: int) -> None:
@@ -268,7 +278,7 @@ class RecordStore:
 
     def load_history(self) -> StoredHistory:
         """Read back what `add_snapshot`, `begin_at` and `close_up_to` wrote."""
-        base = self._rows("SELECT floor, chain, tokens FROM history")
+        base = self._rows("SELECT floor, chain, tokens, folds FROM history")
         claims = self._rows("SELECT round, tokens, digest, root FROM snapshots ORDER BY number DESC")
         covered = self._rows("SELECT record_id FROM deltas WHERE covered = 1")
         newest = dict(self._rows("SELECT what, round FROM newest"))
