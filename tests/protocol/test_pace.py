@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterable
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_SLACK
 from gossamer.protocol.manifest import PaceSection
-from gossamer.protocol.pace import Pace, is_plausible, round_clock
+from gossamer.protocol.pace import (
+    BEGIN,
+    BEGIN_STEPS,
+    MAX_STEPS,
+    MIN_STEPS,
+    RECENT,
+    Observation,
+    Pace,
+    PaceFold,
+    PaceState,
+    advance,
+    is_plausible,
+    observe,
+    round_clock,
+)
+from gossamer.protocol.records import Delta
 from tests.protocol import builders
 
 STEPS = Pace(PaceSection(every_steps=30, min_round_seconds=0.05), 1)
@@ -127,3 +147,138 @@ def test_plausibility():
     assert not is_plausible(1, manifest, created - 10_000.0)
     tiny = builders.manifest(pace={"min_round_seconds": 5e-324})
     assert is_plausible(2**31 - 1, tiny, created + 1000.0)
+
+
+# --- The length of a window, as the swarm sets it.
+
+SECTION = PaceSection()
+OURS = builders.manifest(pace={})
+EVERY = OURS.history.snapshot_every
+
+
+def seen(late: int, kbit_s: int = 0, agreement: int = 500) -> Observation:
+    return Observation(4, late, agreement, kbit_s)
+
+
+def run(epochs: Iterable[Observation], section: PaceSection = SECTION) -> list[int]:
+    """The window of each epoch after the first two."""
+    state, lengths = BEGIN, []
+    for one in epochs:
+        state = advance(state, one, section)
+        lengths.append(state.lengths[1])
+    return lengths
+
+
+def epoch(number: int, *members: tuple[int, int, int]) -> list[Delta]:
+    """An epoch's deltas: each member states how long windows took, how late merges were, how they agreed."""
+    return [
+        Delta(
+            record_id=bytes([author]) * 32,
+            author=bytes([author]) * 32,
+            body=builders.body_of(b"x", "int8", round_, 2, took=took, late=late, agreement=agreement),
+            data=b"",
+        )
+        for round_ in range(number * EVERY + 1, (number + 1) * EVERY + 1)
+        for author, (took, late, agreement) in enumerate(members)
+    ]
+
+
+def test_windows_are_as_short_as_merges_are_early():
+    assert run([seen(0)] * 9)[-1] == MIN_STEPS
+    assert run([seen(500)] * 9)[-1] == BEGIN_STEPS
+    assert run([seen(1000)] * 40)[-1] == MAX_STEPS
+    assert run([seen(1000)]) == [2 * BEGIN_STEPS], "how much longer it should be cannot be known"
+
+
+@given(st.lists(st.integers(0, 1000), max_size=60), st.integers(0, 10_000))
+def test_a_window_stays_within_its_bounds_and_its_state_comes_back(lates, kbit_s):
+    state = BEGIN
+    for late in lates:
+        state = advance(state, seen(late, kbit_s), PaceSection(max_mbit=1.0))
+        assert all(MIN_STEPS <= length <= MAX_STEPS for length in state.lengths)
+        assert PaceState.unpack(state.pack()) == state
+
+
+def test_a_line_that_comes_and_goes_every_epoch_does_not_make_windows_swing():
+    """Merges take 3 steps' time, or 12."""
+    state, lengths = BEGIN, []
+    for number in range(40):
+        late = (3, 12)[number % 2]
+        state = advance(state, seen(min(1000, 1000 * late // state.lengths[0])), SECTION)
+        lengths.append(state.lengths[1])
+    assert set(lengths[2 * RECENT :]) == {24}, "what the slow line wants"
+
+
+def test_a_line_that_changes_for_good_is_followed_both_ways():
+    state, lengths = BEGIN, []
+    for late in [3] * 12 + [60] * 12 + [3] * 12:
+        state = advance(state, seen(min(1000, 1000 * late // state.lengths[0])), SECTION)
+        lengths.append(state.lengths[1])
+    assert lengths[11] == 6 and lengths[35] <= 7
+    assert 100 <= lengths[23] <= 130
+
+
+def test_a_budget_makes_windows_as_long_as_it_wants():
+    state = BEGIN
+    for _ in range(12):
+        state = advance(state, seen(0, 40_000 // state.lengths[0]), PaceSection(max_mbit=1.0))
+    assert state.lengths[1] == 40
+
+
+def test_deltas_of_long_windows_that_have_nothing_in_common_are_made_more_often():
+    state = PaceState((120, 120), (120,) * RECENT)
+    agreeing = disagreeing = state
+    for _ in range(RECENT):
+        agreeing = advance(agreeing, seen(500), SECTION)
+        disagreeing = advance(disagreeing, seen(500, agreement=0), SECTION)
+    assert agreeing.lengths[1] == 120 and disagreeing.lengths[1] == 60
+
+
+FRESH, LATE = (1000, 100, 400), (1000, 1000, 400)
+
+
+@pytest.mark.parametrize("members", [3, 4, 5, 8])
+def test_one_slow_member_does_not_lengthen_everybodys_windows(members):
+    assert observe(epoch(0, *[FRESH] * (members - 1), LATE), OURS).late == 100
+
+
+def test_of_two_members_the_one_worse_off_counts():
+    assert observe(epoch(0, FRESH, LATE), OURS).late == 1000
+
+
+@given(
+    honest=st.lists(st.integers(0, 1000), min_size=3, max_size=9),
+    lies=st.lists(st.sampled_from([0, 1000]), max_size=3),
+)
+def test_a_quarter_of_liars_moves_nothing_beyond_what_the_others_state(honest, lies):
+    lies = lies[: len(honest) // 3]
+    stated = [(1000, late, 300) for late in (*honest, *lies)]
+    found = observe(epoch(0, *stated), OURS).late
+    assert min(honest) <= found <= max(honest)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5000)), min_size=2, max_size=4), st.randoms())
+def test_the_pace_follows_from_the_set_in_whatever_order_it_came_and_from_any_base(stated, random):
+    """One node merged all of it in another order, and one joined in the middle."""
+    rounds: dict[int, tuple[Delta, ...]] = {}
+    for number in range(5):
+        for delta in epoch(number, *[(took, min(took, late * (number + 1)), 300) for took, late in stated]):
+            rounds[delta.round] = (*rounds.get(delta.round, ()), delta)
+    end = 5 * EVERY
+    once = PaceFold(OURS).as_of(end, 0, BEGIN, rounds)
+    late, held = PaceFold(OURS), {}
+    for round_ in random.sample(sorted(rounds), len(rounds)):
+        held[round_] = rounds[round_][::-1]
+        late.changed(round_)
+        late.as_of(end, 0, BEGIN, held)
+    assert late.as_of(end, 0, BEGIN, held) == once
+    floor = 2 * EVERY
+    base = late.as_of(floor, 0, BEGIN, held)
+    above = {round_: deltas for round_, deltas in rounds.items() if round_ > floor}
+    assert PaceFold(OURS).as_of(end, floor, PaceState.unpack(base.pack()), above) == once
+
+
+def test_what_a_liar_puts_into_a_snapshot_is_no_pace():
+    for data in (b"", bytes(12), BEGIN.pack()[:-1], b"\xff" * 12):
+        with pytest.raises(PayloadError):
+            PaceState.unpack(data)

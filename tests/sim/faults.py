@@ -58,6 +58,14 @@ def _slow(world: "World", begin: float, end: float, rng: random.Random) -> None:
     world.loop.at(begin, world.worsen, rng.uniform(2.0, 10.0), rng.uniform(0.05, 0.3))
 
 
+def _lines(world: "World", begin: float, end: float, rng: random.Random) -> None:
+    """Lines that are ten times as slow now, and as fast as before then, again and again."""
+    time, slowness = begin, 10.0
+    while time < end:
+        world.loop.at(time, world.worsen, slowness, 0.0)
+        time, slowness = time + rng.uniform(10.0, 60.0), 11.0 - slowness
+
+
 def _rough(world: "World", begin: float, end: float, rng: random.Random) -> None:
     """Messages dropped, doubled, swapped and damaged, as no stream would do."""
     mischief = Mischief(
@@ -275,3 +283,6 @@ STORMS: dict[str, Brew] = {
 
 UNMIXED = frozenset({"diskloss"})
 """Storms that are not combined with others."""
+
+LINES: dict[str, Brew] = {"lines": _lines}
+"""What happens to a swarm that sets its own pace."""

@@ -38,13 +38,26 @@ PARTED = 0.2
 RETAIN = 17
 """Rounds that are retained: some 200 s in the fastest swarm, and no storm lasts longer than 180 s."""
 
-OTHERS = ("calm", "mixed", "liar", "liars", "lineages", "nights", "runaways", "invited", "cramped", "parts")
+OTHERS = (
+    "calm",
+    "mixed",
+    "liar",
+    "liars",
+    "lineages",
+    "nights",
+    "runaways",
+    "invited",
+    "cramped",
+    "parts",
+    "lines",
+)
 """Scenarios that are not one kind of storm. "liars": several liars, each for itself and together, and
 ambushes that leave a node alone with them. "lineages": splits that outlast the rounds retained. "nights":
 machines that sleep for as long. "runaways": one or two nodes, many times as fast as the others, that are cut
 off for as long, and may have closed rounds then that the others are yet to come to. "invited": a swarm with
 an owner, who revokes a member now and then. "cramped": few links per node, so that all nodes that a latecomer
-can dial may be full. "parts": payloads always have several chunks.
+can dial may be full. "parts": payloads always have several chunks. "lines": a swarm that sets its own pace,
+whose machines are five times as fast and far apart, over lines that become ten times as slow and fast again.
 """
 
 LIARS_MAX = 5
@@ -140,6 +153,8 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     bootstrap_trains = rng.random() < 0.5
     liars = _liars(seed, nodes if bootstrap_trains else nodes - 1, name) if has_liar or name == "liars" else 0
     traits = _traits(rng, seed, total, range(nodes - liars, nodes), bootstrap_trains=bootstrap_trains)
+    if name == "lines":
+        traits = tuple(replace(one, step_s=one.step_s / 5, gather_s=0.02) for one in traits)
     if name == "runaways":
         traits = _with_runaways(random.Random(f"{seed}/runaways"), traits, nodes)
     scenario = Scenario(
@@ -151,7 +166,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
         manifest=manifest,
         phi=phi,
         traits=traits,
-        paths=_paths(rng, total),
+        paths=_paths(rng, total, 0.15 if name == "lines" else None),
         storms=_storms(rng, minutes * 60.0, name),
         liars=liars,
         links_max=LINKS_WANTED + 2 if name == "cramped" else LINKS_MAX,
@@ -188,6 +203,7 @@ def _manifest(
     numel = sum(spec.numel for spec in _TENSORS)
     phi = np.random.default_rng(rng.randrange(2**32)).integers(-(2**24), 2**24, numel, dtype=np.int32)
     by_steps = rng.random() < 0.6 or name == "runaways"
+    is_fixed = name != "lines"
     values = {
         "swarm": {"name": "simulated", "created": CREATED},
         "task": {"name": "none"},
@@ -197,8 +213,8 @@ def _manifest(
             "weight_cap": rng.choice((0.0, 4.0)),
         },
         "pace": {
-            "every_steps": fragments * rng.randrange(12, 21) if by_steps else 0,
-            "every_seconds": 0.0 if by_steps else fragments * rng.uniform(16.5, 30.0),
+            "every_steps": is_fixed * fragments * rng.randrange(12, 21) if by_steps else 0,
+            "every_seconds": 0.0 if by_steps else is_fixed * fragments * rng.uniform(16.5, 30.0),
             "min_round_seconds": MIN_ROUND_S,
         },
         "history": {
@@ -216,7 +232,7 @@ def _manifest(
 def _retain(rng: random.Random, seed: int, name: str | None) -> int:
     if name == "runaways":  # where all rounds are retained, nobody is given up
         return random.Random(f"{seed}/retain").choice((4, 4, 0))
-    return 4 if name in FORGETFUL else rng.choice((0, RETAIN, RETAIN + 5))
+    return 4 if name in FORGETFUL else rng.choice((0, RETAIN, RETAIN + 5)) * (8 if name == "lines" else 1)
 
 
 def _owner(seed: int) -> Identity:
@@ -259,9 +275,9 @@ def _with_runaways(rng: random.Random, traits: tuple[Traits, ...], nodes: int) -
     )
 
 
-def _paths(rng: random.Random, total: int) -> dict[tuple[int, int], Path]:
+def _paths(rng: random.Random, total: int, far: float | None = None) -> dict[tuple[int, int], Path]:
     """Latency and uplink by host, as in one building, one country or worldwide; jitter and loss by path."""
-    far = rng.choice((0.001, 0.02, 0.15))
+    far = rng.choice((0.001, 0.02, 0.15)) if far is None else far
     places = [far * rng.random() for _ in range(total)]
     uplinks = [10 ** rng.uniform(5.0, 7.0) for _ in range(total)]
     loss = rng.choice((0.0, 0.001, 0.02))
@@ -281,8 +297,10 @@ def _storms(rng: random.Random, seconds: float, name: str | None) -> tuple[Storm
     begin = WARM_UP_S
     while True:
         end = begin + rng.choice((rng.uniform(8, 40), rng.uniform(40, 120), rng.uniform(100, 180)))
-        if name in FORGETFUL:
-            names: tuple[str, ...] = (FORGETFUL[name],)
+        if name == "lines":
+            names: tuple[str, ...] = ("lines",)
+        elif name in FORGETFUL:
+            names = (FORGETFUL[name],)
             end = begin + rng.uniform(120.0, 180.0)
         elif name == "liars":
             names = (rng.choice(sorted(AMBUSHES)),)

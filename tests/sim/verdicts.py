@@ -264,7 +264,10 @@ class Verdicts:
         third, and follows the next node."""
         pace = self.world.scenario.manifest.pace
         fragments = self.world.scenario.manifest.layout.fragments
-        steps = max(1, pace.every_steps / fragments)
+        steps = pace.every_steps
+        if pace.is_set_by_swarm:
+            steps = max(node.fold.window(node.core.clock) for node in nodes if node.fold is not None)
+        steps = max(1, steps / fragments)
         seconds = {node: max(steps * node.traits.step_s, pace.every_seconds / fragments) for node in nodes}
         node = sorted(nodes, key=seconds.__getitem__)[len(nodes) // 3]
         return node, seconds[node]

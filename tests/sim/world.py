@@ -17,7 +17,7 @@ from gossamer.protocol.identity import Identity
 from tests.protocol.builders import grant, revocation
 from tests.sim import memo
 from tests.sim.audit import CONTROL_BYTES_PER_S_MAX, Audit
-from tests.sim.faults import AMBUSHES, RUNAWAY, STORMS
+from tests.sim.faults import AMBUSHES, LINES, RUNAWAY, STORMS
 from tests.sim.liar import Gang, Liar
 from tests.sim.loop import Loop
 from tests.sim.network import Network
@@ -237,7 +237,7 @@ class World:
         self._calm_ends()
         self.say(f"storm: {' and '.join(storm.names)} until {storm.end:.0f} s")
         self.audit.surrounded.clear()
-        brews = {**STORMS, **AMBUSHES, **RUNAWAY}
+        brews = {**STORMS, **AMBUSHES, **RUNAWAY, **LINES}
         if owner := self.scenario.owner:
             time = self.rng.uniform(storm.begin, storm.end + CALM_S / 2)
             self.loop.at(time, self._revoke_somebody, owner)
