@@ -86,6 +86,19 @@ class Line:
         return [task.result() for task in tasks if task.done()], [t for t in tasks if not t.done()]
 
 
+async def test_a_links_rate_is_what_it_carries_and_not_how_fast_its_buffers_fill() -> None:
+    """Measured: each connection of a joiner's took a whole chunk at memory speed, on a line of 50 Mbit/s."""
+    line = Line()
+    upload = await line.place()
+    assert upload.rate == PACE_AT_FIRST
+    line.carry([upload], 1e9, 0.004)
+    assert upload.rate < 1e6
+    line.carry([upload], 50e6, 5 * FLOW_S)
+    assert upload.rate == pytest.approx(50e6, rel=0.02)
+    line.now += 10 * FLOW_S
+    assert upload.rate == PACE_AT_FIRST
+
+
 async def test_a_slow_line_carries_few_at_a_time_in_their_order() -> None:
     line = Line()
     uploads, waiting = await line.all_that_may(12)

@@ -127,7 +127,6 @@ class Upload:
     def pieces(self, data: bytes) -> Iterator[memoryview]:
         """The body in the pieces to send: each piece has gone out when the next one is asked for. It may have
         to be sent again from its beginning, if a connection turns out to be closed."""
-        self.began = self._since = self._limits.clock()
         rest = memoryview(data)
         while rest:
             is_fast = self._limits.is_fast and not self.peer.is_slow
@@ -140,13 +139,21 @@ class Upload:
         filling = min(size, BUFFERED_BYTES - self.peer.filled)
         self.peer.filled += filling
         self._limits.carried(size - filling)  # the rest has gone out for sure
+        self._flowed(size - filling)
         self.size += size
         self._since = self._limits.clock()
 
     @property
     def rate(self) -> float:
-        """Bytes per second that the peer has lately read; of one that has not shown it, the line's."""
-        return self.peer.rate or self._limits.pace
+        """Bytes per second that the link has carried, over FLOW_S: less would show how fast buffers fill, and
+        large ones take whole chunks. A link passes for slow until it has shown more."""
+        self._flowed(0)
+        return max(self.peer.flow, PACE_AT_FIRST)
+
+    def _flowed(self, size: int) -> None:
+        peer, now = self.peer, self._limits.clock()
+        peer.flow = peer.flow * math.exp((peer.flow_at - now) / FLOW_S) + size / FLOW_S
+        peer.flow_at = now
 
     def is_stalled(self) -> bool:
         return self._limits.clock() - self._since > STALL_S
@@ -235,20 +242,16 @@ class UploadLimits:
             upload.end()
 
     @property
-    def pace(self) -> float:
-        """Bytes per second: the best that the line has lately carried."""
-        self._age()
-        return self._pace
-
-    @property
     def is_fast(self) -> bool:
         """Whether the line has lately carried so much that it would be idle while an answer is on its way."""
-        return self.pace > FAST_BYTES_PER_S
+        self._age()
+        return self._pace > FAST_BYTES_PER_S
 
     @property
     def places(self) -> int:
         """How many bodies may be sent at a time."""
-        return max(PLACES_MIN, int(self.pace / SHARE_BYTES_PER_S))
+        self._age()
+        return max(PLACES_MIN, int(self._pace / SHARE_BYTES_PER_S))
 
     def _has_room_for(self, peer: PeerUploads) -> bool:
         rivals = [upload for upload in self._crossing if peer.is_slow or not upload.peer.is_slow]
@@ -273,8 +276,7 @@ class UploadLimits:
         peer.size += upload.size  # several small bodies tell as much as one large one
         peer.seconds += peer.free_at - upload.began
         if peer.size > BUFFERED_BYTES:
-            peer.rate = peer.size / max(peer.seconds, 1e-6)
-            peer.is_slow = peer.rate < FAST_BYTES_PER_S
+            peer.is_slow = peer.size < FAST_BYTES_PER_S * peer.seconds
             peer.size /= 2
             peer.seconds /= 2
         self._changed.set()

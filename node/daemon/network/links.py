@@ -117,8 +117,8 @@ class PeerUploads:
         """Chunks that the peer has asked us to put and not yet received."""
         self.is_slow = False
         """Whether the peer is known to read slowly."""
-        self.rate = 0.0
-        """Bytes per second that it has lately read; 0 until it has read more than merely fills buffers."""
+        self.flow = self.flow_at = 0.0
+        """Bytes per second that it has read, averaged over some seconds, as of a time."""
         self.free_at = -math.inf
         """When the last body to it ended."""
         self.filled = 0
