@@ -41,6 +41,10 @@ EXCHANGE_DEADLINE_S = 60.0
 EVALUATIONS = 16
 
 
+EVERY_STEPS = 30
+"""Inner steps in a window: fixed, so that a number of rounds says how long a swarm trains."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmOptions:
     """What was asked for on the command line."""
@@ -53,7 +57,7 @@ class SwarmOptions:
     """The task's options, each ``key=value``."""
     data: Sequence[Path] = ()
     codec: str = "int4"
-    every_steps: int = manifests.EVERY_STEPS
+    every_steps: int = EVERY_STEPS
     fragments: int = 1
     seed: int = 0
     folder: Path | None = None

@@ -39,12 +39,16 @@ AMONG_STRANGERS = {"clip": 1.5}
 """For open swarms: half of a manifest's default. It costs nothing in a calm swarm, and two of eight members
 that send their deltas with the opposite sign no longer stop it (docs/benchmarks.md)."""
 
-EVERY_STEPS = 30
-"""Default number of inner steps in a window."""
-
 FRAGMENTS = 4
 """Default number of parts that a model is split into. They take turns, so that no delta moves the whole model
-at once: 1 % less loss for the same bytes (docs/benchmarks.md)."""
+at once: 1 % less loss for the same bytes in windows of 30 steps (docs/benchmarks.md)."""
+
+FRAGMENT_NUMEL_MIN = 1 << 20
+"""Where the swarm sets its pace, a fragment has at least so many parameters: a round of fewer costs hardly
+less, and with fewer rounds windows can be shorter."""
+
+WINDOWS_PER_EPOCH = 8
+"""How many windows lie between two snapshots, and between two looks at the pace."""
 
 SHORT_WINDOW = 10
 """Windows of so few steps want no momentum: with it, windows of 5 end 2 % higher (docs/benchmarks.md)."""
@@ -57,7 +61,7 @@ RETAIN = 256
 rounds."""
 
 
-def outer_defaults(codec: str, *, by_mean: bool = False, every_steps: int = EVERY_STEPS) -> dict[str, float]:
+def outer_defaults(codec: str, *, by_mean: bool = False, every_steps: int = 0) -> dict[str, float]:
     """Outer settings that suit a codec and a window; `by_mean`: all tensors are averaged by mean. Raises
     ConfigError."""
     if codec not in CODECS:
@@ -77,8 +81,10 @@ COMMENTS = {
     "outer": "of its codecs, each node uses the finest that its uplink carries",
     "outer.clip": "times the median norm per square root of steps; 0 for none",
     "outer.weight_cap": "times the median weight; 0 for none",
+    "pace": "with both lengths 0, the swarm sets its own",
     "pace.every_steps": "inner steps between two deltas of a fragment, or 0 ...",
     "pace.every_seconds": "... and seconds instead",
+    "pace.max_mbit": "payloads that a node may receive where the swarm sets its pace; 0 for no bound",
     "history": "all in rounds",
     "history.retain": "how long a partition may last and still heal exactly; 0 keeps all",
     "admission.mode": "open, or invited: only nodes that an owner invites",
@@ -308,7 +314,7 @@ def describe(
         name: the swarm's name, for people.
         codec: how deltas are compressed: 'exact', 'int8', 'int4', 'int2', 'topk8', 'topk16' or 'topk'. By
             default each node uses the finest of 'int4' and the three last ones that its uplink carries.
-        every_steps: inner steps between two deltas of the same fragment; by default 30.
+        every_steps: inner steps between two deltas of the same fragment; by default the swarm sets them.
         every_seconds: seconds between them, instead of `every_steps`.
         fragments: how many parts the model is split into, which take turns; by default 4, or fewer if there
             are fewer tensors.
@@ -362,20 +368,22 @@ def _describe(
     """A manifest and Phi_0, from a model and its tensors' averaging rules."""
     if every_steps and every_seconds:
         raise ConfigError("every_steps and every_seconds both set the length of a window: give one of them")
-    if every_steps is None:
-        every_steps = 0 if every_seconds else EVERY_STEPS
+    every_steps = every_steps or 0
+    is_set_by_swarm = not (every_steps or every_seconds)
     specs = tuple(
         TensorSpec(tensor_name, tuple(parameter.shape), rules[tensor_name])
         for tensor_name, parameter in named_tensors(model)
     )
     if fragments is None:
-        fragments = min(FRAGMENTS, len(specs))
+        numel = sum(spec.numel for spec in specs)
+        most = max(1, numel // FRAGMENT_NUMEL_MIN) if is_set_by_swarm else FRAGMENTS
+        fragments = min(FRAGMENTS, most, len(specs))
     if not isinstance(fragments, int) or not 1 <= fragments <= FRAGMENTS_MAX:
         raise ConfigError(f"fragments must be 1 to {FRAGMENTS_MAX}, not {fragments!r}")
     phi = genesis.parameters(model, plan(specs, fragments))
     by_mean = all(spec.averaging == "mean" for spec in specs)
-    # Nodes that choose their codec keep windows short, too.
-    names, length = ((codec,), every_steps) if codec else (LADDER, SHORT_WINDOW)
+    names = (codec,) if codec else LADDER
+    length = every_steps if codec and not is_set_by_swarm else SHORT_WINDOW  # what others choose is short
     usual = {one: outer_defaults(one, by_mean=by_mean, every_steps=length) for one in names}
     momentum = max(settings.pop("momentum") for settings in usual.values())
     values = {
@@ -387,7 +395,7 @@ def _describe(
             **(AMONG_FRIENDS if invited else AMONG_STRANGERS),
         },
         "pace": {"every_steps": every_steps, "every_seconds": every_seconds},
-        "history": {"retain": RETAIN * fragments},
+        "history": {"retain": RETAIN * fragments, "snapshot_every": WINDOWS_PER_EPOCH * fragments},
         "admission": {"mode": "invited" if invited else "open", "owners": owners},
         "layout": {"fragments": fragments, "tensors": specs},
         "genesis": {"digest": snapshots.digest(phi).hex()},

@@ -65,12 +65,14 @@ class Pace:
             return round_
         # A node that opens a round keeps the minimum length, or rounds would outrun `is_plausible`.
         timely = seconds >= self.section.min_round_seconds
-        return round_ if timely and self._filled(steps, seconds, window) else None
+        return round_ if timely and self._filled(round_, steps, seconds, window) else None
 
-    def _filled(self, steps: int, seconds: float, window: int) -> bool:
+    def _filled(self, round_: int, steps: int, seconds: float, window: int) -> bool:
         if self.section.every_seconds:
             return seconds * self.fragments >= self.section.every_seconds
-        return steps * self.fragments >= (self.section.every_steps or window or BEGIN_STEPS)
+        length = self.section.every_steps or window or BEGIN_STEPS
+        # Where a window does not divide evenly, rounds of it are longer and shorter by a step.
+        return steps >= round_ * length // self.fragments - (round_ - 1) * length // self.fragments
 
 
 def is_plausible(round_: int, manifest: Manifest, unix_s: float) -> bool:

@@ -159,7 +159,8 @@ EverySteps = Annotated[
     typer.Option(
         min=1,
         max=1_000_000,
-        help="Inner steps per window, that is, between two deltas of a fragment. Default: 30.",
+        help="Inner steps per window, that is, between two deltas of a fragment. Default: the swarm sets its"
+        " own pace (30 in `gossamer swarm`).",
     ),
 ]
 FRAGMENTS = typer.Option(min=1, max=256, help="Number of parts the model is split into; they take turns.")

@@ -52,7 +52,7 @@ def swarm(
         gossamer swarm
         gossamer swarm --nodes 6 --rounds 60 --codec topk
     """
-    from gossamer.bootstrap.local_swarm import SwarmOptions, run_swarm
+    from gossamer.bootstrap.local_swarm import EVERY_STEPS, SwarmOptions, run_swarm
 
     options = SwarmOptions(
         nodes=nodes,
@@ -61,7 +61,7 @@ def swarm(
         settings=all_settings(option, preset),
         data=data or (),
         codec=codec,
-        every_steps=every_steps or 30,
+        every_steps=every_steps or EVERY_STEPS,
         fragments=fragments,
         seed=seed,
         folder=folder,

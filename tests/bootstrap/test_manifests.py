@@ -45,11 +45,14 @@ def test_round_trip(tmp_path: Path, codec: str, fragments: int) -> None:
     assert read_manifest(tmp_path / "m.toml") == written
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(None, 4), (1, 1), (8, 8)])
+@pytest.mark.parametrize(
+    ("asked", "every", "expected"), [(None, 30, 4), (None, None, 1), (1, 30, 1), (8, 30, 8)]
+)
 def test_a_partition_may_last_as_many_windows_whatever_the_fragments(
-    asked: int | None, expected: int
+    asked: int | None, every: int | None, expected: int
 ) -> None:
-    manifest, _ = create(fragments=asked)
+    """A swarm that sets its own pace cuts a small model less, so that windows can be short."""
+    manifest, _ = create(fragments=asked, every_steps=every)
     assert manifest.layout.fragments == expected
     assert manifest.history.retain == 256 * expected
 
@@ -57,7 +60,7 @@ def test_a_partition_may_last_as_many_windows_whatever_the_fragments(
 def test_a_model_of_few_tensors_has_no_more_fragments_than_those(task_folder: Path) -> None:
     two_layers = "nn.Linear(8, self.options.width), nn.Linear(self.options.width, 1)"
     task = write_task(task_folder, two_layers, "nn.Linear(8, 1)")
-    manifest, _ = create(task=task, options={}, fragments=None, trial=False)
+    manifest, _ = create(task=task, options={}, fragments=None, every_steps=30, trial=False)
     assert manifest.layout.fragments == len(manifest.layout.tensors) == 2
 
 
@@ -103,13 +106,13 @@ def test_comments_and_layout_do_not_matter_and_values_do(tmp_path: Path) -> None
     lines = [line.split("  #")[0] for line in text.splitlines() if not line.startswith("#")]
     path.write_text("\n\n".join(lines))
     assert read_manifest(path).swarm_id == written.swarm_id
-    path.write_text(text.replace("learning_rate = 0.7", "learning_rate = 0.25"))
+    path.write_text(text.replace("learning_rate = 1.0", "learning_rate = 0.25"))
     edited = read_manifest(path)
     assert edited.outer.codecs[0].learning_rate == 0.25 and edited.swarm_id != written.swarm_id
 
 
 def test_the_outer_settings_suit_the_codec() -> None:
-    assert create(codec="int4", averaging="rda")[0].outer.momentum == 0.7
+    assert create(codec="int4", averaging="rda", every_steps=30)[0].outer.momentum == 0.7
     for codec in ("int2", "topk"):
         outer = create(codec=codec)[0].outer
         assert outer.momentum == 0.0 and outer.codecs[0].ef_decay < 1.0, "below 4 bits momentum hurts"
@@ -137,12 +140,14 @@ def test_where_nobody_chooses_a_codec_nodes_have_a_ladder(tmp_path: Path) -> Non
 
 
 def test_what_is_averaged_by_mean_takes_longer_steps_and_less_momentum() -> None:
-    by_rda, by_mean = (create(averaging=rule)[0].outer for rule in ("rda", "mean"))
+    by_rda, by_mean = (create(averaging=rule, every_steps=30)[0].outer for rule in ("rda", "mean"))
     assert by_mean.momentum < by_rda.momentum
-    falling = create(options={"preset": "tiny", "horizon_tokens": 10_000})[0].outer
+    falling = create(options={"preset": "tiny", "horizon_tokens": 10_000}, every_steps=30)[0].outer
     assert falling == by_rda, "Muon's steps get shorter by themselves"
     for codec in ("int4", "int2", "topk"):
-        by_rda_lr, by_mean_lr = (learning_rate(codec=codec, averaging=rule) for rule in ("rda", "mean"))
+        by_rda_lr, by_mean_lr = (
+            learning_rate(codec=codec, averaging=rule, every_steps=30) for rule in ("rda", "mean")
+        )
         assert by_mean_lr > by_rda_lr
 
 
@@ -278,7 +283,8 @@ def test_describing_a_model_lists_what_it_trains(tmp_path: Path) -> None:
 
 def test_a_window_has_one_length() -> None:
     model = nn.Linear(2, 2)
-    assert manifests.describe(model, name="m").pace.every_steps == 30
+    assert manifests.describe(model, name="m").pace.is_set_by_swarm
+    assert manifests.describe(model, name="m", every_steps=20).pace.every_steps == 20
     assert manifests.describe(model, name="m", every_steps=0, every_seconds=2).pace.every_seconds == 2.0
     with pytest.raises(ConfigError, match="every_steps and every_seconds both set .* give one of them"):
         manifests.describe(model, name="m", every_steps=10, every_seconds=2)
