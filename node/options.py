@@ -152,8 +152,8 @@ class NodeOptions(BaseModel):
     admin: Annotated[_Text, _valid(_admin), Flag(metavar="HOST:PORT")] = ""
     """Where to serve the page, the metrics and gossamer top, or off. Default: 127.0.0.1, first free port from
     7780."""
-    packing: Annotated[Literal["auto", "none", "zstd"], Flag()] = "auto"
-    """How chunks are packed: none, zstd, or auto for what has them there soonest, by measured speeds."""
+    packing: Annotated[Literal["auto", "none", "lz4", "zstd"], Flag()] = "auto"
+    """How chunks are packed: none, lz4, zstd, or auto for what has them there soonest, by measured speeds."""
     debug: Annotated[_Switch, Flag()] = False
     """Log everything, and show tracebacks."""
     log_json: Annotated[_Switch, Flag()] = False

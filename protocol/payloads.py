@@ -30,6 +30,7 @@ from itertools import accumulate
 from math import prod
 from typing import Final, NamedTuple
 
+import lz4.block
 import numpy as np
 import zstandard
 
@@ -343,10 +344,23 @@ def _unzstd(frame: memoryview, size: int) -> bytes:
     return data
 
 
-PACKERS: Final = {"zstd": Packer(_zstd, _unzstd)}
+def _lz4(data: bytes) -> bytes:
+    frame: bytes = lz4.block.compress(data, store_size=False)
+    return frame
+
+
+def _unlz4(frame: memoryview, size: int) -> bytes:
+    try:
+        data: bytes = lz4.block.decompress(frame, uncompressed_size=size)
+    except lz4.block.LZ4BlockError:
+        raise PayloadError("a damaged lz4 block") from None
+    return data
+
+
+PACKERS: Final = {"lz4": Packer(_lz4, _unlz4), "zstd": Packer(_zstd, _unzstd)}
 """By name, the one that packs least first."""
 
-FORMS: Final = {1: Form("zstd", False), 2: Form("zstd", True)}
+FORMS: Final = {1: Form("zstd", False), 2: Form("zstd", True), 3: Form("lz4", False), 4: Form("lz4", True)}
 """By the number that a packed chunk begins with."""
 
 _NUMBERS = {form: number for number, form in FORMS.items()}

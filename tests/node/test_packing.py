@@ -9,7 +9,8 @@ import pytest
 
 from gossamer.node.daemon.storage import packing as module
 from gossamer.node.daemon.storage.packing import Packing
-from gossamer.protocol.payloads import Chunk, Form, form_of, pack_chunk
+from gossamer.protocol.codecs import CODECS
+from gossamer.protocol.payloads import FORMS, Chunk, Form, form_of, pack_chunk
 
 ZSTD, PLANES = Form("zstd", False), Form("zstd", True)
 MB = 1e6
@@ -20,10 +21,11 @@ PHI = np.random.default_rng(0).normal(0, 2**18, 1 << 18).astype("<i4").tobytes()
 class Clock:
     """A processor's time, which passes as packers of these speeds need it, in bytes a second."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, pack: float, unpack: float) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pack: float, unpack: float, lz4: float = 1.0) -> None:
+        """`lz4`: how many times faster it packs."""
         self.now = 0.0
-        self.calls = 0
-        self._slow(monkeypatch, "pack_chunk", pack, lambda data, form: len(data))
+        self.calls, by = 0, {"zstd": 1.0, "lz4": lz4}
+        self._slow(monkeypatch, "pack_chunk", pack, lambda data, form: len(data) / by[form.packer])
         self._slow(monkeypatch, "unpack_chunk", unpack, lambda frame: len(PHI))
 
     def __call__(self) -> float:
@@ -79,9 +81,27 @@ def test_what_lies_packed_costs_nothing_and_goes_so_until_unpacking_takes_longer
     assert packing.to_send(lying, 500 * MB) == Chunk(PHI, None)
     assert clock.calls == calls, "nothing was packed again"
     plain = Chunk(PHI, None)
-    packing.to_send(plain, 200 * MB)  # tries the other form
+    for _ in FORMS:
+        packing.to_send(plain, 200 * MB)  # tries another form
     assert packing.to_send(plain, 200 * MB) == plain
     assert packing.to_send(plain, 1 * MB) == lying
+
+
+@pytest.mark.parametrize(("rate", "packer"), [(10 * MB, "zstd"), (100 * MB, "lz4"), (2000 * MB, None)])
+def test_lz4_is_soonest_where_zstd_packs_too_slowly(
+    monkeypatch: pytest.MonkeyPatch, rate: float, packer: str | None
+) -> None:
+    values = np.random.default_rng(0).standard_t(4, 1 << 18) * 2**14
+    data = CODECS["exact"].encode(values.astype(np.int32))
+    packing = Packing(clock=Clock(monkeypatch, 600 * MB, 4000 * MB, lz4=3.0))
+    packing.rate = rate
+    for _ in range(2 * len(FORMS)):
+        chunk = packing.pack(data)
+        packing.to_send(chunk, rate)
+        if chunk.frame is not None:
+            packing.unpack(chunk.frame)
+    found = form(chunk)
+    assert (found and found.packer) == packer
 
 
 def test_speeds_are_smoothed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +117,7 @@ def test_speeds_are_smoothed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_packer_chosen_by_hand_is_used_whatever_the_line() -> None:
-    for choice, expected in (("none", None), ("zstd", PLANES)):
+    for choice, expected in (("none", None), ("lz4", Form("lz4", True)), ("zstd", PLANES)):
         packing = Packing(choice)  # type: ignore[arg-type]
         packing.rate = 1e12
         chunk = packing.pack(PHI)

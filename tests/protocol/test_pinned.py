@@ -135,4 +135,5 @@ def test_packed_chunks_are_read():
     frame = bytes.fromhex("0100000d28b52ffd200d69000068656c6c6f2c20737761726d21")
     assert unpack_chunk(frame) == b"hello, swarm!"
     planes = bytes.fromhex("0200000828b52ffd200841000005e0002200020000")
+    assert unpack_chunk(bytes.fromhex("0300000dd068656c6c6f2c20737761726d21")) == b"hello, swarm!"
     assert unpack_chunk(planes) == bytes.fromhex("fdffffff70110100"), "int32: -3 and 70,000"

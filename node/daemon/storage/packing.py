@@ -24,7 +24,7 @@ from gossamer.protocol.payloads import (
     unpack_chunk,
 )
 
-Choice = Literal["auto", "none", "zstd"]
+Choice = Literal["auto", "none", "lz4", "zstd"]
 """A packer, none, or what is soonest."""
 
 RATE_AT_FIRST = 128 * 1024
