@@ -47,7 +47,7 @@ NAME_MIN = 14
 """Characters of a node's name that are shown in any case."""
 
 GIVE_WAY = (
-    *("peers", "in", "out", "steps", "up", "down", "replica", "tokens", "judged", "tokens/s"),
+    *("fresh", "peers", "in", "out", "steps", "up", "down", "replica", "tokens", "judged", "tokens/s"),
     *("agrees", "loss", "round", "health", "bad in"),
 )
 """Columns that are left out where a terminal is narrow, in this order."""
@@ -139,6 +139,7 @@ def member_row(member: Json, link: Json | None = None) -> Row:
         "tokens": cell(count(member["tokens"])),
         "tokens/s": cell(f"{member['tokens_per_s']:,.0f}"),
         "loss": cell(three_decimals(member["loss"])),
+        "fresh": cell(f"{member['fresh']:.0%}" if member["fresh"] is not None else "-"),
         "replica": cell(*REPLICAS.get(member["replica"], ("",))),
         "up": cell(size(link["sent"] + link["payload_sent"]) if link else ""),
         "down": cell(size(link["received"] + link["payload_received"]) if link else ""),

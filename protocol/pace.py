@@ -18,7 +18,7 @@ when the rounds that it depends on are sealed (`advance`). So windows get longer
 after a while, and a line that comes and goes does not make them swing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -201,6 +201,17 @@ def advance(state: PaceState, seen: Observation, section: PaceSection) -> PaceSt
     return PaceState((following, longest), wishes)
 
 
+class Windows(NamedTuple):
+    """How long windows are in the epoch that comes after a round, and in the one after that."""
+
+    after: int
+    """The round, at the end of an epoch."""
+    lengths: tuple[int, int]
+    """Steps; 0 if windows are counted in seconds."""
+    why: str
+    """When and why they last changed, for a person; empty if they have not, as far as is known here."""
+
+
 class PaceFold:
     """The pace above a base, kept up to date while rounds are merged. Idle where windows are fixed."""
 
@@ -212,33 +223,43 @@ class PaceFold:
 
     def changed(self, round_: int) -> None:
         """Other records are merged of a round now."""
-        self._seen.pop(self.epoch(round_), None)
-
-    def epoch(self, round_: int) -> int:
-        """The epoch of a round, 1 or more, from 0."""
-        return (round_ - 1) // self._every
+        self._seen.pop((round_ - 1) // self._every, None)
 
     def as_of(
         self, round_: int, base: int, state: PaceState, rounds: Mapping[int, Sequence[Delta]]
     ) -> PaceState:
         """The state as of a round at the end of an epoch, from that as of the end of another, `base`, and the
         records merged in the rounds after that."""
-        if not self._manifest.pace.is_set_by_swarm:
-            return state
-        for epoch in range(base // self._every, round_ // self._every):
-            if epoch not in self._seen:
-                first = epoch * self._every + 1
-                of_epoch = (d for r in range(first, first + self._every) for d in rounds.get(r, ()))
-                self._seen[epoch] = observe(of_epoch, self._manifest)
-            state = advance(state, self._seen[epoch], self._manifest.pace)
+        for _, seen in self._epochs(round_, base, rounds):
+            state = advance(state, seen, self._manifest.pace)
         return state
 
     def windows(
         self, round_: int, base: int, state: PaceState, rounds: Mapping[int, Sequence[Delta]]
-    ) -> tuple[int, int]:
-        """The steps in a window in the epoch of the round after this one, `base` or above, and in the next
-        epoch; 0 if windows are counted in seconds."""
-        section = self._manifest.pace
+    ) -> Windows:
+        """As of the last end of an epoch up to this round, which is `base` or above."""
+        section, after, why = self._manifest.pace, round_ // self._every * self._every, ""
         if not section.is_set_by_swarm:
-            return section.every_steps, section.every_steps
-        return self.as_of(round_ - round_ % self._every, base, state, rounds).lengths
+            return Windows(after, (section.every_steps, section.every_steps), "")
+        for end, seen in self._epochs(after, base, rounds):
+            before, state = state.lengths[1], advance(state, seen, section)
+            if state.lengths[1] != before:
+                late, agreement, rate = seen.late / 10, seen.agreement / 1000, seen.kbit_s / 1000
+                why = (
+                    f"from round {end + self._every + 1} on, {before} before: merges came {late:.0f} % of a"
+                    f" window late, at {rate:.3g} Mbit/s and an agreement of {agreement:.2f}"
+                )
+        return Windows(after, state.lengths, why)
+
+    def _epochs(
+        self, round_: int, base: int, rounds: Mapping[int, Sequence[Delta]]
+    ) -> Iterator[tuple[int, Observation]]:
+        """What is seen in each epoch between two rounds, and the round at its end."""
+        if not self._manifest.pace.is_set_by_swarm:
+            return
+        for end in range(base + self._every, round_ + 1, self._every):
+            epoch = end // self._every - 1
+            if epoch not in self._seen:
+                of_epoch = (d for r in range(end - self._every + 1, end + 1) for d in rounds.get(r, ()))
+                self._seen[epoch] = observe(of_epoch, self._manifest)
+            yield end, self._seen[epoch]

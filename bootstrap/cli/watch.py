@@ -38,6 +38,7 @@ def status(
         lines = [
             f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records",
             one_line(found),
+            *([f"windows of {found['window']} steps {found['window_why']}"] if found["window"] else []),
             *(
                 f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"
                 for member in found["members"]

@@ -331,7 +331,10 @@ class Daemon:
         if has_changed:
             self.phi.archive.note_merged(merge.round)
         self.monitor.merged(merge.round, merge.deltas, found)
-        if (window := self.phi.loop.window) != self._window:
+        loop = self.phi.loop
+        if (window := loop.window) != self._window:
+            if self._window:
+                log.info("windows have %d steps %s", window, loop.window_why)
             self._window = window
             self.dispatch(ev.Paced(window))
 

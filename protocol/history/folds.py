@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gossamer.protocol import pace
 from gossamer.protocol.errors import PayloadError
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.pace import PaceFold, PaceState
+from gossamer.protocol.pace import PaceFold, PaceState, Windows
 from gossamer.protocol.records import Delta
 
 
@@ -57,8 +57,6 @@ class Folding:
         records merged in the rounds since."""
         return Folds(self._pace.as_of(round_, base, folds.pace, rounds))
 
-    def windows(
-        self, round_: int, base: int, folds: Folds, rounds: Mapping[int, Sequence[Delta]]
-    ) -> tuple[int, int]:
+    def windows(self, round_: int, base: int, folds: Folds, rounds: Mapping[int, Sequence[Delta]]) -> Windows:
         """See `PaceFold.windows`."""
         return self._pace.windows(round_, base, folds.pace, rounds)

@@ -181,7 +181,7 @@ class Fold:
         """The steps in a window in the round after the clock's."""
         base, every = folds.unpack(self.base.folds, self._manifest), self._manifest.history.snapshot_every
         first = max(self.base.round, (clock // every - 1) * every)
-        windows = self._folding.windows(first, self.base.round, base, self.rounds)
+        windows = self._folding.windows(first, self.base.round, base, self.rounds).lengths
         return windows[clock // every > first // every]
 
     def tokens(self) -> int:

@@ -279,6 +279,8 @@ class Monitor:
             rounds_behind=core.rounds_behind,
             merge_s=loop.seconds,
             swarm_tokens=loop.tokens if loop.ready else None,
+            window=loop.window,
+            window_why=loop.window_why,
             agreement=loop.contributions.agreement,
             itself=itself,
             members=members,
@@ -339,6 +341,8 @@ class Monitor:
         claims = body.claims if member is not None and member.health in LIVE else ()
         replica, replica_round = compare(core.sealing.claims, claims)
         may_train = core.acl.role_of(node_id) is Role.TRAIN
+        latest = core.ledger.get(core.ledger.last_record(node_id))
+        took = latest.body.took if latest else 0
         return MemberStatus(
             node_id=node_id.hex(),
             name=body.name,
@@ -349,6 +353,7 @@ class Monitor:
             tokens=body.tokens,
             tokens_per_s=0.0 if member and member.is_gone else body.tokens_per_s,
             loss=body.loss or None,
+            fresh=round(1 - latest.body.late / took, 3) if latest and took else None,
             device=body.device,
             release=body.version,
             addresses=tuple(body.addresses),
@@ -370,7 +375,7 @@ def _model(manifest: Manifest, layout: Layout) -> dict[str, Any]:
         "fragments": len(layout.fragments),
         "codec": " to ".join(dict.fromkeys((codecs[0].name, codecs[-1].name))),
         "averaging": sorted({slot.spec.averaging for each in layout.fragments for slot in each.slots}),
-        "pace": f"{pace.every_steps} steps" if pace.every_steps else f"{pace.every_seconds:g} s",
+        "pace": f"{pace.every_seconds:g} s" if pace.every_seconds else f"{pace.every_steps} steps",
         "admission": manifest.admission.mode,
     }
 

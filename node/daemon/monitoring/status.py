@@ -66,6 +66,8 @@ class MemberStatus:
     tokens_per_s: float
     """0 if it is gone."""
     loss: float | None
+    fresh: float | None
+    """The part of its last window in which it trained on what the others had published for the one before."""
     device: str
     release: str
     addresses: tuple[str, ...]
@@ -216,6 +218,9 @@ class NodeStatus:
     merge_s: float = metric("merge_seconds_total", "Wall time spent merging.")
     swarm_tokens: int | None = metric("swarm_tokens", "Tokens that the swarm has trained on.")
     """None until all that was here at the start is merged: the sum is built up again."""
+    window: int = metric("window_steps", "Inner steps in a window; 0 where windows are counted in seconds.")
+    window_why: str
+    """When and why that last changed, in words; empty if it has not."""
     agreement: float | None = metric(
         "agreement_ratio", "Mean cosine of pairs of deltas in the newest round with two deltas, -1 to 1."
     )

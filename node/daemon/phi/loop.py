@@ -114,6 +114,11 @@ class MergeLoop:
         return self._state.window(self._core.clock + 1) if self._state else 0
 
     @property
+    def window_why(self) -> str:
+        """See `Windows.why`."""
+        return self._state.windows.why if self._state else ""
+
+    @property
     def version(self) -> int:
         """Counts the merges so far."""
         return self._state.version if self._state else 0

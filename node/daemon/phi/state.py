@@ -84,6 +84,7 @@ from gossamer.protocol.merge.merge import (
     measure,
     of_ordinary_tokens,
 )
+from gossamer.protocol.pace import Windows
 from gossamer.protocol.payloads import (
     Fragment,
     Payload,
@@ -142,8 +143,8 @@ class PhiState:
         self._reach = {fragment.index: self._reach_of(fragment.index) for fragment in self._layout.fragments}
         self._payloads = Payloads(manifest, chunks)
         self._usual = UsualRates(own_id)
-        self._windows = self._next_windows()
-        """A round, the end of an epoch, and the steps in a window in the next epoch and in the one after."""
+        self.windows = self._next_windows()
+        """How long windows are, by the records merged. A new object each time: it is read meanwhile."""
         self.version = 0
         self.diverged = frozenset(f.index for f in self._layout.fragments if not is_healthy(self.view(f)))
         """Fragments in which a magnitude has reached 64. They are merged like others: they may be sound again
@@ -292,8 +293,7 @@ class PhiState:
 
     def window(self, round_: int) -> int:
         """The steps in a window in a round that is not merged yet; 0 if windows are counted in seconds."""
-        first, windows = self._windows
-        return windows[round_ > first + self._manifest.history.snapshot_every]
+        return self.windows.lengths[round_ > self.windows.after + self._manifest.history.snapshot_every]
 
     def close_up_to(self, floor: int) -> None:
         """Make everything up to round `floor` part of the base: it cannot change any more.
@@ -324,14 +324,13 @@ class PhiState:
         index = round_ % len(self._layout.fragments)
         self._reach[index] = self._reach_of(index)
         self._folding.changed(round_)
-        self._windows = self._next_windows()
+        self.windows = self._next_windows()
         self.version += 1
 
-    def _next_windows(self) -> tuple[int, tuple[int, int]]:
-        every = self._manifest.history.snapshot_every
-        first = self.newest_round // every * every
-        decided = folds.unpack(self.base.folds, self._manifest)
-        return first, self._folding.windows(first, self.base.round, decided, self._merged)
+    def _next_windows(self) -> Windows:
+        base = self.base
+        decided = folds.unpack(base.folds, self._manifest)
+        return self._folding.windows(self.newest_round, base.round, decided, self._merged)
 
     def _reach_of(self, index: int) -> tuple[int, int]:
         """The highest round merged into a fragment, and the highest with a delta of ours.

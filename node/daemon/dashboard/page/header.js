@@ -18,8 +18,9 @@ class Header {
     setText(byId("swarm"), state.swarm || shortId(state.swarm_id));
     setText(byId("subtitle"), [
       model.task, `${amount(model.parameters)} parameters`, plural(model.fragments, "fragment"), model.codec,
-      model.averaging.join(", "), `a delta every ${model.pace}`, model.admission === "invited" ? "invited members only" : "",
+      model.averaging.join(", "), state.window ? `windows of ${plural(state.window, "step")}` : `a delta every ${model.pace}`, model.admission === "invited" ? "invited members only" : "",
     ].filter(Boolean).join(" · "));
+    setAttribute(byId("subtitle"), "title", state.window_why ? `windows of ${plural(state.window, "step")} ${state.window_why}` : null);
     const chip = byId("state");
     setHidden(chip, false);
     setText(chip, `${nameOf(itselfOf(state))} is ${STATES[state.state] ?? state.state}`);

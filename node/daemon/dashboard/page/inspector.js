@@ -48,6 +48,7 @@ class Inspector {
       ["Tokens", amount(trained(m, "tokens"))],
       ["Speed", m.trains ? tokenRate(m.tokens_per_s) : "does not train"],
       ["Loss", lossText(trained(m, "loss"))],
+      ["Fresh", known(m.fresh) ? `${percent(m.fresh)} of its last window` : UNKNOWN],
       ["Replica", m.self ? digestInWords(state) : replicaInWords(m), m.replica === "other" ? "bad" : ""],
       ["Contributions", m.contributions.verdict || contributionsInWords(m.contributions) || "not judged yet", m.contributions.verdict ? "warn" : ""],
       ["Device", m.device || UNKNOWN],

@@ -78,6 +78,7 @@ function membersTable(focus) {
     { title: "Tokens", text: (m) => amount(trained(m, "tokens")), value: (m) => trained(m, "tokens"), number: true },
     { title: "Tokens/s", text: (m) => amount(trained(m, "tokens_per_s")), value: (m) => trained(m, "tokens_per_s"), number: true },
     { title: "Loss", text: (m) => lossText(trained(m, "loss")), value: (m) => trained(m, "loss"), number: true },
+    { title: "Fresh", text: (m) => percent(m.fresh), value: (m) => m.fresh, number: true },
     { title: "Replica", text: replicaWord, hint: replicaInWords, className: (m) => (m.replica === "other" ? "bad" : "") },
     { title: "Device", text: (m) => m.device || UNKNOWN },
     { title: "Heard", text: (m) => (m.self ? UNKNOWN : heardText(m.heard_s)), value: (m) => m.heard_s, number: true },
