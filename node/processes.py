@@ -193,7 +193,8 @@ class Service:
         self.child = None
         if status in (DONE, USER_ERROR):
             return status
-        self._try_later(now, f"{ENDED % self.name}{status}); starting it again")
+        hint = ", perhaps killed for want of memory" if status == -signal.SIGKILL else ""
+        self._try_later(now, f"{ENDED % self.name}{status}){hint}; starting it again")
         return None
 
     def _try_later(self, now: float, text: str) -> None:

@@ -105,6 +105,13 @@ def test_a_node_is_never_restarted_because_it_is_alone_and_no_key_runs_twice() -
             assert container["securityContext"]["readOnlyRootFilesystem"]
 
 
+def test_a_trainer_that_is_told_to_stop_is_done_before_it_is_killed() -> None:
+    document = named(of(CHART / "ci" / "spot.yaml"), "StatefulSet", "demo-gossamer-trainer")
+    pod = document["spec"]["template"]["spec"]
+    env = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+    assert env["GOSSAMER_NODE_STOP_WITHIN"] == "25" and pod["terminationGracePeriodSeconds"] == 30
+
+
 def test_a_pod_without_a_volume_has_a_key_of_its_own() -> None:
     documents = of(CHART / "ci" / "outside.yaml")
     keys = named(documents, "Secret", "demo-gossamer-keys")["data"]

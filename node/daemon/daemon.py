@@ -406,8 +406,8 @@ def main() -> int:
     logs.configure(level=options.log_level, debug=options.debug, as_json=options.log_json)
     processes.reset_signals()
     os.umask(0o077)  # SQLite creates files itself
-    ask_for_open_files()
     try:
+        ask_for_open_files()
         daemon = Daemon(options)
         processes.watch(lambda: signal.raise_signal(signal.SIGTERM))
         asyncio.run(daemon.run())

@@ -21,7 +21,7 @@ from gossamer.node.daemon.network.sockets import (
     is_gone,
     listen,
 )
-from gossamer.protocol.errors import StorageError
+from gossamer.protocol.errors import ConfigError, StorageError
 from tests.node.trainer_side import until
 from tests.node.wires import End, fresh_certificate, listening
 
@@ -124,6 +124,9 @@ def test_a_daemon_takes_the_open_files_that_it_may_have(monkeypatch: pytest.Monk
     monkeypatch.setattr("resource.getrlimit", lambda which: (4096, -1))
     open_files.ask_for_open_files()
     assert asked == [(1024, 4096)], "more is left as it is"
+    monkeypatch.setattr("resource.getrlimit", lambda which: (20, 20))
+    with pytest.raises(ConfigError, match=r"only 20 files may be open.*ulimit -n 1024"):
+        open_files.ask_for_open_files()
 
 
 def test_a_certificate_is_kept_and_for_its_owner_only(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from gossamer.node.files import cannot_write, write_atomically
+from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.identity import Identity
 
 WRITE_BUFFER_BYTES = 64 * 1024
@@ -157,14 +158,22 @@ http_log.addFilter(_is_ours)
 FILES_MIN = 1024
 """Open files to ask for: CONNECTIONS_MAX, and 256 for the node itself."""
 
+FILES_LEAST = 64
+"""With fewer no node can run: its own files and sockets are some 20."""
+
 
 def ask_for_open_files() -> None:
-    """Raise the limit on open files, which is 256 on some systems, as far as allowed and needed."""
+    """Raise the limit on open files, which is 256 on some systems, as far as allowed and needed.
+
+    Raises ConfigError if the node could not run.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_MIN if hard < 0 else min(FILES_MIN, hard)  # infinity is negative
     if 0 <= soft < wanted:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < FILES_LEAST:
+        raise ConfigError(f"only {hard} files may be open: raise that limit (ulimit -n {FILES_MIN})")
 
 
 class Resolver(AbstractResolver):

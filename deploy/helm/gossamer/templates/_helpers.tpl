@@ -74,6 +74,8 @@ spec:
         {{- include "gossamer.selector" . | nindent 8 }}
       annotations:
         kubectl.kubernetes.io/default-container: node
+        # Without this the autoscaler takes no machine away on which a pod has one of these volumes.
+        cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes: data,tmp,shm
         {{- with .kind.podAnnotations }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
