@@ -235,6 +235,19 @@ def test_a_copy_of_a_node_that_trains_stops_and_costs_it_no_link_for_long(seed):
         assert len(linked) == len(set(linked)) == 3
 
 
+def test_where_a_node_came_back_is_known_to_all_at_once(seed):
+    """A pod: another address, an empty folder, the same key; nobody has noticed yet that it was gone."""
+    world = swarm(seed, 24)
+    node = world.nodes[3]
+    world.crash(node, silently=True)
+    node.address = "elsewhere:7700"
+    world.restart(node, keep_disk=False)
+    told = lambda one: one.core.roster.get(node.identity.node_id).record.body.addresses  # noqa: E731
+    others = [one for one in world.running() if one is not node]
+    world.run(5.0, lambda: all(told(one) == (node.address,) for one in others))
+    assert all(told(one) == (node.address,) for one in others)
+
+
 def test_a_node_whose_clock_was_set_back_is_heard_again(seed):
     world = swarm(seed, 3)
     node = world.nodes[2]
