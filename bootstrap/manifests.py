@@ -47,8 +47,9 @@ FRAGMENT_NUMEL_MIN = 1 << 20
 """Where the swarm sets its pace, a fragment has at least so many parameters: a round of fewer costs hardly
 less, and with fewer rounds windows can be shorter."""
 
-WINDOWS_PER_EPOCH = 8
-"""How many windows lie between two snapshots, and between two looks at the pace."""
+WINDOWS_PER_EPOCH = 4
+"""How many windows lie between two snapshots, and between two looks at the pace: after two of these it
+follows what lines do. A round is sealed after as many."""
 
 SHORT_WINDOW = 10
 """Windows of so few steps want no momentum: with it, windows of 5 end 2 % higher (docs/benchmarks.md)."""
@@ -395,7 +396,11 @@ def _describe(
             **(AMONG_FRIENDS if invited else AMONG_STRANGERS),
         },
         "pace": {"every_steps": every_steps, "every_seconds": every_seconds},
-        "history": {"retain": RETAIN * fragments, "snapshot_every": WINDOWS_PER_EPOCH * fragments},
+        "history": {
+            "retain": RETAIN * fragments,
+            "seal_after": WINDOWS_PER_EPOCH * fragments,
+            "snapshot_every": WINDOWS_PER_EPOCH * fragments,
+        },
         "admission": {"mode": "invited" if invited else "open", "owners": owners},
         "layout": {"fragments": fragments, "tensors": specs},
         "genesis": {"digest": snapshots.digest(phi).hex()},
