@@ -156,8 +156,8 @@ class Replica:
         self._now = 0.0
         self._housekeeping_at = 0.0
         """When what is done at intervals is due: only a Wake moves it."""
-        self._replaced: dict[int, float] = {}
-        """Links in whose place their peers have dialled others, and until when they are kept."""
+        self._replaced: dict[bytes, tuple[int, float]] = {}
+        """By node id, a link in whose place its peer has dialled another, and until when it is kept."""
 
     # -- what others ask
 
@@ -417,10 +417,8 @@ class Replica:
         self.links.wake(now)
         self.access.wake(now)
         self.anti_entropy.wake(now)
-        for number in [number for number, until in self._replaced.items() if now >= until]:
-            del self._replaced[number]
-            if self.links.get(number):
-                self._hang_up(number, "replaced by a newer link", now)
+        for node_id in [node_id for node_id, (_, until) in self._replaced.items() if now >= until]:
+            self._end_replaced(node_id, now)
         self._housekeeping_at = self.presence.deadline()
         if self._clock.listens(now):  # others may still fetch what we had not handed on
             return
@@ -460,11 +458,18 @@ class Replica:
         self.membership.link_up(event.link, event.node_id, now)
         if goes is not None:
             old = self.links.get(goes.link)
-            if old is not None and old.node_id == event.node_id and not (old.outbound or event.outbound):
-                self._replaced[old.number] = now + limits.TWIN_PATIENCE_S
+            is_redialled = old is not None and old.node_id == event.node_id and not event.outbound
+            if old is not None and is_redialled and not old.outbound and len(self.links) <= limits.LINKS_MAX:
+                self._end_replaced(old.node_id, now)  # one at most
+                self._replaced[old.node_id] = old.number, now + limits.TWIN_PATIENCE_S
             else:
                 self._hang_up(goes.link, goes.reason, now)
         self.fetcher.link_up(event.link, event.outbound)
+
+    def _end_replaced(self, node_id: bytes, now: float) -> None:
+        number, _ = self._replaced.pop(node_id, (0, 0.0))
+        if self.links.get(number):
+            self._hang_up(number, "replaced by a newer link", now)
 
     def _greet(self, link: int, *, outbound: bool) -> None:
         """Say over a new link who we are. The end that dialled also begins to compare ledgers and rosters."""
