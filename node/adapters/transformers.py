@@ -13,6 +13,7 @@ evaluate either: `EvaluatesAverage` is a part of the trainer.
 import copy
 import json
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,9 +26,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.hooks import RemovableHandle
 
 from gossamer.models import in_one_line
-from gossamer.models.task import local_tensors
+from gossamer.models.task import local_tensors, named_tensors
 from gossamer.node.adapters.base import Membership
-from gossamer.node.exports.export import FROZEN
+from gossamer.node.exports.export import FROZEN, NAMES
 from gossamer.node.files import write_atomically
 from gossamer.node.home import Home
 from gossamer.node.trainer.data import Schedule
@@ -38,6 +39,7 @@ from gossamer.protocol.errors import ConfigError, StorageError
 #
 # ``pretrained/`` holds config.json, generation_config.json and the tokenizer's or processor's files, as
 # `from_pretrained` wants them beside the weights; frozen.json names what the model has besides the swarm's.
+# Of adapters (PEFT), it holds their own configuration, and names.json says what PEFT's files call them.
 
 log = logging.getLogger("gossamer.peer")
 
@@ -45,24 +47,37 @@ log = logging.getLogger("gossamer.peer")
 def keep_pretrained(home: Home, model: nn.Module, processor: Any = None) -> None:
     """Write a model's configuration, and its tokenizer or processor if there is one. Each file appears whole.
 
-    Does nothing for a model that has no `config` with a `save_pretrained`. A failure is only logged, since
-    training does not need these files.
+    Of a PEFT model it is the active adapter's configuration. Does nothing for a model that has no `config`
+    with a `save_pretrained`. A failure is only logged, since training does not need these files.
     """
     if not hasattr(getattr(model, "config", None), "save_pretrained"):
         return
     manifest = home.manifest()
     shared = {spec.name for spec in manifest.layout.tensors} if manifest else set()
     try:
-        configuration: Any = copy.deepcopy(model.config)
-        parts: list[Any] = [configuration, getattr(model, "generation_config", None), processor]
-        # As the model's own `save_pretrained` would. torch.compile wraps the model, FSDP2 renames its class.
-        architecture = type(getattr(model, "_orig_mod", model)).__name__
-        configuration.architectures = [architecture.removeprefix("FSDP")]
+        plain: Any = getattr(model, "_orig_mod", model)  # torch.compile wraps the model
+        peft: Any = sys.modules.get("peft")
+        parts: list[Any] = [processor]
+        notes: dict[str, Any] = {}
+        if peft is not None and isinstance(plain, peft.PeftModel):
+            configuration: Any = copy.deepcopy(plain.peft_config[plain.active_adapter])
+            configuration.inference_mode = True  # as PEFT itself saves it
+            saved = peft.get_peft_model_state_dict(plain, save_embedding_layers=False)
+            ours = {parameter.data_ptr(): name for name, parameter in named_tensors(plain)}
+            notes[NAMES] = {ours[t.data_ptr()]: name for name, t in saved.items() if t.data_ptr() in ours}
+            notes[FROZEN] = [name for name, tensor in saved.items() if tensor.data_ptr() not in ours]
+        else:
+            configuration = copy.deepcopy(plain.config)
+            # As the model's own `save_pretrained` would. FSDP2 renames its class.
+            configuration.architectures = [type(plain).__name__.removeprefix("FSDP")]
+            parts.append(getattr(model, "generation_config", None))
+            notes[FROZEN] = list(local_tensors(model, shared))
         with TemporaryDirectory(dir=home.root, prefix=".pretrained-") as aside:
-            for part in parts:
+            for part in (configuration, *parts):
                 if hasattr(part, "save_pretrained"):
                     part.save_pretrained(aside)
-            Path(aside, FROZEN).write_text(json.dumps(list(local_tensors(model, shared))))
+            for name, note in notes.items():
+                Path(aside, name).write_text(json.dumps(note))
             for file in sorted(path for path in Path(aside).rglob("*") if path.is_file()):
                 target = home.pretrained_path / file.relative_to(aside)
                 target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

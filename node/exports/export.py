@@ -33,6 +33,11 @@ SUFFIX = ".safetensors"
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
 CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+"""What PEFT's folders hold in place of a configuration. There the model is adapters to another one."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+NAMES = "names.json"
+"""In `Home.pretrained_path`, of adapters: what PEFT's files call the tensors, by the swarm's names."""
 FROZEN = "frozen.json"
 """In `Home.pretrained_path`: a list of the names that the model has beside those that the swarm trains."""
 
@@ -64,8 +69,16 @@ DTYPES: dict[str, tuple[str, int, Callable[[npt.NDArray[np.float32]], npt.NDArra
 endian."""
 
 
-def write(path: Path, layout: Layout, phi: Ints, dtype: str, metadata: Mapping[str, str]) -> int:
-    """Write Phi or its average, int32[layout.numel], as tensors of the layout's names and shapes.
+def write(
+    path: Path,
+    layout: Layout,
+    phi: Ints,
+    dtype: str,
+    metadata: Mapping[str, str],
+    names: Mapping[str, str] | None = None,
+) -> int:
+    """Write Phi or its average, int32[layout.numel], as tensors of the layout's names and shapes; those in
+    `names` under other names.
 
     Returns the file's size. Raises OSError."""
     code, itemsize, convert = DTYPES[dtype]
@@ -73,7 +86,11 @@ def write(path: Path, layout: Layout, phi: Ints, dtype: str, metadata: Mapping[s
     end = 0
     for spec, _ in layout.tensors(phi):
         begin, end = end, end + spec.numel * itemsize
-        header[spec.name] = {"dtype": code, "shape": spec.shape, "data_offsets": [begin, end]}
+        header[(names or {}).get(spec.name, spec.name)] = {
+            "dtype": code,
+            "shape": spec.shape,
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with replacing(path, durable=True, mode=SHARED) as file:
@@ -118,24 +135,31 @@ def files_beside(home: Home, manifest: Manifest, dtype: str) -> dict[str, bytes]
             " and each node has its own. Export to a .safetensors file, and load it into the model that"
             " training began with (load_state_dict with strict=False)"
         )
-    return {**files, CONFIG: _with_dtype(files[CONFIG], dtype)}
+    return files if ADAPTER_CONFIG in files else {**files, CONFIG: _with_dtype(files[CONFIG], dtype)}
 
 
 def frozen_names(home: Home) -> tuple[str, ...]:
     """Names that are not in Phi, as far as a script has noted them. Raises StorageError."""
-    path = home.pretrained_path / FROZEN
+    return tuple(map(str, _noted(home.pretrained_path / FROZEN) or ()))
+
+
+def _noted(path: Path) -> Any:
+    """What a script has noted for us, a list or a map of names; None if it has not. Raises StorageError."""
     try:
-        return tuple(map(str, json.loads(path.read_bytes())))
+        found = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return ()
-    except (OSError, ValueError, TypeError) as error:
+        return None
+    except (OSError, ValueError) as error:
         raise StorageError(f"cannot use {path}: {error}") from None
+    if not isinstance(found, list | dict):
+        raise StorageError(f"cannot use {path}: it is neither a list nor a map")
+    return found
 
 
-def card(facts: Mapping[str, str]) -> bytes:
+def card(facts: Mapping[str, str], library: str) -> bytes:
     """The model card, in Markdown, with `facts` as a table."""
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
-    text = f"---\nlibrary_name: transformers\n---\n\n# {facts['swarm']}\n\nTrained by a Gossamer swarm.\n\n"
+    text = f"---\nlibrary_name: {library}\n---\n\n# {facts['swarm']}\n\nTrained by a Gossamer swarm.\n\n"
     return f"{text}| | |\n| --- | --- |\n{rows}".encode()
 
 
@@ -145,11 +169,11 @@ def _kept_files(folder: Path) -> dict[str, bytes]:
         files = {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name != FROZEN and not path.name.endswith(FOREIGN_WEIGHTS)
+            if path.is_file() and path.name not in (FROZEN, NAMES) and not path.name.endswith(FOREIGN_WEIGHTS)
         }
     except OSError as error:
         raise StorageError(f"cannot read {folder}: {error.strerror}") from None
-    if CONFIG not in files:
+    if files.keys().isdisjoint((CONFIG, ADAPTER_CONFIG)):
         raise StorageError(f"{folder} has no {CONFIG}; export to a .safetensors file")
     return files
 
@@ -210,7 +234,8 @@ def export(
     sealed: bool = False,
     force: bool = False,
 ) -> Exported:
-    """Write the model to one file if `out` ends in .safetensors, and otherwise to a Hugging Face folder.
+    """Write the model to one file if `out` ends in .safetensors, and otherwise to a Hugging Face folder: one
+    for `PeftModel.from_pretrained` if the swarm trains adapters of PEFT's.
 
     `live` writes the model that is trained, and not the average; `sealed` writes either as of the newest
     snapshot instead of all that is merged; `force` replaces an earlier export.
@@ -227,7 +252,10 @@ def export(
             raise ConfigError(f"cannot write {out}: there is no folder {place.parent}")
         if place.is_relative_to(home.root.resolve()):
             raise ConfigError(f"{out} is inside the node's own folder; choose a place outside it")
-        _check_place(out, force, None if files is None else {WEIGHTS, CARD, *files})
+        are_adapters = files is not None and ADAPTER_CONFIG in files
+        name = ADAPTER_WEIGHTS if are_adapters else WEIGHTS
+        names = (_noted(home.pretrained_path / NAMES) or {}) if are_adapters else {}
+        _check_place(out, force, None if files is None else {name, CARD, *files})
         manifest, state, model = model_in(home, live=live, sealed=sealed)
         layout = manifest.plan()
         # Which model it is, without time or place, so that all nodes write the same.
@@ -242,12 +270,13 @@ def export(
         }
         texts = {key: str(value) for key, value in facts.items()}
         with nullcontext(place) if files is None else placed(place) as aside:
-            weights = aside if files is None else aside / WEIGHTS
+            weights = aside if files is None else aside / name
             if files is not None:
                 aside.mkdir()
             metadata = {"format": "pt", **texts}  # `transformers` loads no file without a format
-            size = write(weights, layout, model, dtype, metadata)
-            for name, data in ({CARD: card(texts), **files} if files is not None else {}).items():
+            size = write(weights, layout, model, dtype, metadata, names)
+            about = card(texts, "peft" if are_adapters else "transformers")
+            for name, data in ({CARD: about, **files} if files is not None else {}).items():
                 (aside / name).parent.mkdir(parents=True, exist_ok=True)
                 keep(aside / name, data, mode=SHARED)
                 size += len(data)
