@@ -1,10 +1,13 @@
-"""A small Llama on the source of Python's standard library: `transformers.Trainer`, and a callback.
+"""A small Llama or Mixtral on the source of Python's library: `transformers.Trainer`, and a callback.
 
     python llama_trainer.py --listen 127.0.0.1:7700
     python llama_trainer.py --join 127.0.0.1:7700 --dir two
 
 Needs ``pip install 'gossamer[hf]'``. Downloads nothing: the text is on every machine, and bytes are tokens.
 Under ``torchrun --nproc-per-node=2 llama_trainer.py ...`` two processes are one node.
+
+With ``--experts 8`` the model is a mixture of experts, two of which see each byte. Its loss then contains
+some of the router's own, which keeps the experts evenly busy.
 """
 
 import argparse
@@ -14,7 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    ByT5Tokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+)
 
 from gossamer.bootstrap import manifests
 from gossamer.models.corpus import load_corpus
@@ -43,19 +55,21 @@ class Windows(Dataset[dict[str, Tensor]]):
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 
-def build_model(vocabulary: int) -> LlamaForCausalLM:
+def build_model(vocabulary: int, experts: int) -> PreTrainedModel:
     """The model, with the same first parameters on every node; the head is tied to the embedding."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config)
+    size = {
+        "vocab_size": vocabulary,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": True,
+    }
+    if not experts:
+        return LlamaForCausalLM(LlamaConfig(intermediate_size=192, **size))
+    mixture = {"num_local_experts": experts, "num_key_value_heads": 4, "output_router_logits": True}
+    return MixtralForCausalLM(MixtralConfig(intermediate_size=96, **mixture, **size))
 
 
 def main() -> None:
@@ -65,11 +79,12 @@ def main() -> None:
     parser.add_argument("--manifest", type=Path, default=Path("llama.toml"))
     parser.add_argument("--dir", type=Path)
     parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--experts", type=int, default=0)
     options = parser.parse_args()
 
     tokenizer = ByT5Tokenizer()
     text = load_corpus([], CONTEXT)
-    model = build_model(len(tokenizer))
+    model = build_model(len(tokenizer), options.experts)
     plan = TrainingArguments(
         output_dir="llama",
         use_cpu=not torch.cuda.is_available(),
@@ -103,7 +118,9 @@ def main() -> None:
         callbacks=[swarm],
     )
     # Not with `trainer`: once evaluated, a model is no longer wrapped in DistributedDataParallel.
-    first = Trainer(build_model(len(tokenizer)), plan, eval_dataset=held_out, processing_class=tokenizer)
+    first = Trainer(
+        build_model(len(tokenizer), options.experts), plan, eval_dataset=held_out, processing_class=tokenizer
+    )
     before = first.evaluate()["eval_loss"]
     with swarm:
         trainer.train()

@@ -3,12 +3,14 @@
     python two_frameworks.py --framework torch --listen 127.0.0.1:7700
     python two_frameworks.py --framework jax --join 127.0.0.1:7700 --dir two
 
-Needs ``pip install 'gossamer[jax]' scikit-learn``. JAX multiplies by matrices that PyTorch holds transposed,
-and the trees have other names: the manifest says which is which, so a node needs nothing but an address.
+Needs ``pip install 'gossamer[jax]' scikit-learn``. Ctrl-C in both ends them. JAX multiplies by matrices that
+PyTorch holds transposed, and the trees have other names: the manifest says which is which, so a node needs
+nothing but an address.
 """
 
 import argparse
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,8 @@ from gossamer.node import Peer
 HELD_OUT = 300
 BATCH = 32
 LR = 2e-3
+QUIET_S = 6.0
+"""A node ends when it has heard nothing new for so long. Nodes that stop together then hold the same bits."""
 JAX_NAMES = {
     "hidden.kernel": "0.weight 1 0",
     "hidden.bias": "0.bias",
@@ -70,15 +74,16 @@ def train_torch(options: Mapping[str, Any]) -> dict[str, Floats]:
     model = build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     with Peer.attach(model, optimizer, **options) as peer:
-        for images, labels in batches(peer.node_id):
-            loss = nn.functional.cross_entropy(model(torch.from_numpy(images)), torch.from_numpy(labels))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            peer.step(tokens=BATCH, loss=loss)
-            if peer.finished or peer.should_stop:
-                break
-        peer.finish(quiet_s=4.0)
+        with suppress(KeyboardInterrupt):
+            for images, labels in batches(peer.node_id):
+                loss = nn.functional.cross_entropy(model(torch.from_numpy(images)), torch.from_numpy(labels))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                peer.step(tokens=BATCH, loss=loss)
+                if peer.finished or peer.should_stop:
+                    break
+        peer.finish(quiet_s=QUIET_S)
         return {name: tensor.detach().numpy() for name, tensor in model.named_parameters()}
 
 
@@ -110,12 +115,13 @@ def train_jax(options: Mapping[str, Any]) -> dict[str, Floats]:
     step = jax.jit(train_step, donate_argnums=(0, 1))
     with JaxPeer.attach(params, optimizer, **options) as peer:
         params, state = peer.params, peer.state
-        for images, labels in batches(peer.node_id):
-            params, state, loss = step(params, state, images, labels)
-            params, state = peer.step(params, state, tokens=BATCH, loss=loss)
-            if peer.finished or peer.should_stop:
-                break
-        peer.finish(quiet_s=4.0)
+        with suppress(KeyboardInterrupt):
+            for images, labels in batches(peer.node_id):
+                params, state, loss = step(params, state, images, labels)
+                params, state = peer.step(params, state, tokens=BATCH, loss=loss)
+                if peer.finished or peer.should_stop:
+                    break
+        peer.finish(quiet_s=QUIET_S)
         params = peer.params
     return {
         text.split()[0]: np.ascontiguousarray(np.asarray(params[layer][part]).T)

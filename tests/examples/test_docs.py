@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import re
@@ -89,7 +90,7 @@ def founder(base: Path, beginning: str) -> Iterator[str]:
 
 
 def test_the_page_has_nothing_that_is_not_run() -> None:
-    assert {info for info, _ in blocks()} == {"python", "python torchrun", "python task"}
+    assert {info for info, _ in blocks()} == {"python", "python torchrun", "python task", "python jax"}
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,13 @@ def test_the_task_of_the_page_is_one(task_folder: Path) -> None:
     runs = (task.batches(DataStream(seed=0, node_id=b"x", skip_batches=skip)) for skip in (0, 5000))
     first, resumed = (next(batches)[0] for batches in runs)
     assert not torch.equal(first, resumed)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("optax") is None, reason="JAX and Optax are not installed")
+def test_the_block_in_jax_runs(tmp_path: Path) -> None:
+    (text,) = [text for info, text in blocks() if info == "python jax"]
+    run(tmp_path, text.replace('folder="jax"', 'folder="jax", listen="127.0.0.1:0"'))
 
 
 @pytest.mark.slow

@@ -78,12 +78,12 @@ class Script:
 
 
 @contextmanager
-def two_of(base: Path, script: str) -> Iterator[tuple[Script, Script]]:
+def two_of(base: Path, script: str, *args: str) -> Iterator[tuple[Script, Script]]:
     """A founder and one who joined it."""
-    scripts = [Script(base, script, "one")]
+    scripts = [Script(base, script, "one", *args)]
     try:
         address = str(wait_for(scripts[0].address, PATIENCE_S, "the founder's daemon listening"))
-        scripts.append(Script(base, script, "two", "--join", address))
+        scripts.append(Script(base, script, "two", "--join", address, *args))
         yield scripts[0], scripts[1]
         assert_all_gone(base, 5)
     finally:
@@ -115,17 +115,21 @@ needs_transformers = pytest.mark.skipif(
 needs_lightning = pytest.mark.skipif(
     importlib.util.find_spec("lightning") is None, reason="lightning is not installed"
 )
+needs_sklearn = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed"
+)
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("script", "options"),
     [
-        pytest.param("llama_trainer.py", marks=needs_transformers),
-        pytest.param("lightning_module.py", marks=needs_lightning),
+        pytest.param("llama_trainer.py", [], marks=needs_transformers),
+        pytest.param("llama_trainer.py", ["--experts", "8"], marks=needs_transformers),
+        pytest.param("lightning_module.py", [], marks=needs_lightning),
     ],
 )
-def test_the_trainers_of_frameworks_train_one_model(tmp_path: Path, script: str) -> None:
-    with two_of(tmp_path, script) as (one, two):
+def test_the_trainers_of_frameworks_train_one_model(tmp_path: Path, script: str, options: list[str]) -> None:
+    with two_of(tmp_path, script, *options) as (one, two):
         for node in (one, two):
             # Before training it is 5.5 nats a byte and more.
             wait_for(lambda node=node: node.loss() < 4, PATIENCE_S, "a node that has learnt")
@@ -195,7 +199,7 @@ def published(folder: Path) -> list[Delta]:
         store.close()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
+@needs_sklearn
 def test_the_digits_are_learnt(tmp_path: Path) -> None:
     with two_of(tmp_path, "digits.py") as (one, two):
         wait_for(lambda: two.has_said("accuracy before"), PATIENCE_S, "the second node has begun")
@@ -213,7 +217,88 @@ def node_round(script: Script) -> int | None:
     return int(status["round"]) if status else None
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed")
+def finished(script: Script) -> str:
+    """What a script has said that ended at its last round."""
+    assert script.process.wait(PATIENCE_S) == 0, script.log.read_text()
+    return script.log.read_text()
+
+
+@needs_sklearn
+@needs_lightning
+def test_nodes_agree_on_the_accuracy_of_a_model_with_batch_norm(tmp_path: Path) -> None:
+    with two_of(tmp_path, "vision.py", "--rounds", "200") as scripts:
+        for script in scripts:
+            wait_for(lambda script=script: (node_round(script) or 0) > 0, PATIENCE_S, "a round published")
+        assert_identical(*scripts)
+        found = [re.findall(r"[0-9.]+$", finished(script), re.MULTILINE) for script in scripts]
+        (after, own, average), second = (list(map(float, one[-3:])) for one in found)
+        assert [after, average] == [second[0], second[2]], "with statistics of the same images"
+        assert min(after, average) > 0.9 and abs(own - after) < 0.1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+@needs_transformers
+def test_adapters_are_fine_tuned_and_exported(tmp_path: Path) -> None:
+    with two_of(tmp_path, "lora.py") as (one, two):
+        for node in (one, two):
+            wait_for(lambda node=node: (node_round(node) or 0) >= 24, PATIENCE_S, "later rounds")
+        assert_identical(one, two)
+        for before, after in map(held_out, (one.end(), two.end())):
+            assert after < before - 0.2
+    done = gossamer("export", tmp_path / "adapter", "--dir", one.folder, "--live")
+    assert done.returncode == 0, done.stderr
+    loads = (
+        "import sys, torch; from peft import PeftModel; from transformers import LlamaForCausalLM;"
+        "base = LlamaForCausalLM.from_pretrained('base'); model = PeftModel.from_pretrained(base, 'adapter');"
+        "print([float(p.abs().sum()) > 0 for n, p in model.named_parameters() if 'lora_B' in n])"
+    )
+    command = [sys.executable, "-c", loads]
+    loaded = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert loaded.returncode == 0 and "missing" not in loaded.stderr, loaded.stderr
+    assert "True" in loaded.stdout and "False" not in loaded.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec("optax") is None, reason="JAX and Optax are not installed")
+@needs_sklearn
+def test_a_torch_and_a_jax_node_die_and_come_back_and_end_with_the_same_bits(tmp_path: Path) -> None:
+    node_of = {"torch": "one", "jax": "two"}
+
+    def started(framework: str, *join: str) -> Script:
+        node = Script(tmp_path, "two_frameworks.py", node_of[framework], "--framework", framework, *join)
+        wait_for(node.address, PATIENCE_S, "its daemon listening")
+        return node
+
+    def trained(node: Script) -> None:
+        begun = node_round(node) or 0
+        wait_for(lambda: (node_round(node) or 0) >= begun + 8, PATIENCE_S, "more rounds published")
+
+    try:
+        torch = started("torch")
+        jax = started("jax", "--join", str(torch.address()))
+        for node in (jax, torch):
+            trained(node)
+            node.process.kill()
+            node.process.wait(10)
+        torch = started("torch")
+        jax = started("jax", "--join", str(torch.address()))
+        for node in (torch, jax):
+            trained(node)
+        assert_identical(torch, jax)
+        for node in (torch, jax):
+            node.process.send_signal(signal.SIGINT)
+        said = [finished(torch), finished(jax)]
+        assert len({text.rsplit("parameters ", 1)[1] for text in said}) == 1, said
+        for text in said:
+            assert float(text.rsplit("-> ", 1)[1].split()[0]) > 0.85
+        assert_all_gone(tmp_path, 8)
+    finally:
+        for process in processes_naming(tmp_path):
+            process.kill()
+
+
+@needs_sklearn
 def test_the_task_of_digits(tmp_path: Path) -> None:
     """As its first lines say: a manifest, a bootstrap peer, and nodes that are told where the task lies."""
     task = f"{EXAMPLES / 'digits_task.py'}:Digits"
