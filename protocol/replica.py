@@ -61,6 +61,7 @@ from gossamer.protocol.events import Event, LinkUp
 from gossamer.protocol.fetching.fetcher import Fetcher
 from gossamer.protocol.gossip.announce import Author, Holdings
 from gossamer.protocol.gossip.anti_entropy import AntiEntropy
+from gossamer.protocol.gossip.codec_choice import CodecChoice
 from gossamer.protocol.history.claims import PeerClaims
 from gossamer.protocol.history.clock import SwarmClock
 from gossamer.protocol.history.joining import ROUNDS_UNDER_WAY, CatchUp, known_up_to
@@ -141,6 +142,7 @@ class Replica:
         self.announcer = self.holdings.announcer
         self.anti_entropy = AntiEntropy(self._context, self.announcer)
         self._author = Author(self._context, self.holdings)
+        self.codec = CodecChoice(manifest, self.outbox)
         self.sealing = Sealing(
             self._context,
             PeerClaims(self._context, self.holdings),
@@ -272,8 +274,9 @@ class Replica:
         sealed = max([floor, *(claim.round for claim in claims)])
         extent = known_up_to(sealed, {delta.round for delta in stored})
         self.sealing.restore(claims, floor, extent, is_whole)
-        signed = [delta.round for delta in stored if delta.author == self.identity.node_id]
-        self._author.restore([own_last, *signed])  # whether these deltas count or not
+        own = [delta for delta in stored if delta.author == self.identity.node_id]
+        self._author.restore([own_last, *(delta.round for delta in own)])  # whether these count or not
+        self.codec.restore(own)
         counting = [delta for delta in stored if self.acl.counts(delta.author, delta.round)]
         revoked = [delta for delta in stored if not self.acl.counts(delta.author, delta.round)]
         if claims:
@@ -399,7 +402,7 @@ class Replica:
         if self._author.stored(delta):  # else others, for whom its round may be open, are not told of it
             self._clock.published(delta.round, now)
             self.presence.changed()
-            self.announcer.deal(delta, now, event.chunk)
+            self.codec.published(delta, self.announcer.deal(delta, now, event.chunk), now)
 
     def _wake(self, now: float) -> None:
         if now >= self.membership.deadline():
@@ -503,6 +506,7 @@ class Replica:
         self.access.link_down(number)
         self.fetcher.link_down(number)
         self.announcer.link_down(number)
+        self.codec.link_down(number, now)
         self.membership.link_down(number, now)
 
     # -- changes of access: whom to tell, what to ask for again, whom to cut off
@@ -642,6 +646,7 @@ class Replica:
                     self.holdings.brought(delta, message.chunk, link, now)
             case msg.Have():
                 self._author.spread(message.record_ids)
+                self.codec.held(message.record_ids, link, now)
                 for record_id in message.record_ids:
                     self.holdings.known_to(record_id, link, held=True)
             case msg.HaveChunks():

@@ -39,8 +39,10 @@ def status(
             f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records",
             one_line(found),
             *([f"windows of {found['window']} steps {found['window_why']}"] if found["window"] else []),
+            *([f"publishes in {found['codec']}: {found['codec_why']}"] if found["codec_why"] else []),
             *(
                 f"  {member['name'] or member['node_id'][:8]}: {member['health']}, round {member['round']}"
+                f"{', ' + member['codec'] if member['codec'] else ''}"
                 for member in found["members"]
             ),
         ]

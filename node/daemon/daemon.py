@@ -377,7 +377,7 @@ class Daemon:
         # At least one round is unmerged while most others are at rounds that we refuse.
         unmerged = max(loop.unmerged, int(self.core.is_contradicted))
         links = len(self.network.links)
-        clock = control.Clock(self._clock, loop.tokens, links, unmerged, window=loop.window)
+        clock = control.Clock(self._clock, loop.tokens, links, unmerged, self.core.codec.name, loop.window)
         if clock != self._clock_sent:
             self._clock_sent = clock
             self.phi.port.send(clock)

@@ -92,8 +92,9 @@ class Announcer:
             for link in links:
                 self._send(link, message)
 
-    def deal(self, delta: Delta, now: float, chunk: bytes = b"") -> None:
-        """Tell all links of a delta of ours. Which one is offered which of its chunks is drawn at random.
+    def deal(self, delta: Delta, now: float, chunk: bytes = b"") -> Set[int]:
+        """Tell links of a delta of ours, and return them: all, or a few if its payload is one chunk. Which
+        one is offered which of its chunks is drawn at random.
 
         `chunk`: see `Stored`. A short one goes along: the peers surely lack it.
         """
@@ -107,7 +108,7 @@ class Announcer:
                     self._send(link, whole)
             else:
                 self._give(chosen, [delta])
-            return
+            return set(chosen)
         self._deals[delta.record_id] = _Deal(set(places), now + limits.DEAL_PATIENCE_S)
         self._waiting[delta.record_id] = set(links)
         message = Records(((delta.data, False),))
@@ -117,6 +118,7 @@ class Announcer:
         for seat, link in enumerate(sample(links, len(links), rng)):
             if hand := deck[seat :: len(links)]:
                 self._send(link, HaveChunks(delta.record_id, tuple(hand)))
+        return set(links)
 
     def _end_deal(self, record_id: bytes, now: float) -> None:
         del self._deals[record_id]

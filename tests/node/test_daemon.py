@@ -432,7 +432,11 @@ def attach(daemon: Any) -> list[control.ControlMessage]:
     """Have a trainer attached to a daemon that does not run; returns what it is sent."""
     sent: list[control.ControlMessage] = []
     daemon.core = SimpleNamespace(
-        identity=identity(0), own_last=3, clock_to_publish_by=7, is_contradicted=False
+        identity=identity(0),
+        own_last=3,
+        clock_to_publish_by=7,
+        is_contradicted=False,
+        codec=SimpleNamespace(name="int8"),
     )
     daemon.phi = SimpleNamespace(
         port=SimpleNamespace(attached=True, send=sent.append),
@@ -448,13 +452,13 @@ def test_nothing_is_published_for_a_model_that_diverged(idle: Any) -> None:
         idle.phi.loop.diverged = diverged
         assert idle.welcome().clock == clock
         idle.tell_clock()
-        assert sent[-1] == control.Clock(clock, 100, 0, 0)
+        assert sent[-1] == control.Clock(clock, 100, 0, 0, "int8")
     count = len(sent)
     idle.tell_clock()
     assert len(sent) == count, "said once"
     idle.core.is_contradicted = True
     idle.tell_clock()
-    assert sent[-1] == control.Clock(7, 100, 0, 1), "what is refused is not merged"
+    assert sent[-1] == control.Clock(7, 100, 0, 1, "int8"), "what is refused is not merged"
     welcome = idle.welcome()
     assert (welcome.own_last, welcome.handed_in, welcome.acknowledged) == (4, 4, 3), "one is being stored"
     count = len(sent)

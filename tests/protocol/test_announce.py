@@ -56,6 +56,10 @@ class Bench:
         self.fetcher.plan(now)
         return self.context.outbox.drain()
 
+    def deal(self, delta: Delta, now: float, chunk: bytes = b"") -> list[Effect]:
+        self.announcer.deal(delta, now, chunk)
+        return self.context.outbox.drain()
+
     def chunk(self, blob: bytes, now: float) -> list[Effect]:
         self.have.add(blob)
         effects: list[Effect] = self.holdings.arrived(blob, now)
@@ -129,7 +133,7 @@ def test_chunks_are_offered_sooner():
 
 def _dealt(chunks: int = 8) -> tuple[Bench, Delta, list[Effect]]:
     bench, delta = Bench(), _delta(chunks)
-    return bench, delta, bench.announcer.deal(delta, 10.0)
+    return bench, delta, bench.deal(delta, 10.0)
 
 
 def _offered(bench: Bench, now: float) -> set[int]:
@@ -171,7 +175,7 @@ def test_all_is_offered_when_a_deal_stalls_say_since_a_neighbour_went():
 def test_what_cannot_be_dealt_is_pushed_whole(links, chunks):
     bench, delta = Bench(links), _delta(chunks)
     bench.holdings.add_own(delta)
-    effects = bench.announcer.deal(delta, 0.0)
+    effects = bench.deal(delta, 0.0)
     assert len(effects) == min(links, limits.PUSH_FANOUT)
     assert all(effect.message == Records(((delta.data, True),)) for effect in effects)
     assert bench.announcer.deadline() == math.inf
@@ -183,7 +187,7 @@ def test_what_cannot_be_dealt_is_pushed_whole(links, chunks):
 def test_a_short_chunk_goes_along_with_its_record(links, size, goes):
     bench, delta = Bench(links), _delta(1)
     bench.holdings.add_own(delta)
-    effects = bench.announcer.deal(delta, 0.0, bytes(size))
+    effects = bench.deal(delta, 0.0, bytes(size))
     whole = NewDelta(delta.data, bytes(size)) if goes else Records(((delta.data, True),))
     assert [effect.message for effect in effects] == [whole] * links
 

@@ -391,3 +391,18 @@ def test_same_seed_same_run_in_another_process_too(seed):
     assert len(results) == 1
     assert _run(seed) + "\n" in results
     assert _run(seed + 1) + "\n" not in results
+
+
+@pytest.mark.parametrize(("every_s", "codec"), [(0.02, "topk"), (5.0, "int8")])
+def test_who_publishes_faster_than_its_peers_hear_of_it_takes_a_coarser_codec(seed, every_s, codec):
+    ladder = {"codecs": [{"name": "int8"}, {"name": "topk"}]}
+    world = swarm(seed, 3, of=builders.manifest(outer=ladder, pace={"every_steps": 4}))
+    author = world.nodes[0]
+    for _ in range(14):
+        world.publish(author)
+        world.run(every_s)
+    assert author.core.codec.name == codec
+    world.run(20.0, world.agree)
+    check(world)
+    world.restart(author)
+    assert author.core.codec.name == "int8", "that of its last delta"

@@ -132,8 +132,8 @@ class Liar:
     def _body(self, round_: int, payload: bytes) -> DeltaBody:
         stage = self._node.stage
         base = round_ - len(stage.layout.fragments)
-        window = Window(base, 1 + self._rng.randrange(100), 1 + self._rng.randrange(10**6), round_)
-        return window.body(stage.manifest, payload)
+        steps, tokens = 1 + self._rng.randrange(100), 1 + self._rng.randrange(10**6)
+        return Window(base, steps, tokens, round_, stage.manifest.outer.codecs[0].name).body(payload)
 
     def _sign(self, body: DeltaBody) -> Delta:
         stage = self._node.stage
@@ -146,7 +146,8 @@ class Liar:
         return msg.Records(((self._sign(body).data, True),))
 
     def _payload(self, round_: int) -> bytes:
-        return self._node.trainer._encode(round_ % len(self._node.stage.layout.fragments))
+        fragments, codecs = self._node.stage.layout.fragments, self._node.stage.manifest.outer.codecs
+        return self._node.trainer._encode(round_ % len(fragments), codecs[0].name)
 
     def _nonsense(self, round_: int) -> bytes:
         """Random bytes, one too few for a payload."""

@@ -388,7 +388,7 @@ class Node(Process):
             self.soon(1.0, self.publish, window, payload)
             return
         self.keep(payload, durable=True)
-        self.soon(self.traits.sync_s, self._sign, window.body(self.stage.manifest, payload))
+        self.soon(self.traits.sync_s, self._sign, window.body(payload))
 
     def keep(self, payload: bytes, *, durable: bool) -> None:
         """A payload came into being here: write its chunks."""

@@ -38,6 +38,8 @@ PARTED = 0.2
 RETAIN = 17
 """Rounds that are retained: some 200 s in the fastest swarm, and no storm lasts longer than 180 s."""
 
+LADDER = ("int4", "topk8", "topk16", "topk")
+
 OTHERS = (
     "calm",
     "mixed",
@@ -208,7 +210,7 @@ def _manifest(
         "swarm": {"name": "simulated", "created": CREATED},
         "task": {"name": "none"},
         "outer": {
-            "codecs": ({"name": codec},),
+            "codecs": [{"name": name} for name in (LADDER if codec == "int4" else (codec,))],
             "clip": rng.choice((0.0, 3.0)),
             "weight_cap": rng.choice((0.0, 4.0)),
         },

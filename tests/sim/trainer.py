@@ -13,7 +13,6 @@ import numpy as np
 
 from gossamer.protocol.events import Progress
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import Pace
 from gossamer.protocol.payloads import chunk_hashes, encode_payload, payload_chunk_bytes
 from gossamer.protocol.records import NO_RECORD, DeltaBody
@@ -35,15 +34,16 @@ class Window:
     steps: int
     tokens: int
     round: int
+    codec: str
 
-    def body(self, manifest: Manifest, payload: bytes) -> DeltaBody:
+    def body(self, payload: bytes) -> DeltaBody:
         return DeltaBody(
             round=self.round,
             base=self.base,
             tokens=self.tokens,
             steps=self.steps,
             loss=1.0 + 1.0 / self.round,
-            codec=manifest.outer.codecs[0].name,
+            codec=self.codec,
             payload_bytes=len(payload),
             chunks=chunk_hashes(payload, payload_chunk_bytes(len(payload))),
             previous=NO_RECORD,
@@ -173,8 +173,8 @@ class Trainer:
         base, begun = self._windows[index]
         steps = self._steps - begun
         base = min(base, round_ - self._fragments)
-        window = Window(base, steps, steps * node.traits.batch_tokens, round_)
-        payload = self._encode(index)
+        window = Window(base, steps, steps * node.traits.batch_tokens, round_, node.core.codec.name)
+        payload = self._encode(index, window.codec)
         self._windows[index] = (max(round_, self._merged(index)), self._steps)
         self._unacknowledged = (window, payload)
         self.own_last = round_
@@ -182,8 +182,8 @@ class Trainer:
         self.published_at = now
         node.soon(0.001, node.publish, window, payload)
 
-    def _encode(self, index: int) -> bytes:
-        """A delta that pulls Phi towards zero, with noise, encoded in the swarm's codec."""
+    def _encode(self, index: int, codec: str) -> bytes:
+        """A delta that pulls Phi towards zero, with noise."""
         stage, fold = self._node.stage, self._node.fold
         assert fold is not None
         fragment = stage.layout.fragments[index]
@@ -192,4 +192,4 @@ class Trainer:
             start = fragment.offset + slot.offset
             noise = self._rng.integers(-_NOISE, _NOISE, slot.numel, dtype=np.int32)
             tensors.append((fold.phi[start : start + slot.numel] >> 5) + noise)
-        return encode_payload(stage.manifest.outer.codecs[0].name, fragment, tensors)
+        return encode_payload(codec, fragment, tensors)

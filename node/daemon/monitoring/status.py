@@ -15,6 +15,7 @@ from math import isfinite
 from typing import Any
 
 from gossamer.node.formatting import both_losses
+from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.membership.members import Health
 from gossamer.protocol.records import Claim
 
@@ -68,6 +69,8 @@ class MemberStatus:
     loss: float | None
     fresh: float | None
     """The part of its last window in which it trained on what the others had published for the one before."""
+    codec: str | None
+    """Of its latest delta here."""
     device: str
     release: str
     addresses: tuple[str, ...]
@@ -203,6 +206,15 @@ class NodeStatus:
     # -- the swarm's history
     round: int = metric("round", "Last round that this node published a delta for.")
     clock: int = metric("swarm_round", "Round clock of the swarm.")
+    codec: str = metric(
+        "codec",
+        "1 for the codec of this node's deltas.",
+        label="codec",
+        values=tuple(CODECS),
+        of=lambda one: (one,),
+    )
+    codec_why: str
+    """Why that last changed, in words; empty if it has not."""
     records: int = metric("records", "Delta records held.")
     ledger_digest: str
     void: tuple[Mapping[str, Any], ...] = metric("void_records", "Rounds of members that are void.", of=len)

@@ -49,6 +49,7 @@ class Inspector {
       ["Speed", m.trains ? tokenRate(m.tokens_per_s) : "does not train"],
       ["Loss", lossText(trained(m, "loss"))],
       ["Fresh", known(m.fresh) ? `${percent(m.fresh)} of its last window` : UNKNOWN],
+      ["Codec", (m.codec || UNKNOWN) + (m.self && state.codec_why ? `: ${state.codec_why}` : "")],
       ["Replica", m.self ? digestInWords(state) : replicaInWords(m), m.replica === "other" ? "bad" : ""],
       ["Contributions", m.contributions.verdict || contributionsInWords(m.contributions) || "not judged yet", m.contributions.verdict ? "warn" : ""],
       ["Device", m.device || UNKNOWN],

@@ -79,6 +79,7 @@ function membersTable(focus) {
     { title: "Tokens/s", text: (m) => amount(trained(m, "tokens_per_s")), value: (m) => trained(m, "tokens_per_s"), number: true },
     { title: "Loss", text: (m) => lossText(trained(m, "loss")), value: (m) => trained(m, "loss"), number: true },
     { title: "Fresh", text: (m) => percent(m.fresh), value: (m) => m.fresh, number: true },
+    { title: "Codec", text: (m) => m.codec || UNKNOWN },
     { title: "Replica", text: replicaWord, hint: replicaInWords, className: (m) => (m.replica === "other" ? "bad" : "") },
     { title: "Device", text: (m) => m.device || UNKNOWN },
     { title: "Heard", text: (m) => (m.self ? UNKNOWN : heardText(m.heard_s)), value: (m) => m.heard_s, number: true },
