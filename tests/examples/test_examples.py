@@ -226,7 +226,7 @@ def finished(script: Script) -> str:
 @needs_sklearn
 @needs_lightning
 def test_nodes_agree_on_the_accuracy_of_a_model_with_batch_norm(tmp_path: Path) -> None:
-    with two_of(tmp_path, "vision.py", "--rounds", "200") as scripts:
+    with two_of(tmp_path, "vision.py", "--rounds", "240") as scripts:
         for script in scripts:
             wait_for(lambda script=script: (node_round(script) or 0) > 0, PATIENCE_S, "a round published")
         assert_identical(*scripts)
