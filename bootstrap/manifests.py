@@ -26,7 +26,7 @@ from gossamer.node.trainer.parameters import check_shareable, is_sharded, parame
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.fixedpoint import Ints
-from gossamer.protocol.limits import FRAGMENTS_MAX, TENSORS_MAX
+from gossamer.protocol.limits import BLOCKS_MAX, FRAGMENTS_MAX, TENSORS_MAX
 from gossamer.protocol.manifest import Manifest, from_values
 from gossamer.protocol.payloads import TensorSpec, plan
 
@@ -88,6 +88,8 @@ COMMENTS = {
     "pace.max_mbit": "payloads that a node may receive where the swarm sets its pace; 0 for no bound",
     "history": "all in rounds",
     "history.retain": "how long a partition may last and still heal exactly; 0 keeps all",
+    "data": "if all nodes train on the same; 0 if each has its own",
+    "data.blocks": "in which nodes claim what they have trained on",
     "admission.mode": "open, or invited: only nodes that an owner invites",
     "admission.owners": "public keys that can invite and revoke",
     "layout": "of each tensor: name, shape, averaging rule",
@@ -235,6 +237,7 @@ class Settings(TypedDict, total=False):
     fragments: int | None
     owners: tuple[str, ...]
     invited: bool
+    samples: int
 
 
 def create(
@@ -246,6 +249,7 @@ def create(
     averaging: str | None = None,
     weights: Path | None = None,
     data: Sequence[Path] = (),
+    same_data: bool = False,
     trial: bool = True,
     **swarm: Unpack[Settings],
 ) -> tuple[Manifest, Ints]:
@@ -256,11 +260,12 @@ def create(
     command line (``key=value``). `weights` holds first parameters in place of those that follow from the seed
     (see `load_weights`). `averaging` is the rule for weight matrices, whatever the task says; None leaves it
     to the task. Vectors and embeddings get `mean`, except that `centered-clip` applies to all tensors: a
-    defence with a gap is none.
+    defence with a gap is none. With `same_data`, all nodes train on `data`, and the swarm goes through it
+    together.
 
     Returns the manifest and Phi_0, int32[numel]. Raises ConfigError.
     """
-    here = [path.absolute() for path in data]
+    here, digest = [path.absolute() for path in data], ""
     try:
         # A custom task may change the working directory, as scripts do to find their data; we restore it.
         with chdir("."), task_errors():
@@ -271,14 +276,20 @@ def create(
             tensors = _shareable_tensors(model)
             if kind.source and trial:
                 _try_out(built, seed, model, has_data=bool(here))
+            if same_data:
+                swarm["samples"], digest = built.shared_data()
             by_task = {key: built.averaging(model, key, parameter) for key, parameter in tensors.items()}
     except TaskError as error:
         raise ConfigError(str(error)) from error
+    if same_data and not swarm["samples"]:
+        raise ConfigError(
+            "this task cannot share its data out: see Task.shared_data, or leave --same-data out"
+        )
     if weights is not None:
         load_weights(model, weights)
     rules = _rules(averaging, model, tensors) if averaging else by_task
     described = {"name": kind.name, "seed": seed, "source": kind.source, "options": resolved}
-    return _describe(model, rules, described, **swarm)
+    return _describe(model, rules, described, digest=digest, **swarm)
 
 
 def _try_out(task: Task, seed: int, model: nn.Module, *, has_data: bool) -> None:
@@ -322,6 +333,8 @@ def describe(
         averaging: rules ('rda', 'mean' or 'centered-clip') by tensor, where the default of `Task.averaging`
             does not suit; or one rule for all weight matrices ('centered-clip': for all tensors). Use 'mean'
             if the inner optimizer is Muon at a constant rate, or windows are short.
+        samples: the size of the data set, if all nodes train on the same one: `Peer.shard` then draws each
+            sample about once an epoch in the whole swarm.
         task: a name for what is trained, for people. Part of the swarm id, as `options` is.
         options: what else scripts should agree on.
         owners: public keys, 64 hex digits each, that may invite and revoke.
@@ -365,6 +378,8 @@ def _describe(
     fragments: int | None = None,
     owners: tuple[str, ...] = (),
     invited: bool = False,
+    samples: int = 0,
+    digest: str = "",
 ) -> tuple[Manifest, Ints]:
     """A manifest and Phi_0, from a model and its tensors' averaging rules."""
     if every_steps and every_seconds:
@@ -401,6 +416,7 @@ def _describe(
             "seal_after": WINDOWS_PER_EPOCH * fragments,
             "snapshot_every": WINDOWS_PER_EPOCH * fragments,
         },
+        "data": {"samples": samples, "blocks": min(samples, BLOCKS_MAX), "digest": digest},
         "admission": {"mode": "invited" if invited else "open", "owners": owners},
         "layout": {"fragments": fragments, "tensors": specs},
         "genesis": {"digest": snapshots.digest(phi).hex()},

@@ -50,6 +50,9 @@ class DataStream:
     """Tells nodes apart; any bytes."""
     skip_batches: int = 0
     """Batches already drawn: a resumed node goes on where it stopped."""
+    samples: Iterator[int] | None = None
+    """Which of the samples of `Task.shared_data` to train on, one after another, without end. None where the
+    swarm does not go through the same data together: then the stream is a node's own."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -125,6 +128,15 @@ class Task(abc.ABC):
         Raises:
             TaskError: this node's data is missing or unusable; at the latest on the first `next`.
         """
+
+    def shared_data(self) -> tuple[int, str]:
+        """How many samples this node's data has, and its SHA-256 in hex, or "": what nodes must have in
+        common
+        so that the swarm goes through the data together (see `DataStream.samples`).
+
+        0 if this task cannot draw single samples, which is the default.
+        """
+        return 0, ""
 
     @abc.abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,9 @@ from gossamer.models.task import Batch, DataStream, Task, evaluating, named_tens
 # that do not fill a batch), in its own order, and takes one window at a random offset within each. So nodes
 # spread over the whole text, no region is missed for long, and no coordination is needed. Each epoch has its
 # own generator, so that any batch can be reached directly: a resumed node does not replay what it has seen.
+#
+# Where the swarm goes through the same text together, the samples that it draws are the windows that follow
+# each other in it.
 
 SEGMENT_BYTES = 4096
 
@@ -45,6 +50,10 @@ def training_windows(
 ) -> Iterator[Window]:
     """Yield batches of `batch_size` windows without end; `text` is uint8 with at least `context + 1`
     bytes."""
+    if stream.samples is not None:
+        while True:
+            rows = np.fromiter(islice(stream.samples, batch_size), np.int64)
+            yield _gather(text, rows * context, context)
     last = text.size - context - 1
     # If the text is too short for one segment per row, segments are shorter, windows overlap and, at worst, a
     # batch has the same window twice.
@@ -197,6 +206,11 @@ class ByteTextTask(Task):
         if self.options.optimizer == "muon" and not self.options.horizon_tokens:
             return "mean"
         return super().averaging(model, name, parameter)
+
+    def shared_data(self) -> tuple[int, str]:
+        """The windows that follow each other in the training text, and the text."""
+        text = self.corpus.train
+        return (text.size - 1) // self.options.context, hashlib.sha256(text.data).hexdigest()
 
     def batches(self, stream: DataStream) -> Iterator[Batch]:
         return training_windows(

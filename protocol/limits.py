@@ -48,6 +48,11 @@ WINDOW_MS_MAX = 2**32
 """Seven weeks."""
 STALENESS_MAX = 2**20
 LOSS_MAX = 1e6
+CLAIM_BYTES_MAX = 160
+"""The blocks of the data that one delta claims, packed: 1 % of a topk payload of a million parameters. A node
+that goes through the data block after block claims some 20 runs of them with it, of any length."""
+
+EPOCH_MAX = 2**31 - 1
 TOKENS_PER_S_MAX = 1e15
 
 # --- manifest ----------------------------------------------------------------------------------------
@@ -60,6 +65,13 @@ PARAMETERS_MAX = (CHUNK_BYTES_MAX // 32 - 2) * CHUNK_BYTES_MAX // 4
 
 TEXT_BYTES_MAX = 256
 """Names, devices, versions, reasons: anything a person will read in one line."""
+
+BLOCKS_MAX = 1 << 16
+"""Blocks of the data. A map of which are claimed has 8 KiB; a snapshot holds three, and a trainer hears of
+each
+change."""
+
+SAMPLES_MAX = 2**48
 
 # --- admission ------------------------------------------------------------------------------------------
 OWNERS_MAX = 16

@@ -211,6 +211,23 @@ class HistorySection(_Section):
         return self
 
 
+class DataSection(_Section):
+    """The data, if all nodes train on the same: then the swarm goes through it together."""
+
+    samples: Annotated[int, Field(ge=0, le=limits.SAMPLES_MAX)] = 0
+    """Its size; 0 if each node has data of its own."""
+    blocks: Annotated[int, Field(ge=0, le=limits.BLOCKS_MAX)] = 0
+    """Into how many blocks it is cut, the unit in which nodes claim what they have trained on."""
+    digest: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    """SHA-256 of the data, where the task computes one; or empty."""
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if self.blocks > self.samples or (self.blocks == 0) != (self.samples == 0):
+            raise ValueError("give samples, and 1 to as many blocks; or neither")
+        return self
+
+
 class LayoutSection(_Section):
     """The named tensors, in order, and the number of fragments that they are split into."""
 
@@ -298,6 +315,7 @@ class Manifest(_Section):
     outer: Outer = Outer()
     pace: PaceSection = PaceSection()
     history: HistorySection = HistorySection()
+    data: DataSection = DataSection()
     admission: AdmissionSection = AdmissionSection()
     layout: LayoutSection
     genesis: Genesis

@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Annotated, Any, NamedTuple
 
 from gossamer.protocol import limits
+from gossamer.protocol.blocks import claim
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
@@ -116,6 +117,10 @@ class DeltaBody:
     """After how many of these the author had merged half of the others' deltas for the round of that one."""
     agreement: Annotated[int, integer(-1000, 1000)] = 0
     """Mean cosine of that round's deltas as the author has merged them, in thousandths."""
+    epoch: Annotated[int, integer(0, limits.EPOCH_MAX)] = 0
+    """The epoch of the data that `blocks` are of."""
+    blocks: Annotated[bytes, claim] = b""
+    """The blocks that the author has trained on, and not claimed before, see `history.data_claims`."""
 
     def pack(self) -> bytes:
         return pack(values(self))
@@ -150,6 +155,8 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
         raise MalformedError("delta: base is not an earlier round of the same fragment")
     if body.late > body.took:
         raise MalformedError("delta: later than its window was long")
+    if body.epoch > body.round:
+        raise MalformedError("delta: claims an epoch that cannot have begun")
     if body.codec not in CODECS:
         raise MalformedError(f"delta: unknown codec {body.codec!r}")
     if body.payload_bytes > length_in(body.round, body.codec, layout):

@@ -46,6 +46,7 @@ from gossamer.protocol import events as ev
 from gossamer.protocol import limits
 from gossamer.protocol import messages as msg
 from gossamer.protocol.access.acl import Access, AccessList, Grant, Revocation
+from gossamer.protocol.blocks import runs_in
 from gossamer.protocol.context import Context
 from gossamer.protocol.effects import Blame, Effect, Expelled, Hangup, Notice, Outbox, Put, StoreCredential
 from gossamer.protocol.errors import (
@@ -614,6 +615,8 @@ class Replica:
         delta, codecs = parse_delta(envelope, self.layout), self.manifest.outer.rungs
         if delta.body.codec not in codecs:  # another codec could multiply everybody's traffic
             raise MalformedError(f"codec {delta.body.codec}, where the manifest has {', '.join(codecs)}")
+        if delta.body.blocks and runs_in(delta.body.blocks)[-1][1] > self.manifest.data.blocks:
+            raise MalformedError("claims blocks of the data that do not exist")
         if not self.acl.counts(delta.author, delta.round):
             self.access.stranger(delivery.link, delivery.now)
         elif delta.round <= self.ledger.floor:

@@ -57,6 +57,12 @@ def init(
     data: Annotated[
         list[Path] | None, typer.Option(exists=True, help="Data to test a task of your own on.")
     ] = None,
+    same_data: Annotated[
+        bool,
+        typer.Option(
+            "--same-data", help="All nodes train on this --data: go through it together, each sample once."
+        ),
+    ] = False,
     trial: Annotated[
         bool, typer.Option("--trial/--no-trial", help="Test a task of your own for one step.")
     ] = True,
@@ -111,6 +117,7 @@ def init(
         settings=all_settings(option, preset),
         weights=weights,
         data=data or (),
+        same_data=same_data,
         trial=trial,
         codec=codec,
         every_steps=every_steps,

@@ -26,7 +26,7 @@ def status(
         gossamer status 192.168.1.5:7700
         gossamer status 192.168.1.5:7700 --json
     """
-    from gossamer.node.daemon.monitoring.status import one_line
+    from gossamer.node.daemon.monitoring.status import data_in_words, one_line
     from gossamer.node.daemon.network.rpc import asker_in, fetch_status
 
     asker = asker_in(folder)
@@ -38,6 +38,7 @@ def status(
         lines = [
             f"swarm {found['swarm']} ({found['swarm_id'][:12]}), {found['records']} records",
             one_line(found),
+            *([data_in_words(found["data"])] if found["data"] else []),
             *([f"windows of {found['window']} steps {found['window_why']}"] if found["window"] else []),
             *([f"publishes in {found['codec']}: {found['codec_why']}"] if found["codec_why"] else []),
             *(

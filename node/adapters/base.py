@@ -6,13 +6,15 @@ training, the `with`, the next training or the end of the process stops the node
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from numbers import Real
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import Sampler
 
 from gossamer.node.trainer.data import Schedule
 from gossamer.node.trainer.peer import Peer
@@ -59,6 +61,27 @@ class StepCount(NamedTuple):
     tokens: int | Tensor = 0
     loss: float | Tensor = 0.0
     """The sum of the micro-batches' losses."""
+
+
+class _LateShard(Sampler[int]):
+    """`Peer.shard` of the peer that there is once training has begun."""
+
+    def __init__(self, membership: "Membership", dataset: Sized) -> None:
+        self._membership, self._dataset = membership, dataset
+        self._peer: Peer | None = None
+        self._shard: Iterable[int] = ()
+
+    def __len__(self) -> int:
+        is_alone = not (dist.is_available() and dist.is_initialized())
+        return len(self._dataset) // (1 if is_alone else dist.get_world_size())
+
+    def __iter__(self) -> Iterator[int]:
+        peer = self._membership.peer
+        if peer is None:
+            raise RuntimeError("a shard draws while its callback trains, and that is not attached")
+        if peer is not self._peer:
+            self._peer, self._shard = peer, peer.shard(self._dataset)
+        yield from self._shard
 
 
 class Membership:
@@ -110,6 +133,10 @@ class Membership:
         if self.peer is not None:
             self.peer.__exit__(kind, error, trace)
             self._forget()
+
+    def shard(self, dataset: Sized) -> Sampler[int]:
+        """A sampler for the trainer's own loader, made before it trains: `Peer.shard` of this node."""
+        return _LateShard(self, dataset)
 
     # -- what a framework's callback calls
 

@@ -25,6 +25,7 @@ from gossamer.node.daemon.network.rpc import RpcServer
 from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.network.sockets import Certificate, LocalNode
 from gossamer.node.daemon.phi.archive import Archive
+from gossamer.node.daemon.phi.data_view import DataView
 from gossamer.node.daemon.phi.loop import MergeLoop, OnMerged
 from gossamer.node.daemon.phi.snapshots import SnapshotShelf
 from gossamer.node.daemon.storage.chunks import ChunkStore
@@ -94,6 +95,7 @@ class Phi:
     loop: MergeLoop
     archive: Archive
     publisher: Publisher
+    data: DataView
 
 
 Parts = tuple[Store, Replica, Network, Phi, Monitor, AdminServer]
@@ -121,6 +123,7 @@ def build(options: NodeOptions, edges: Edges, unix_offset_s: float) -> Parts:
         port=phi.port,
         loop=phi.loop,
         archive=phi.archive,
+        data=phi.data,
         links=network.links,
         server=network.server,
         scores=network.scores,
@@ -196,4 +199,4 @@ def _phi(port: TrainerPort, store: Store, core: Replica, edges: Edges) -> Phi:
     loop = MergeLoop(core, port, edges.dispatch, edges.damaged, edges.merged, edges.before_offer)
     archive = Archive(core, loop, store.chunks, store.records, store.disk, store.shelf, edges.dispatch)
     publisher = Publisher(store.chunks, store.records, store.disk, edges.dispatch, port.send)
-    return Phi(port, loop, archive, publisher)
+    return Phi(port, loop, archive, publisher, DataView(core, loop, port))

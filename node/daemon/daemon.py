@@ -265,6 +265,7 @@ class Daemon:
                     network.links.send(effect.link, effect.message)
                 case fx.Store():
                     self.monitor.heard(effect.delta)
+                    self.phi.data.changed(effect.delta.round)
                     (self.phi.publisher.signed if effect.own else store.writer.add)(effect.delta)
                 case fx.StoreCredential():
                     network.access.keep(effect)
@@ -330,6 +331,7 @@ class Daemon:
         """A round has been merged."""
         if has_changed:
             self.phi.archive.note_merged(merge.round)
+            self.phi.data.changed(merge.round)
         self.monitor.merged(merge.round, merge.deltas, found)
         loop = self.phi.loop
         if (window := loop.window) != self._window:
@@ -381,6 +383,7 @@ class Daemon:
         if clock != self._clock_sent:
             self._clock_sent = clock
             self.phi.port.send(clock)
+        self.phi.data.tell()
 
     @property
     def _clock(self) -> int:

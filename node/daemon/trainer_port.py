@@ -320,6 +320,8 @@ class Publisher:
             payload_bytes=len(payload),
             chunks=chunks,
             previous=NO_RECORD,
+            epoch=message.epoch,
+            blocks=message.blocks,
         )
         self._signed = None
         self._dispatch(ev.Publish(body))

@@ -79,6 +79,13 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
+class Data:
+    """Daemon: which blocks of the data are taken, see `data_claims.Taken`. Comes before the first `Phi`."""
+
+    taken: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Daemon: the node is stopping. Publish what there is, and end."""
 
@@ -94,6 +101,9 @@ class Publish:
     loss: float
     codec: str
     payload_bytes: int
+    epoch: int = 0
+    blocks: bytes = b""
+    """What is claimed of the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +151,10 @@ NOT_EVALUATED = Evaluation()
 JOINING = "joining"
 """The state of a trainer that waits for the swarm's model, and resumes its progress only then."""
 
-ControlMessage = Welcome | Phi | Published | Clock | Stop | Publish | Applied | Report
+ControlMessage = Welcome | Phi | Published | Clock | Data | Stop | Publish | Applied | Report
 
 _KINDS: dict[int, type[ControlMessage]] = dict(
-    enumerate((Welcome, Phi, Published, Clock, Stop, Publish, Applied, Report))
+    enumerate((Welcome, Phi, Published, Clock, Data, Stop, Publish, Applied, Report))
 )
 _CODES = {kind: code for code, kind in _KINDS.items()}
 _NAMES = {kind: [field.name for field in fields(kind)] for kind in _CODES}

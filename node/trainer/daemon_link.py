@@ -83,6 +83,8 @@ class DaemonLink:
         """Number of rounds that the daemon has still to merge."""
         self.window = 0
         """The steps in a window, where the swarm sets its pace and the daemon knows it; else 0."""
+        self.taken = b""
+        """Which blocks of the data are taken, see `data_claims.Taken`."""
         self.problem = "no answer yet"
         """Why the last attempt to reach the daemon failed, for the person who waits."""
         self.stop_asked = threading.Event()
@@ -264,5 +266,7 @@ class DaemonLink:
                 self.unmerged = message.unmerged
                 self.codec = message.codec or self.codec
                 self.window = message.window
+            case control.Data():
+                self.taken = message.taken
             case control.Stop():
                 self.stop_asked.set()

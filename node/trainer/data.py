@@ -19,6 +19,7 @@ from gossamer.models.registry import find_kind, task_names
 from gossamer.models.task import DataStream
 from gossamer.models.task_file import TaskFile, flag_for, is_own_name, load, parse_task_file
 from gossamer.node.home import Home, manifest_of
+from gossamer.node.trainer.draws import Draws
 from gossamer.protocol.errors import ConfigError
 from gossamer.protocol.manifest import Manifest
 
@@ -72,8 +73,8 @@ def _warmed_up(warm_up: int, after: Schedule) -> Schedule:
 
 # --- Which samples a node draws: a different order, or a different part, for each node.
 #
-# Nobody knows how many nodes a swarm has, so the data cannot be divided among them. Instead, every node goes
-# through it in its own order, which follows from its node id; what all nodes see together is as if drawn at
+# Where nodes have data of their own (else see `draws`), every node goes through it in its own order, which
+# follows from its node id; what all nodes see together is as if drawn at
 # random. If all nodes hold the same large dataset and none will get through it, `fraction` limits a node to a
 # random part, chosen by its id alone.
 
@@ -123,6 +124,20 @@ class Shard(Sampler[int]):
         order = np.random.default_rng((self._seed, self.epoch)).permutation(self.indices)
         self.epoch += 1
         return iter(order[self._rank :: self._ranks][: len(self)].tolist())
+
+
+class DrawnShard(Sampler[int]):
+    """Indices into the data that the whole swarm goes through, see `draws`; one pass draws as many as it has,
+    divided among the ranks of this trainer."""
+
+    def __init__(self, draws: Draws, ranks: int = 1) -> None:
+        self._draws, self._ranks = draws, ranks
+
+    def __len__(self) -> int:
+        return self._draws.samples // self._ranks
+
+    def __iter__(self) -> Iterator[int]:
+        return self._draws.items(lambda sample: (sample,), len(self))
 
 
 log = logging.getLogger("gossamer.node")

@@ -625,6 +625,7 @@ class Leader(Rank):
         return round_
 
     def _step(self, tokens: int, loss: float | Tensor) -> int | None:
+        self._learn_taken()
         round_ = None if self._missing else self._due()
         offers = self._updates.all() if self._missing else self._offers(round_)
         touched = self._touched(offers, round_)
@@ -634,6 +635,8 @@ class Leader(Rank):
         so_far = min(self.progress.tokens + tokens, OWN_TOKENS_MAX)
         self.progress = Progress(self.progress.steps + 1, so_far)
         self._steps_since += 1
+        if self.draws is not None:
+            self.draws.stepped(self.progress.steps)
         if touched:
             round_ = self._change(touched, offers, round_)
         if not self._missing:
@@ -703,6 +706,8 @@ class Leader(Rank):
         self._agree(everything)
         with self.team.full(everything):
             self._outer.reset()
+        if self.draws is not None:
+            self.draws.dropped()
         self._steps_since = 0
         self._boundary.mark()
 
@@ -775,6 +780,7 @@ class Leader(Rank):
         """Agree with the other ranks on what happens now."""
         now = self._now(round_)
         self._word = self.team.agree(now._replace(touched=touched, tokens=tokens, leaving=leaving, done=done))
+        self._share_draws(self._word)
         self.last_loss = self._word.loss
         return self._word
 
@@ -828,16 +834,24 @@ class Leader(Rank):
         self._missing = set(range(len(self._outer.fragments)))
         self._outer.forget()
         self._updates.forget()
+        if self.draws is not None:
+            self.draws.dropped()
         self._link.reconnect()
 
     def _apply_all(self) -> bool:
         """Outside of steps: apply all there is. Returns whether there was any."""
+        self._learn_taken()
         offers = self._updates.all()
         touched = self._touched(offers, None)
         self._agree(touched)
         self._change(touched, offers, None)
         self._boundary.mark()
         return bool(offers)
+
+    def _learn_taken(self) -> None:
+        """Before changes: what the daemon says of the data."""
+        if self.draws is not None and (taken := self._link.taken) is not self.draws.taken and taken:
+            self.draws.learn(taken)
 
     def _apply(self, offer: Offer) -> None:
         """Move to the Phi offered, with the progress of the open window on top, unless that was dropped."""
@@ -872,6 +886,10 @@ class Leader(Rank):
             self._window_loss = max(-LOSS_MAX, min(LOSS_MAX, loss))
         if self.team.size == 1:  # several ranks hear of it with the next word
             self.last_loss = self._window_loss
+        epoch, blocks = 0, b""
+        if self.draws is not None:
+            open_steps = max(state.window.steps for state in self._outer.fragments)
+            epoch, blocks = self.draws.claim(self.progress.steps - open_steps)
         self._link.publish(
             control.Publish(
                 round=round_,
@@ -881,6 +899,8 @@ class Leader(Rank):
                 loss=self._window_loss,
                 codec=codec,
                 payload_bytes=length,
+                epoch=epoch,
+                blocks=blocks,
             ),
             area,
         )

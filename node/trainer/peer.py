@@ -18,16 +18,18 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from math import isfinite
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, SupportsFloat, SupportsInt
+from typing import Any, Self, SupportsFloat, SupportsInt, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Sampler
 
 from gossamer.models.task import named_tensors
 from gossamer.node import logs
@@ -37,7 +39,7 @@ from gossamer.node.options import NodeOptions
 from gossamer.node.trainer.attach import DaemonProcess, StartedNode, check_process, sigterm, start_node
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.daemon_link import CONNECT_TIMEOUT_S, DaemonLink
-from gossamer.node.trainer.data import Schedule, Shard
+from gossamer.node.trainer.data import DrawnShard, Schedule, Shard
 from gossamer.node.trainer.outer import Leader
 from gossamer.node.trainer.parameters import check_fits, checked_optimizers, parameters_of, reshard
 from gossamer.node.trainer.ranks import DONE, GAVE_UP, Rank, RankContext, Team, team_of
@@ -57,6 +59,9 @@ WARM_UP_STEPS = 20
 POLL_S = 0.01
 LOG_AFTER_S = 3.0
 LOG_EVERY_S = 30.0
+
+F = TypeVar("F")
+T = TypeVar("T")
 
 log = logging.getLogger("gossamer.peer")
 
@@ -354,10 +359,13 @@ class Peer:
             raise ValueError(f"the schedule returned {factor}: it must return a factor of 0 or more")
         return warm_up * factor
 
-    def shard(self, dataset: Sized, *, fraction: float = 1.0) -> Shard:
-        """A sampler that draws `dataset` in this node's own order; with `fraction`, a random part of it.
+    def shard(self, dataset: Sized, *, fraction: float = 1.0) -> Sampler[int]:
+        """A sampler: pass it to a `DataLoader`, with any number of workers.
 
-        It does not divide the data between nodes: two nodes may draw the same samples. Raises ConfigError.
+        If the swarm has data that is the same on all nodes (`samples` of `manifests.describe`) and `dataset`
+        is that, it draws what no node has trained on in this epoch. Otherwise, or with `fraction`, it draws
+        `dataset`, or a random part of it, in this node's own order: two nodes may draw the same samples then.
+        Raises ConfigError.
         """
         try:
             size = len(dataset)
@@ -366,6 +374,9 @@ class Peer:
                 f"{type(dataset).__name__} has no length: shard takes an indexed dataset. Shuffle a"
                 " streaming one with a seed of this node's own, such as peer.node_id"
             ) from None
+        if self._is_common(size, fraction):
+            assert self._role.draws is not None
+            return DrawnShard(self._role.draws, self._role.team.size)
         return Shard(
             size,
             node_id=self.node_id,
@@ -374,6 +385,39 @@ class Peer:
             rank=self._role.team.rank,
             ranks=self._role.team.size,
         )
+
+    def stream(self, files: Sequence[F], read: Callable[[F], Iterable[T]]) -> Iterator[T]:
+        """What `read` yields of each file, without end, for data that comes in files or other large parts.
+
+        If the swarm's data is these files (see `shard`; each is one of its samples, in the same order on all
+        nodes), it takes those that no node has trained on in this epoch. Otherwise it takes all of them in
+        this node's own order. Use it in the training process itself. Raises ConfigError.
+        """
+        if self._is_common(len(files), 1.0):
+            assert self._role.draws is not None
+            return self._role.draws.items(lambda place: read(files[place]))
+        team = self._role.team
+        own = Shard(
+            len(files),
+            node_id=self.node_id,
+            begun_at=self.progress.steps,
+            rank=team.rank,
+            ranks=team.size,
+        )
+        return (item for _ in count() for place in own for item in read(files[place]))
+
+    def _is_common(self, size: int, fraction: float) -> bool:
+        """Whether data of this size is what the swarm goes through together."""
+        draws = self._role.draws
+        if draws is None or fraction != 1.0 or size == draws.samples:
+            return draws is not None and fraction == 1.0
+        log.warning(
+            "the swarm's data has %d samples, and this %d: it is drawn in this node's own order, and nothing"
+            " of it is claimed",
+            draws.samples,
+            size,
+        )
+        return False
 
     # -- what the loop does
 

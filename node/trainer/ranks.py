@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from gossamer.node.logs import RateLimit
 from gossamer.node.trainer.attach import DaemonProcess
 from gossamer.node.trainer.checkpoint import Progress
 from gossamer.node.trainer.daemon_link import OUTDATED
+from gossamer.node.trainer.draws import Draws, Walk
 from gossamer.node.trainer.parameters import Binding, StepBoundary, deal_out, is_sharded, reshard
 from gossamer.node.trainer.phi_updates import EvaluatedAverage
 from gossamer.protocol.errors import ConfigError, StorageError, UnreachableError
@@ -145,17 +147,17 @@ class Team:
         """All of them, by index."""
         return frozenset(range(len(self._fragments)))
 
-    def share(self, data: bytes) -> bytes:
-        """Return the first rank's bytes on all ranks."""
+    def share(self, data: bytes, rank: int = 0) -> bytes:
+        """Return the bytes of the first rank, or of another one, on all ranks."""
         if self._is_alone:
             return data
         length = torch.tensor([len(data)], device="cpu")
         with self._waiting():
-            dist.broadcast(length, 0, group=self._cpu)
+            dist.broadcast(length, rank, group=self._cpu)
             numbers = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
-            if self.rank == 0 and data:
+            if self.rank == rank and data:
                 numbers.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            dist.broadcast(numbers, 0, group=self._cpu)
+            dist.broadcast(numbers, rank, group=self._cpu)
         return numbers.numpy().tobytes()
 
     def agree(self, word: Word) -> Word:
@@ -327,6 +329,12 @@ class Rank:
         """Seconds since `begun_at` in which `step` has kept the loop from inner steps."""
         self._evaluated: EvaluatedAverage | None = None
         """Only the first rank has it."""
+        self.draws: Draws | None = None
+        """What this rank draws of the data that the whole swarm goes through, if there is any."""
+        if manifest.data.blocks:
+            seed = int.from_bytes(node_id[:8])
+            walk = Walk(manifest.data.blocks, seed, self.team.rank, self.team.size)
+            self.draws = Draws(manifest.data, manifest.swarm_id, walk)
         self.stop_requested = False
         """Whether the script wants its loop to end; with several ranks, all see it at the next step."""
 
@@ -382,6 +390,8 @@ class Rank:
         own_last = self._word.own_last
         word = self._follow(tokens)
         self.progress = Progress(word.steps + 1, word.own_tokens + word.tokens)
+        if self.draws is not None:
+            self.draws.stepped(self.progress.steps)
         return word.own_last if word.own_last > own_last else None
 
     def await_daemon(self, timeout_s: float) -> None:
@@ -440,9 +450,25 @@ class Rank:
         if self.daemon is not None:
             self.daemon.stop()
 
+    def _share_draws(self, word: Word) -> None:
+        """Where something changes: the first rank tells the others what is taken of the data, and they tell
+        it
+        what they have trained on."""
+        if self.draws is None or self.team.size == 1 or not word.touched:
+            return
+        self.draws.learn(self.team.share(self.draws.taken))
+        for rank in range(1, self.team.size):
+            trained = np.array([(step, *block) for step, block in self.draws.trained], np.int64)
+            found = np.frombuffer(self.team.share(trained.tobytes(), rank), np.int64).reshape(-1, 3).tolist()
+            if self.team.rank == 0:
+                self.draws.trained += [(step, (epoch, number)) for step, epoch, number in found]
+        if self.team.rank > 0:
+            self.draws.trained.clear()
+
     def _follow(self, tokens: int = 0, *, leaving: int = 0) -> Word:
         """Exchange one word, and take part in what it says."""
         word = self.team.agree(Word(tokens=tokens, stop=int(self._must_stop), leaving=leaving))
+        self._share_draws(word)
         if word.touched:
             self._binding.check()  # what this rank has replaced would go on without the swarm's values
         with self.team.full(word.touched):

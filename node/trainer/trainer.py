@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from math import isfinite
 from typing import NoReturn
@@ -103,7 +104,7 @@ class Trainer:
         steps = self.peer.progress.steps
         # A task that uses torch's own generator draws other numbers on each node and after each restart.
         torch.manual_seed(stream.derived_seed(f"torch after {steps} steps"))
-        batches = self._task.batches(replace(stream, skip_batches=steps))
+        batches = self._task.batches(replace(stream, skip_batches=steps, samples=self._samples()))
         if self.peer.clock == 0 and self._options.evaluate_every:
             loss = self._held_out_loss()  # the averaged model is Phi_0, too
             self._evaluation = Evaluation(loss, loss, loss, self.peer.version, self.peer.round)
@@ -115,6 +116,22 @@ class Trainer:
             self._stay()
         self._state = "leaving"
         self.peer.leave()
+
+    def _samples(self) -> Iterator[int] | None:
+        """What to draw of the data that the whole swarm goes through; None if this node's is not that."""
+        data = self._manifest.data
+        if not data.blocks:
+            return None
+        found = self._task.shared_data()
+        if found != (data.samples, data.digest):
+            log.warning(
+                "this node's data is not the swarm's (%d samples, not %d, or other ones): it is drawn in an"
+                " order of its own, and nothing of it is claimed",
+                found[0],
+                data.samples,
+            )
+            return None
+        return self.peer.stream(range(data.samples), lambda sample: (sample,))
 
     def _inner_step(self, batch: object) -> None:
         self._optimizer.scale_lr(self.peer.lr_scale(self._task.lr_scale))

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from gossamer.protocol import pace
 from gossamer.protocol.errors import PayloadError
+from gossamer.protocol.history.data_claims import DataClaims
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.pace import PaceFold, PaceState, Windows
+from gossamer.protocol.pace import PACE_BYTES, PaceFold, PaceState, Windows
 from gossamer.protocol.records import Delta
 
 
@@ -18,28 +19,35 @@ class Folds(NamedTuple):
     """The states of all folds as of a round at the end of an epoch."""
 
     pace: PaceState
+    data: DataClaims
 
     def pack(self, manifest: Manifest) -> bytes:
         """As many bytes as `folds_bytes`: of what a manifest fixes, none."""
-        return self.pace.pack() if manifest.pace.is_set_by_swarm else b""
+        return (self.pace.pack() if manifest.pace.is_set_by_swarm else b"") + self.data.pack()
 
 
-BEGIN = Folds(pace.BEGIN)
-"""As of round 0."""
+def begin(manifest: Manifest) -> Folds:
+    """As of round 0."""
+    return Folds(pace.BEGIN, DataClaims(manifest.data.blocks))
 
 
 def folds_bytes(manifest: Manifest) -> int:
     """How many bytes the folds take in the index of a snapshot."""
-    return len(BEGIN.pack(manifest))
+    return len(begin(manifest).pack(manifest))
 
 
 def unpack(data: bytes, manifest: Manifest) -> Folds:
     """Inverse of `Folds.pack`; of no bytes, those as of round 0. Raises PayloadError."""
     if not data:
-        return BEGIN
+        return begin(manifest)
     if len(data) != folds_bytes(manifest):
         raise PayloadError("a snapshot with folds of another length than the manifest makes them")
-    return Folds(PaceState.unpack(data))
+    of_pace = PACE_BYTES if manifest.pace.is_set_by_swarm else 0
+    blocks = manifest.data.blocks
+    return Folds(
+        PaceState.unpack(data[:of_pace]) if of_pace else pace.BEGIN,
+        DataClaims.unpack(data[of_pace:], blocks) if blocks else DataClaims(0),
+    )
 
 
 class Folding:
@@ -47,6 +55,7 @@ class Folding:
 
     def __init__(self, manifest: Manifest) -> None:
         self._pace = PaceFold(manifest)
+        self._cap = manifest.outer.weight_cap
 
     def changed(self, round_: int) -> None:
         """Other records are merged of a round now."""
@@ -55,7 +64,10 @@ class Folding:
     def as_of(self, round_: int, base: int, folds: Folds, rounds: Mapping[int, Sequence[Delta]]) -> Folds:
         """The folds as of a round at the end of an epoch, from those as of an earlier one, `base`, and the
         records merged in the rounds since."""
-        return Folds(self._pace.as_of(round_, base, folds.pace, rounds))
+        return Folds(
+            self._pace.as_of(round_, base, folds.pace, rounds),
+            folds.data.as_of(round_, base, rounds, self._cap),
+        )
 
     def windows(self, round_: int, base: int, folds: Folds, rounds: Mapping[int, Sequence[Delta]]) -> Windows:
         """See `PaceFold.windows`."""

@@ -6,14 +6,17 @@ are kept. A *verdict* begins when half of these rounds are bad in one way, and e
 are, so that its beginning and its end are announced once each.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import fsum
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
 from gossamer.protocol import limits
+from gossamer.protocol.blocks import runs_in, size_of
 from gossamer.protocol.merge.merge import RoundMerge, Sample
+from gossamer.protocol.records import Delta
 
 ROUNDS_KEPT = 20
 """How many rounds of a member are looked at: enough for shares to mean something, few enough to be recent."""
@@ -42,6 +45,10 @@ around. Deltas that have nothing in common scatter around 0, by 1/256 and less."
 CAPPED_MIN = 100.0
 """A smaller factor may be a faster machine's, and so may a larger one: the verdict names both reasons."""
 
+GREEDY_MIN = 8.0
+"""All samples of a data set make about as many tokens. But a slow member may claim in one delta what it has
+trained on for several."""
+
 COMPARED_MIN = 3
 """Deltas needed to compare: if two point apart, nobody can tell which is opposed to the other."""
 
@@ -64,6 +71,8 @@ class Figures(NamedTuple):
     """Its delta's length per inner step, relative to the round's median."""
     agreement: float | None = None
     """Cosine with the sum of the others' directions; None where fewer than 3 deltas could be compared."""
+    greedy: bool = False
+    """It claims far more of the data than its tokens make."""
 
     @property
     def is_overweight(self) -> bool:
@@ -112,13 +121,24 @@ class Summary(NamedTuple):
 NOTHING_SENT = Summary(0, 0, 0, 0, 1.0, 0, 1.0, 0, None, None)
 
 
-def figures(merge: RoundMerge, void: Iterable[bytes] = ()) -> RoundFigures:
-    """What a round's merge did to its members; `void` are authors whose payloads do not decode."""
+def figures(merge: RoundMerge, void: Iterable[bytes] = (), greedy: Collection[bytes] = ()) -> RoundFigures:
+    """What a round's merge did to its members; `void` are authors whose payloads do not decode, `greedy`
+    those of `greedy_in`."""
     agreements, overall = agreement({c.author: c.sample for c in merge.contributions if c.sample is not None})
     members = {author: Figures(void=True) for author in void}
     for author, treated in merge.treatment().items():
-        members[author] = Figures(False, *treated, agreements.get(author))
+        members[author] = Figures(False, *treated, agreements.get(author), author in greedy)
     return RoundFigures(members, overall)
+
+
+def greedy_in(deltas: Iterable[Delta]) -> set[bytes]:
+    """Who claims far more blocks of the data for its tokens than others do in a round; nobody if fewer than 3
+    claim any."""
+    claimed = {d.author: size_of(runs_in(d.body.blocks)) / d.body.tokens for d in deltas if d.body.blocks}
+    if len(claimed) < COMPARED_MIN:
+        return set()
+    usual = median(claimed.values())
+    return {author for author, rate in claimed.items() if rate > GREEDY_MIN * usual}
 
 
 def agreement(samples: Mapping[bytes, Sample]) -> tuple[dict[bytes, float], float | None]:
@@ -213,6 +233,9 @@ _CHARGES = {
         lambda where, bad: f"clipped {where}, by {_mean([f.clipped for f in bad]):.1f}x on average",
     ),
     "opposed": _Charge(lambda f: f.is_opposed, lambda where, _: f"opposed to the others {where}"),
+    "greedy": _Charge(
+        lambda f: f.greedy, lambda where, _: f"claimed more of the data than it can have trained on {where}"
+    ),
     "overweight": _Charge(
         lambda f: f.is_overweight,
         lambda where, bad: (

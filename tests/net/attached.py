@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader
 
 from gossamer.models.task import named_tensors
 from gossamer.node.trainer.peer import Peer
@@ -76,10 +78,14 @@ def train(options: dict[str, Any]) -> None:
         peer.on_merged(lambda peer: merged.append(peer.version))
         own = 0 if how == "alike" else rank
         generator = torch.Generator().manual_seed(int.from_bytes(peer.node_id[:6], "big") + own)
+        drawn = open(f"{folder}.{rank}.drawn", "a")  # noqa: SIM115 - it ends with the process
+        batches = batches_of(peer, options) if "samples" in options else None
         while not (stop.exists() if how in ("alone", "alike") else _any(stop.exists())):
             if peer.should_stop and not options.get("stubborn"):
                 break
             inputs = torch.randn(16, FEATURES, generator=generator)
+            if batches is not None:
+                print(*next(batches).tolist(), file=drawn, flush=True)
             loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
             loss.backward()
             optimizer.step()
@@ -111,6 +117,15 @@ def train(options: dict[str, Any]) -> None:
         Path(f"{folder}.{rank}.json").write_text(json.dumps(result))
     if how != "alone":
         dist.destroy_process_group()
+
+
+def batches_of(peer: Peer, options: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Which samples to train on, in batches, as a loader with workers brings them."""
+    dataset = torch.arange(options["samples"])
+    workers = options.get("workers", 0)
+    loader = DataLoader(dataset, 16, sampler=peer.shard(dataset), num_workers=workers)  # type: ignore[arg-type]
+    while True:
+        yield from loader
 
 
 def _any(flag: bool) -> bool:

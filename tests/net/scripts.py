@@ -29,7 +29,7 @@ PATIENCE_S = 60
 class Scripts:
     """Scripts in one folder, which end with the test."""
 
-    def __init__(self, base: Path, owner: Identity | None) -> None:
+    def __init__(self, base: Path, owner: Identity | None, samples: int = 0) -> None:
         self.base = base
         self.manifest = base / "swarm.toml"
         described = manifests.describe(
@@ -37,11 +37,13 @@ class Scripts:
             name="attached",
             every_seconds=0.5,
             fragments=2,
+            samples=samples,
             invited=owner is not None,
             owners=(owner.public_key.hex(),) if owner else (),
         )
         assert all(any(slot.is_cut for slot in part.slots) for part in described.plan().fragments)
         manifests.write(described, self.manifest)
+        self.described = described
         self.swarm_id = described.swarm_id
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -104,8 +106,9 @@ class Scripts:
 
 
 @contextmanager
-def scripts_in(base: Path, owner: Identity | None = None) -> Iterator[Scripts]:
-    scripts = Scripts(base, owner)
+def scripts_in(base: Path, owner: Identity | None = None, samples: int = 0) -> Iterator[Scripts]:
+    """`samples`: the size of the data that all of them train on; 0 if each has its own."""
+    scripts = Scripts(base, owner, samples)
     try:
         yield scripts
         assert_all_gone(base, 8)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
+from gossamer.protocol.blocks import pack_blocks
 from gossamer.protocol.manifest import Outer
 from gossamer.protocol.merge.contributions import (
     CLIPPED_MIN,
@@ -19,6 +20,7 @@ from gossamer.protocol.merge.contributions import (
     RoundFigures,
     agreement,
     figures,
+    greedy_in,
 )
 from gossamer.protocol.merge.merge import SAMPLE_MAX, Contribution, RoundMerge, measure
 from gossamer.protocol.payloads import Payload, encode_payload
@@ -277,3 +279,21 @@ def test_who_trains_a_head_of_its_own_is_neither_clipped_nor_opposed():
         assert all(of_member.clipped == 1.0 for of_member in judged.members.values())
         assert stats.note(round_, judged) == []
     assert stats.of(member(0)).opposed == 0
+
+
+def test_who_claims_more_of_the_data_than_its_tokens_make_is_named():
+    ours = builders.manifest(data={"samples": 9000, "blocks": 900})
+    deltas = [
+        builders.signed(
+            builders.identity(number),
+            builders.body_of(b"1", "int8", 8, 2, blocks=pack_blocks(range(blocks))[0], tokens=tokens),
+            ours,
+        )
+        for number, (blocks, tokens) in enumerate([(10, 1000), (40, 4000), (9, 1000), (800, 1000)])
+    ]
+    assert greedy_in(deltas) == {builders.identity(3).node_id}
+    assert greedy_in(deltas[2:]) == set(), "of two, nobody can tell"
+    stats = ContributionStats()
+    for round_ in range(1, 9):
+        stats.note(round_, RoundFigures({member(0): Figures(greedy=True)}, None))
+    assert "than it can have trained on" in (stats.of(member(0)).verdict or "")

@@ -22,7 +22,7 @@ not wait for them, and none of its work is lost, however long they were away.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gossamer.protocol.history.folds import BEGIN, Folding
+from gossamer.protocol.history.folds import Folding, begin
 from gossamer.protocol.identity import short
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.limits import FETCH_PATIENCE_S, FORK_PATIENCE_S, PAYLOAD_PATIENCE_S, ROUND_MAX
@@ -353,10 +353,14 @@ class Verdicts:
         average = average_from_scratch(scenario.manifest, scenario.phi, rounds, read, newest)
         every = scenario.manifest.history.snapshot_every
         upto = newest // every * every
-        decided = Folding(scenario.manifest).as_of(upto, 0, BEGIN, rounds)
+        decided = (
+            Folding(scenario.manifest)
+            .as_of(upto, 0, begin(scenario.manifest), rounds)
+            .pack(scenario.manifest)
+        )
         for node in live:
             assert node.fold is not None
-            if node.fold.base.round <= upto and node.fold.folds(upto) != decided:
+            if node.fold.base.round <= upto and node.fold.folds(upto).pack(scenario.manifest) != decided:
                 self._fail(node, "ends with other folds than those of its records from scratch")
             if not node.archive.is_whole:
                 self._fail(node, "ends without the sums of its snapshot")

@@ -20,6 +20,7 @@ from gossamer.node.daemon.monitoring.health import HealthChecks
 from gossamer.node.daemon.monitoring.round_history import RoundHistory, load_rounds, save_rounds
 from gossamer.node.daemon.monitoring.status import (
     LIVE,
+    DataStatus,
     LinkStatus,
     MemberStatus,
     NodeStatus,
@@ -32,6 +33,7 @@ from gossamer.node.daemon.network.links import LinkTable, PeerLink
 from gossamer.node.daemon.network.peer_scores import PeerScores
 from gossamer.node.daemon.network.server import Server
 from gossamer.node.daemon.phi.archive import Archive
+from gossamer.node.daemon.phi.data_view import DataView
 from gossamer.node.daemon.phi.loop import MergeLoop
 from gossamer.node.daemon.storage.disk import Disk
 from gossamer.node.daemon.trainer_port import TrainerPort
@@ -74,6 +76,7 @@ class Sources:
     port: TrainerPort
     loop: MergeLoop
     archive: Archive
+    data: DataView
     links: LinkTable
     server: Server
     scores: PeerScores
@@ -284,6 +287,7 @@ class Monitor:
             window=loop.window,
             window_why=loop.window_why,
             agreement=loop.contributions.agreement,
+            data=_data(sources.data) if core.manifest.data.blocks else None,
             itself=itself,
             members=members,
             members_accused=sum(member.contributions["verdict"] is not None for member in members),
@@ -381,6 +385,22 @@ def _model(manifest: Manifest, layout: Layout) -> dict[str, Any]:
         "pace": f"{pace.every_seconds:g} s" if pace.every_seconds else f"{pace.every_steps} steps",
         "admission": manifest.admission.mode,
     }
+
+
+def _data(view: DataView) -> DataStatus:
+    view.look()
+    claims = view.claims
+    current, before = claims.current, claims.before
+    blocks = current.claimed.size
+    seen = float(current.claimed.sum()) / blocks
+    return DataStatus(
+        epoch=claims.epoch,
+        seen_once=max(0.0, seen - current.again / blocks),
+        seen_again=current.again / blocks,
+        not_seen=1.0 - seen,
+        before_seen=float(before.claimed.sum()) / blocks if claims.epoch else None,
+        before_seen_again=before.again / blocks if claims.epoch else None,
+    )
 
 
 def _trainer(report: Report) -> TrainerStatus:

@@ -39,7 +39,8 @@ class Metric:
 
 
 def metric(name: str, help_: str, **more: Any) -> Any:
-    """A field that Prometheus gets as ``gossamer_{name}``, see https://prometheus.io/docs/practices/naming/."""
+    """A field that Prometheus gets as ``gossamer_{name}``, see
+    https://prometheus.io/docs/practices/naming/."""
     return field(metadata={"metric": Metric(f"gossamer_{name}", help_, **more)})
 
 
@@ -134,6 +135,19 @@ class TrainerStatus:
     val_version: int
     val_round: int
     wait_fraction: float = metric("wait_ratio", "Fraction of training time not spent on inner steps.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataStatus:
+    """How far the swarm is with the data that it goes through together. Shares of the samples."""
+
+    epoch: int = metric("data_epoch", "Epoch of the swarm's data, from 0.")
+    seen_once: float = metric("data_seen_once_ratio", "Share of the data trained on once in this epoch.")
+    seen_again: float = metric("data_seen_again_ratio", "Share that was claimed again in this epoch.")
+    not_seen: float = metric("data_not_seen_ratio", "Share that nobody has trained on in this epoch yet.")
+    before_seen: float | None
+    """Of the epoch before: trained on at all; None in the first."""
+    before_seen_again: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +250,8 @@ class NodeStatus:
     agreement: float | None = metric(
         "agreement_ratio", "Mean cosine of pairs of deltas in the newest round with two deltas, -1 to 1."
     )
+    data: DataStatus | None
+    """None if nodes have data of their own."""
 
     # -- the others
     itself: MemberStatus
@@ -338,6 +354,16 @@ def one_line(status: Mapping[str, Any]) -> str:
     # A node that does not train publishes nothing, and its own round would stay 0 for ever.
     at = f"{status['round']} (swarm {status['clock']})" if status["trains"] else f"{status['clock']}"
     return f"{name}: {status['state']}, round {at}{loss}, {reach}"
+
+
+def data_in_words(data: Mapping[str, Any]) -> str:
+    """How far the swarm is with its data, as JSON has it, for a person."""
+    shares = (f"{100 * data[name]:.1f} %" for name in ("seen_once", "seen_again", "not_seen"))
+    now = "epoch {} of the data: {} seen once, {} again, {} not yet".format(data["epoch"], *shares)
+    if data["before_seen"] is None:
+        return now
+    before, again = 100 * data["before_seen"], 100 * data["before_seen_again"]
+    return f"{now}; in the epoch before {before:.1f} % were seen, {again:.1f} % again"
 
 
 # --- Whether the others hold the same model as this node, as far as their claims and ours can tell.

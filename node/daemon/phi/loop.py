@@ -81,6 +81,8 @@ class MergeLoop:
         self._before_offer = before_offer
         self.seconds = 0.0
         """Wall time spent in merges so far."""
+        self.begun = 0
+        """How often `begin` was called: each time with another history."""
         self.contributions = ContributionStats()
         """Figures of every member's deltas."""
         self._state: PhiState | None = None
@@ -159,6 +161,7 @@ class MergeLoop:
             if self._state is not None:
                 state.version = self._state.version + 1
             self._state, self._due = state, None
+            self.begun += 1
             tell()
         self.offer_all()
 

@@ -74,7 +74,7 @@ from gossamer.protocol.history.average import Sums
 from gossamer.protocol.history.claims import total
 from gossamer.protocol.history.folds import Folding
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.merge.contributions import RoundFigures, figures
+from gossamer.protocol.merge.contributions import RoundFigures, figures, greedy_in
 from gossamer.protocol.merge.merge import (
     Contribution,
     Measures,
@@ -177,7 +177,7 @@ class PhiState:
         self._usual.note(round_, fragment, found)
         if new:
             merge = RoundMerge(found, fragment, self._manifest.outer)
-            self.figures = figures(merge, void=self._payloads.undecodable(new))
+            self.figures = figures(merge, self._payloads.undecodable(new), greedy_in(new))
         this = {fragment.index}
         self.diverged = self.diverged - this if is_healthy(self.view(fragment)) else self.diverged | this
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,10 @@ class FakePeer:
         assert not self.ends
         self.steps.append((tokens, float(loss)))
         self.rates.append(self.optimizers[0].param_groups[0]["lr"])
+
+    def shard(self, dataset: Sized) -> list[int]:
+        """The second half, backwards: an order that nothing else would draw."""
+        return list(reversed(range(len(dataset) // 2, len(dataset))))
 
     def lr_scale(self, schedule: Schedule) -> float:
         return schedule(self.swarm_tokens)

@@ -4,6 +4,10 @@ const STATES = {
   joining: "joining", starting: "starting", training: "training", serving: "serving", finished: "finished", leaving: "leaving",
 };
 
+/** How far the swarm is with the data that it goes through together. */
+const dataInWords = ({ epoch, seen_once, seen_again, not_seen }) =>
+  `epoch ${whole(epoch)}: ${percent(seen_once)} seen once, ${percent(seen_again)} again, ${percent(not_seen)} not yet`;
+
 class Header {
   #figures;
 
@@ -37,7 +41,7 @@ class Header {
     const heard = (x) => (x || state.state !== "joining" ? x : null); // a joiner's zeros mean that it has heard of none
     const at = state.trains ? [whole(heard(state.round)), `swarm at ${whole(heard(state.clock))}`] : [whole(heard(state.clock)), "of the swarm"];
     this.#set("round", "Round", at[0], at[1] + behind);
-    this.#set("tokens", "Tokens", amount(state.swarm_tokens), ownTokens(state));
+    this.#set("tokens", "Tokens", amount(state.swarm_tokens), state.data ? dataInWords(state.data) : ownTokens(state), "", state.data ? ownTokens(state) : "");
     this.#set("speed", "Tokens per second", amount(swarmSpeed(state)), state.trains ? speedInWords(trainer) : "of the whole swarm");
     const newest = rounds.newestRound;
     const own = known(trainer.loss);
