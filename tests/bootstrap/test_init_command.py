@@ -184,3 +184,17 @@ def test_an_init_that_fails_leaves_no_key(run: Run, tmp_path: Path) -> None:
     (tmp_path / "my.owner").write_bytes(bytes(32))
     run("init", "my.toml", "--invited").assert_user_error("my.owner already exists", "--owner-key")
     assert entries(tmp_path) == {"my.owner"}
+
+
+def test_the_same_data_on_all_nodes_is_part_of_the_manifest(run: Run, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("all nodes have these words\n" * 400)
+    small = ("--option", "context=16", "--option", "batch_size=2")
+    assert run("init", "my.toml", "--data", corpus, "--same-data", *small).status == 0
+    data = read_manifest(tmp_path / "my.toml").data
+    assert data.samples == data.blocks > 500
+    assert len(data.digest) == 64
+    own = write_task(tmp_path)
+    outcome = run("init", "other.toml", "--task", own, "--same-data")
+    assert outcome.status == 2
+    assert "cannot share its data out" in outcome.err

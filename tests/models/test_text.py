@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def task(folder: Path) -> ByteTextTask:
     return ByteTextTask(TextOptions(batch_size=4, context=32, eval_batches=4), [folder])
+
+
+def test_the_swarm_s_samples_are_the_windows_that_follow_each_other(task: ByteTextTask) -> None:
+    count, digest = task.shared_data()
+    text = task.corpus.train
+    assert count == (text.size - 1) // 32
+    assert bytes.fromhex(digest) == hashlib.sha256(text.tobytes()).digest()
+    samples = iter([0, count - 1, 5, 7])
+    inputs, targets = next(task.batches(replace(STREAM, samples=samples)))
+    for row, sample in enumerate((0, count - 1, 5, 7)):
+        assert inputs[row].tolist() == text[32 * sample :][:32].tolist()
+        assert targets[row].tolist() == text[32 * sample + 1 :][:32].tolist()
 
 
 def test_loss_falls_and_evaluation_agrees(task: ByteTextTask) -> None:

@@ -46,7 +46,8 @@ def test_a_swarm_sees_all_of_the_data_although_one_is_killed_and_one_joins(tmp_p
         address = scripts.address("one")
         for name in ("two", "three"):
             scripts.start(name, join=[address], samples=SAMPLES, pause=0.03, workers=2)
-        scripts.wait_rounds("three", 10)
+        for name in ("two", "three"):
+            scripts.wait_rounds(name, 10)
         killed = Home(tmp_path / "two").identity().node_id
         scripts.daemon("two").send_signal(signal.SIGKILL)
         scripts.processes["two"].kill()
@@ -78,3 +79,20 @@ def test_a_swarm_sees_all_of_the_data_although_one_is_killed_and_one_joins(tmp_p
         unpublished = set(trained(scripts, "two")) - {sample for _, sample in by_author[killed]}
         others = {sample for author in ids if author != killed for _, sample in by_author[author]}
         assert len(unpublished - others) <= 0.01 * SAMPLES, "what the killed node took with it is drawn again"
+
+
+@pytest.mark.timeout(400)
+def test_ranks_of_one_node_share_out_what_they_draw_and_claim_it_together(tmp_path: Path) -> None:
+    with scripts_in(tmp_path, samples=SAMPLES) as scripts:
+        scripts.start("one", ranks=2, how="ddp", samples=SAMPLES, workers=1)
+        scripts.wait_rounds("one", 12)
+        (tmp_path / "stop").touch()
+        results = scripts.results("one", ranks=2)
+        (samples,) = claimed(scripts, "one").values()
+        done = [trained(scripts, "one", rank) for rank in (0, 1)]
+        assert not done[0].keys() & done[1].keys(), "each walks in a part of its own"
+        assert set(samples.values()) == {1}
+        claims = {sample for _, sample in samples}
+        assert claims <= (done[0] | done[1]).keys()
+        assert all(len(claims & of_rank.keys()) >= len(of_rank) / 2 for of_rank in done)
+        assert results[0]["digest"] == results[1]["digest"]

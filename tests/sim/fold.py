@@ -177,6 +177,10 @@ class Fold:
         base = folds.unpack(self.base.folds, self._manifest)
         return Folding(self._manifest).as_of(upto, self.base.round, base, self.rounds)
 
+    def epoch(self) -> int:
+        """The epoch of the data, by all that is merged."""
+        return self.folds(max(self.rounds, default=self.base.round)).data.epoch
+
     def window(self, clock: int) -> int:
         """The steps in a window in the round after the clock's."""
         base, every = folds.unpack(self.base.folds, self._manifest), self._manifest.history.snapshot_every

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from gossamer.protocol import messages as msg
+from gossamer.protocol.blocks import pack_runs
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.limits import (
@@ -243,11 +244,14 @@ class Liar:
         self._to_some(self._signed(body))
 
     def _publish_nonsense(self) -> None:
-        """Publish a payload with the right hash that does not decode, stating as many tokens as possible."""
+        """Publish a payload with the right hash that does not decode, stating as many tokens as possible, and
+        all of the data."""
         round_ = self._round()
         payload = self._nonsense(round_)
         self._node.keep(payload, durable=False)
-        self._to_some(self._signed(replace(self._body(round_, payload), tokens=TOKENS_MAX)))
+        everything = pack_runs([(0, self._node.stage.manifest.data.blocks)])
+        body = replace(self._body(round_, payload), tokens=TOKENS_MAX, blocks=everything)
+        self._to_some(self._signed(body))
 
     def _keep_it_all(self) -> None:
         """For a while decline every chunk, or do not react when a peer asks us to put one."""

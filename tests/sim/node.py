@@ -5,12 +5,15 @@ remains.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from hashlib import sha256
 from math import inf
+from typing import Any
 
 from gossamer.node.daemon.network.address_book import REMEMBER_FIRST_S, REMEMBER_INTERVAL_S, REMEMBERED_MAX
 from gossamer.protocol import effects as fx
 from gossamer.protocol import events as ev
+from gossamer.protocol.blocks import pack_runs
 from gossamer.protocol.errors import RefusedError
 from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_MAX
 from gossamer.protocol.membership.members import NodeInfo
@@ -388,7 +391,13 @@ class Node(Process):
             self.soon(1.0, self.publish, window, payload)
             return
         self.keep(payload, durable=True)
-        self.soon(self.traits.sync_s, self._sign, window.body(payload))
+        self.soon(self.traits.sync_s, self._sign, replace(window.body(payload), **self._claim(window)))
+
+    def _claim(self, window: Window) -> dict[str, Any]:
+        """What to claim of the data: any three blocks of the epoch that it is at."""
+        first = (window.tokens + 7 * window.round) % (self.stage.manifest.data.blocks - 2)
+        epoch = self.fold.epoch() if self.fold is not None else 0
+        return {"epoch": epoch, "blocks": pack_runs([(first, first + 3)])}
 
     def keep(self, payload: bytes, *, durable: bool) -> None:
         """A payload came into being here: write its chunks."""

@@ -197,6 +197,10 @@ def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> in
     return -(-manifest.payload_max // rng.randrange(4, 13))
 
 
+BLOCKS = 40
+"""Of the data: a few rounds of claims make an epoch."""
+
+
 def _manifest(
     rng: random.Random, seed: int, codec: str, fragments: int, name: str | None
 ) -> tuple[Manifest, Ints]:
@@ -224,6 +228,7 @@ def _manifest(
             "snapshot_every": 2 if early else rng.randrange(2, 7),
             "retain": _retain(rng, seed, name),
         },
+        "data": {"samples": 100 * BLOCKS, "blocks": BLOCKS},
         "layout": {"fragments": fragments, "tensors": _TENSORS},
         "admission": admission("invited", _owner(seed)) if name == "invited" else {},
         "genesis": {"digest": root_of(chunk_hashes(phi.tobytes())).hex()},

@@ -113,12 +113,22 @@ class PassesOver(Regression):
         return None if batch_idx % 3 == 1 else super().training_step(batch, batch_idx)
 
 
-def samples(batch_size: int) -> DataLoader[Any]:
+def samples(batch_size: int, swarm: GossamerCallback | None = None) -> DataLoader[Any]:
+    """10 samples; drawn as `swarm` says, if it is given."""
     inputs = torch.arange(30.0).view(10, 3) / 30
-    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=batch_size)
+    dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    return DataLoader(dataset, batch_size=batch_size, sampler=swarm and swarm.shard(dataset))
 
 
-def fit(folder: Path, module: Any, swarm: GossamerCallback, before: Any = (), **options: Any) -> Any:
+def fit(
+    folder: Path,
+    module: Any,
+    swarm: GossamerCallback,
+    before: Any = (),
+    *,
+    shards: bool = False,
+    **options: Any,
+) -> Any:
     """Train on 10 samples, in batches of 4, 4 and 2; validate, if the module can, on all of them at once."""
     trainer = pl.Trainer(
         default_root_dir=folder,
@@ -131,5 +141,6 @@ def fit(folder: Path, module: Any, swarm: GossamerCallback, before: Any = (), **
         enable_model_summary=False,
         **options,
     )
-    trainer.fit(module, samples(4), samples(10) if isinstance(module, Validated) else None)
+    train = samples(4, swarm if shards else None)
+    trainer.fit(module, train, samples(10) if isinstance(module, Validated) else None)
     return trainer

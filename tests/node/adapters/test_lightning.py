@@ -52,6 +52,18 @@ def test_each_step_of_the_optimizer_is_told_once_with_its_samples_and_its_loss(
     assert all((parameter == 1).all() for parameter in module.parameters()), "the swarm's own model"
 
 
+def test_a_loader_made_before_draws_as_the_peer_says(
+    lightning: ModuleType, fakes: Fakes, tmp_path: Path
+) -> None:
+    forwards, backwards = lightning.Regression(), lightning.Regression()
+    lightning.fit(tmp_path, forwards, lightning.GossamerCallback(), max_epochs=1)
+    first = forwards.losses[0]
+    fakes.made.clear()
+    lightning.fit(tmp_path, backwards, lightning.GossamerCallback(), max_epochs=1, shards=True)
+    assert [tokens for tokens, _ in fakes.peer.steps] == [4, 4, 2]
+    assert backwards.losses[0] != pytest.approx(first), "the last samples come first"
+
+
 def test_it_stops_with_the_node(lightning: ModuleType, fakes: Fakes, tmp_path: Path) -> None:
     fakes.stop_after = 4
     trainer = lightning.fit(
