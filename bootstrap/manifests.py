@@ -399,9 +399,13 @@ def _describe(
     phi = genesis.parameters(model, plan(specs, fragments))
     by_mean = all(spec.averaging == "mean" for spec in specs)
     names = (codec,) if codec else LADDER
-    length = every_steps if codec and not is_set_by_swarm else SHORT_WINDOW  # what others choose is short
+    # One momentum is for all rungs. In windows of a fixed length it would harm the coarse ones.
+    length = every_steps if codec or is_set_by_swarm else SHORT_WINDOW
     usual = {one: outer_defaults(one, by_mean=by_mean, every_steps=length) for one in names}
     momentum = max(settings.pop("momentum") for settings in usual.values())
+    for one, settings in usual.items():
+        if momentum and not CODECS[one].outer.momentum:  # as usual in short windows, where momentum has faded
+            settings["learning_rate"] = round(settings["learning_rate"] / (1 + momentum), 2)
     values = {
         "swarm": {"name": name, "created": int(time.time())},
         "task": task,

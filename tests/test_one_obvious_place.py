@@ -61,8 +61,8 @@ class HeavyBall:
 
     buffers = ("velocity",)
 
-    def __init__(self, outer: Outer) -> None:
-        self._mu = outer.momentum
+    def __init__(self, manifest: Manifest) -> None:
+        self._mu = manifest.outer.momentum
 
     def step(self, progress: Tensor, *buffers: Tensor, windows: float) -> None:
         progress.copy_(buffers[0].mul_(self._mu).add_(progress))

@@ -321,7 +321,7 @@ class OuterLoop:
         """Bind to a model's parameters by name. Raises ConfigError naming the first that does not fit."""
         check_fits(tensors, manifest)
         self._rungs = manifest.outer.rungs
-        self._optimizer = optimizer_of(manifest.outer)
+        self._optimizer = optimizer_of(manifest)
         pace = manifest.pace
         self._usual_steps = USUAL_STEPS if pace.is_set_by_swarm else pace.every_steps
         self.names = {tensor: name for name, tensor in tensors.items()}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.protocol.errors import ConfigError
-from gossamer.protocol.manifest import Outer
+from gossamer.protocol.manifest import Manifest
 
 FADED = 2.0**-60
 """Smaller momenta count for nothing in fixed point, and are set to 0. Where nothing trains any more, as in
@@ -31,7 +31,8 @@ class OuterOptimizer(Protocol):
         the step at learning rate 1, and update the buffers, float32[n]; all in place, without waiting for a
         device. Of zeros it must make zeros, as long as it has seen no others: they may be padding.
 
-        `windows`: the inner steps behind the progress, as a multiple of the manifest's window."""
+        `windows`: the inner steps behind the progress, as a multiple of the manifest's window, or of a usual
+        one where the swarm sets its pace."""
         ...
 
 
@@ -44,29 +45,39 @@ class Nesterov:
     Momentum reaches back over inner steps, not windows, whose lengths differ between nodes and with the load
     of a machine: over ``p`` windows it fades to ``mu**p``. The learning rate changes by
     ``(1 - mu**p) / (1 - mu)``, so that progress moves the model equally far in the end however it is cut.
+
+    Where the swarm sets its pace, all windows get shorter together. Long ones want momentum and short ones
+    none (docs/benchmarks.md), so it fades, from all in a usual window to none in a third of one. The
+    learning rate changes by ``(1 + mu) / (1 + mu')``, so that progress moves the model equally far at once.
     """
 
     buffers: ClassVar[tuple[str, ...]] = ("momentum",)
 
-    def __init__(self, outer: Outer) -> None:
-        self._mu = outer.momentum
+    def __init__(self, manifest: Manifest) -> None:
+        self._mu = manifest.outer.momentum
+        self._is_paced = manifest.pace.is_set_by_swarm
 
     def step(self, progress: Tensor, *buffers: Tensor, windows: float) -> None:
         if self._mu:
             (momentum,), mu = buffers, self._mu**windows
+            scale = (1 - mu) / (1 - self._mu)
+            if self._is_paced:
+                mu = self._mu * max(0.0, min((3 * windows - 1) / 2, 1.0))
+                scale = (1 + self._mu) / (1 + mu)
             torch.add(progress, momentum, alpha=mu, out=momentum)
             torch.hardshrink(momentum, FADED, out=momentum)
             progress.add_(momentum, alpha=mu)
-            if windows != 1.0:
-                progress.mul_((1 - mu) / (1 - self._mu))
+            if scale != 1.0:
+                progress.mul_(scale)
 
 
-OPTIMIZERS: dict[str, Callable[[Outer], OuterOptimizer]] = {"nesterov": Nesterov}
+OPTIMIZERS: dict[str, Callable[[Manifest], OuterOptimizer]] = {"nesterov": Nesterov}
 """Every outer optimizer by the name that manifests use."""
 
 
-def optimizer_of(outer: Outer) -> OuterOptimizer:
+def optimizer_of(manifest: Manifest) -> OuterOptimizer:
     """The outer optimizer that a manifest names. Raises ConfigError if this version has none of that name."""
-    if outer.optimizer not in OPTIMIZERS:
-        raise ConfigError(f"unknown outer optimizer {outer.optimizer!r}: choose from {', '.join(OPTIMIZERS)}")
-    return OPTIMIZERS[outer.optimizer](outer)
+    name = manifest.outer.optimizer
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"unknown outer optimizer {name!r}: choose from {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[name](manifest)

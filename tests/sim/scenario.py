@@ -156,7 +156,7 @@ def choose(seed: int, nodes: int, minutes: float, name: str | None) -> Scenario:
     liars = _liars(seed, nodes if bootstrap_trains else nodes - 1, name) if has_liar or name == "liars" else 0
     traits = _traits(rng, seed, total, range(nodes - liars, nodes), bootstrap_trains=bootstrap_trains)
     if name == "lines":
-        traits = tuple(replace(one, step_s=one.step_s / 5, gather_s=0.02) for one in traits)
+        traits = tuple(replace(one, step_s=one.step_s / 5, gather_s=0.02, is_fast=True) for one in traits)
     if name == "runaways":
         traits = _with_runaways(random.Random(f"{seed}/runaways"), traits, nodes)
     scenario = Scenario(
