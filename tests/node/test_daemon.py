@@ -442,6 +442,7 @@ def attach(daemon: Any) -> list[control.ControlMessage]:
         port=SimpleNamespace(attached=True, send=sent.append),
         loop=SimpleNamespace(diverged="", tokens=100, unmerged=0, window=0, offer_all=lambda: None),
         publisher=SimpleNamespace(handed_in=4, acknowledged=3),
+        data=SimpleNamespace(tell=lambda: None),
     )
     return sent
 

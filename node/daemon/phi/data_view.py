@@ -55,7 +55,7 @@ class DataView:
         if not self._data.blocks:
             return
         is_new = self.look()
-        if self._port.attached and (is_new or self._told != self._port.attachments):
+        if self._taken and self._port.attached and (is_new or self._told != self._port.attachments):
             self._told = self._port.attachments
             self._port.send(control.Data(self._taken))
 
