@@ -77,6 +77,7 @@ from gossamer.node.trainer.encoders import Bucket, PayloadWriter, piece_numel, t
 from gossamer.node.trainer.genesis import vanishing
 from gossamer.node.trainer.outer_optimizers import optimizer_of
 from gossamer.node.trainer.parameters import check_fits
+from gossamer.node.trainer.parts import Gathering, Part, Piece, Scratch, shaped
 from gossamer.node.trainer.phi_updates import EvaluatedAverage, PhiUpdates
 from gossamer.node.trainer.ranks import DONE, Rank, RankContext, Word
 from gossamer.protocol.codecs import CODECS
@@ -99,7 +100,7 @@ that skips its first steps, or a rate that is 0 at first, is no mistake."""
 log = logging.getLogger("gossamer.peer")
 
 
-# --- The state: fragments, and the parts in which they are processed.
+# --- The state: fragments, in the parts in which they are processed (see `parts`).
 
 
 @dataclass(slots=True)
@@ -118,104 +119,6 @@ class Window:
     @property
     def mean_loss(self) -> float:
         return float(self.loss) / max(1, self.steps)
-
-
-class Piece(NamedTuple):
-    """As much of a part, in row-major order, as is processed at a time. Views, made once: making one takes as
-    long as processing a thousand values."""
-
-    span: slice
-    ref: Tensor
-    residual: Tensor
-    buffers: tuple[Tensor, ...]
-
-
-class Scratch(NamedTuple):
-    """Memory for one piece at a time, made once for all parameters of a device and a dtype, [n] each."""
-
-    floats: Tensor
-    ints: Tensor
-    values: Tensor
-    """The parameters of a bucket, in their own dtype."""
-
-    @classmethod
-    def of(cls, numel: int, device: torch.device, dtype: torch.dtype) -> "Scratch":
-        """Zeros, so that all pages are touched."""
-        kinds = torch.float32, torch.int32, dtype
-        return cls(*(torch.zeros(numel, dtype=kind, device=device) for kind in kinds))
-
-    def first(self, numel: int) -> "Scratch":
-        return Scratch(*(whole[:numel] for whole in self))
-
-
-class Gathering(NamedTuple):
-    """A bucket of small tensors, and views of each of them, made once."""
-
-    bucket: Bucket
-    ref: list[Tensor]
-    values: list[Tensor]
-    """Of the scratch memory; as `ref`, of the parameters' shapes."""
-    phi: list[Tensor]
-    """Of the scratch memory's integers, flat."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One large tensor or a strip of one, cut into pieces that fit the CPU's cache, or a bucket of small ones
-    in one piece."""
-
-    places: Sequence[int]
-    """Which of the fragment's tensors these are."""
-    theta: list[Tensor]
-    """The parameters, whole."""
-    strip: slice
-    """Which values of a single tensor, in row-major order."""
-    ref: Tensor
-    """All of the pieces' `ref`, [n]."""
-    vanishing: Tensor | None
-    """The values that fixed point cannot hold, zero elsewhere, [n]; None if there are hardly any."""
-    pieces: Sequence[Piece]
-    scratch: Scratch
-    small: Gathering | None
-    """None for a single tensor."""
-
-    @property
-    def device(self) -> torch.device:
-        return self.theta[0].device
-
-    def values(self) -> Tensor:
-        """The parameters in row-major order, a bucket's padded; a copy if they do not lie so in memory. That
-        of a bucket holds until the next bucket's is made."""
-        if self.small is None:
-            return self.theta[0].detach().reshape(-1)[self.strip]
-        self.scratch.values.zero_()
-        torch._foreach_copy_(self.small.values, self.theta)
-        return self.scratch.values
-
-    def phi(self, whole: Tensor, fragment: Fragment) -> Tensor:
-        """The same of the whole fragment's Phi, int32."""
-        if self.small is None:
-            return whole[fragment.slots[self.places[0]].span]
-        self.scratch.ints.zero_()
-        torch._foreach_copy_(self.small.phi, self.small.bucket.whole.of(whole))
-        return self.scratch.ints
-
-    def write_back(self, values: Tensor) -> None:
-        """Write changed `values` back to the parameters, if they were a copy."""
-        if self.small is not None:
-            torch._foreach_copy_(self.theta, self.small.values)
-        elif not self.theta[0].is_contiguous():
-            whole = self.theta[0].detach().reshape(-1)
-            whole[self.strip] = values
-            self.theta[0].copy_(whole.view(self.theta[0].shape))
-
-    def go_to_ref(self) -> None:
-        """Set the parameters to `ref`."""
-        if self.small is not None:
-            torch._foreach_copy_(self.theta, self.small.ref)
-        else:
-            values = self.values()
-            self.write_back(values.copy_(self.ref))
 
 
 @dataclass(slots=True)
@@ -274,19 +177,19 @@ class FragmentState:
             image, *kept = (torch.zeros(numel, dtype=torch.float32, device=device) for _ in ("", *buffers))
             rest = torch.zeros(numel, dtype=torch.int32, device=device)
             for rows, whole in zip((ref, *saved.values()), (image, rest, *kept), strict=True):
-                for place, row in zip(places, _shaped(whole, bucket, own), strict=True):
+                for place, row in zip(places, shaped(whole, bucket, own), strict=True):
                     rows[place] = row
             torch._foreach_copy_([ref[place] for place in places], own)
             lost = [vanishing(ref[place]) for place in places]
             held = None if all(found is None for found in lost) else torch.zeros_like(image)
             if held is not None:
-                for row, found in zip(_shaped(held, bucket, own), lost, strict=True):
+                for row, found in zip(shaped(held, bucket, own), lost, strict=True):
                     row.copy_(row if found is None else found)
             spare = scratch[device, own[0].dtype]
             small = None
             if bucket is not None:
                 spare = spare.first(numel)
-                values = _shaped(spare.values, bucket, own)
+                values = shaped(spare.values, bucket, own)
                 small = Gathering(bucket, [ref[i] for i in places], values, bucket.padded.of(spare.ints))
             size = piece_numel(codecs, image)
             spans = [slice(start, min(start + size, numel)) for start in range(0, numel, size)]
@@ -294,12 +197,6 @@ class FragmentState:
             live, strip = [theta[place] for place in places], fragment.slots[places[0]].strip
             parts.append(Part(places, live, strip, image, held, pieces, spare, small))
         return cls(fragment, theta, ref, saved, parts, starts, Window(base), codecs[0])
-
-
-def _shaped(whole: Tensor, bucket: Bucket | None, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a part's values, of its tensors' shapes."""
-    rows = [whole] if bucket is None else bucket.padded.of(whole)
-    return [row.view(tensor.shape) for row, tensor in zip(rows, tensors, strict=True)]
 
 
 # --- The arithmetic.
