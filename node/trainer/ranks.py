@@ -456,7 +456,9 @@ class Rank:
         what they have trained on."""
         if self.draws is None or self.team.size == 1 or not word.touched:
             return
-        self.draws.learn(self.team.share(self.draws.taken))
+        taken = self.team.share(self.draws.taken)
+        if taken and self.team.rank > 0:
+            self.draws.learn(taken)
         for rank in range(1, self.team.size):
             trained = np.array([(step, *block) for step, block in self.draws.trained], np.int64)
             found = np.frombuffer(self.team.share(trained.tobytes(), rank), np.int64).reshape(-1, 3).tolist()

@@ -10,6 +10,7 @@ import pytest
 from gossamer.node.daemon.monitoring.status import (
     Likeness,
     compare,
+    data_in_words,
     one_line,
     to_json,
 )
@@ -126,3 +127,11 @@ def test_without_a_round_in_common_nothing_is_said() -> None:
     assert compare((), (claim(16),)) == (None, None)
     assert compare((claim(16),), ()) == (None, None)
     assert compare((claim(16),), (claim(32), GENESIS)) == (None, None)
+
+
+def test_how_far_the_swarm_is_with_its_data_is_one_line():
+    data = {"epoch": 0, "seen_once": 0.41, "seen_again": 0.003, "not_seen": 0.587}
+    first = data | {"before_seen": None, "before_seen_again": None}
+    assert data_in_words(first) == "epoch 0 of the data: 41.0 % seen once, 0.3 % again, 58.7 % not yet"
+    later = data | {"epoch": 1, "before_seen": 0.995, "before_seen_again": 0.004}
+    assert data_in_words(later).endswith("; in the epoch before 99.5 % were seen, 0.4 % again")
