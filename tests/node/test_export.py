@@ -323,6 +323,20 @@ def test_what_a_script_left_beside_the_weights_goes_along(folder: Folder, tmp_pa
     assert len(load_file(tmp_path / "out" / "model.safetensors")) == len(builders.TENSORS)
 
 
+def test_adapters_are_written_as_peft_reads_them(folder: Folder, tmp_path: Path) -> None:
+    names = {spec.name: f"base_model.{spec.name}" for spec in builders.TENSORS}
+    as_pretrained(folder, **{"adapter_config.json": b"{}", "names.json": json.dumps(names).encode()})
+    (folder.home.pretrained_path / "config.json").unlink()
+    export(folder.home, tmp_path / "out")
+    assert sorted(files(tmp_path / "out")) == [
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    assert load_file(tmp_path / "out" / "adapter_model.safetensors").keys() == set(names.values())
+    assert "library_name: peft" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_a_model_with_frozen_parameters_is_no_whole_folder(folder: Folder, tmp_path: Path) -> None:
     as_pretrained(folder, **{"frozen.json": b'["lm_head.weight", "norm.weight"]'})
     with pytest.raises(ConfigError, match=r"does not hold all of this model: 'lm_head.*\.safetensors"):
