@@ -86,8 +86,7 @@ GOALS = (
         at_most=13,
         unit="ms",
         measured=_smallest,
-        reason="of 15 ms, half is measuring and merging two deltas, the own one first alone and then both; a"
-        " sixth is packing and writing chunks and records, and most of the rest the events, messages and TLS"
-        " of the loop's thread",
+        reason="half is measuring and merging two deltas, a sixth packing and writing chunks and records, and"
+        " most of the rest events, messages and TLS",
     ),
 )

@@ -64,9 +64,8 @@ GOALS = (
         what="inner steps on a GPU with the network busy, against the loop alone, at the worst size",
         at_least=0.99,
         measured=lambda rows: min(row["ratio"] for row in rows),
-        reason="a fragment of 6.3 M parameters was published at every third of these steps of 25 ms. By the"
-        " profile of a larger one the GPU is at its outer step and encoding for 0.6 ms, some 60 passes"
-        " through memory, which is a third of the loss; what the loop waits for at its end, and then has to"
-        " tell the GPU anew, is in the rest. One kernel for all passes would take an eighth of that time",
+        reason="a fragment of 6.3 M parameters was published at every third of these steps of 25 ms. A third"
+        " of the loss is the GPU's, some 60 passes through memory, of which one kernel would take an eighth"
+        " of the time; the rest is the wait at the end, and telling the GPU anew",
     ),
 )

@@ -100,7 +100,7 @@ def _takes(rate: float, row: dict[str, Any]) -> float:
 
 
 def tables(rows: list[dict[str, Any]]) -> list[Table]:
-    """Packers, by what they pack."""
+    """Packers, by what they pack, that some line wants."""
     lines = [
         (
             row["content"],
@@ -110,6 +110,7 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
             _span(row["soonest"]),
         )
         for row in rows
+        if row["soonest"]
     ]
     columns = ("chunks of", "packer", "of their size", "pack", "unpack", "soonest on lines")
     return [Table("chunks of 1 MiB, one core", columns, lines, words=2)]
@@ -117,8 +118,6 @@ def tables(rows: list[dict[str, Any]]) -> list[Table]:
 
 def _span(rates: list[float]) -> str:
     """Bits per second, from the slowest line to the fastest."""
-    if not rates:
-        return "-"
     low, high = (f"{rate * 8e-9:.2g}" for rate in rates)
     if rates[1] == RATES[-1]:
         return "all" if rates[0] == RATES[0] else f"over {low} Gbit/s"

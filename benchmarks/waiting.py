@@ -273,33 +273,21 @@ def tables(found: dict[str, Any]) -> list[Table]:
             f"{row['ratio']:.4f}",
             f"{row['processor_ratio']:.4f}",
             *(f"{100 * row[key]:.2f} %" for key in LOSSES),
-        )
-        for row in rows
-    ]
-    where = "on separate cores" if found["separate_cores"] else "ON THE SAME CORE: there is only one"
-    columns = ("parameters", "fragments", "batch", "alone", "busy", *RATIOS)
-    pauses = [
-        (
-            f"{row['parameters'] / 1e6:.1f} M",
-            str(row["fragments"]),
-            f"{row['batch']:,}",
-            f"{row['steps']}",
-            f"{row['rounds']}",
             f"{row['pause_ms_median']:.2f} ms",
             f"{row['pause_ms_max']:.1f} ms",
             f"{row['pause_work_ms_max']:.1f} ms",
         )
         for row in rows
     ]
-    return [
-        Table(f"inner steps of a loop, and what of them is lost to what; the rest {where}", columns, lines),
-        Table("pauses of Peer.step, and the most work in one", PAUSES, pauses),
-    ]
+    where = "on separate cores" if found["separate_cores"] else "ON THE SAME CORE: there is only one"
+    columns = ("parameters", "fragments", "batch", "alone", "busy", *RATIOS, *PAUSES)
+    title = f"inner steps of a loop, what of them is lost to what, and pauses of Peer.step; the rest {where}"
+    return [Table(title, columns, lines)]
 
 
 LOSSES = ("lost_in_step", "lost_to_threads", "lost_to_memory")
 RATIOS = ("busy / alone", "in processor time", "Peer.step", "other threads", "memory, cache")
-PAUSES = ("parameters", "fragments", "batch", "steps", "rounds", "median pause", "longest", "of work")
+PAUSES = ("median pause", "longest", "of work")
 
 
 def plot(found: dict[str, Any], folder: Path) -> None:
@@ -329,12 +317,10 @@ GOALS = (
         what="inner steps with the network busy, against the loop alone, at the worst size",
         at_least=0.99,
         measured=lambda found: _worst(found, large=False),
-        reason="an inner step of 256 rows is too short for the work of its window. `Peer.step` takes most at"
-        " 1 M parameters in 16 fragments, one of which is published or applied at each step of 26 ms (4.6 %),"
-        " half of it some 40 calls to torch that find nothing in cache after an inner step. On the one core"
-        " that the trainer has here, threads that write a checkpoint and listen to the daemon take 0.4 to"
-        " 2.4 %. What is left, at 100 M parameters most of all, is the traffic of the other core, and chance:"
-        " in another run these two sizes were at 0.97",
+        reason="an inner step of 256 rows is too short for the work of its window: at 1 M parameters in 16"
+        " fragments one of these is published or applied at each step of 26 ms. At 100 M it is the trainer's"
+        " other threads, which have no core of their own here, the traffic of the other core, and chance: in"
+        " another run these two sizes were at 0.97",
     ),
     Goal(
         what=f"the same where an inner step has {LARGE:,} rows",

@@ -38,7 +38,7 @@ def docs(tmp_path, monkeypatch):
 def test_the_document_has_goals_words_tables_and_plots(docs):
     lacking = report.write(docs)
     text = (docs / "benchmarks.md").read_text()
-    assert "| fast | at least 50 M/s | 80 M/s | met | `python -m benchmarks here` |" in text
+    assert "| fast | at least 50 M/s | 80 M/s | met | here |" in text
     assert "| small | at most 2 | 3 | **missed** |" in text and "* *small*: it grew." in text
     assert "old" not in text
     order = [
