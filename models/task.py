@@ -131,8 +131,7 @@ class Task(abc.ABC):
 
     def shared_data(self) -> tuple[int, str]:
         """How many samples this node's data has, and its SHA-256 in hex, or "": what nodes must have in
-        common
-        so that the swarm goes through the data together (see `DataStream.samples`).
+        common so that the swarm goes through the data together (see `DataStream.samples`).
 
         0 if this task cannot draw single samples, which is the default.
         """

@@ -1,8 +1,7 @@
 """Blocks of the data, as a delta claims them: runs, packed.
 
 A run is the first block, and the one after the last. Runs are ascending, with gaps between them. What they
-mean
-is in `protocol.history.data_claims`.
+mean is in `protocol.history.data_claims`.
 """
 
 from collections.abc import Iterable

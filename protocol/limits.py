@@ -68,8 +68,7 @@ TEXT_BYTES_MAX = 256
 
 BLOCKS_MAX = 1 << 16
 """Blocks of the data. A map of which are claimed has 8 KiB; a snapshot holds three, and a trainer hears of
-each
-change."""
+each change."""
 
 SAMPLES_MAX = 2**48
 

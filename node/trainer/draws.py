@@ -12,8 +12,7 @@
 
 A block is *trained on* when a step has been done on its last sample. A `DataLoader` draws ahead of that. How
 far is seen from the first two steps of a pass over it: before the first, it draws more than before the
-second.
-What is drawn and not trained on when the next pass begins is drawn again.
+second. What is drawn and not trained on when the next pass begins is drawn again.
 """
 
 from collections import deque

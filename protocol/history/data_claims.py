@@ -8,13 +8,12 @@ leaves its blocks unclaimed, and somebody else draws them.
 
 **Epochs.** An epoch ends with the round in which all but 1 % of its blocks are claimed. The rest are mostly
 under way by then: their claims still count when they come, for the epoch before. Without this margin all
-nodes
-would draw the last few blocks at once. A node that is ahead of the fold, since its own deltas have yet to be
-merged, may claim blocks of the next epoch. Claims of any other epoch count for nothing.
+nodes would draw the last few blocks at once. A node that is ahead of the fold, since its own deltas have yet
+to be merged, may claim blocks of the next epoch. Claims of any other epoch count for nothing.
 
 **Liars.** Of one claim, only so many blocks count as `outer.weight_cap` times the median of its round's
-claims:
-as with weights, nobody counts for more than a few others do. What a liar wastes is drawn in the next epoch.
+claims: as with weights, nobody counts for more than a few others do. What a liar wastes is drawn again in the
+next epoch.
 """
 
 from collections import Counter
@@ -164,8 +163,8 @@ def taken(claims: DataClaims, recent: Iterable[Delta], own_id: bytes) -> Taken:
     """What is taken as node `own_id` sees it: what is claimed, and what is under way.
 
     `recent` are the deltas of as many of the last rounds as a claim takes from drawing a block to here,
-    oldest
-    first. An author that has claimed so much in that time has drawn as much again, behind its last claims.
+    oldest first. An author that has claimed so much in that time has drawn as much again, behind its last
+    claims.
     """
     drawn: Counter[bytes] = Counter()
     last: dict[bytes, DeltaBody] = {}

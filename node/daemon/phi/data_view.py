@@ -50,8 +50,7 @@ class DataView:
 
     def tell(self) -> None:
         """Tell the trainer, if there is one, what is taken of the data, if that has changed. It looks again
-        for
-        that, but only now and then."""
+        for that, but only now and then."""
         if not self._data.blocks:
             return
         is_new = self.look()
