@@ -127,7 +127,5 @@ def _figures(benchmark: Benchmark, docs: Path) -> str:
         (docs / "benchmarks").glob(f"{benchmark.name}-*.svg")
     )
     images = [f"![{path.stem.replace('-', ' ')}](benchmarks/{path.name})" for path in plots]
-    repeat = (
-        f"{command}, about {benchmark.minutes:g} minutes; [raw figures](benchmarks/{benchmark.name}.json)."
-    )
+    repeat = f"{command}, about {benchmark.minutes:g} min; [figures](benchmarks/{benchmark.name}.json)."
     return "\n\n".join(part.strip() for part in (*images, *tables, repeat))

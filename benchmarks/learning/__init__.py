@@ -34,7 +34,6 @@ from benchmarks.learning.cases import (
     STEADY_MUON,
     THIRTY,
     TOPK,
-    TRIALS,
     WEATHER,
     cases,
 )
@@ -85,23 +84,18 @@ def _recorded() -> dict[str, Outcome]:
 
 def tables(rows: Rows) -> list[Table]:
     """A table per group: with distances and bytes for methods compared, with both losses where models are
-    averaged, and with losses only for the rest. What was only tried stands in the record."""
+    averaged. The other groups, tried beside these, stand in the record only."""
     found = []
-    for group in dict.fromkeys(row["group"] for row in rows if row["group"] not in TRIALS):
+    for group in dict.fromkeys(row["group"] for row in rows):
         by_label = by_case(rows, group)
         if group in AVERAGED:
             columns = ["", "averaged", "live", "MB published"]
             found.append(Table(group, columns, [_both(label, same) for label, same in by_label.items()]))
-            continue
-        if group not in COMPARED:
-            lines = [[label, _losses(same)] for label, same in by_label.items()]
-            found.append(Table(group, ["", "loss"], lines))
-            continue
-        columns = ["method", "loss", "against the first", "MB published", f"MB to {TARGET}"]
-        first = next(iter(by_label.values()))
-        found.append(
-            Table(group, columns, [_compared(label, same, first) for label, same in by_label.items()])
-        )
+        elif group in COMPARED:
+            columns = ["method", "loss", "against the first", "MB published", f"MB to {TARGET}"]
+            first = next(iter(by_label.values()))
+            lines = [_compared(label, same, first) for label, same in by_label.items()]
+            found.append(Table(group, columns, lines))
     return found
 
 

@@ -51,9 +51,8 @@ TRIED = "Tried with one seed: int4, outer learning rate / momentum"
 TRIED_MUON = "Tried with one seed: Muon in windows of 30, outer learning rate / decay of the residual"
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_TOPK = "Tried with one seed: top-k in windows of 30, outer learning rate / decay of the residual"
-TRIALS = (TRIED, TRIED_MUON, TRIED_SHORT, TRIED_TOPK)
 AVERAGED = (STEADY_ADAMW, STEADY_MUON)
-COMPARED = (CALM, WEATHER, THIRTY, LONG, LONGEST, MANY, DECAY, MUON, MUON_DECAY)
+COMPARED = (CALM, WEATHER, THIRTY, DECAY, MUON, MUON_DECAY)
 REAL = "Gossamer, int4 in one fragment, simulated and for real"
 
 DATA_PARALLEL = "data-parallel AdamW"
