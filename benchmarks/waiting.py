@@ -271,7 +271,6 @@ def tables(found: dict[str, Any]) -> list[Table]:
             f"{row['alone_steps_per_s']:.3g}/s",
             f"{row['busy_steps_per_s']:.3g}/s",
             f"{row['ratio']:.4f}",
-            f"{row['processor_ratio']:.4f}",
             *(f"{100 * row[key]:.2f} %" for key in LOSSES),
             f"{row['pause_ms_median']:.2f} ms",
             f"{row['pause_ms_max']:.1f} ms",
@@ -286,7 +285,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
 
 
 LOSSES = ("lost_in_step", "lost_to_threads", "lost_to_memory")
-RATIOS = ("busy / alone", "in processor time", "Peer.step", "other threads", "memory, cache")
+RATIOS = ("busy / alone", "Peer.step", "other threads", "memory, cache")
 PAUSES = ("median pause", "longest", "of work")
 
 

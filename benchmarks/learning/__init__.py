@@ -221,19 +221,19 @@ def _fewer_bytes(rows: Rows, label: str, target: float) -> float:
 
 GOALS = (
     Goal(
-        what="top-k, averaged, no horizon, AdamW: loss against int4 with a falling rate, same tokens",
+        what="top-k, averaged, no horizon, AdamW: loss against int4 with a falling rate",
         at_most=0.0,
         unit="% above",
         measured=lambda rows: _without_horizon(rows, STEADY_ADAMW, SHORT_TOPK),
     ),
     Goal(
-        what="int4, averaged, no horizon, Muon: loss against int4 with a falling rate, same tokens",
+        what="int4, averaged, no horizon, Muon: loss against int4 with a falling rate",
         at_most=0.0,
         unit="% above",
         measured=lambda rows: _without_horizon(rows, STEADY_MUON, SHORT_INT4),
     ),
     Goal(
-        what="top-k, averaged, windows of 5, AdamW: loss against data-parallel at its best, same tokens",
+        what="top-k, averaged, windows of 5, AdamW: loss against data-parallel at its best",
         at_most=1.0,
         unit="% above",
         measured=lambda rows: _against_the_best(rows, STEADY_ADAMW, SHORT_TOPK),
@@ -241,32 +241,32 @@ GOALS = (
         " 3 % apart. A rate half as high again narrows that, and not what is left at the end.",
     ),
     Goal(
-        what="int4, averaged, windows of 5, Muon: loss against data-parallel at its best, same tokens",
+        what="int4, averaged, windows of 5, Muon: loss against data-parallel at its best",
         at_most=1.0,
         unit="% above",
         measured=lambda rows: _against_the_best(rows, STEADY_MUON, SHORT_INT4),
         reason="its best is a falling rate here. Averaged like ours it is 0.5 % away.",
     ),
     Goal(
-        what="top-k with AdamW against int4, both averaged, same tokens",
+        what="top-k with AdamW against int4, both averaged",
         at_most=0.5,
         unit="% above",
         measured=_against_int4,
     ),
     Goal(
-        what="int4, final loss against the best of DiLoCo and NoLoCo, same tokens",
+        what="int4, final loss against the best of DiLoCo and NoLoCo",
         at_most=0.0,
         unit="% above",
         measured=_against_rivals,
     ),
     Goal(
-        what="int4 by mean with Muon inside, final loss against DiLoCo's with Muon inside, same tokens",
+        what="int4 by mean with Muon inside, final loss against DiLoCo's with Muon inside",
         at_most=0.0,
         unit="% above",
         measured=_with_muon,
     ),
     Goal(
-        what="int4 as manifests have it, the learning rate falling, final loss against DiLoCo's, same tokens",
+        what="int4 as manifests have it, the learning rate falling, final loss against DiLoCo's",
         at_most=0.0,
         unit="% above",
         measured=_where_it_falls,
