@@ -105,7 +105,7 @@ SHRINK_MAX, GROW_MAX = 4, 2
 """By what factor one epoch can ask for a shorter or a longer window. When merges do not come within a window
 at all, it cannot be known how much longer it should be."""
 
-RECENT = 3
+RECENT = 2
 """How many epochs back the longest window asked for is looked for."""
 
 DEAD_ZONE = 8

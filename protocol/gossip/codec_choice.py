@@ -9,6 +9,7 @@ may take, its share of `BUSY` of a window. Where the swarm sets its pace, that i
 long windows are now: they would not get shorter before the deltas do.
 
 **Down** at once, when the median of the last `RECENT` loads is over 1: to the finest codec whose bytes fit.
+What is behind the deltas of the codec before is not judged: it waits for those.
 
 **Up** by trial only. Small payloads say little of a fast line, since they cost its latency. So now and then
 one delta is sent in the next finer codec. If it fits with `ROOM` to spare, that codec is used from then on.
@@ -35,7 +36,7 @@ BUSY = 0.5
 RECENT = 4
 ROOM = 0.7
 
-PATIENCE, PATIENCE_MAX = 16, 256
+PATIENCE, PATIENCE_MAX = 8, 256
 """In deltas."""
 
 UNDER_WAY_MAX = 64
@@ -53,6 +54,8 @@ class _Sent:
     allowed_s: float
     lacking: set[int]
     """Links whose peers do not hold it yet."""
+    is_behind: bool
+    """Whether it waits behind deltas in another codec: how long it takes says nothing of its own."""
     held: int = 0
 
 
@@ -99,7 +102,9 @@ class CodecChoice:
             windows = STEPS / body.steps if self._is_paced else 1.0
             share = BUSY * windows * body.payload_bytes / self._bytes[rung]
             allowed_s = share * body.took / 1000
-            self._under_way.append(_Sent(delta.record_id, rung, is_trial, now, allowed_s, lacking))
+            is_behind = any(sent.rung != rung and not sent.is_trial for sent in self._under_way)
+            is_behind = is_behind and not is_trial
+            self._under_way.append(_Sent(delta.record_id, rung, is_trial, now, allowed_s, lacking, is_behind))
         self._since_trial = 0 if is_trial else self._since_trial + 1
         if self._rose and self._since_trial >= self._patience:  # it has lasted
             self._rose, self._patience = False, PATIENCE
@@ -129,7 +134,7 @@ class CodecChoice:
         self._free_at = now
         if sent.is_trial:
             self._tried(sent.rung, load)
-        elif sent.rung == self._rung:
+        elif sent.rung == self._rung and not sent.is_behind:
             self._loads.append(load)
             self._judge(list(self._loads))
 
@@ -144,7 +149,7 @@ class CodecChoice:
         if sent.is_trial:
             sent.is_trial = False
             self._tried(sent.rung, load)
-        elif sent.rung == self._rung:
+        elif sent.rung == self._rung and not sent.is_behind:
             waiting = sum(other.rung == self._rung for other in self._under_way)
             self._judge([*self._loads, *[load] * waiting][-RECENT:])
 

@@ -92,7 +92,7 @@ def test_a_line_settles_on_the_finest_codec_that_it_carries(part: float, codec: 
 def test_the_first_change_comes_at_once_and_is_put_in_words() -> None:
     node = Node(manifest_of(*LADDER), lambda _: 0.01 * CARRIES_INT4)
     assert node.choice.why == ""
-    assert node.publish(3 * RECENT)["int4"] <= RECENT + 2
+    assert node.publish(2 * RECENT + 2)["int4"] <= RECENT + 2
     assert "times as long as they may" in node.choice.why
     assert node.outbox[-1] == Notice(f"publishing in {node.choice.name} from now on: {node.choice.why}")
 
