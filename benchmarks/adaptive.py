@@ -8,7 +8,7 @@ divided by that. A run in which other work on these cores kept hosts from their 
 
 The loss is that of the averaged model, held out. Who evaluates is this process and no host: it reads the
 first host's folder every few seconds. The time to the target is interpolated between two evaluations. A run
-with fixed choices is given up where the best one before it was as far in half the time.
+with fixed choices is given up where the best one before it was as far in two thirds of the time.
 
 Every run is kept in benchmarks/out/adaptive-LINES.json as it ends, and not made again while that file is
 there. ``python -m benchmarks.adaptive LINES`` makes the runs on some lines only.
@@ -18,9 +18,11 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
-from math import inf
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +37,7 @@ from gossamer.models.registry import build_task
 from gossamer.models.task import named_tensors
 from gossamer.node.daemon.phi.restore import averaged
 from gossamer.node.home import Home
+from gossamer.protocol.errors import StorageError
 from gossamer.protocol.fixedpoint import to_float
 from tests.net import hosts as namespaces
 from tests.net.hosts import Hosts
@@ -50,8 +53,9 @@ Choice = tuple[str, int]
 NOTHING_SET: Choice = ("", 0)
 CHOICES: tuple[Choice, ...] = tuple((codec, n) for codec in ("int4", "topk") for n in (5, 10, 30, 100, 300))
 
-Curve = list[tuple[float, int, float]]
-"""Seconds, newest round and loss at each evaluation."""
+Curve = list[tuple[Any, ...]]
+"""Seconds, newest round and loss at each evaluation; steps in a window then; and of each host, in the order
+of node ids, codec and lateness of its last delta, in thousandths of its window."""
 
 Figures = dict[str, Any]
 
@@ -98,19 +102,19 @@ class Setting(NamedTuple):
 
 FULL = Setting(
     lines=LINES,
-    choices=(*CHOICES, NOTHING_SET),
+    choices=(NOTHING_SET, *CHOICES),
     options={"preset": "tiny", "batch_size": 2, "context": 64, "eval_batches": 64},
-    slow=3,
+    slow=4,
     step_s=0.1,
-    target=1.85,
+    target=1.9,
     evaluate_s=2.5,
     fall_s=25.0,
     patience_s=20.0,
-    most_s=120.0,
+    most_s=90.0,
 )
 QUICK = Setting(
     lines={"falls": Lines("100, then 10", (100, 100), then=(10, 10))},
-    choices=(CHOICES[0], NOTHING_SET),
+    choices=(NOTHING_SET, CHOICES[0]),
     options={"preset": "tiny", "batch_size": 2, "context": 32, "eval_batches": 2},
     slow=1,
     step_s=0.05,
@@ -125,12 +129,16 @@ QUICK = Setting(
 TRIES = 3
 
 
+GIVE_UP = 2 / 3
+"""A run with fixed choices is given up where the best one had its loss in this part of the time."""
+
+
 def run(*, quick: bool) -> Figures:
     """Make all runs that are not kept."""
     torch.set_num_threads(1)
     setting = QUICK if quick else FULL
     rows = {name: list(row(name, setting, None if quick else OUT)) for name in setting.lines}
-    return {"target": setting.target, "step_s": setting.step_s, "rows": rows}
+    return {"target": setting.target, "rows": rows}
 
 
 def row(name: str, setting: Setting, out: Path | None) -> Iterator[Figures]:
@@ -142,15 +150,14 @@ def row(name: str, setting: Setting, out: Path | None) -> Iterator[Figures]:
         for _ in range(TRIES):
             if found and found["steps_made"] >= setting.made_min:
                 break
-            best = min((run for run in runs if run["seconds"]), key=_time, default=None)
+            best = min((run for run in runs if run["seconds"] and run["choice"][0]), key=_time, default=None)
             found = _train(setting.lines[name], choice, setting, best["curve"] if best else [])
             print(
                 f"{name}, {_in_words(choice)}: {_cell(found)}, {found['steps_made']:.2f} of its steps",
                 flush=True,
             )
         assert found
-        if found not in runs:
-            runs.append(found)
+        runs = [*(run for run in runs if run["choice"] != list(choice)), found]
         if kept:
             kept.parent.mkdir(exist_ok=True)
             kept.write_text("[\n" + ",\n".join(map(json.dumps, runs)) + "\n]\n")
@@ -179,8 +186,8 @@ def _train(lines: Lines, choice: Choice, setting: Setting, best: Curve) -> Figur
         "choice": list(choice),
         "seconds": _reached(curve, setting.target),
         "curve": curve,
-        "fragments": manifest.layout.fragments,
         "steps_made": result["steps"] * step_s / result["seconds"],
+        "slow": setting.slow,
         "bytes_sent_per_step": result["bytes_sent"] / result["steps"],
     }
 
@@ -194,11 +201,11 @@ def _curve(hosts: Hosts, folder: Path, lines: Lines, setting: Setting, best: Cur
     """What evaluations find until the target is reached, or the run is to be given up."""
     task = build_task("text", setting.options, ())
     model = task.build_model(0)
-    curve = [(0.0, 0, task.evaluate(model))]
-    begun, fall_s = time.monotonic(), setting.fall_s if lines.then else inf
+    curve: Curve = [(0.0, 0, task.evaluate(model), 0, [])]
+    begun, seconds, fall_s = time.monotonic(), 0.0, setting.fall_s if lines.then else inf
     while True:
-        seconds, _, loss = curve[-1]
-        is_behind = seconds >= setting.patience_s and (_reached(best, loss) or inf) < seconds / 2
+        loss = curve[-1][2]
+        is_behind = seconds >= setting.patience_s and (_reached(best, loss) or inf) < seconds * GIVE_UP
         if loss <= setting.target or is_behind or seconds >= setting.most_s:
             return curve
         due = begun + min(seconds + setting.evaluate_s, fall_s) * setting.slow
@@ -207,17 +214,28 @@ def _curve(hosts: Hosts, folder: Path, lines: Lines, setting: Setting, best: Cur
         if seconds >= fall_s:
             _shape(hosts, lines.then, setting.slow)
             fall_s = inf
-        manifest, state, mean = averaged(Home(folder / "node0"))
-        values = {spec.name: to_float(part) for spec, part in manifest.plan().tensors(mean)}
-        with torch.no_grad():
-            for name, parameter in named_tensors(model):
-                parameter.copy_(torch.from_numpy(values[name]).view_as(parameter))
-        curve.append((seconds, state.newest_round, task.evaluate(model)))
+        with suppress(StorageError):  # the host may be between two snapshots
+            newest, values, said = _state(folder / "node0")
+            with torch.no_grad():
+                for name, parameter in named_tensors(model):
+                    parameter.copy_(torch.from_numpy(values[name]).view_as(parameter))
+            curve.append((seconds, newest, task.evaluate(model), *said))
+
+
+def _state(folder: Path) -> tuple[int, dict[str, Any], tuple[int, list[tuple[str, int]]]]:
+    """A node's newest round, its averaged model by tensor, float32, and what `Curve` has at the end."""
+    manifest, state, mean = averaged(Home(folder))
+    newest, layout = state.newest_round, manifest.plan()
+    _, rounds = state.prefix(layout.of_round(newest), newest)
+    last = {delta.author: delta.body for round_ in sorted(rounds) for delta in rounds[round_]}
+    hosts = [(last[a].codec, 1000 * last[a].late // max(1, last[a].took)) for a in sorted(last)]
+    values = {spec.name: to_float(part) for spec, part in layout.tensors(mean)}
+    return newest, values, (state.window(newest), hosts)
 
 
 def _reached(curve: Curve, target: float) -> float | None:
     """When a curve crosses the target, between two evaluations; None if it does not."""
-    for (before, _, above), (after, _, below) in pairwise(curve):
+    for (before, _, above, *_), (after, _, below, *_) in pairwise(curve):
         if below <= target:
             return before + (after - before) * (above - target) / (above - below)
     return None
@@ -231,52 +249,67 @@ def _in_words(choice: Any) -> str:
     return f"{codec}, {steps} steps" if codec else "nothing set"
 
 
-def _cell(run: Figures) -> str:
-    return f"{run['seconds']:.1f} s" if run["seconds"] else "-"
+def _cell(run: Figures | None) -> str:
+    return f"{run['seconds']:.1f} s" if run and run["seconds"] else "-" if run else ""
 
 
 def _time(run: Figures) -> float:
     return float(run["seconds"] or inf)
 
 
+def _of(runs: list[Figures], choice: Choice) -> Figures | None:
+    return next((run for run in runs if tuple(run["choice"]) == choice), None)
+
+
 def _ratio(runs: list[Figures], choice: Choice) -> float:
-    """A choice's time over that of the best fixed one on these lines; 2 if it was given up."""
+    """Its time over that of the best fixed choice on these lines: 1.5 if it was given up, nan if not run."""
     best = min(_time(run) for run in runs if run["choice"][0])
-    own = next(_time(run) for run in runs if tuple(run["choice"]) == choice)
-    return min(own / best, 2.0) if best < inf else 2.0
+    own = _of(runs, choice)
+    return min(_time(own) / best, 1 / GIVE_UP) if own else nan
 
 
 def _worst(figures: Figures, choice: Choice) -> float:
     """Its largest ratio on any lines."""
-    return max(_ratio(runs, choice) for runs in figures["rows"].values())
+    ratios = [_ratio(runs, choice) for runs in figures["rows"].values()]
+    return max(ratio for ratio in ratios if not isnan(ratio))
 
 
 def _choices(figures: Figures) -> list[Choice]:
-    return [tuple(run["choice"]) for run in next(iter(figures["rows"].values()))]
-
-
-def _windows(run: Figures, step_s: float) -> tuple[list[float], list[float]]:
-    """Seconds, and steps of a window then."""
-    points = [
-        (after, (after - before) / step_s / (newer - older) * run["fragments"])
-        for (before, older, _), (after, newer, _) in pairwise(run["curve"])
-        if newer > older
-    ]
-    return [second for second, _ in points], [steps for _, steps in points]
+    return sorted({tuple(run["choice"]) for runs in figures["rows"].values() for run in runs})
 
 
 def tables(figures: Figures) -> list[Table]:
     """Times by choice and lines."""
     rows = figures["rows"]
     lines = []
-    for choice in sorted(_choices(figures), key=lambda choice: choice != NOTHING_SET):
-        cells = [_cell(run) for runs in rows.values() for run in runs if tuple(run["choice"]) == choice]
+    for choice in _choices(figures):
+        cells = [_cell(_of(runs, choice)) for runs in rows.values()]
         lines.append([_in_words(choice), *cells, f"{_worst(figures, choice):.2f}"])
     columns = ["Mbit/s", *(LINES[name].words for name in rows), "at worst, of the best fixed"]
-    title = (
-        f"time to a held-out loss of {figures['target']}, averaged; -: at half the speed of the best, or less"
+    title = f"time to a held-out loss of {figures['target']}, averaged; -: 1.5 times the best one's, or more"
+    traces = [[LINES[name].words, *_trace(_of(runs, NOTHING_SET) or runs[0])] for name, runs in rows.items()]
+    columns_of_traces = (
+        "Mbit/s",
+        *(f"steps in a window after {second} s" for second in SECONDS),
+        *AT_THE_END,
     )
-    return [Table(title, columns, lines)]
+    return [Table(title, columns, lines), Table("nothing set: what it became", columns_of_traces, traces)]
+
+
+SECONDS = (5, 15, 30, 45)
+AT_THE_END = ("codecs at the end", "kB sent by the first host a step")
+
+
+def _trace(run: Figures) -> list[str]:
+    """Its cells of the second table."""
+    windows = [[point[3] for point in run["curve"][1:] if point[0] <= second][-1:] for second in SECONDS]
+    codecs = Counter(codec for codec, _ in run["curve"][-1][4])
+    named = ", ".join(f"{count} {codec}" for codec, count in codecs.most_common())
+    return [
+        *(str(found[0]) if found else "-" for found in windows),
+        named,
+        f"{run['bytes_sent_per_step'] / 1e3:.1f}",
+    ]
 
 
 GOALS = (
@@ -285,6 +318,9 @@ GOALS = (
         measured=lambda figures: _worst(figures, NOTHING_SET),
         at_most=1.1,
         unit="times",
+        reason="the lines that fall. Windows get longer and codecs coarser at once, both by what the backlog"
+        " of the fall shows, and neither recovers within the run: windows of 24 steps of `topk`, fresh, use a"
+        " tenth of the lines. On all others it is ahead of the best fixed choice, or 2 % behind it",
     ),
     Goal(
         what="to a loss with the fixed choice that suits all lines best, where that does worst",
@@ -295,9 +331,13 @@ GOALS = (
 )
 
 
+WINDOWS = (5, 10, 20, 40)
+"""Steps in a window that the plot has a line for."""
+
+
 def plot(figures: Figures, folder: Path) -> None:
     """Time over the best fixed one's, and how long windows become with nothing set."""
-    figure, (ratios, windows) = plots.axes(2)
+    figure, (ratios, windows) = plots.axes(2, height=4.0)
     rows = figures["rows"]
     best = sorted(_choices(figures), key=lambda choice: (choice != NOTHING_SET, _worst(figures, choice)))
     for choice in best[: len(plots.COLOURS)]:
@@ -309,13 +349,20 @@ def plot(figures: Figures, folder: Path) -> None:
             label=_in_words(choice),
         )
     ratios.axhline(1.1, color=plots.INK, linestyle=":", linewidth=1)
-    ratios.set(xlabel="lines, Mbit/s", ylabel="time, of the best fixed choice")
+    ratios.set(xlabel="lines, Mbit/s", ylabel="time, of the best fixed choice", ylim=(0.85, 2.0))
     for name, runs in rows.items():
-        own = next(run for run in runs if tuple(run["choice"]) == NOTHING_SET)
-        windows.plot(*_windows(own, figures["step_s"]), label=LINES[name].words)
-    windows.set(xlabel="seconds", ylabel="steps in a window, nothing set", yscale="log")
+        points = (_of(runs, NOTHING_SET) or runs[0])["curve"][1:]
+        windows.plot([point[0] for point in points], [point[3] for point in points], label=LINES[name].words)
+    windows.set(
+        xlabel="seconds",
+        ylabel="steps in a window, nothing set",
+        yscale="log",
+        yticks=WINDOWS,
+        yticklabels=WINDOWS,
+    )
+    windows.minorticks_off()
     for axes in (ratios, windows):
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper left")
     plots.save(figure, folder / "adaptive.svg")
 
 
