@@ -186,7 +186,9 @@ def test_an_init_that_fails_leaves_no_key(run: Run, tmp_path: Path) -> None:
     assert entries(tmp_path) == {"my.owner"}
 
 
-def test_the_same_data_on_all_nodes_is_part_of_the_manifest(run: Run, tmp_path: Path) -> None:
+def test_the_same_data_on_all_nodes_is_part_of_the_manifest(
+    run: Run, tmp_path: Path, task_folder: Path
+) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("all nodes have these words\n" * 400)
     small = ("--option", "context=16", "--option", "batch_size=2")
@@ -194,7 +196,7 @@ def test_the_same_data_on_all_nodes_is_part_of_the_manifest(run: Run, tmp_path: 
     data = read_manifest(tmp_path / "my.toml").data
     assert data.samples == data.blocks > 500
     assert len(data.digest) == 64
-    own = write_task(tmp_path)
+    own = write_task(task_folder)
     outcome = run("init", "other.toml", "--task", own, "--same-data")
     assert outcome.status == 2
     assert "cannot share its data out" in outcome.err

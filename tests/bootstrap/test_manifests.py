@@ -99,14 +99,14 @@ def test_any_name_survives(tmp_path: Path, name: str) -> None:
 
 
 def test_comments_and_layout_do_not_matter_and_values_do(tmp_path: Path) -> None:
-    written, _ = create()
+    written, _ = create(every_steps=30)
     path = tmp_path / "m.toml"
     manifests.write(written, path)
     text = path.read_text()
     lines = [line.split("  #")[0] for line in text.splitlines() if not line.startswith("#")]
     path.write_text("\n\n".join(lines))
     assert read_manifest(path).swarm_id == written.swarm_id
-    path.write_text(text.replace("learning_rate = 1.0", "learning_rate = 0.25"))
+    path.write_text(text.replace("learning_rate = 0.7", "learning_rate = 0.25"))
     edited = read_manifest(path)
     assert edited.outer.codecs[0].learning_rate == 0.25 and edited.swarm_id != written.swarm_id
 

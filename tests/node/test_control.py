@@ -18,6 +18,7 @@ MESSAGES: list[control.ControlMessage] = [
     control.Phi(1, -3, 0, 12),
     control.Published(4),
     control.Clock(5, 2**40),
+    control.Data(b"taken"),
     control.Stop(),
     control.Publish(3, -1, 1000, 10, 2.5, "int4", 12345),
     control.Applied(0),
@@ -34,7 +35,7 @@ def test_round_trip(message: control.ControlMessage) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, 1, [], [99], [-1], ["Stop"], [[1]], [{}], [None], [True], [4, 1], [0], [2], [2, 1, 2], b"x"],
+    [None, 1, [], [99], [-1], ["Stop"], [[1]], [{}], [None], [True], [5, 1], [0], [2], [2, 1, 2], b"x"],
 )
 def test_what_is_no_message_is_malformed(value: object) -> None:
     with pytest.raises(MalformedError):
