@@ -398,7 +398,7 @@ def test_who_publishes_faster_than_its_peers_hear_of_it_takes_a_coarser_codec(se
     ladder = {"codecs": [{"name": "int8"}, {"name": "topk"}]}
     world = swarm(seed, 3, of=builders.manifest(outer=ladder, pace={"every_steps": 4}))
     author = world.nodes[0]
-    for _ in range(14):
+    for _ in range(10):
         world.publish(author)
         world.run(every_s)
     assert author.core.codec.name == codec
