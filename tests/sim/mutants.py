@@ -7,7 +7,7 @@ nothing needs. One that another verdict finds breaks more than it says, or is st
 """
 
 import builtins
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -258,10 +258,11 @@ def deal_half() -> list[Patch]:
     """The dealer offers every other chunk, and never the rest."""
     original = announce.Announcer.deal
 
-    def deal(self: announce.Announcer, delta: Delta, now: float, chunk: bytes = b"") -> None:
-        original(self, delta, now, chunk)
+    def deal(self: announce.Announcer, delta: Delta, now: float, chunk: bytes = b"") -> Set[int]:
+        told = original(self, delta, now, chunk)
         outbox = self._context.outbox
         outbox.extend([_halved(effect) for effect in outbox.drain()])
+        return told
 
     def end_deal(self: announce.Announcer, record_id: bytes, now: float) -> None:
         del self._deals[record_id]
