@@ -25,6 +25,7 @@ from gossamer.protocol import messages as msg
 from gossamer.protocol.blocks import pack_runs
 from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import Ints
+from gossamer.protocol.history.folds import begin
 from gossamer.protocol.limits import (
     CLAIMS_MAX,
     FETCH_OVERDUE_S,
@@ -433,10 +434,12 @@ def _made_up_past(phi: Ints, nodes: Sequence[Node]) -> bytes:
     """Have nodes serve a snapshot that never was. Returns its root."""
     data = (phi + 1).tobytes()
     hashes = chunk_hashes(data) * 3  # as if its sums were the same
-    root = root_of(hashes)
+    manifest = nodes[0].stage.manifest
+    index = [*hashes, begin(manifest).pack(manifest)]
+    root = root_of(index)
     for node in nodes:
         node.disk.put(hashes[0], data, node.stage.loop.now)
-        node.disk.put(root, b"".join(hashes), node.stage.loop.now)
+        node.disk.put(root, b"".join(index), node.stage.loop.now)
     return root
 
 
