@@ -112,8 +112,8 @@ class Merged:
 
     round: int
     outcome: MergeOutcome
-    agreement: int = 0
-    """Mean cosine of the round's deltas, in thousandths; 0 where there is none."""
+    agreement: int = 1000
+    """Mean cosine of the round's deltas, in thousandths; 1000 where fewer than two can be compared."""
 
 
 @dataclass(frozen=True, slots=True)

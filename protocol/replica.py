@@ -358,8 +358,8 @@ class Replica:
                 self.holdings.begin_at(event.claim.round, reach)
                 self.merges.begin(event.claim.round, event.claim.round, now)
             case ev.Merged():
-                merged = self.merges.merged(event, now)
-                self._freshness.merged(event.round, merged, event.agreement, now)
+                if merged := self.merges.merged(event, now):
+                    self._freshness.merged(event.round, merged, event.agreement, now)
             case ev.Paced():
                 self.sealing.stretch(stretch(event.window))
             case ev.Unusable():

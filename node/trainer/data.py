@@ -74,9 +74,8 @@ def _warmed_up(warm_up: int, after: Schedule) -> Schedule:
 # --- Which samples a node draws: a different order, or a different part, for each node.
 #
 # Where nodes have data of their own (else see `draws`), every node goes through it in its own order, which
-# follows from its node id; what all nodes see together is as if drawn at
-# random. If all nodes hold the same large dataset and none will get through it, `fraction` limits a node to a
-# random part, chosen by its id alone.
+# follows from its node id; what all nodes see together is as if drawn at random. If all nodes hold the same
+# large dataset and none will get through it, `fraction` limits a node to a random part, chosen by its id.
 
 
 class Shard(Sampler[int]):

@@ -103,7 +103,6 @@ class CodecChoice:
             share = BUSY * windows * body.payload_bytes / self._bytes[rung]
             allowed_s = share * body.took / 1000
             is_behind = any(sent.rung != rung and not sent.is_trial for sent in self._under_way)
-            is_behind = is_behind and not is_trial
             self._under_way.append(_Sent(delta.record_id, rung, is_trial, now, allowed_s, lacking, is_behind))
         self._since_trial = 0 if is_trial else self._since_trial + 1
         if self._rose and self._since_trial >= self._patience:  # it has lasted

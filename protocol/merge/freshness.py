@@ -65,7 +65,7 @@ class Freshness:
         took = min(max(1, int(1000 * (now - at))), WINDOW_MS_MAX)
         came = (when for when, others, _ in merged if others >= (expected + 1) // 2)
         late = max(0, int(1000 * (next(came, now) - at))) if expected else 0
-        return Stated(took, min(late, took), merged[-1][2] if merged else 0)
+        return Stated(took, min(late, took), merged[-1][2] if merged else 1000)
 
     def _others(self, round_: int) -> int:
         return sum(delta.author != self._own_id for delta in self._ledger.valid(round_)) if round_ else 0

@@ -107,7 +107,7 @@ class MergeSchedule:
         self._due = min(self._due, now + GATHER_S)
 
     def merged(self, event: Merged, now: float) -> Sequence[Delta]:
-        """A round was merged, or was not after all. Returns what is merged in it now, if known."""
+        """A round was merged, or was not after all. Returns what is merged in it now, if that is news."""
         if self._under_way is None or self._under_way[0].round != event.round:
             return ()
         merge, since = self._under_way
@@ -123,7 +123,7 @@ class MergeSchedule:
             self._add(event.round)
             usual = median(self._round_seconds) if self._round_seconds else 0.0
             self._held_back[event.round] = now + max(HELD_BACK_MIN_S, HELD_BACK_ROUNDS * usual)
-        return merge.deltas if event.outcome in (MergeOutcome.CHANGED, MergeOutcome.SAME) else ()
+        return merge.deltas if event.outcome is MergeOutcome.CHANGED else ()
 
     # -- what to do
 

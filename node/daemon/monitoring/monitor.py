@@ -41,7 +41,7 @@ from gossamer.node.home import Home
 from gossamer.node.ipc.messages import JOINING, Report
 from gossamer.protocol.access.acl import Role
 from gossamer.protocol.errors import RefusedError, StorageError
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.manifest import Manifest, PaceSection
 from gossamer.protocol.membership.members import Health, Member
 from gossamer.protocol.merge.contributions import RoundFigures
 from gossamer.protocol.payloads import Layout
@@ -373,6 +373,10 @@ class Monitor:
         )
 
 
+def _length(pace: PaceSection) -> str:
+    return f"{pace.every_steps} steps" if pace.every_steps else f"{pace.every_seconds:g} s"
+
+
 def _model(manifest: Manifest, layout: Layout) -> dict[str, Any]:
     pace, codecs = manifest.pace, manifest.outer.codecs
     return {
@@ -382,7 +386,7 @@ def _model(manifest: Manifest, layout: Layout) -> dict[str, Any]:
         "fragments": len(layout.fragments),
         "codec": " to ".join(dict.fromkeys((codecs[0].name, codecs[-1].name))),
         "averaging": sorted({slot.spec.averaging for each in layout.fragments for slot in each.slots}),
-        "pace": f"{pace.every_seconds:g} s" if pace.every_seconds else f"{pace.every_steps} steps",
+        "pace": "window" if pace.is_set_by_swarm else _length(pace),
         "admission": manifest.admission.mode,
     }
 

@@ -236,7 +236,7 @@ class MergeLoop:
             was_sound = index not in state.diverged
             outcome = await self._carry_out(effect, state)
             found = state.figures.agreement if state.figures else None
-            self._dispatch(ev.Merged(effect.round, outcome, round(1000 * (found or 0.0))))
+            self._dispatch(ev.Merged(effect.round, outcome, round(1000 * (1.0 if found is None else found))))
         if outcome in (MergeOutcome.CHANGED, MergeOutcome.SAME):
             self._judge(state, effect.round)
             self._on_merged(effect, state.figures, outcome is MergeOutcome.CHANGED)

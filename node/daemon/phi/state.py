@@ -324,7 +324,9 @@ class PhiState:
         index = round_ % len(self._layout.fragments)
         self._reach[index] = self._reach_of(index)
         self._folding.changed(round_)
-        self.windows = self._next_windows()
+        every = self._manifest.history.snapshot_every
+        if round_ <= self.windows.after or self.newest_round >= self.windows.after + every:
+            self.windows = self._next_windows()  # else the round's epoch does not count yet
         self.version += 1
 
     def _next_windows(self) -> Windows:
