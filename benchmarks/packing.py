@@ -33,14 +33,14 @@ RATES = [1e5 * 10 ** (n / 50) for n in range(250)]
 
 def run(*, quick: bool) -> list[dict[str, Any]]:
     """Pack and unpack chunks of all kinds: a row for each form that makes them smaller, and one for none."""
-    contents = _contents(EVERY if quick else STEPS)
+    contents = _contents("tiny", EVERY) if quick else _contents("small", STEPS)
     return [row for content, data in contents.items() for row in _rows(content, data, 2 if quick else 7)]
 
 
-def _contents(steps: int) -> dict[str, bytes]:
-    """Of all that travels, some chunks each."""
+def _contents(preset: str, steps: int) -> dict[str, bytes]:
+    """Of all that travels, some chunks each; Phi is a model's of this preset after so many steps."""
     torch.set_num_threads(1)
-    task = build_task("text", {"preset": "small", "batch_size": 8, "context": 64})
+    task = build_task("text", {"preset": preset, "batch_size": 8, "context": 64})
     model = task.build_model(0)
     made = task.build_optimizer(model)
     optimizers = made if isinstance(made, list | tuple) else [made]

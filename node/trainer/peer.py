@@ -409,8 +409,10 @@ class Peer:
     def _is_common(self, size: int, fraction: float) -> bool:
         """Whether data of this size is what the swarm goes through together."""
         draws = self._role.draws
-        if draws is None or fraction != 1.0 or size == draws.samples:
-            return draws is not None and fraction == 1.0
+        if draws is None or fraction != 1.0:
+            return False
+        if size == draws.samples:
+            return True
         log.warning(
             "the swarm's data has %d samples, and this %d: it is drawn in this node's own order, and nothing"
             " of it is claimed",

@@ -452,8 +452,7 @@ class Rank:
 
     def _share_draws(self, word: Word) -> None:
         """Where something changes: the first rank tells the others what is taken of the data, and they tell
-        it
-        what they have trained on."""
+        it what they have trained on."""
         if self.draws is None or self.team.size == 1 or not word.touched:
             return
         taken = self.team.share(self.draws.taken)

@@ -182,7 +182,9 @@ class Fold:
         return self.folds(max(self.rounds, default=self.base.round)).data.epoch
 
     def window(self, clock: int) -> int:
-        """The steps in a window in the round after the clock's."""
+        """The steps in a window in the round after the clock's; 0 if it is fixed."""
+        if not self._manifest.pace.is_set_by_swarm:
+            return 0
         base, every = folds.unpack(self.base.folds, self._manifest), self._manifest.history.snapshot_every
         first = max(self.base.round, (clock // every - 1) * every)
         windows = self._folding.windows(first, self.base.round, base, self.rounds).lengths
