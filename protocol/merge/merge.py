@@ -163,16 +163,21 @@ class RoundMerge:
             step.add_to(view, 1 if back else -1)
 
     def _steps(self, index: int) -> Iterator[Step]:
-        """The merged tensor part by part; parts that are not yielded are 0."""
-        if not self._counted:
+        """The merged tensor part by part; parts that are not yielded are 0.
+
+        A delta that leaves the tensor alone has no vote on it: its expert, head or layer had nothing to learn
+        from, which says nothing against what others have learnt.
+        """
+        voters = [number for number, (_, c) in enumerate(self._counted) if c.norms[index] > 0.0]
+        if not voters:
             return no_step()
-        norms = [c.norms[index] for _, c in self._counted]
+        shrink = self._shrink(index)
         deltas = Deltas(
-            vectors=[c.tensor(index) for _, c in self._counted],
-            weights=self._weights,
-            norms=norms,
-            shrink=self._shrink(index),
-            root_steps=self._root_steps,
+            vectors=[self._counted[number][1].tensor(index) for number in voters],
+            weights=[self._weights[number] for number in voters],
+            norms=[self._counted[number][1].norms[index] for number in voters],
+            shrink=[shrink[number] for number in voters],
+            root_steps=[self._root_steps[number] for number in voters],
             usual=self._usual[index],
         )
         if len(self._counted) == 1:

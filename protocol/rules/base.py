@@ -45,7 +45,8 @@ class Vector(Protocol):
 class Deltas:
     """One tensor's deltas in a round, in order of author, with what a rule may look at.
 
-    `shrink` holds the factors (at most 1.0) by which clipping shortens each delta; weights are positive.
+    `shrink` holds the factors (at most 1.0) by which clipping shortens each delta; weights and norms are
+    positive: who left the tensor alone has no vote on it.
     `root_steps` are the square roots of the inner steps of each window, to compare lengths by, and `usual` is
     the usual ``norm / root_steps`` (see `usual_rates`).
     """
@@ -125,13 +126,9 @@ def combine(deltas: Deltas, coefficients: Sequence[int]) -> Iterator[PartialSum]
 
 
 def stretched(deltas: Deltas, lengths: Sequence[float]) -> Iterator[PartialSum]:
-    """``sum_i l_i * unit(v_i)``, scaled so that the longest is `UNIT`; deltas of norm 0 have no direction.
-
-    At least one delta that is not 0 must have a positive length.
-    """
-    pairs = list(zip(lengths, deltas.norms, strict=True))
-    longest = max(length for length, n in pairs if n > 0.0)
-    return combine(deltas, [round(UNIT * (length / longest / n)) if n > 0.0 else 0 for length, n in pairs])
+    """``sum_i l_i * unit(v_i)``, scaled so that the longest is `UNIT`; at least one length is positive."""
+    longest, pairs = max(lengths), zip(lengths, deltas.norms, strict=True)
+    return combine(deltas, [round(UNIT * (length / longest / n)) for length, n in pairs])
 
 
 def norm_of_sum(sums: Sequence[PartialSum]) -> float:

@@ -25,7 +25,6 @@ from gossamer.protocol.rules.base import (
     Deltas,
     Step,
     median_low,
-    no_step,
     scaled,
     shrink_to,
     stretched,
@@ -41,20 +40,18 @@ def centered_clip(deltas: Deltas) -> Iterator[Step]:
     """The centre after `ITERATIONS`; for two deltas, the mean of both, each at the shorter one's length.
 
     `Deltas.shrink` is ignored: the radius here is tighter than any clip of 1 or more. Distances are compared
-    per square root of steps, like norms in clipping. A member that left the tensor alone pulls the centre
-    towards 0 by its share, but has no vote on the radius: it is far from the centre of the others' deltas.
+    per square root of steps, like norms in clipping.
     """
     total = fsum(deltas.weights)
     shares = [weight / total for weight in deltas.weights]
     coefficients = [0.0] * len(shares)
     distances = deltas.norms
     radius = deltas.usual
-    voters = [index for index, norm in enumerate(deltas.norms) if norm > 0.0]
     for iteration in range(ITERATIONS if len(shares) > 2 else 1):
         if iteration:
             distances = _distances(deltas, whole(_combination(deltas, coefficients), deltas.numel))
-            if len(voters) > 1:
-                radius = min(radius, median_low(distances[i] / deltas.root_steps[i] for i in voters))
+            rates = (far / root for far, root in zip(distances, deltas.root_steps, strict=True))
+            radius = min(radius, median_low(rates))
         reach = shrink_to(radius, distances, deltas.root_steps)
         pulls = [share * factor for share, factor in zip(shares, reach, strict=True)]
         kept = max(0.0, 1.0 - fsum(pulls))
@@ -65,10 +62,7 @@ def centered_clip(deltas: Deltas) -> Iterator[Step]:
 def _combination(deltas: Deltas, coefficients: Sequence[float]) -> Iterator[Step]:
     """``sum_i c_i x_i``, with one rounding per element."""
     lengths = [c * n for c, n in zip(coefficients, deltas.norms, strict=True)]
-    longest = max(lengths)
-    if longest == 0.0:
-        return no_step()
-    return scaled(stretched(deltas, lengths), longest / UNIT)
+    return scaled(stretched(deltas, lengths), max(lengths) / UNIT)
 
 
 def _distances(deltas: Deltas, centre: Ints) -> list[float]:

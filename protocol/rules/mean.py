@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import fsum
 
-from gossamer.protocol.rules.base import Deltas, Step, combine, no_step, scaled
+from gossamer.protocol.rules.base import Deltas, Step, combine, scaled
 
 COEFFICIENT_MAX = (1 << 14) - 1
 """Times values below 2**30. A delta that weighs less than 1/32766 of the heaviest does not count."""
@@ -16,7 +16,5 @@ def weighted_mean(deltas: Deltas) -> Iterator[Step]:
     """
     importance = [w * s for w, s in zip(deltas.weights, deltas.shrink, strict=True)]
     largest = max(importance)
-    if largest == 0.0:
-        return no_step()
     coefficients = [round(COEFFICIENT_MAX * (share / largest)) for share in importance]
     return scaled(combine(deltas, coefficients), largest / (COEFFICIENT_MAX * fsum(deltas.weights)))

@@ -9,7 +9,7 @@ participants come and go, so the outer learning rate needs no retuning (Decouple
 from collections.abc import Iterator
 from math import fsum, sqrt
 
-from gossamer.protocol.rules.base import UNIT, Deltas, Step, no_step, norm_of_sum, scaled, stretched
+from gossamer.protocol.rules.base import UNIT, Deltas, Step, norm_of_sum, scaled, stretched
 
 RESULTANT_MIN = 0.5
 """Directions cancel each other if their sum is shorter than this part of what independent ones leave,
@@ -25,13 +25,11 @@ def radial_directional(deltas: Deltas) -> Iterator[Step]:
     Where directions cancel, the step falls to 0 with their sum: the sum is divided by no less than
     `RESULTANT_MIN` of what independent directions would leave. Elsewhere this changes no bit.
     """
-    pairs = list(zip(deltas.weights, deltas.norms, strict=True))
-    heaviest = max((w for w, n in pairs if n > 0.0), default=0.0)
-    if heaviest == 0.0:
-        return no_step()
-    lengths = [w / heaviest * n * s for (w, n), s in zip(pairs, deltas.shrink, strict=True)]
+    heaviest = max(deltas.weights)
+    shares = [w / heaviest for w in deltas.weights]
+    lengths = [share * n * s for share, n, s in zip(shares, deltas.norms, deltas.shrink, strict=True)]
     # fsum rounds once, in whatever order and version of Python; sum guarantees neither.
-    length = fsum(lengths) / fsum(w / heaviest for w in deltas.weights)
+    length = fsum(lengths) / fsum(shares)
     sums = list(stretched(deltas, deltas.weights))  # the whole tensor: its norm is needed before its values
-    independent = UNIT * sqrt(fsum((w / heaviest) * (w / heaviest) for w, n in pairs if n > 0.0))
+    independent = UNIT * sqrt(fsum(share * share for share in shares))
     return scaled(sums, length / max(norm_of_sum(sums), RESULTANT_MIN * independent))

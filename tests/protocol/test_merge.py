@@ -232,9 +232,9 @@ def _mixed(numel: int, averaging: str) -> list[Contribution]:
 @pytest.mark.parametrize(
     ("averaging", "expected"),
     [
-        ("rda", "ea9110bcd3171f001999ff5b7594fc220cdeeb90e8e3c63f038425e220a1b073"),
-        ("mean", "d006373dba6a3afe2309a0168e80fe73d8e4b048d0c99e749a9ed38e0fcda1b2"),
-        ("centered-clip", "50c87387f0e7c96fb55676f2af5a3c7f97f922589a4a1d34b50907d90557d24a"),
+        ("rda", "f1ca5568bc3eca4ac6c4a637fdff69c8cdaac008f69df54d3e68c2aac4c5a0c8"),
+        ("mean", "5af1fe70db625ea014fa0a1764faf0e998fbd7f78ed50fae6460edf1cc066c25"),
+        ("centered-clip", "6d4410579d97c354168873aaeb0d25d9db4123a5d0cacc1bb417d6b72416bbb8"),
     ],
 )
 def test_the_bits_of_a_tensor_of_several_parts_are_fixed(averaging, expected):
@@ -312,15 +312,15 @@ def _reference(fragment: Fragment, outer: Outer, sent: list[Sent]) -> np.ndarray
             over = rates > limit
             shrink[over] = limit / rates[over]
         vectors *= shrink[:, None]
-        if slot.spec.averaging == "mean":
-            result.append((weights[:, None] * vectors).sum(axis=0) / weights.sum())
+        vectors, votes = vectors[lengths > 0], weights[lengths > 0]
+        if slot.spec.averaging == "mean" or not len(votes):
+            result.append((votes[:, None] * vectors).sum(axis=0) / max(votes.sum(), 1e-9))
             continue
         lengths = np.linalg.norm(vectors, axis=1)
-        units = np.divide(vectors, lengths[:, None], out=np.zeros_like(vectors), where=lengths[:, None] > 0)
-        direction = (weights[:, None] * units).sum(axis=0)
+        direction = (votes[:, None] * vectors / lengths[:, None]).sum(axis=0)
         size = np.linalg.norm(direction)
-        independent = np.sqrt((weights**2)[lengths > 0].sum())
-        mean_length = (weights * lengths).sum() / weights.sum()
+        independent = np.sqrt((votes**2).sum())
+        mean_length = (votes * lengths).sum() / votes.sum()
         result.append(mean_length * direction / max(size, independent / 2) if size > 0 else direction)
     return np.concatenate(result)
 
@@ -390,15 +390,15 @@ def test_a_delta_next_to_nothing_does_not_take_the_direction_over(rng, tiny):
 
 
 @pytest.mark.parametrize("averaging", RULES)
-def test_zero_deltas(averaging):
+def test_zero_deltas_have_no_vote(averaging):
     fragment = builders.one_tensor(8, averaging)
     zero, some = Sent([np.zeros(8, dtype=np.int32)]), Sent([np.full(8, 1000, dtype=np.int32)])
     assert not _merge(fragment, OUTER, zero, zero).any()
     assert not _merge(fragment, OUTER, zero, zero, zero).any()
-    assert np.array_equal(_merge(fragment, OUTER, zero, some), np.full(8, 500))
+    assert np.array_equal(_merge(fragment, OUTER, zero, some), some.values[0])
     heavy = Sent(zero.values, tokens=2**40, steps=1)
     light = Sent(some.values, tokens=1, steps=2**24, staleness=16)
-    assert not _merge(fragment, Outer(weight_cap=0.0), heavy, light).any()
+    assert np.array_equal(_merge(fragment, Outer(weight_cap=0.0), heavy, light), light.values[0])
 
 
 @pytest.mark.parametrize("averaging", RULES)
@@ -561,12 +561,12 @@ def test_members_who_left_a_tensor_alone_do_not_say_what_is_usual_of_it(outer, s
 @pytest.mark.parametrize("averaging", RULES)
 @pytest.mark.parametrize("clip", [0.0, 1.5, 3.0])
 @pytest.mark.parametrize(("few", "count"), [(1, 2), (1, 3), (2, 4), (2, 5), (1, 8), (3, 8), (4, 8)])
-def test_what_few_train_learns_by_their_share(averaging, clip, few, count, rng):
-    """An expert, a task's head, a layer frozen elsewhere: diluted by those who leave it alone, no more."""
+def test_what_few_train_is_averaged_over_those_few(averaging, clip, few, count, rng):
+    """An expert, a task's head, a layer frozen elsewhere: who leaves it alone has no vote on it."""
     fragment = _with_heads(averaging)
     sent = _training(rng, *(number < few for number in range(count)))
     merge = RoundMerge([_of(n, s) for n, s in enumerate(sent)], fragment, Outer(clip=clip))
-    head = np.mean([s.values[1] for s in sent], axis=0)
+    head = np.mean([s.values[1] for s in sent[:few]], axis=0)
     assert norm(merge.tensor(1)) == pytest.approx(np.linalg.norm(head), rel=0.1)
     assert merge.tensor(1) @ head > 0.99 * norm(merge.tensor(1)) * np.linalg.norm(head)
     for treated in merge.treatment().values():
@@ -583,12 +583,12 @@ def test_few_liars_are_bounded_where_they_are_alone(averaging, few, rng):
     for s in sent[5:]:
         s.values[1] = s.values[1] * 10_000
     for others in (sent[:5], sent[:1]) if not few else (sent[:5],):
-        bound = 3 * sqrt(2) * 1.1 * honest * (few + 1) / (few + 1 + len(others))
+        bound = 3 * sqrt(2) * 1.1 * honest
         assert norm(_merge(fragment, OUTER, *others, *sent[5:])[4096:]) <= bound
 
 
 def test_what_one_member_trains_more_of_is_not_cut_to_what_others_train(rng):
-    """Two train a small head, and one the large body as well: it does so by its share."""
+    """Two train a small head, and one the large body as well."""
     specs = [TensorSpec("body", (40_000,), "mean"), TensorSpec("head", (400,), "mean")]
     fragment = plan(specs, 1).fragments[0]
     sent = []
@@ -596,4 +596,4 @@ def test_what_one_member_trains_more_of_is_not_cut_to_what_others_train(rng):
         body, head = np.split(np.rint(rng.normal(0, 1000, 40_400)).astype(np.int32), [40_000])
         sent.append(Sent([body * np.int32(number == 0), head]))
     merged = _merge(fragment, OUTER, *sent)[:40_000]
-    assert norm(merged) == pytest.approx(norm(sent[0].values[0]) / 3, rel=0.01)
+    assert norm(merged) == pytest.approx(norm(sent[0].values[0]), rel=0.01)
