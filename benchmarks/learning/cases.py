@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from benchmarks.learning.experts import ExpertsScale
 from benchmarks.learning.sweep import Run
 from benchmarks.learning.world import Scale
 from gossamer.bootstrap.manifests import FRAGMENTS, outer_defaults
@@ -20,6 +21,8 @@ JOB = replace(
     WITH_MUON, windows=40, steps=30, batch_size=8, context=128, decays=True, eval_windows=256, points=4
 )
 """The task that `make swarm` trains."""
+
+MIXTURE = ExpertsScale(windows=30, steps=10, batch_size=2, eval_windows=128, points=3)
 
 STEADY = replace(FULL, points=10)
 FIVES = replace(STEADY, windows=400, steps=5)
@@ -45,6 +48,7 @@ MUON = "4 workers, windows of 20 steps, Muon for the matrices"
 MUON_DECAY = "4 workers, windows of 20 steps, Muon and a learning rate that falls"
 STEADY_ADAMW = "Averaged at a constant learning rate, windows of 5 unless named: AdamW"
 STEADY_MUON = "Averaged at a constant learning rate, windows of 5 unless named: Muon for the matrices"
+EXPERTS = "A mixture of experts: 4 workers, windows of 10 steps"
 MAIN = "The job of `make swarm`, simulated"
 PRECISION = "The same in float32 and with bfloat16 products"
 TRIED = "Tried with one seed: int4, outer learning rate / momentum"
@@ -52,7 +56,7 @@ TRIED_MUON = "Tried with one seed: Muon in windows of 30, outer learning rate / 
 TRIED_SHORT = "Tried with one seed: rivals after 25 windows, outer learning rate / momentum"
 TRIED_TOPK = "Tried with one seed: top-k in windows of 30, outer learning rate / decay of the residual"
 AVERAGED = (STEADY_ADAMW, STEADY_MUON)
-COMPARED = (CALM, WEATHER, THIRTY, DECAY, MUON, MUON_DECAY)
+COMPARED = (CALM, WEATHER, THIRTY, DECAY, MUON, MUON_DECAY, EXPERTS)
 REAL = "Gossamer, int4 in one fragment, simulated and for real"
 
 DATA_PARALLEL = "data-parallel AdamW"
@@ -121,7 +125,7 @@ def cases(*, quick: bool) -> list[Case]:
     compared += [*_with_muon_decaying(), *_steady()]
     if quick:
         return [replace(case, scale=QUICK, seeds=(0,)) for case in compared]
-    return [*compared, *_main_job(), *_precision(), *_real(), *_tried()]
+    return [*compared, *_experts(), *_main_job(), *_precision(), *_real(), *_tried()]
 
 
 def _calm() -> Iterator[Case]:
@@ -250,6 +254,16 @@ def _steady() -> Iterator[Case]:
     for lr in (7e-4, 5e-4):
         fives["scale"] = replace(FIVES, lr=lr)
         yield Case(label=f"{SHORT_TOPK}, inner rate {lr:g}", settings=plain("topk", "mean", 4.5), **fives)
+
+
+def _experts() -> Iterator[Case]:
+    """Settings as in manifests."""
+    one: dict[str, Any] = {"group": EXPERTS, "scale": MIXTURE}
+    yield Case(label=DATA_PARALLEL, method="data-parallel", **one)
+    usual = gossamer(outer=outer_defaults("int4", every_steps=MIXTURE.steps))
+    yield Case(label=f"{INT4}, rda, 1.0 / 0", method="gossamer", settings=usual, **one)
+    yield Case(label=SHORT_INT4, method="gossamer", settings={**usual, "averaging": "mean"}, **one)
+    yield Case(label=ALONE, method="alone", **one)
 
 
 def _main_job() -> Iterator[Case]:

@@ -17,6 +17,8 @@ from benchmarks.learning.world import Averaged, Point, Worker, World
 from benchmarks.rounds import retuned
 from gossamer.bootstrap import manifests
 from gossamer.models.task import named_tensors
+from gossamer.models.text import ByteTextTask
+from gossamer.node.trainer.genesis import parameters
 from gossamer.node.trainer.outer import OuterLoop
 from gossamer.node.trainer.peer import WARM_UP_STEPS
 from gossamer.protocol.codecs import CODECS
@@ -209,17 +211,21 @@ def genesis(
     outer: dict[str, float] | None = None,
 ) -> tuple[Manifest, Ints]:
     """A swarm's manifest and Phi_0; `outer` has the settings that differ from those of new manifests."""
-    manifest, phi = manifests.create(
-        name="learning",
-        task="text",
-        options=world.scale.options(),
-        codec=codec,
-        every_steps=world.scale.steps,
-        every_seconds=0.0,
-        fragments=fragments,
-        seed=world.seed,
-        averaging=averaging,
-    )
+    settings: dict[str, Any] = {"codec": codec, "every_steps": world.scale.steps, "fragments": fragments}
+    if type(world.task) is ByteTextTask:
+        manifest, phi = manifests.create(
+            name="learning",
+            task="text",
+            options=world.scale.options(),
+            every_seconds=0.0,
+            seed=world.seed,
+            averaging=averaging,
+            **settings,
+        )
+    else:  # no task of the product's
+        model = world.task.build_model(world.seed)
+        manifest = manifests.describe(model, name="learning", averaging=averaging, **settings)
+        phi = parameters(model, manifest.plan())
     return retuned(manifest, outer or {}), phi
 
 

@@ -75,6 +75,10 @@ class Scale:
             "eval_batches": max(1, self.eval_windows // self.batch_size),
         }
 
+    def build_task(self) -> ByteTextTask:
+        """What is trained."""
+        return ByteTextTask(TextOptions(**self.options()))  # type: ignore[arg-type]
+
 
 class Point(NamedTuple):
     """The state of a run at one point of its curve."""
@@ -136,7 +140,7 @@ class World:
 
     def __init__(self, scale: Scale, seed: int) -> None:
         self.scale, self.seed = scale, seed
-        self.task = ByteTextTask(TextOptions(**scale.options()))  # type: ignore[arg-type]
+        self.task = scale.build_task()
         self.task.corpus = _corpus(scale.context)
         self.steps = 0
         """Inner steps taken so far, by all workers."""

@@ -11,6 +11,7 @@ import torch
 from benchmarks import learning, report
 from benchmarks.learning import gossamer, sweep
 from benchmarks.learning.cases import Case, cases
+from benchmarks.learning.experts import ExpertsScale
 from benchmarks.learning.figures import best_loss, bytes_ratio, bytes_until, outcome_of, row_of
 from benchmarks.learning.sweep import Outcome, Results, Run
 from benchmarks.learning.world import Point, Scale, World
@@ -153,3 +154,14 @@ def test_bytes_are_compared_at_the_same_seeds_and_never_where_one_did_not_get_th
     large, small = [row([3.0, 1.0], [0, 4000], seed) for seed in (0, 1)], [row([3.0, 2.0], [0, 10])]
     assert bytes_ratio(small, large, 2.0) == 200
     assert bytes_ratio(small, large, 1.5) == 0
+
+
+def test_a_mixture_learns_and_experts_without_bytes_stay_as_they_are():
+    scale = ExpertsScale(workers=2, windows=4, steps=2, context=16, batch_size=1, eval_windows=8, points=1)
+    outcome = sweep.train(Run(method="gossamer", settings={"averaging": "mean"}, scale=scale, seed=0))
+    assert outcome.loss < outcome.curve[0].loss
+    world = World(scale, seed=0)
+    worker = world.worker(0)
+    world.step(worker)
+    experts = [p for name, p in worker.model.named_parameters() if "experts" in name]
+    assert 0 < sum(p.grad is None for p in experts) < len(experts)
