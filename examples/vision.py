@@ -79,7 +79,7 @@ def main() -> None:
     torch.manual_seed(0)
     module = Digits()
     if not options.manifest.exists():
-        manifests.write(manifests.describe(module, name="vision", every_seconds=1.0), options.manifest)
+        manifests.write(manifests.describe(module, name="vision", every_steps=20), options.manifest)
     torch.seed()  # each node goes through the images in a different order
 
     digits = load_digits()

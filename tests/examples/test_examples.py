@@ -32,7 +32,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PATIENCE_S = 120
+PATIENCE_S = 240
+"""Enough where other tests, or people, use the same two cores: what is waited for is work, not time."""
 
 
 class Script:
@@ -226,14 +227,16 @@ def finished(script: Script) -> str:
 @needs_sklearn
 @needs_lightning
 def test_nodes_agree_on_the_accuracy_of_a_model_with_batch_norm(tmp_path: Path) -> None:
-    with two_of(tmp_path, "vision.py", "--rounds", "240") as scripts:
-        for script in scripts:
-            wait_for(lambda script=script: (node_round(script) or 0) > 0, PATIENCE_S, "a round published")
-        assert_identical(*scripts)
+    with two_of(tmp_path, "vision.py", "--rounds", "160") as scripts:
         found = [re.findall(r"[0-9.]+$", finished(script), re.MULTILINE) for script in scripts]
         (after, own, average), second = (list(map(float, one[-3:])) for one in found)
         assert [after, average] == [second[0], second[2]], "with statistics of the same images"
         assert min(after, average) > 0.9 and abs(own - after) < 0.1
+    models = [tmp_path / f"{script.folder.name}.safetensors" for script in scripts]
+    for script, model in zip(scripts, models, strict=True):
+        done = gossamer("export", model, "--dir", script.folder, "--live")
+        assert done.returncode == 0, done.stderr
+    assert models[0].read_bytes() == models[1].read_bytes()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
