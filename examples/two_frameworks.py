@@ -142,7 +142,7 @@ def main() -> None:
     model = build_model()
     if not options.manifest.exists():
         names = {f"jax:{path}": name for path, name in JAX_NAMES.items()}
-        manifest = manifests.describe(model, name="frameworks", every_seconds=1.0, options=names)
+        manifest = manifests.describe(model, name="frameworks", every_steps=200, options=names)
         manifests.write(manifest, options.manifest)
     before = accuracy({name: tensor.detach().numpy() for name, tensor in model.named_parameters()})
     train = train_jax if options.framework == "jax" else train_torch

@@ -238,7 +238,7 @@ class _ByParameter:
         return len(self._states.parts)
 
     def get(self, parameter: Tensor, default: object) -> dict[str, Tensor]:
-        """A parameter's arrays by path, copied. Raises TypeError for dtypes that a checkpoint has not."""
+        """A parameter's arrays by path, copied. Raises TypeError for what a checkpoint cannot hold."""
         leaves = jax.tree.leaves(self._states.tree)
         return {path: _as_tensor(leaves[place]) for path, place in self._states.parts[id(parameter)]}
 
@@ -255,8 +255,8 @@ class _ByParameter:
 
 def _as_tensor(array: Any) -> Tensor:
     dtype = SAVED_DTYPES.get(str(array.dtype))
-    if dtype is None:
-        raise TypeError(f"a checkpoint holds no {array.dtype}")
+    if dtype is None or array.is_deleted():  # donated to a step that Ctrl-C has cut short
+        raise TypeError(f"a checkpoint holds no {array.dtype}, or what has been donated")
     tensor = torch.empty(array.shape, dtype=dtype)
     np.copyto(_as_array(tensor, array.dtype), np.asarray(array))
     return tensor

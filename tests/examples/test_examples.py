@@ -275,7 +275,7 @@ def test_a_torch_and_a_jax_node_die_and_come_back_and_end_with_the_same_bits(tmp
 
     def trained(node: Script) -> None:
         begun = node_round(node) or 0
-        wait_for(lambda: (node_round(node) or 0) >= begun + 8, PATIENCE_S, "more rounds published")
+        wait_for(lambda: (node_round(node) or 0) >= begun + 16, PATIENCE_S, "800 steps more")
 
     try:
         torch = started("torch")

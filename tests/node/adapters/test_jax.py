@@ -112,6 +112,25 @@ async def test_what_the_optimizer_learnt_is_resumed_unless_it_is_another(
             assert not peer.resumed and not any(float(abs(x).max()) for x in jax.tree.leaves(peer.state))
 
 
+async def test_a_step_that_is_cut_short_costs_the_optimizers_state_and_no_more(
+    loops: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ctrl-C in a step to which all was donated: the parameters are the swarm's again, the rest is saved."""
+    step = loops.jax.jit(lambda *trees: loops.jax.tree.map(lambda x: x + 1, trees), donate_argnums=(0, 1))
+    adam = loops.optax.adamw(1e-3)
+    async with daemon_at(tmp_path, loops.manifest_for(nn.Linear(30, 20))) as daemon:
+        async with loops.begun(daemon, tmp_path / "none", adam.init) as peer:
+            (tmp_path / "none").mkdir()
+            params, state = peer.step(*step(peer.params, peer.state), tokens=10, loss=2.0)
+            step(params, state)
+            await asyncio.to_thread(peer.finish, quiet_s=0.0)
+            await asyncio.to_thread(peer.leave)
+        assert "inner optimizer's state cannot be saved" in caplog.text
+        assert "cannot save the trainer's state" not in caplog.text
+        async with loops.begun(daemon, tmp_path / "none", adam.init) as peer:
+            assert peer.progress.steps == 1 and not peer.resumed
+
+
 async def test_a_model_that_diverges_goes_on_from_the_swarms_with_a_fresh_state(
     loops: ModuleType, tmp_path: Path
 ) -> None:
