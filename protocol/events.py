@@ -118,9 +118,11 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """The records merged make windows this many steps long now."""
+    """The pace that the records merged set now, see `pace.Windows`."""
 
     window: int
+    """Steps; 0 if windows are counted in seconds."""
+    turn: int
 
 
 @dataclass(frozen=True, slots=True)

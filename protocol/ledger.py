@@ -15,7 +15,6 @@ from enum import Enum, auto
 from hashlib import sha256
 
 from gossamer.protocol import limits
-from gossamer.protocol.pace import clock_among
 from gossamer.protocol.records import NO_RECORD, Delta
 
 EMPTY = bytes(32)
@@ -265,12 +264,13 @@ class Ledger:
         return self.last_rounds.get(author, 0)
 
     def reached(self, but: bytes = b"") -> int:
-        """The round that the authors of open rounds have reached, even if gone by now, leaving out `but`."""
+        """The round that the authors of open rounds have reached, even if gone by now, leaving out `but`, and
+        of the others the top third, as `pace.round_clock` does."""
         last = self._lasts[bisect_right(self._lasts, self.floor) :]
         left_out = self.last_round(but)
         if left_out > self.floor:
             del last[bisect_left(last, left_out)]
-        return max(self.floor, clock_among(last))
+        return max([self.floor, *last[: len(last) - len(last) // 3][-1:]])
 
     @property
     def horizon(self) -> int:

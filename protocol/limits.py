@@ -46,6 +46,8 @@ STEPS_MAX = 2**24
 
 WINDOW_MS_MAX = 2**32
 """Seven weeks."""
+TURN_MAX = 2**16 - 1
+"""Once in 1024 rounds, see `sampling.is_drawn`."""
 STALENESS_MAX = 2**20
 LOSS_MAX = 1e6
 CLAIM_BYTES_MAX = 160

@@ -170,6 +170,9 @@ class PaceSection(_Section):
     """The length of one window, in seconds."""
     max_mbit: NonNegative = 0.0
     """Payloads that a member may receive, Mbit/s, where the swarm sets its pace; 0 for what lines carry."""
+    contributors: Annotated[int, Field(ge=0, le=limits.MEMBERS_MAX)] = 64
+    """In a larger swarm about so many nodes contribute to a round, in windows that are longer in proportion;
+    0 for no bound."""
     min_round_seconds: Positive = 0.05
     """No round follows the one before it sooner than this; rounds beyond that are refused as implausible."""
 

@@ -16,6 +16,12 @@ state, while they are a minority. An epoch's observation asks for a length, in p
 search. The longest that any of the last `RECENT` epochs asked for holds from the epoch after the next on,
 when the rounds that it depends on are sealed (`advance`). So windows get longer at once and shorter only
 after a while, and a line that comes and goes does not make them swing.
+
+**Turns.** What a round costs each member, payloads to fetch and to merge, grows with those who contribute to
+it, and what it teaches hardly does. So above `pace.contributors` members take turns: which of them contribute
+to a round is drawn by a hash (`sampling.is_drawn`), and a node's windows span the rounds between two turns of
+its own. How many members there are follows from the records of an epoch and from the turn that each states
+(`publishers`), so sides of a partition, which come to turns of their own, add up when it heals.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,25 +29,29 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gossamer.protocol.errors import PayloadError
-from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_SLACK
+from gossamer.protocol.limits import CLOCK_SKEW_S, ROUND_SLACK, TURN_MAX
 from gossamer.protocol.manifest import Manifest, PaceSection
 from gossamer.protocol.records import Delta
+from gossamer.protocol.sampling import EVERY_ROUND, is_drawn, share
 
 
-def round_clock(rounds: Iterable[int], members: int = 0) -> int:
-    """The highest round among live members, leaving out the top third (rounded down).
+def round_clock(latest: Iterable[tuple[int, bytes]], members: int = 0, turn: int = EVERY_ROUND) -> int:
+    """The highest of the latest rounds of live members, leaving out the top third (rounded down).
 
-    So one liar cannot race the clock, and an isolated node still moves. 0 when there is nobody. `members`
-    also counts those that have not told a round yet, so that a liar is left out even while few have.
+    So one liar cannot race the clock, and an isolated node still moves. 0 when there is nobody. `latest` are
+    pairs of round and node id. `members` also counts those that have not told a round yet, so that a liar is
+    left out even while few have. Where members take turns, a third of those whose turn it is is left out, and
+    a round counts only if it was its member's turn.
     """
-    return clock_among(sorted(rounds), members)
-
-
-def clock_among(ascending: Sequence[int], members: int = 0) -> int:
-    """`round_clock` of rounds that are sorted already."""
-    last = len(ascending) - 1
-    out = max(members, len(ascending)) // 3
-    return ascending[max(last - out, 0)] if ascending else 0
+    ordered = sorted(latest, reverse=True)
+    out, clock = share(max(members, len(ordered)), turn) // 3, 0
+    for round_, node_id in ordered:
+        if is_drawn(node_id, round_, turn):
+            clock = round_
+            if out == 0:
+                break
+            out -= 1
+    return clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +60,43 @@ class Pace:
 
     section: PaceSection
     fragments: int
+    node_id: bytes = b""
 
-    def due(self, own_last: int, clock: int, steps: int, seconds: float, window: int = 0) -> int | None:
+    def due(
+        self,
+        own_last: int,
+        clock: int,
+        steps: int,
+        seconds: float,
+        window: int = 0,
+        turn: int = EVERY_ROUND,
+    ) -> int | None:
         """Return the round to publish now, or None.
 
-        `steps` and `seconds` count since this node's previous delta of any fragment: with F fragments a
-        round is due F times in a window, so that fragments take turns instead of leaving all at once.
-        `window`: the steps in a window, where the swarm sets them.
-        """
-        round_ = max(own_last + 1, clock)
-        if steps < 1 or round_ > clock + 1:
-            return None
-        if clock >= round_:
-            return round_
-        # A node that opens a round keeps the minimum length, or rounds would outrun `is_plausible`.
-        timely = seconds >= self.section.min_round_seconds
-        return round_ if timely and self._filled(round_, steps, seconds, window) else None
+        `steps` and `seconds` count since this node's previous delta of any fragment, or since the clock went
+        past that: with F fragments a round is due F times in a window, so that fragments take turns instead
+        of leaving all at once. `window`: the steps in a window, where the swarm sets them; for `turn`
+        see `sampling.is_drawn`.
 
-    def _filled(self, round_: int, steps: int, seconds: float, window: int) -> bool:
+        A round that is open is published at once. To open the next takes the time of a round; and that of two
+        for the one after it, where nobody whose turn is the next is there.
+        """
+        first = max(own_last + 1, clock)
+        if steps < 1 or first > clock + 1:
+            return None
+        rounds = range(first, clock + self._filled(clock, steps, seconds, window) + 1)
+        return next((r for r in rounds if is_drawn(self.node_id, r, turn)), None)
+
+    def _filled(self, clock: int, steps: int, seconds: float, window: int) -> int:
+        """How many rounds that follow the clock's one node may have opened by now."""
+        # At their minimum length, or rounds would outrun `is_plausible`.
+        most = int(seconds / self.section.min_round_seconds)
         if self.section.every_seconds:
-            return seconds * self.fragments >= self.section.every_seconds
+            return min(most, int(seconds * self.fragments / self.section.every_seconds))
         length = self.section.every_steps or window or BEGIN_STEPS
         # Where a window does not divide evenly, rounds of it are longer and shorter by a step.
-        return steps >= round_ * length // self.fragments - (round_ - 1) * length // self.fragments
+        last = clock * length // self.fragments + steps
+        return min(most, ((last + 1) * self.fragments - 1) // length - clock)
 
 
 def is_plausible(round_: int, manifest: Manifest, unix_s: float) -> bool:
@@ -129,6 +153,8 @@ class Observation(NamedTuple):
     """Mean cosine of a round's deltas, in thousandths."""
     kbit_s: int
     """Payloads that each member received, kbit/s."""
+    publishers: int
+    """How many members published, counting those whose turn did not come."""
 
 
 class PaceState(NamedTuple):
@@ -136,45 +162,62 @@ class PaceState(NamedTuple):
 
     lengths: tuple[int, int]
     """Steps in a window in the next epoch and in the one after."""
+    turns: tuple[int, int]
+    """How often a member contributes in these epochs, see `sampling.is_drawn`."""
     wishes: tuple[int, ...]
     """What each of the last epochs asked for, the newest last: `RECENT` of them, 0 where there was none."""
 
     def pack(self) -> bytes:
-        return b"".join(value.to_bytes(_LENGTH_BYTES, "big") for value in (*self.lengths, *self.wishes))
+        values = (*self.lengths, *self.turns, *self.wishes)
+        return b"".join(value.to_bytes(_LENGTH_BYTES, "big") for value in values)
 
     @classmethod
     def unpack(cls, data: bytes) -> "PaceState":
         """Inverse of `pack`. Raises PayloadError."""
         starts = range(0, PACE_BYTES, _LENGTH_BYTES)
         values = tuple(int.from_bytes(data[at : at + _LENGTH_BYTES], "big") for at in starts)
-        is_length = [MIN_STEPS <= value <= MAX_STEPS for value in values]
-        if len(data) != PACE_BYTES or not all(is_length[:2]):
+        possible = [MIN_STEPS <= value <= MAX_STEPS for value in values[:2]]
+        possible += [value >= EVERY_ROUND for value in values[2:4]]
+        if len(data) != PACE_BYTES or not all(possible):
             raise PayloadError("a snapshot with an impossible pace")
-        return cls((values[0], values[1]), values[2:])
+        return cls((values[0], values[1]), (values[2], values[3]), values[4:])
 
 
-BEGIN = PaceState((BEGIN_STEPS, BEGIN_STEPS), (0,) * RECENT)
+BEGIN = PaceState((BEGIN_STEPS, BEGIN_STEPS), (EVERY_ROUND, EVERY_ROUND), (0,) * RECENT)
 PACE_BYTES = len(BEGIN.pack())
 
 
 def observe(deltas: Iterable[Delta], manifest: Manifest) -> Observation:
     """What the deltas that were merged in an epoch say, in any order."""
+    rounds, fragments = manifest.history.snapshot_every, manifest.layout.fragments
     took: dict[bytes, list[int]] = {}
+    turns: list[int] = []
     sent = 0
     for delta in deltas:
         body = delta.body
+        turns.append(body.turn)
         sent += body.payload_bytes
         if body.took:
             sums = took.setdefault(delta.author, [0, 0, 0, 0])
             for place, value in enumerate((1, body.took, body.late, body.agreement)):
                 sums[place] += value
+    # The median, so that few who state another turn count for little.
+    turn = _middle(turns) if turns else EVERY_ROUND
+    publishers = len(turns) * turn // (rounds * EVERY_ROUND)
     if not took:
-        return Observation(0, 0, 0, 0)
+        return Observation(0, 0, 0, 0, publishers)
     late = _middle([1000 * late // whole for _, whole, late, _ in took.values()])
     agreement = _middle([total // number for number, _, _, total in took.values()])
     window = _middle([whole // number for number, whole, _, _ in took.values()])
-    rounds, fragments = manifest.history.snapshot_every, manifest.layout.fragments
-    return Observation(len(took), late, agreement, 8 * sent * fragments // (window * rounds))
+    rate = 8 * sent * fragments * turn // (window * rounds * EVERY_ROUND)
+    return Observation(len(took), late, agreement, rate, publishers)
+
+
+def turn_for(publishers: int, section: PaceSection) -> int:
+    """How often each of so many members contributes, see `sampling.is_drawn`."""
+    if not section.contributors:
+        return EVERY_ROUND
+    return max(EVERY_ROUND, min(EVERY_ROUND * publishers // section.contributors, TURN_MAX))
 
 
 def _middle(values: list[int]) -> int:
@@ -184,7 +227,10 @@ def _middle(values: list[int]) -> int:
 
 def advance(state: PaceState, seen: Observation, section: PaceSection) -> PaceState:
     """The state at the end of the next epoch, in which this was seen."""
+    turns = state.turns[1], turn_for(seen.publishers, section)
     length, following = state.lengths
+    if not section.is_set_by_swarm:
+        return state._replace(turns=turns)
     wish = length
     if seen.members:
         wish = -(-length * seen.late // LATE)
@@ -198,7 +244,7 @@ def advance(state: PaceState, seen: Observation, section: PaceSection) -> PaceSt
     longest = max(wishes)
     if DEAD_ZONE * abs(longest - following) < following:
         longest = following
-    return PaceState((following, longest), wishes)
+    return PaceState((following, longest), turns, wishes)
 
 
 class Windows(NamedTuple):
@@ -208,12 +254,14 @@ class Windows(NamedTuple):
     """The round, at the end of an epoch."""
     lengths: tuple[int, int]
     """Steps; 0 if windows are counted in seconds."""
+    turns: tuple[int, int]
+    """How often a member contributes, see `sampling.is_drawn`."""
     why: str
     """When and why they last changed, for a person; empty if they have not, as far as is known here."""
 
 
 class PaceFold:
-    """The pace above a base, kept up to date while rounds are merged. Idle where windows are fixed."""
+    """The pace above a base, kept up to date while rounds are merged."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -239,8 +287,6 @@ class PaceFold:
     ) -> Windows:
         """As of the last end of an epoch up to this round, which is `base` or above."""
         section, after, why = self._manifest.pace, round_ // self._every * self._every, ""
-        if not section.is_set_by_swarm:
-            return Windows(after, (section.every_steps, section.every_steps), "")
         for end, seen in self._epochs(after, base, rounds):
             before, state = state.lengths[1], advance(state, seen, section)
             if state.lengths[1] != before:
@@ -249,14 +295,13 @@ class PaceFold:
                     f"from round {end + self._every + 1} on, {before} before: merges came {late:.0f} % of a"
                     f" window late, at {rate:.3g} Mbit/s and an agreement of {agreement:.2f}"
                 )
-        return Windows(after, state.lengths, why)
+        fixed = (section.every_steps, section.every_steps)
+        return Windows(after, state.lengths if section.is_set_by_swarm else fixed, state.turns, why)
 
     def _epochs(
         self, round_: int, base: int, rounds: Mapping[int, Sequence[Delta]]
     ) -> Iterator[tuple[int, Observation]]:
         """What is seen in each epoch between two rounds, and the round at its end."""
-        if not self._manifest.pace.is_set_by_swarm:
-            return
         for end in range(base + self._every, round_ + 1, self._every):
             epoch = end // self._every - 1
             if epoch not in self._seen:

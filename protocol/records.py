@@ -16,6 +16,7 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.identity import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Identity, node_id_of, verify
 from gossamer.protocol.limits import RECORD_BYTES_MAX
 from gossamer.protocol.payloads import HASH_BYTES, Layout, length_in, payload_chunk_sizes
+from gossamer.protocol.sampling import EVERY_ROUND, is_drawn, share
 from gossamer.protocol.wire import array, blob, boolean, integer, number, pack, read, text, unpack, values
 
 # --- Signed envelopes: the only form in which a record travels.
@@ -121,6 +122,8 @@ class DeltaBody:
     """The epoch of the data that `blocks` are of."""
     blocks: Annotated[bytes, claim] = b""
     """The blocks that the author has trained on, and not claimed before, see `history.data_claims`."""
+    turn: Annotated[int, integer(EVERY_ROUND, limits.TURN_MAX)] = EVERY_ROUND
+    """How often the author contributes, as it knows the pace; see `sampling.is_drawn`."""
 
     def pack(self) -> bytes:
         return pack(values(self))
@@ -141,8 +144,9 @@ class Delta:
         return self.body.round
 
     def staleness(self, fragments: int) -> int:
-        """How many times this fragment was merged during the window."""
-        return (self.body.round - self.body.base) // fragments - 1
+        """How many times this fragment was merged during the window, beside what is usual where members take
+        turns."""
+        return share((self.body.round - self.body.base) // fragments - 1, self.body.turn)
 
 
 def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
@@ -157,6 +161,8 @@ def parse_delta(envelope: Envelope, layout: Layout) -> Delta:
         raise MalformedError("delta: later than its window was long")
     if body.epoch > body.round:
         raise MalformedError("delta: claims an epoch that cannot have begun")
+    if not is_drawn(envelope.author, body.round, body.turn):
+        raise MalformedError("delta: not its author's turn")
     if body.codec not in CODECS:
         raise MalformedError(f"delta: unknown codec {body.codec!r}")
     if body.payload_bytes > length_in(body.round, body.codec, layout):

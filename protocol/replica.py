@@ -185,6 +185,11 @@ class Replica:
         return self._clock.read(self._now)
 
     @property
+    def turn(self) -> int:
+        """How often members contribute now, see `sampling.is_drawn`."""
+        return self._clock.turn
+
+    @property
     def clock_to_publish_by(self) -> int:
         """The round clock for our trainer: `BEFORE_ALL_ROUNDS` while we do not know where the swarm is."""
         is_back = self.sealing.knows_where_it_is and not self._clock.listens(self._now)
@@ -361,7 +366,9 @@ class Replica:
                 if merged := self.merges.merged(event, now):
                     self._freshness.merged(event.round, merged, event.agreement, now)
             case ev.Paced():
-                self.sealing.stretch(stretch(event.window))
+                self._clock.turn = event.turn
+                if self.manifest.pace.is_set_by_swarm:
+                    self.sealing.stretch(stretch(event.window))
             case ev.Unusable():
                 self.sealing.unusable(event.claim)
             case ev.Deliver():

@@ -1,6 +1,8 @@
-"""Random choices, drawn from a random source that is handed in: equal sources make equal choices."""
+"""Random choices, drawn from a random source that is handed in, or from a hash: equal sources make equal
+choices."""
 
 from collections.abc import Iterable, MutableSequence
+from hashlib import sha256
 from typing import Any, Protocol
 
 
@@ -26,3 +28,28 @@ def shuffle(items: MutableSequence[Any], rng: RandomSource) -> None:
     for i in range(len(items) - 1, 0, -1):
         j = rng.randrange(i + 1)
         items[i], items[j] = items[j], items[i]
+
+
+# --- Sortition: who contributes to a round of a large swarm.
+
+EVERY_ROUND = 64
+"""The turn of a node that contributes to every round."""
+
+
+def is_drawn(node_id: bytes, round_: int, turn: int) -> bool:
+    """Whether a node contributes to a round, if its turn comes once in `turn` / 64 rounds on average.
+
+    By ``H(node id | round)``: so nobody can get into more rounds than its share. Ids are fixed, and rounds
+    are not theirs to choose. (In an open swarm keys are free: a share is one key's.) With a smaller turn all
+    are drawn that are with a larger one, and more.
+    """
+    if turn <= EVERY_ROUND:
+        return True
+    place = int.from_bytes(sha256(node_id + round_.to_bytes(4, "big")).digest()[:8], "big")
+    return place * turn < EVERY_ROUND << 64
+
+
+def share(count: int, turn: int) -> int:
+    """Of so many members, how many contribute to a round, and of so many rounds, to how many a member does;
+    on average, rounded down."""
+    return count * EVERY_ROUND // max(turn, EVERY_ROUND)

@@ -25,8 +25,9 @@ from gossamer.protocol.codecs import CODECS
 from gossamer.protocol.fixedpoint import ONE, Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.merge.merge import Contribution, measure
-from gossamer.protocol.pace import Pace, round_clock
+from gossamer.protocol.pace import Pace, round_clock, turn_for
 from gossamer.protocol.payloads import Payload, pack_chunk, payload_length, split_payload
+from gossamer.protocol.sampling import share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +52,16 @@ class Node:
     worker: Worker
     outer: OuterLoop
     replica: Replica
+    pace: Pace
     own_last: int
     """Its last round."""
     life: int = 0
     steps: int = 0
     """Inner steps of this life."""
+    clock: int = 0
+    """The round clock as it was last read."""
     since: int = 0
-    """Inner steps since its last delta."""
+    """Inner steps since its last delta, or since the clock went past that."""
     credit: float = 0.0
     """The fraction of an inner step that a slow machine has done."""
     absent_until: int = 0
@@ -69,7 +73,7 @@ class Swarm:
     def __init__(self, world: World, manifest: Manifest, phi: Ints, weather: Weather) -> None:
         self._world, self._manifest, self._weather = world, manifest, weather
         self._history = History(manifest)
-        self._pace = Pace(manifest.pace, manifest.layout.fragments)
+        self._turn = turn_for(world.scale.workers, manifest.pace)
         self._random = np.random.default_rng((world.seed, 5))
         self.travelling: list[tuple[int, int, Record]] = []
         """Records on their way: arrival time, receiver, record."""
@@ -90,7 +94,8 @@ class Swarm:
         replica = self.observer.copy()
         for index in range(len(outer.fragments)):
             outer.apply(index, replica.view(index), replica.merged_round(index), keep_progress=False)
-        return Node(worker, outer, replica, replica.last_round(number), life)
+        pace = Pace(self._manifest.pace, len(self._history.layout.fragments), bytes([number]) * 32)
+        return Node(worker, outer, replica, pace, replica.last_round(number), life)
 
     def advance(self) -> None:
         """Advance time by one inner step, for all nodes."""
@@ -127,8 +132,11 @@ class Swarm:
         warm_up = min(1.0, node.steps / WARM_UP_STEPS) if node.life else 1.0
         loss = self._world.step(node.worker, warm_up=warm_up)
         node.outer.step(self._world.scale.step_tokens, loss)
+        clock = self._clock(node)
+        if node.clock < clock and node.own_last < clock:
+            node.clock, node.since = clock, 0
         node.since += 1
-        round_ = self._pace.due(node.own_last, self._clock(node), node.since, float(node.since))
+        round_ = node.pace.due(node.own_last, clock, node.since, float(node.since), turn=self._turn)
         if round_ is not None:
             self._publish(node, round_)
 
@@ -144,23 +152,24 @@ class Swarm:
     def _clock(self, node: Node) -> int:
         """The round clock as the node reads it off the nodes that it takes for alive."""
         heard = [
-            node.replica.last_round(other.worker.number)
+            (node.replica.last_round(other.worker.number), other.pace.node_id)
             for other in self.nodes
             if other is not node and other.absent_until <= self._tick and not self._are_apart(node, other)
         ]
-        return round_clock([r for r in (*heard, node.own_last) if r > 0], members=len(heard) + 1)
+        latest = (one for one in (*heard, (node.own_last, node.pace.node_id)) if one[0] > 0)
+        return round_clock(latest, len(heard) + 1, self._turn)
 
     def _publish(self, node: Node, round_: int) -> None:
         fragment, codec = self._history.layout.of_round(round_), self._manifest.outer.codecs[0].name
         room = memoryview(bytearray(payload_length(CODECS[codec], fragment)))
-        length, window = node.outer.publish(fragment.index, round_, room)
+        length, window = node.outer.publish(fragment.index, round_, room, turn=self._turn)
         payload = Payload(codec, fragment, room[:length])
         record = Record(round_, node.worker.number)
         delta = Contribution(
-            author=bytes([record.author]) * 32,
+            author=node.pace.node_id,
             tokens=window.tokens,
             steps=window.steps,
-            staleness=(round_ - window.base) // len(self._history.layout.fragments) - 1,
+            staleness=share((round_ - window.base) // len(self._history.layout.fragments) - 1, self._turn),
             norms=measure(payload).norms,
             tensor=payload.section,
         )

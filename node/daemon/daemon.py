@@ -66,6 +66,7 @@ from gossamer.protocol.identity import short
 from gossamer.protocol.merge.contributions import RoundFigures
 from gossamer.protocol.messages import Want
 from gossamer.protocol.replica import BEFORE_ALL_ROUNDS
+from gossamer.protocol.sampling import EVERY_ROUND
 
 STOP_GRACE_S = 2.5
 """Time for the trainer to hand in its open windows, and for a peer to fetch them, when the node stops, unless
@@ -93,7 +94,7 @@ class Daemon:
         self._has_left = False
         self._rearm = asyncio.Event()
         self._unix_offset_s = unix_offset_s()
-        self._window = 0
+        self._pace = 0, EVERY_ROUND
         self._clock_sent: control.Clock | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._link_tasks: set[asyncio.Task[None]] = set()
@@ -334,11 +335,14 @@ class Daemon:
             self.phi.data.changed(merge.round)
         self.monitor.merged(merge.round, merge.deltas, found)
         loop = self.phi.loop
-        if (window := loop.window) != self._window:
-            if self._window:
-                log.info("windows have %d steps %s", window, loop.window_why)
-            self._window = window
-            self.dispatch(ev.Paced(window))
+        (window, turn), (window_before, turn_before) = loop.pace, self._pace
+        if window != window_before and window_before:
+            log.info("windows have %d steps %s", window, loop.window_why)
+        if turn != turn_before:
+            log.info("each member contributes to one round in %.1f", turn / EVERY_ROUND)
+        if loop.pace != self._pace:
+            self._pace = loop.pace
+            self.dispatch(ev.Paced(*self._pace))
 
     # -- the trainer
 
@@ -379,7 +383,8 @@ class Daemon:
         # At least one round is unmerged while most others are at rounds that we refuse.
         unmerged = max(loop.unmerged, int(self.core.is_contradicted))
         links = len(self.network.links)
-        clock = control.Clock(self._clock, loop.tokens, links, unmerged, self.core.codec.name, loop.window)
+        codec = self.core.codec.name
+        clock = control.Clock(self._clock, loop.tokens, links, unmerged, codec, *loop.pace)
         if clock != self._clock_sent:
             self._clock_sent = clock
             self.phi.port.send(clock)

@@ -322,6 +322,7 @@ class Publisher:
             previous=NO_RECORD,
             epoch=message.epoch,
             blocks=message.blocks,
+            turn=message.turn,
         )
         self._signed = None
         self._dispatch(ev.Publish(body))

@@ -23,6 +23,7 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.fixedpoint import Ints
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.payloads import Fragment
+from gossamer.protocol.sampling import EVERY_ROUND
 from gossamer.protocol.wire import pack, unpack
 
 FRAME_BYTES_MAX = 64 * 1024
@@ -68,7 +69,8 @@ class Published:
 class Clock:
     """Daemon: the swarm's round clock (-1: there is none to publish by just now), the tokens that the swarm
     has trained on, the number of our links, the number of rounds still to be merged, the codec to publish in
-    ("": as before, and the finest at first), and the steps in a window in the round to come."""
+    ("": as before, and the finest at first), and of the round to come the steps in a window and how often
+    members contribute (see `sampling.is_drawn`)."""
 
     round: int
     swarm_tokens: int
@@ -76,6 +78,7 @@ class Clock:
     unmerged: int = 0
     codec: str = ""
     window: int = 0
+    turn: int = EVERY_ROUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class Publish:
     epoch: int = 0
     blocks: bytes = b""
     """What is claimed of the data."""
+    turn: int = EVERY_ROUND
+    """As in the `Clock` by which the round was chosen."""
 
 
 @dataclass(frozen=True, slots=True)

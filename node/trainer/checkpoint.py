@@ -38,7 +38,7 @@ from torch import Tensor
 from gossamer.node.files import remove_unfinished, replacing
 from gossamer.protocol.payloads import Fragment
 
-VERSION = 6
+VERSION = 7
 
 SHARE_BYTES = 2 * 1024 * 1024
 SHARES = 64
@@ -96,8 +96,8 @@ class FragmentState(Protocol):
 
     fragment: Fragment
     last_published: int
-    codec: str
-    """That of its last delta."""
+    rate: float
+    """The outer learning rate of its last delta."""
     saved: dict[str, list[Tensor]]
     """By kind, a tensor for each of the fragment's slots."""
 
@@ -133,7 +133,7 @@ def _groups(outer: OuterState, optimizers: Optimizers, trailer: dict[str, Any]) 
     for fragment in outer.fragments:
         for i, slot in enumerate(fragment.fragment.slots):
             kinds = list(fragment.saved)
-            last = [fragment.last_published, fragment.codec]
+            last = [fragment.last_published, fragment.rate]
             here = [slot.spec.name, slot.start, kinds, *last, len(entries)]
             trailer["outer"].append(here)
             yield [kept[i] for kept in fragment.saved.values()]
@@ -477,7 +477,7 @@ def _take_up_outer(saved: _Saved, outer: OuterState) -> None:
     if [(slot.spec.name, slot.start) for _, _, slot in slots] != [tuple(one[:2]) for one in saved.outer]:
         raise ValueError("it is from another model")
     found = []
-    for (state, i, _), (_, _, kinds, round_, codec, place) in zip(slots, saved.outer, strict=True):
+    for (state, i, _), (_, _, kinds, round_, rate, place) in zip(slots, saved.outer, strict=True):
         if kinds != list(state.saved):
             raise ValueError("it is of another outer optimizer")
         for index, (kind, kept) in enumerate(state.saved.items(), place):
@@ -486,7 +486,7 @@ def _take_up_outer(saved: _Saved, outer: OuterState) -> None:
             if kind != "residual" or round_ == state.last_published:
                 found.append((kept[i], index))
         if round_ == state.last_published:
-            state.codec = codec
+            state.rate = rate
     for tensor, index in found:
         tensor.copy_(saved.tensor(index))
 

@@ -18,6 +18,7 @@ from gossamer.node.ipc import messages as control
 from gossamer.node.ipc.messages import SharedMemory
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.sampling import EVERY_ROUND
 
 CONNECT_TIMEOUT_S = 60.0
 """How long a trainer waits for its daemon, which reads its model back before it accepts a trainer."""
@@ -83,6 +84,8 @@ class DaemonLink:
         """Number of rounds that the daemon has still to merge."""
         self.window = 0
         """The steps in a window, where the swarm sets its pace and the daemon knows it; else 0."""
+        self.turn = EVERY_ROUND
+        """How often members contribute, see `sampling.is_drawn`."""
         self.taken = b""
         """Which blocks of the data are taken, see `data_claims.Taken`."""
         self.problem = "no answer yet"
@@ -265,7 +268,7 @@ class DaemonLink:
                 self.links = message.links
                 self.unmerged = message.unmerged
                 self.codec = message.codec or self.codec
-                self.window = message.window
+                self.window, self.turn = message.window, message.turn
             case control.Data():
                 self.taken = message.taken
             case control.Stop():

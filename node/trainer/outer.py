@@ -22,8 +22,9 @@ codec makes the step small; what the codec leaves out is carried into the next d
     theta = ref = ref - decode(payload)
 
 So the node goes on from exactly what all others will decode. The optimizer is the sender's own; no state is
-shared (see `outer_optimizers`). Which of the manifest's codecs to use, the daemon says; where that changes,
-`e` is scaled by the ratio of their learning rates, so as to stand for the same progress.
+shared (see `outer_optimizers`). Which of the manifest's codecs to use, the daemon says. Where members take
+turns (`protocol.sampling`), the learning rate is divided by the rounds between two turns, in which others'
+windows move the model as far. When the rate changes, `e` is scaled with it, to stand for the same progress.
 
 **Apply.** The daemon offers a newer Phi in shared memory whenever it has merged a round. The progress of the
 open window stays on top of it::
@@ -87,6 +88,7 @@ from gossamer.protocol.limits import LOSS_MAX, OWN_TOKENS_MAX, STEPS_MAX, TOKENS
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.pace import USUAL_STEPS, Pace
 from gossamer.protocol.payloads import Fragment, section_starts
+from gossamer.protocol.sampling import EVERY_ROUND, is_drawn
 
 POLL_S = 0.01
 REPORT_EVERY_S = 0.5
@@ -138,8 +140,8 @@ class FragmentState:
     starts: dict[str, list[int]]
     """Of the sections in its payloads, by codec."""
     window: Window
-    codec: str
-    """That of its last delta, whose learning rate the residual goes by."""
+    rate: float
+    """The learning rate of its last delta, by which the residual goes."""
     last_published: int = 0
     merged_round: int = 0
 
@@ -157,9 +159,10 @@ class FragmentState:
         codecs: Sequence[str],
         buffers: Sequence[str],
         base: int,
+        rate: float,
         scratch: Mapping[tuple[torch.device, torch.dtype], Scratch],
     ) -> "FragmentState":
-        """The state as training begins; `base` is the base of the first window."""
+        """The state as training begins; `base` is the base of the first window, `rate` the finest codec's."""
         ref = [torch.empty(0)] * len(theta)
         saved = {kind: list(ref) for kind in ("residual", *buffers)}
         parts: list[Part] = []
@@ -196,7 +199,7 @@ class FragmentState:
             pieces = [Piece(at, image[at], rest[at], tuple(row[at] for row in kept)) for at in spans]
             live, strip = [theta[place] for place in places], fragment.slots[places[0]].strip
             parts.append(Part(places, live, strip, image, held, pieces, spare, small))
-        return cls(fragment, theta, ref, saved, parts, starts, Window(base), codecs[0])
+        return cls(fragment, theta, ref, saved, parts, starts, Window(base), rate)
 
 
 # --- The arithmetic.
@@ -237,6 +240,7 @@ class OuterLoop:
                 self._optimizer.buffers,
                 # The round before the first one that publishes it.
                 index - len(fragments) if index else 0,
+                manifest.outer.codecs[0].learning_rate,
                 scratch,
             )
             for index, fragment in enumerate(fragments)
@@ -304,21 +308,24 @@ class OuterLoop:
                 for tensor in kept:
                     tensor.zero_()
 
-    def publish(self, index: int, round_: int, out: memoryview, codec: str = "") -> tuple[int, Window]:
+    def publish(
+        self, index: int, round_: int, out: memoryview, codec: str = "", turn: int = EVERY_ROUND
+    ) -> tuple[int, Window]:
         """Close a fragment's window and write its payload to `out`, in a codec of the manifest's, by default
-        the finest; returns its length and the window.
+        the finest; returns its length and the window. `turn`: see `sampling.is_drawn`.
 
         Raises DivergedError if training left the range of fixed point. The payload is then worth nothing, nor
         is the fragment's state: load it again, without its progress.
         """
         state = self.fragments[index]
-        rung, before = self._rungs[codec or next(iter(self._rungs))], self._rungs[state.codec]
-        state.codec = rung.name
+        rung = self._rungs[codec or next(iter(self._rungs))]
+        # While our window was open, so many rounds have moved Phi by as much as ours does now.
+        rate, before = rung.learning_rate * EVERY_ROUND / turn, state.rate
+        state.rate = rate
         writer = PayloadWriter(rung.name, state.starts[rung.name], out)
         # Windows that are counted in seconds are all alike: a slow machine does what it can in one.
         windows = state.window.steps / self._usual_steps if self._usual_steps else 1.0
-        carried = rung.ef_decay * rung.learning_rate / before.learning_rate
-        sending = Sending(writer, windows, rung.learning_rate, carried)
+        sending = Sending(writer, windows, rate, rung.ef_decay * rate / before)
         extents: list[tuple[Part, tuple[Tensor, Tensor]]] = []
         with self._exactly():
             for part in state.parts:
@@ -457,7 +464,7 @@ class Leader(Rank):
         self._outer = OuterLoop(tensors, manifest)
         states = self._outer.fragments
         self._updates = PhiUpdates(link, manifest.plan().fragments, [state.gpu for state in states])
-        self._pace = Pace(manifest.pace, manifest.layout.fragments)
+        self._pace = Pace(manifest.pace, manifest.layout.fragments, link.node_id)
         self._missing = set(range(len(states)))
         """Fragments that have to be loaded from the daemon, without local progress: at first, and after a
         change that failed."""
@@ -467,8 +474,13 @@ class Leader(Rank):
         self._boundary = self.team.boundary(self._shared)
         self._evaluated = EvaluatedAverage(Home(checkpoint.parent), tensors, self._boundary)
         self._extra_stop_s = context.extra_stop_s
+        self._clock = 0
+        """The swarm's clock as it last went past our last round."""
         self._steps_since = 0
-        self._published_at = time.monotonic()
+        """Since then, or since our last delta."""
+        self._turn = EVERY_ROUND
+        """By which the round to publish was chosen."""
+        self._since = time.monotonic()
         self._window_loss = 0.0
         """Mean loss of the last published window with a finite one. It becomes `last_loss` once all ranks
         know it."""
@@ -506,7 +518,7 @@ class Leader(Rank):
                 log.info("with several ranks, the inner optimizer's state is not kept: it starts afresh")
         word = self._agree(done=DONE)
         self.begun_at = time.perf_counter()
-        self._published_at = time.monotonic()
+        self._since = time.monotonic()
         return not self._missing and not (word.stop and self.team.size > 1)
 
     def step(self, tokens: int, loss: float | Tensor) -> int | None:
@@ -767,7 +779,7 @@ class Leader(Rank):
     def _publish(self, round_: int) -> None:
         area, fragments = self._link.payload_area, len(self._outer.fragments)
         codec = self._link.codec
-        length, window = self._outer.publish(round_ % fragments, round_, area, codec)
+        length, window = self._outer.publish(round_ % fragments, round_, area, codec, self._turn)
         self._empty = 0 if window.changed else self._empty + 1
         if self._empty == IDLE_TURNS * fragments:
             # It trains a copy of the model, say, or one that a notebook has created again.
@@ -798,11 +810,12 @@ class Leader(Rank):
                 payload_bytes=length,
                 epoch=epoch,
                 blocks=blocks,
+                turn=self._turn,
             ),
             area,
         )
         self._steps_since = 0
-        self._published_at = time.monotonic()
+        self._since = time.monotonic()
 
     # -- what is due
 
@@ -810,10 +823,11 @@ class Leader(Rank):
         """The round to publish at this step, if any."""
         if not self._link.can_publish:
             return None
-        seconds = time.monotonic() - self._published_at
-        steps = self._steps_since + 1
-        link = self._link
-        round_ = self._pace.due(link.own_last, link.clock, steps, seconds, link.window)
+        link, now = self._link, time.monotonic()
+        if link.own_last < link.clock != self._clock:
+            self._clock, self._steps_since, self._since = link.clock, 0, now
+        steps, seconds, self._turn = self._steps_since + 1, now - self._since, link.turn
+        round_ = self._pace.due(link.own_last, link.clock, steps, seconds, link.window, self._turn)
         return None if round_ is not None and 0 < self._stop_round < round_ else round_
 
     def _due_at_the_end(self, timeout_s: float) -> int | None:
@@ -842,7 +856,7 @@ class Leader(Rank):
         while time.monotonic() < until and not (self.finished or self._missing):
             if not self._outer.has_open_windows:
                 break
-            is_timely = time.monotonic() - self._published_at >= self._pace.section.min_round_seconds
+            is_timely = time.monotonic() - self._since >= self._pace.section.min_round_seconds
             if is_timely and self._link.can_publish and (round_ := self._openable()) is not None:
                 return round_
             time.sleep(POLL_S)
@@ -854,4 +868,6 @@ class Leader(Rank):
         clock = self._link.clock if self._link.clock >= 0 else self._link.own_last
         windows = [state.window for state in self._outer.fragments]
         rounds = range(max(self._link.own_last + 1, clock), clock + 2)
-        return next((round_ for round_ in rounds if windows[round_ % len(windows)].steps > 0), None)
+        node_id, self._turn = self._link.node_id, self._link.turn
+        open_ = (round_ for round_ in rounds if windows[round_ % len(windows)].steps > 0)
+        return next((round_ for round_ in open_ if is_drawn(node_id, round_, self._turn)), None)

@@ -9,6 +9,7 @@ from gossamer.protocol.context import Context
 from gossamer.protocol.gossip.announce import Author
 from gossamer.protocol.membership.members import Activity
 from gossamer.protocol.pace import MIN_STEPS, is_plausible, round_clock, stretch
+from gossamer.protocol.sampling import EVERY_ROUND
 from gossamer.protocol.unix_time import UnixTime
 
 
@@ -24,6 +25,8 @@ class SwarmClock:
         self._trains = context.info.trains
         """Whether we count in the clock."""
         self._author = author
+        self.turn = EVERY_ROUND
+        """How often members contribute now, see `sampling.is_drawn`."""
         self.published_round = 0
         """The last round that we have published since we started or came back; 0 before the first."""
         self._own = Activity(-inf)
@@ -67,7 +70,7 @@ class SwarmClock:
         Returns the newest round that all others take to be near, even where they read an older clock by as
         much as ROUND_SLACK.
         """
-        known, _ = self._rounds_of_others(now)
+        known, _ = self._latest_of_others(now)
         return max(round_, round_clock(known)) + self._ahead - limits.ROUND_SLACK
 
     def read(self, now: float) -> int:
@@ -100,22 +103,22 @@ class SwarmClock:
         * Where nobody has a say, we have just come back, and go on where the members that are gone left off.
         """
         own = self._author.last_round
-        known, said = self._rounds_of_others(now)
-        members, newest = len(known) + self._trains, max(known, default=0)
+        known, said = self._latest_of_others(now)
+        members, (newest, _) = len(known) + self._trains, max(known, default=(0, b""))
         is_possible = self.allows(newest, now)
-        impossible = 0 if is_possible else sum(not self.allows(round_, now) for round_ in known)
-        self.is_contradicted = 2 * impossible > sum(map(bool, known))
+        impossible = 0 if is_possible else sum(not self.allows(round_, now) for round_, _ in known)
+        self.is_contradicted = 2 * impossible > sum(round_ > 0 for round_, _ in known)
         if self.published_round and not self._own.is_idle(now):
-            said.append(own)
+            said.append((own, self._author.node_id))
         if self._trains:
-            known.append(own)
+            known.append((own, self._author.node_id))
         if said and not (is_possible and (own <= newest or self.allows(own, now))):
-            said = [round_ for round_ in said if self.allows(round_, now)]
-            known = [round_ for round_ in known if self.allows(round_, now)]
+            said = [latest for latest in said if self.allows(latest[0], now)]
+            known = [latest for latest in known if self.allows(latest[0], now)]
         if not said:
             return max(own, self._ledger.reached(but=self._author.node_id))
-        clock = max(self._ledger.floor, round_clock(said, members))
-        return clock if len(said) == len(known) else max(clock, round_clock(known, members))
+        clock = max(self._ledger.floor, round_clock(said, members, self.turn))
+        return clock if len(said) == len(known) else max(clock, round_clock(known, members, self.turn))
 
     def somebody_trains(self, now: float) -> bool:
         """Whether a live member, or we, made progress while we looked, and not long ago."""
@@ -161,8 +164,9 @@ class SwarmClock:
         for member in self._roster.live():
             yield member.activity
 
-    def _rounds_of_others(self, now: float) -> tuple[list[int], list[int]]:
-        """The latest rounds of all live members that may train, and of those among them that have a say."""
+    def _latest_of_others(self, now: float) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]]]:
+        """The latest rounds of all live members that may train, and of those among them that have a say, each
+        with the member's id."""
         last_rounds, role_of, train = self._ledger.last_rounds, self._acl.role_of, Role.TRAIN
         known, said = [], []
         for member in self._roster.live():
@@ -171,7 +175,7 @@ class SwarmClock:
                 continue
             told, signed = row.round, last_rounds.get(node_id, 0)
             round_ = told if told > signed else signed  # faster than `max`, and there may be many members
-            known.append(round_)
+            known.append((round_, node_id))
             if told and not member.activity.is_idle(now):
-                said.append(round_)
+                said.append((round_, node_id))
         return known, said

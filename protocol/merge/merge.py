@@ -43,6 +43,7 @@ from gossamer.protocol.rules.base import (
     usual_rates,
     whole,
 )
+from gossamer.protocol.sampling import EVERY_ROUND
 
 Sample = npt.NDArray[np.float32]
 
@@ -75,6 +76,8 @@ class Contribution:
     norms: Sequence[float]
     tensor: Callable[[int], Vector]
     sample: Sample | None = None
+    turn: int = EVERY_ROUND
+    """How often the author contributes, see `sampling.is_drawn`."""
 
 
 class Treatment(NamedTuple):
@@ -99,6 +102,19 @@ def weight_of(tokens: int, steps: int, staleness: int, staleness_max: int) -> fl
     if staleness > staleness_max:
         return 0.0
     return tokens * (tokens / steps) / sqrt(1 + staleness)
+
+
+TURN_TIMES = 2
+"""How much more often than usual a member may contribute, at its full weight."""
+
+
+def _turn_factors(turns: Sequence[int]) -> list[float]:
+    """By what to multiply weights, so that nobody gains by stating that its turn comes more often.
+
+    Honest members of a round state the same, but for those on two sides of a partition.
+    """
+    usual = median_low(turns) if turns else EVERY_ROUND
+    return [min(1.0, TURN_TIMES * turn / usual) for turn in turns]
 
 
 def measure(payload: Payload) -> Measures:
@@ -143,7 +159,8 @@ class RoundMerge:
         self._counted = [(w, c) for w, c in weighed if w > 0.0]
         weights = [w for w, _ in self._counted]
         cap = ceiling(weights, outer.weight_cap)
-        self._weights = [min(w, cap) for w in weights]
+        factors = _turn_factors([c.turn for _, c in self._counted])
+        self._weights = [min(w, cap) * factor for w, factor in zip(weights, factors, strict=True)]
         self._root_steps = _root_steps([c.steps for _, c in self._counted], outer.weight_cap)
         sizes = [slot.numel for slot in fragment.slots]
         self._usual = usual_rates([c.norms for c in self.contributions], sizes, self._root_steps)

@@ -29,7 +29,7 @@ PATIENCE_S = 60
 class Scripts:
     """Scripts in one folder, which end with the test."""
 
-    def __init__(self, base: Path, owner: Identity | None, samples: int = 0) -> None:
+    def __init__(self, base: Path, owner: Identity | None, samples: int = 0, contributors: int = 64) -> None:
         self.base = base
         self.manifest = base / "swarm.toml"
         described = manifests.describe(
@@ -41,6 +41,8 @@ class Scripts:
             invited=owner is not None,
             owners=(owner.public_key.hex(),) if owner else (),
         )
+        pace = described.pace.model_copy(update={"contributors": contributors})
+        described = described.model_copy(update={"pace": pace})
         assert all(any(slot.is_cut for slot in part.slots) for part in described.plan().fragments)
         manifests.write(described, self.manifest)
         self.described = described
@@ -106,9 +108,12 @@ class Scripts:
 
 
 @contextmanager
-def scripts_in(base: Path, owner: Identity | None = None, samples: int = 0) -> Iterator[Scripts]:
-    """`samples`: the size of the data that all of them train on; 0 if each has its own."""
-    scripts = Scripts(base, owner, samples)
+def scripts_in(
+    base: Path, owner: Identity | None = None, samples: int = 0, contributors: int = 64
+) -> Iterator[Scripts]:
+    """`samples`: the size of the data that all of them train on; 0 if each has its own. `contributors`: how
+    many contribute to a round, about."""
+    scripts = Scripts(base, owner, samples, contributors)
     try:
         yield scripts
         assert_all_gone(base, 8)

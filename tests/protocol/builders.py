@@ -186,6 +186,7 @@ def contribution(delta: Delta, payload: bytes, layout: Layout) -> Contribution:
         staleness=delta.staleness(len(layout.fragments)),
         norms=measure(parsed).norms,
         tensor=parsed.section,
+        turn=delta.body.turn,
     )
 
 

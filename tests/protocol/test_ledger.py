@@ -185,8 +185,9 @@ def test_how_far_the_authors_are_is_the_clock_of_their_last_rounds(keys, floor, 
     ledger.close(floor)
     left_out = builders.unsigned(but, 1).author
     last = [round_ for author, round_ in ledger.last_rounds.items() if author != left_out]
-    assert ledger.reached(left_out) == max(floor, round_clock(round_ for round_ in last if round_ > floor))
-    assert ledger.reached() == max(floor, round_clock(r for r in ledger.last_rounds.values() if r > floor))
+    assert ledger.reached(left_out) == max(floor, round_clock((r, b"") for r in last if r > floor))
+    every = ledger.last_rounds.values()
+    assert ledger.reached() == max(floor, round_clock((r, b"") for r in every if r > floor))
 
 
 # --- digests of ranges: equal exactly when the sets are, whatever happened on the way

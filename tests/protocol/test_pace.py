@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
 
 import pytest
 from hypothesis import given
@@ -25,12 +26,18 @@ from gossamer.protocol.pace import (
     is_plausible,
     observe,
     round_clock,
+    turn_for,
 )
 from gossamer.protocol.records import Delta
+from gossamer.protocol.sampling import EVERY_ROUND, is_drawn
 from tests.protocol import builders
 
 STEPS = Pace(PaceSection(every_steps=30, min_round_seconds=0.05), 1)
 SECONDS = Pace(PaceSection(every_steps=0, every_seconds=10.0), 1)
+
+
+def clock_of(rounds: Sequence[int]) -> int:
+    return round_clock([(round_, bytes([node])) for node, round_ in enumerate(rounds)])
 
 
 @pytest.mark.parametrize(
@@ -48,8 +55,8 @@ SECONDS = Pace(PaceSection(every_steps=0, every_seconds=10.0), 1)
     ],
 )
 def test_clock_leaves_out_the_top_third(rounds, clock):
-    assert round_clock(rounds) == clock
-    assert round_clock(reversed(rounds)) == clock
+    assert clock_of(rounds) == clock
+    assert clock_of(list(reversed(rounds))) == clock
 
 
 @pytest.mark.parametrize(
@@ -108,13 +115,13 @@ def _simulate(
         now = next_at[node]
         next_at[node] += step_s[node]
         steps[node] += 1
-        due = pace.due(last[node], round_clock(last), steps[node], now - since[node])
+        due = pace.due(last[node], clock_of(last), steps[node], now - since[node])
         if due is not None:
             assert due > last[node], "a round is signed once"
             last[node], since[node] = due, now
             published[node][due] = steps[node]
             steps[node] = 0
-        assert max(last) <= round_clock(last) + 1, "nobody is more than a round ahead of the clock"
+        assert max(last) <= clock_of(last) + 1, "nobody is more than a round ahead of the clock"
     return last, published, until_s / max(last)
 
 
@@ -157,7 +164,7 @@ EVERY = OURS.history.snapshot_every
 
 
 def seen(late: int, kbit_s: int = 0, agreement: int = 500) -> Observation:
-    return Observation(4, late, agreement, kbit_s)
+    return Observation(4, late, agreement, kbit_s, 4)
 
 
 def run(epochs: Iterable[Observation], section: PaceSection = SECTION) -> list[int]:
@@ -226,7 +233,7 @@ def test_a_budget_makes_windows_as_long_as_it_wants():
 
 
 def test_deltas_of_long_windows_that_have_nothing_in_common_are_made_more_often():
-    state = PaceState((120, 120), (120,) * RECENT)
+    state = BEGIN._replace(lengths=(120, 120), wishes=(120,) * RECENT)
     agreeing = disagreeing = state
     for _ in range(RECENT):
         agreeing = advance(agreeing, seen(500), SECTION)
@@ -282,3 +289,89 @@ def test_what_a_liar_puts_into_a_snapshot_is_no_pace():
     for data in (b"", bytes(8), BEGIN.pack()[:-1], b"\xff" * 8):
         with pytest.raises(PayloadError):
             PaceState.unpack(data)
+
+
+# --- Turns: who contributes to a round of a large swarm.
+
+FEW = builders.manifest(pace={"contributors": 8})
+IDS = [sha256(bytes([number])).digest() for number in range(200)]
+
+
+def crowd(number: int, members: Sequence[bytes], turn: int) -> list[Delta]:
+    """An epoch's deltas of members who contribute when it is their turn."""
+    return [
+        Delta(
+            record_id=sha256(author + bytes([round_])).digest(),
+            author=author,
+            body=builders.body_of(b"x", "int8", round_, 2, turn=turn),
+            data=b"",
+        )
+        for round_ in range(number * EVERY + 1, (number + 1) * EVERY + 1)
+        for author in members
+        if is_drawn(author, round_, turn)
+    ]
+
+
+def turns(epochs: Iterable[Iterable[Delta]]) -> list[int]:
+    """The turn that each epoch leads to, in rounds."""
+    state, found = BEGIN, []
+    for deltas in epochs:
+        state = advance(state, observe(deltas, FEW), FEW.pace)
+        assert PaceState.unpack(state.pack()) == state
+        found.append(state.turns[1] / EVERY_ROUND)
+    return found
+
+
+def test_as_many_contribute_as_the_manifest_says_however_many_there_are():
+    """Two epochs after 8, 40 and 200 members have come, and again after most have left."""
+    turn, found = [EVERY_ROUND] * 2, []
+    for number, size in enumerate([8, 8, 40, 40, 40, 200, 200, 200, 32, 32, 32, 32]):
+        deltas = crowd(number, IDS[:size], turn[number])
+        turn.append(turn_for(observe(deltas, FEW).publishers, FEW.pace))
+        found.append(len(deltas) / EVERY)
+    assert found[:2] == [8, 8] and found[2:4] == [40, 40] and found[5] > 30
+    for settled in (found[4], *found[7:8], *found[10:]):
+        assert settled == pytest.approx(8, abs=3)
+    assert turn_for(200, PaceSection(contributors=0)) == turn_for(8, FEW.pace) == EVERY_ROUND
+
+
+def test_sides_of_a_partition_add_up_when_it_heals():
+    """Each side of 100 has come to a turn of its own; the merged records still say 200."""
+    halves = [
+        [*crowd(n, IDS[:100], 12 * EVERY_ROUND), *crowd(n, IDS[100:], 12 * EVERY_ROUND)] for n in (0, 1)
+    ]
+    assert turns(halves) == pytest.approx([25, 25], rel=0.3)
+
+
+def test_few_who_state_another_turn_count_for_little():
+    honest = crowd(0, IDS[:190], 20 * EVERY_ROUND)
+    always, never = crowd(0, IDS[190:192], EVERY_ROUND), crowd(0, IDS[192:], 1000 * EVERY_ROUND)
+    [usual], [found] = turns([honest]), turns([[*honest, *always, *never]])
+    assert usual <= found < 1.4 * usual
+
+
+def test_a_round_goes_on_without_those_whose_turn_it_is():
+    """Of 200 members 3 are left, and their turn comes once in 25 rounds."""
+    pace = [Pace(PaceSection(every_steps=5, contributors=8), 1, node_id) for node_id in IDS[:3]]
+    turn, last, seen_clock, since = turn_for(200, FEW.pace), [0] * 3, 0, 0
+    for step in range(1, 2000):
+        clock = round_clock(zip(last, IDS, strict=False), turn=turn)
+        if clock != seen_clock:
+            seen_clock, since = clock, step
+        for node in range(3):
+            if (due := pace[node].due(last[node], clock, step - since, 1e9, turn=turn)) is not None:
+                assert is_drawn(IDS[node], due, turn) and due <= 1 + step // 5
+                last[node] = due
+    assert clock > 0.8 * 2000 / 5, "rounds of nobody take no longer than others"
+
+
+def test_liars_race_the_clock_only_where_it_is_their_turn():
+    turn = turn_for(200, PaceSection())
+    honest = [
+        (max(r for r in range(1, 101) if is_drawn(node_id, r, turn) or r == 1), node_id) for node_id in IDS
+    ]
+    clock = round_clock(honest, turn=turn)
+    assert clock >= 98
+    for far in range(101, 160):
+        raced = [(far, node_id) for node_id in IDS[:40]] + honest[40:]
+        assert round_clock(raced, turn=turn) <= 100

@@ -45,6 +45,7 @@ def contribution(delta: Delta, data: bytes, fragment: Fragment, fragments: int) 
         staleness=delta.staleness(fragments),
         norms=norms,
         tensor=payload.section,
+        turn=delta.body.turn,
     )
 
 
@@ -181,14 +182,13 @@ class Fold:
         """The epoch of the data, by all that is merged."""
         return self.folds(max(self.rounds, default=self.base.round)).data.epoch
 
-    def window(self, clock: int) -> int:
-        """The steps in a window in the round after the clock's; 0 if it is fixed."""
-        if not self._manifest.pace.is_set_by_swarm:
-            return 0
+    def pace(self, clock: int) -> tuple[int, int]:
+        """The steps in a window in the round after the clock's (0 if they are counted in seconds), and how
+        often members contribute."""
         base, every = folds.unpack(self.base.folds, self._manifest), self._manifest.history.snapshot_every
         first = max(self.base.round, (clock // every - 1) * every)
-        windows = self._folding.windows(first, self.base.round, base, self.rounds).lengths
-        return windows[clock // every > first // every]
+        found, place = self._folding.windows(first, self.base.round, base, self.rounds), clock // every
+        return found.lengths[place > first // every], found.turns[place > first // every]
 
     def tokens(self) -> int:
         """The tokens that all deltas merged count for."""
@@ -198,7 +198,7 @@ class Fold:
         """Make everything up to a round part of the base."""
         closed = {round_: self.rounds[round_] for round_ in self.rounds if round_ <= floor}
         tokens = self.base.tokens + count(self._manifest, closed)
-        self.base = Base(floor, self.chain(floor), tokens, self.folds(floor).pack(self._manifest))
+        self.base = Base(floor, self.chain(floor), tokens, self.folds(floor).pack())
         for round_ in closed:
             del self.rounds[round_]
             self._steps.pop(round_, None)

@@ -20,6 +20,7 @@ from gossamer.protocol.membership.members import NodeInfo
 from gossamer.protocol.payloads import payload_chunk_sizes, split_payload
 from gossamer.protocol.records import Delta, DeltaBody
 from gossamer.protocol.replica import Replica
+from gossamer.protocol.sampling import EVERY_ROUND
 from tests.sim.archive import Archive
 from tests.sim.disk import DamagedChunkError, Disk
 from tests.sim.fold import Fold
@@ -75,7 +76,7 @@ class Node(Process):
         self.archive = Archive(self)
         self._merging: fx.Merge | None = None
         self._merged_at = -inf
-        self._window = 0
+        self._pace = 0, EVERY_ROUND
         self.cannot_publish = False
         """Whether it cannot publish, say since another program holds its files. Its trainer goes on."""
 
@@ -97,7 +98,7 @@ class Node(Process):
         self.linked_at = inf
         self.transfers, self.archive = Transfers(self), Archive(self)
         self._timer_due = self._wake_due = inf
-        self._merging, self._merged_at, self._window = None, -inf, 0
+        self._merging, self._merged_at, self._pace = None, -inf, (0, EVERY_ROUND)
         self._fell_asleep = None
         self.fold = None
         now, unix = self.clock(), self._unix()
@@ -449,10 +450,10 @@ class Node(Process):
         self.dispatch(ev.Merged(effect.round, outcome))
         if outcome is ev.MergeOutcome.CHANGED:
             self.archive.merged(effect.round)
-            window = self.fold.window(self.core.clock)
-            if window != self._window:
-                self._window = window
-                self.dispatch(ev.Paced(window))
+            pace = self.fold.pace(self.core.clock)
+            if pace != self._pace:
+                self._pace = pace
+                self.dispatch(ev.Paced(*pace))
         self.archive.look()
 
     def _merge_round(self, round_: int, deltas: tuple[Delta, ...]) -> ev.MergeOutcome:

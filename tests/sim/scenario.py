@@ -52,6 +52,7 @@ OTHERS = (
     "cramped",
     "parts",
     "lines",
+    "turns",
 )
 """Scenarios that are not one kind of storm. "liars": several liars, each for itself and together, and
 ambushes that leave a node alone with them. "lineages": splits that outlast the rounds retained. "nights":
@@ -60,6 +61,7 @@ off for as long, and may have closed rounds then that the others are yet to come
 an owner, who revokes a member now and then. "cramped": few links per node, so that all nodes that a latecomer
 can dial may be full. "parts": payloads always have several chunks. "lines": a swarm that sets its own pace,
 whose machines are five times as fast and far apart, over lines that become ten times as slow and fast again.
+"turns": few of the members contribute to a round.
 """
 
 LIARS_MAX = 5
@@ -197,6 +199,9 @@ def _chunk_bytes(rng: random.Random, name: str | None, manifest: Manifest) -> in
     return -(-manifest.payload_max // rng.randrange(4, 13))
 
 
+TURNS = 0.2
+"""The share of mixed scenarios in which members take turns."""
+
 BLOCKS = 40
 """Of the data: a few rounds of claims make an epoch."""
 
@@ -222,6 +227,7 @@ def _manifest(
             "every_steps": is_fixed * fragments * rng.randrange(12, 21) if by_steps else 0,
             "every_seconds": 0.0 if by_steps else is_fixed * fragments * rng.uniform(16.5, 30.0),
             "min_round_seconds": MIN_ROUND_S,
+            "contributors": _contributors(random.Random(f"{seed}/turns"), name),
         },
         "history": {
             "seal_after": 2 if early else rng.randrange(2, 7),
@@ -234,6 +240,10 @@ def _manifest(
         "genesis": {"digest": root_of(chunk_hashes(phi.tobytes())).hex()},
     }
     return from_values(values, "the simulator"), phi
+
+
+def _contributors(rng: random.Random, name: str | None) -> int:
+    return rng.choice((3, 4, 6)) if name == "turns" or (name is None and rng.random() < TURNS) else 64
 
 
 def _retain(rng: random.Random, seed: int, name: str | None) -> int:

@@ -35,6 +35,7 @@ class Window:
     tokens: int
     round: int
     codec: str
+    turn: int
 
     def body(self, payload: bytes) -> DeltaBody:
         return DeltaBody(
@@ -47,6 +48,7 @@ class Window:
             payload_bytes=len(payload),
             chunks=chunk_hashes(payload, payload_chunk_bytes(len(payload))),
             previous=NO_RECORD,
+            turn=self.turn,
         )
 
 
@@ -56,7 +58,8 @@ class Trainer:
     def __init__(self, node: "Node") -> None:
         self._node = node
         stage = node.stage
-        self._pace = Pace(stage.manifest.pace, stage.manifest.layout.fragments)
+        node_id = node.traits.identity.node_id
+        self._pace = Pace(stage.manifest.pace, stage.manifest.layout.fragments, node_id)
         self._fragments = len(stage.layout.fragments)
         seed = stage.dice(f"trainer {node.index}").randrange(2**63)
         self._rng = np.random.default_rng(seed)
@@ -74,8 +77,11 @@ class Trainer:
         self._windows: list[tuple[int, int]] = []
         """For each fragment, the base of the open window and the step at which that began."""
         self._last_step = 0
-        """The step at which we last published."""
+        """The step at which we last published, or the clock last went past that round."""
         self.published_at = 0.0
+        """When that was."""
+        self._passed_by = 0
+        """The clock as it last did."""
 
     # -- life
 
@@ -164,16 +170,18 @@ class Trainer:
         if self._unacknowledged is not None or self.resting or node.fold is None:
             return
         now = node.stage.loop.now
+        if self.own_last < self._clock != self._passed_by:
+            self._passed_by, self._last_step, self.published_at = self._clock, self._steps - 1, now
         steps, seconds = self._steps - self._last_step, now - self.published_at
-        window = node.fold.window(max(0, self._clock))
-        round_ = self._pace.due(self.own_last, self._clock, steps, seconds, window)
+        length, turn = node.fold.pace(max(0, self._clock))
+        round_ = self._pace.due(self.own_last, self._clock, steps, seconds, length, turn)
         if round_ is None:
             return
         index = round_ % self._fragments
         base, begun = self._windows[index]
         steps = self._steps - begun
         base = min(base, round_ - self._fragments)
-        window = Window(base, steps, steps * node.traits.batch_tokens, round_, node.core.codec.name)
+        window = Window(base, steps, steps * node.traits.batch_tokens, round_, node.core.codec.name, turn)
         payload = self._encode(index, window.codec)
         self._windows[index] = (max(round_, self._merged(index)), self._steps)
         self._unacknowledged = (window, payload)

@@ -155,7 +155,9 @@ class Verdicts:
     @staticmethod
     def _round(nodes: list[Node]) -> int:
         """The round of these: a node that ran ahead in a small part of the swarm waits for the others."""
-        return round_clock(node.core.own_last for node in nodes if node.traits.trains)
+        turn = max(node.core.turn for node in nodes)
+        latest = [(n.core.own_last, n.traits.identity.node_id) for n in nodes if n.traits.trains]
+        return round_clock(latest, turn=turn)
 
     def _poll(self, calm: _Calm) -> None:
         if calm is not self._calm or calm.over:
@@ -266,7 +268,7 @@ class Verdicts:
         fragments = self.world.scenario.manifest.layout.fragments
         steps = pace.every_steps
         if pace.is_set_by_swarm:
-            steps = max(node.fold.window(node.core.clock) for node in nodes if node.fold is not None)
+            steps = max(node.fold.pace(node.core.clock)[0] for node in nodes if node.fold is not None)
         steps = max(1, steps / fragments)
         seconds = {node: max(steps * node.traits.step_s, pace.every_seconds / fragments) for node in nodes}
         node = sorted(nodes, key=seconds.__getitem__)[len(nodes) // 3]
@@ -353,14 +355,10 @@ class Verdicts:
         average = average_from_scratch(scenario.manifest, scenario.phi, rounds, read, newest)
         every = scenario.manifest.history.snapshot_every
         upto = newest // every * every
-        decided = (
-            Folding(scenario.manifest)
-            .as_of(upto, 0, begin(scenario.manifest), rounds)
-            .pack(scenario.manifest)
-        )
+        decided = Folding(scenario.manifest).as_of(upto, 0, begin(scenario.manifest), rounds).pack()
         for node in live:
             assert node.fold is not None
-            if node.fold.base.round <= upto and node.fold.folds(upto).pack(scenario.manifest) != decided:
+            if node.fold.base.round <= upto and node.fold.folds(upto).pack() != decided:
                 self._fail(node, "ends with other folds than those of its records from scratch")
             if not node.archive.is_whole:
                 self._fail(node, "ends without the sums of its snapshot")

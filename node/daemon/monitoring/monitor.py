@@ -47,6 +47,7 @@ from gossamer.protocol.merge.contributions import RoundFigures
 from gossamer.protocol.payloads import Layout
 from gossamer.protocol.records import Delta, MemberRecordBody
 from gossamer.protocol.replica import Replica
+from gossamer.protocol.sampling import EVERY_ROUND
 
 TICK_S = 1.0
 DISK_TICKS = 10
@@ -284,7 +285,8 @@ class Monitor:
             rounds_behind=core.rounds_behind,
             merge_s=loop.seconds,
             swarm_tokens=loop.tokens if loop.ready else None,
-            window=loop.window,
+            window=loop.pace[0],
+            turn=loop.pace[1] / EVERY_ROUND,
             window_why=loop.window_why,
             agreement=loop.contributions.agreement,
             data=_data(sources.data) if core.manifest.data.blocks else None,

@@ -245,6 +245,7 @@ class NodeStatus:
     swarm_tokens: int | None = metric("swarm_tokens", "Tokens that the swarm has trained on.")
     """None until all that was here at the start is merged: the sum is built up again."""
     window: int = metric("window_steps", "Inner steps in a window; 0 where windows are counted in seconds.")
+    turn: float = metric("rounds_per_turn", "One in how many rounds a member contributes to, on average.")
     window_why: str
     """When and why that last changed, in words; empty if it has not."""
     agreement: float | None = metric(

@@ -12,6 +12,7 @@ from gossamer.node.ipc import messages as control
 from gossamer.protocol.history import folds
 from gossamer.protocol.history.data_claims import DataClaims, taken
 from gossamer.protocol.replica import Replica
+from gossamer.protocol.sampling import EVERY_ROUND
 
 LOOK_S = 0.5
 """How often to look: with 256 members it takes some 10 ms."""
@@ -66,7 +67,7 @@ class DataView:
             return False
         self._is_due, self._due_at = False, now + LOOK_S
         cap, ledger = core.manifest.outer.weight_cap, core.ledger
-        lag = len(core.layout.fragments) + LAG
+        lag = len(core.layout.fragments) * core.turn // EVERY_ROUND + LAG
         rounds = [round_ for round_ in ledger.rounds() if round_ > base.round]
         since, claims = base.round, folds.unpack(base.folds, core.manifest).data
         if self._settled is not None and self._settled[0] == self._loop.begun and self._settled[1] >= since:

@@ -30,6 +30,7 @@ from gossamer.protocol.membership.members import listed
 from gossamer.protocol.merge.contributions import ContributionStats, RoundFigures
 from gossamer.protocol.payloads import Fragment
 from gossamer.protocol.replica import Replica
+from gossamer.protocol.sampling import EVERY_ROUND
 
 POLL_S = 0.25
 SETTLE_POLL_S = 0.05
@@ -111,9 +112,10 @@ class MergeLoop:
         return self._core.layout.trained_tokens(self._state.tokens) if self._state else 0
 
     @property
-    def window(self) -> int:
-        """The steps in a window in the round to come; 0 if windows are counted in seconds."""
-        return self._state.window(self._core.clock + 1) if self._state else 0
+    def pace(self) -> tuple[int, int]:
+        """Of the round to come, the steps in a window (0 if they are counted in seconds, or without Phi), and
+        how often members contribute (see `sampling.is_drawn`)."""
+        return self._state.pace(self._core.clock + 1) if self._state else (0, EVERY_ROUND)
 
     @property
     def window_why(self) -> str:

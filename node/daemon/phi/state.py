@@ -291,9 +291,11 @@ class PhiState:
         """Record ids of everything merged above the base."""
         return [delta.record_id for deltas in self._merged.values() for delta in deltas]
 
-    def window(self, round_: int) -> int:
-        """The steps in a window in a round that is not merged yet; 0 if windows are counted in seconds."""
-        return self.windows.lengths[round_ > self.windows.after + self._manifest.history.snapshot_every]
+    def pace(self, round_: int) -> tuple[int, int]:
+        """Of a round that is not merged yet, the steps in a window (0 if windows are counted in seconds), and
+        how often members contribute (see `sampling.is_drawn`)."""
+        place = round_ > self.windows.after + self._manifest.history.snapshot_every
+        return self.windows.lengths[place], self.windows.turns[place]
 
     def close_up_to(self, floor: int) -> None:
         """Make everything up to round `floor` part of the base: it cannot change any more.
@@ -459,6 +461,7 @@ class Payloads:
                 norms=measures.norms,
                 tensor=(payload if payload and fits else _Stored(self._chunks, delta, fragment)).section,
                 sample=measures.sample,
+                turn=delta.body.turn,
             )
         return found, in_memory
 
